@@ -1,0 +1,42 @@
+# Two commands matter:  make demo  |  make test      Both set everything up first.
+PY  := .venv/bin/python
+BIN := .venv/bin
+
+.PHONY: demo test fuzz bench lint format types venv clean
+.DEFAULT_GOAL := help
+
+help:  ## Show this list.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: venv  ## Train a small GPT on two ranks for a minute, then prove the bits equal torch's DDP.
+	$(BIN)/minddp demo
+
+test: venv  ## Run the tests (at most 6 minutes on 2 cores).
+	$(BIN)/pytest -q
+
+fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
+	MINDDP_FUZZ_EXAMPLES=$${MINDDP_FUZZ_EXAMPLES:-3000} $(BIN)/pytest -q -x --timeout 0 tests/parity
+
+bench: venv  ## Step time against torch's DDP, paired and alternating.
+	$(PY) -m benchmarks.versus_torch
+
+lint: venv  ## ruff: lint and formatting.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: venv  ## ruff: rewrite.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: venv  ## mypy.
+	$(BIN)/mypy
+
+venv: .venv/installed  ## Only make .venv.
+
+.venv/installed: pyproject.toml constraints.txt
+	python3 -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:  ## Remove .venv and caches.
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

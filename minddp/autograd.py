@@ -1,0 +1,114 @@
+"""Where minddp meets the autograd engine: four questions, each with one answer.
+
+- When has this parameter's gradient been accumulated?  `install_hooks`
+- Which parameters will this very backward reach?       `will_be_reached`
+- When is this backward over?                           `call_at_end_of_backward`
+- Is this backward running inside another one?          `inside_another_backward`
+
+[Note: the hook sits on the accumulator]
+Each leaf that requires grad owns one `AccumulateGrad` node, which adds incoming gradients to `.grad`. The hook
+is a post-hook of that node, so it fires after `.grad` has its value, once per backward that reaches the leaf,
+even when the gradient that arrived was undefined (a function returned None for it).
+`Tensor.register_post_accumulate_grad_hook` would not fire then, and the bucket would wait for ever. The leaf
+only holds a weak reference to its node, so whoever installs hooks must keep the nodes alive.
+
+[Note: unused parameters]
+To know which parameters a backward leaves out, torch walks the graph from the outputs in every forward. The
+engine has computed the answer anyway: when backward begins it visits the whole graph to count dependencies.
+So minddp asks the engine, at the first hook, whether it will run each accumulator. That takes no walk, needs
+no copy of the outputs, and is exact for the loss at hand, also when the loss uses only some of the outputs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Installed hooks; `accumulators[i]` is the node of parameter i, kept alive as long as this object."""
+
+    accumulators: tuple[Node, ...]
+    handles: tuple[RemovableHandle, ...]
+
+    def remove(self) -> None:
+        """Detach from the parameters. May be called twice."""
+        for handle in self.handles:
+            handle.remove()
+
+
+class Receiver(Protocol):
+    def on_grad_accumulated(self, param: int) -> None: ...
+
+
+def install_hooks(params: Sequence[torch.nn.Parameter], receiver: Receiver) -> Hooks:
+    """Call `receiver.on_grad_accumulated(i)` whenever a backward has given `params[i].grad` its value.
+
+    The receiver is only referenced weakly: the parameters outlive it, and their hooks must not keep it alive.
+    See [Note: the hook sits on the accumulator].
+    """
+    accumulators = tuple(get_gradient_edge(param).node for param in params)
+    weak_receiver = weakref.ref(receiver)
+
+    def hook_for(param: int) -> Callable[..., None]:
+        def hook(*_grad_inputs_and_outputs: object) -> None:
+            target = weak_receiver()
+            if target is not None:
+                target.on_grad_accumulated(param)
+
+        return hook
+
+    handles = tuple(node.register_hook(hook_for(index)) for index, node in enumerate(accumulators))
+    return Hooks(accumulators, handles)
+
+
+def will_be_reached(accumulator: Node) -> bool:
+    """Whether the backward that is running will run this node. See [Note: unused parameters]."""
+    return bool(torch._C._will_engine_execute_node(accumulator))
+
+
+def call_at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call back when the backward that is running has computed everything; not if it raises.
+
+    Inside a nested backward (reentrant checkpointing) this means the nested one.
+    """
+    Variable._execution_engine.queue_callback(callback)
+
+
+def inside_another_backward() -> bool:
+    """In an end-of-backward callback: whether an outer backward is still running."""
+    return torch._C._current_autograd_node() is not None
+
+
+def call_when_backward_begins(output: Any, callback: Callable[[], None]) -> None:
+    """Call back, in the outermost backward, as soon as a gradient arrives at any tensor within `output`.
+
+    The parameters' own hooks cannot tell: under reentrant checkpointing all of them may fire in nested
+    backwards, and the end of a nested backward is not the end.
+    """
+    for tensor in tensors_in(output):
+        if tensor.grad_fn is not None:
+            tensor.register_hook(lambda _grad: callback())
+
+
+def tensors_in(value: Any) -> Iterable[torch.Tensor]:
+    """The tensors within nested lists, tuples, dicts and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))

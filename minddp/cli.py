@@ -1,0 +1,38 @@
+"""The `minddp` command: a table of subcommands, each in a module that is imported when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: `main(arguments)` of `module` runs it and returns the exit status."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
+    "demo": Command("minddp.train.demo", "train a small GPT for a minute, then compare with torch's DDP"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that `argv` (default: the command line) begins with; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="minddp",
+        description="PyTorch's DistributedDataParallel, written again from nothing in readable Python.",
+        epilog="\n".join(f"  {name:<8} {command.summary}" for name, command in COMMANDS.items())
+        + "\n\nminddp COMMAND --help tells more about each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parsed = parser.parse_args(argv)
+    command = importlib.import_module(COMMANDS[parsed.command].module)
+    return command.main(parsed.arguments)

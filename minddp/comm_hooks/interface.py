@@ -1,0 +1,123 @@
+"""What a communication hook is given and what it must give back.
+
+A hook replaces the all-reduce of a bucket: `hook(state, bucket) -> torch.futures.Future[torch.Tensor]`. Torch's
+`dist.GradBucket` cannot be made from Python, but no hook asks for its type: `GradBucket` here has the same six
+methods, and the hooks that torch ships (all-reduce, fp16, bf16, PowerSGD, ...) take it as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minddp.bucket import Bucket
+
+
+class GradBucket:
+    """One bucket as a hook sees it: flat buffer, per-parameter views, and its place in the launch order."""
+
+    def __init__(self, bucket: Bucket, *, is_last: bool):
+        self._bucket = bucket
+        self._buffer = bucket.flat
+        self._is_last = is_last
+
+    def index(self) -> int:
+        """Position in the launch order, from 0."""
+        return self._bucket.spec.index
+
+    def buffer(self) -> torch.Tensor:
+        """This rank's gradients, flat, not divided by the world size."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Let `buffer()` and `gradients()` show another tensor, flat and of as many elements."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Views into `buffer()`, in the shapes of the parameters."""
+        return list(self._bucket.views_into(self._buffer))
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters whose gradients these are, in the order of their offsets."""
+        return list(self._bucket.params)
+
+    def is_last(self) -> bool:
+        """Whether this is the last bucket of the backward."""
+        return self._is_last
+
+
+@dataclass(frozen=True)
+class CommHook:
+    """A registered hook with its state."""
+
+    state: Any
+    function: Callable[[Any, Any], Any]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+    @classmethod
+    def checked(cls, state: Any, function: Callable[[Any, Any], Any]) -> CommHook:
+        """A hook whose signature is right, by the rules torch applies.
+
+        Raises:
+            TypeError: not callable, or bf16 compression on a machine where torch does not allow it.
+            ValueError: annotations that contradict the contract.
+        """
+        if not callable(function):
+            raise TypeError(f"Communication hook must be callable, but is {function!r}.")
+        signature = inspect.signature(function)
+        if "bucket" not in signature.parameters:
+            raise KeyError(f"bucket: the communication hook takes (state, bucket), but has {signature}.")
+        bucket_type = signature.parameters["bucket"].annotation
+        if bucket_type not in (inspect.Parameter.empty, dist.GradBucket, "dist.GradBucket", GradBucket):
+            raise ValueError(
+                f"Communication hook: bucket annotation should be dist.GradBucket, but is {bucket_type!r}."
+            )
+        returns = signature.return_annotation
+        allowed = torch.futures.Future[torch.Tensor]
+        if returns not in (inspect.Signature.empty, allowed, "torch.futures.Future[torch.Tensor]"):
+            raise ValueError(
+                f"Communication hook: return annotation should be torch.futures.Future[torch.Tensor], "
+                f"but is {returns!r}."
+            )
+        hook = cls(state, function)
+        if getattr(function, "__name__", "").startswith("bf16_compress") and not _bf16_reduces():
+            raise TypeError(
+                f"BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL, "
+                f"and this machine has neither: use fp16_compress_hook instead of {hook.name}."
+            )
+        return hook
+
+    def launch(self, bucket: GradBucket) -> torch._C.Future:
+        future = self.function(self.state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise RuntimeError(
+                f"The communication hook `{self.name}` must return a torch.futures.Future that holds the "
+                f"bucket's new tensor, but returned {type(future).__name__}."
+            )
+        return future
+
+    def result_of(self, future: torch._C.Future, bucket: Bucket) -> torch.Tensor:
+        """Wait for the hook's tensor and check that it fits the bucket."""
+        value = future.wait()
+        tensor = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+        if not isinstance(tensor, torch.Tensor) or tensor.numel() != bucket.flat.numel():
+            got = f"a tensor of {tensor.numel()} elements" if isinstance(tensor, torch.Tensor) else repr(tensor)
+            raise RuntimeError(
+                f"The communication hook `{self.name}` must give a tensor of {bucket.flat.numel()} elements for "
+                f"bucket {bucket.spec.index}, but gave {got}."
+            )
+        return tensor
+
+
+def _bf16_reduces() -> bool:
+    if (torch.version.cuda or torch.version.hip) and dist.is_nccl_available():
+        return torch.cuda.nccl.version() >= (2, 10)
+    return bool(getattr(dist, "is_xccl_available", lambda: False)() and torch.xpu.is_available())

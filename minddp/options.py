@@ -1,0 +1,154 @@
+"""The constructor's options: checked once, then frozen.
+
+Whatever can be wrong about an option alone, or about two of them together, is found here, before a process
+group is touched. An option that minddp does not offer yet raises `NotImplementedError`; none is ignored.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+MIB = 1024 * 1024
+UNBOUNDED = 1 << 62  # a bucket capacity that no model reaches, in bytes
+
+
+@dataclass(frozen=True)
+class BucketCaps:
+    """How large buckets may grow, in bytes. A bucket closes once it *reaches* its capacity.
+
+    `first_bytes` applies to the first bucket of each dtype and device, `rest_bytes` to the others. With
+    `each_bytes` (from `bucket_cap_mb_list`) every bucket has a capacity of its own, the last one repeating.
+    """
+
+    first_bytes: int
+    rest_bytes: int
+    each_bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def from_mib(
+        cls, cap_mb: float | None, cap_mb_list: Sequence[float] | None, default_mb: float = 25
+    ) -> BucketCaps:
+        """Torch's rule: a small first bucket of 1 MiB, but only where the capacity was left to default."""
+        if cap_mb_list:
+            each = tuple(int(mb * MIB) for mb in cap_mb_list)
+            return cls(max(each), max(each), each)
+        if cap_mb is not None:
+            return cls(int(cap_mb * MIB), int(cap_mb * MIB))
+        return cls(int(getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", MIB)), int(default_mb * MIB))
+
+    def before_rebuild(self, *, order_is_final: bool) -> tuple[int, ...]:
+        """Capacities for the plan made at construction.
+
+        Registration order is only a guess at the order of readiness, so where a rebuild will follow, all
+        gradients of the first backward travel together. See [Note: two plans].
+        """
+        if self.each_bytes:
+            return self.each_bytes
+        if not order_is_final:
+            return (UNBOUNDED,)
+        return (self.first_bytes, self.rest_bytes) if self.first_bytes < self.rest_bytes else (self.rest_bytes,)
+
+    def after_rebuild(self) -> tuple[int, ...]:
+        """Capacities for the plan made from the observed order."""
+        return self.each_bytes or (self.first_bytes, self.rest_bytes)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the constructor was asked for, after all checks."""
+
+    caps: BucketCaps
+    find_unused_parameters: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    skip_all_reduce_unused_params: bool
+    batched_grad_copy: bool
+    init_sync: bool
+    init_sync_buffers: bool
+    forward_sync_buffers: bool
+    small_last_bucket: bool
+
+    @property
+    def rebuilds_buckets(self) -> bool:
+        """Whether the first backward's order is trusted for all that follow."""
+        return self.static_graph or not self.find_unused_parameters
+
+    @property
+    def finds_unused_each_pass(self) -> bool:
+        return self.find_unused_parameters and not self.static_graph
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        broadcast_buffers: bool | None,
+        forward_sync_buffers: bool | None,
+        init_sync: bool,
+        bucket_cap_mb: float | None,
+        bucket_cap_mb_list: Sequence[float] | None,
+        **flags: bool,
+    ) -> Options:
+        """Options from the constructor's arguments.
+
+        Raises:
+            TypeError: an argument is of the wrong type.
+            ValueError: a capacity is negative or not finite, or two arguments exclude each other.
+        """
+        for name, value in (flags | {"init_sync": init_sync}).items():
+            _check_flag(name, value)
+        for name, optional in (
+            ("broadcast_buffers", broadcast_buffers),
+            ("forward_sync_buffers", forward_sync_buffers),
+        ):
+            if optional is not None:
+                _check_flag(name, optional)
+        _check_caps(bucket_cap_mb, bucket_cap_mb_list)
+        # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
+        # its replacement, forward_sync_buffers=False, does not (torch 2.13).
+        legacy = True if broadcast_buffers is None else bool(broadcast_buffers)
+        return cls(
+            caps=BucketCaps.from_mib(bucket_cap_mb, bucket_cap_mb_list),
+            init_sync=bool(init_sync),
+            init_sync_buffers=True if forward_sync_buffers is not None else legacy,
+            forward_sync_buffers=legacy if forward_sync_buffers is None else bool(forward_sync_buffers),
+            small_last_bucket=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
+            **{name: bool(value) for name, value in flags.items()},
+        )
+
+
+def refuse_unfinished_options(**options: Any) -> None:
+    """Raise `NotImplementedError` for the first option that was set although it does not work yet."""
+    for name, value in options.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"minddp does not support `{name}` yet (got {value!r}). "
+                f"Leave it out, or use torch.nn.parallel.DistributedDataParallel for this model."
+            )
+
+
+def _check_flag(name: str, value: object) -> None:
+    # Numbers count as flags because scripts pass 0 and 1; strings do not, since "False" would be true.
+    if not isinstance(value, (bool, numbers.Number)):
+        raise TypeError(f"`{name}` must be True or False, but is {value!r} ({type(value).__name__}).")
+
+
+def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None) -> None:
+    if cap_mb is not None and cap_mb_list:
+        raise ValueError(
+            f"`bucket_cap_mb` ({cap_mb}) and `bucket_cap_mb_list` ({list(cap_mb_list)}) exclude each other: "
+            f"pass one capacity for all buckets or a list with one per bucket."
+        )
+    for name, caps in (("bucket_cap_mb", [cap_mb]), ("bucket_cap_mb_list", cap_mb_list or [])):
+        for cap in caps:
+            if cap is None and name == "bucket_cap_mb":
+                continue
+            if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
+                raise TypeError(f"`{name}` takes mebibytes as numbers, but got {cap!r} ({type(cap).__name__}).")
+            if not 0 <= cap < UNBOUNDED / MIB:
+                raise ValueError(f"`{name}` takes a finite number of mebibytes, 0 or more, but got {cap!r}.")

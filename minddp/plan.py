@@ -1,0 +1,202 @@
+"""The bucket plan: which gradient travels in which bucket, where in it, and in which order buckets leave.
+
+Pure arithmetic on sizes, dtypes and devices. No tensor is touched here and no process asked, so a plan can be
+made, printed and tested without any of them.
+
+[Note: two plans]
+A bucket should hold gradients that become ready one after the other. Before the first backward the best guess
+at that order is the reverse of the registration order; `plan_from_registration` uses it. The first backward
+shows the true order, and `plan_from_readiness` buckets by it, once, for the rest of the training. Torch does
+the same, and the layout decides bits: a ring all-reduce adds up the ranks in an order that depends on an
+element's offset in the buffer, so from three ranks on two layouts give two sums.
+
+[Note: launch order]
+Buckets leave in plan order, never in the order in which they happen to fill. Collectives carry no names: the
+n-th all-reduce of one rank meets the n-th of the others. Ranks may fill buckets in different orders (another
+branch, another thread schedule), and two ranks that launched by readiness would add up unrelated numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """A parameter as the planner sees it."""
+
+    name: str
+    numel: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter's gradient lies: `numel` elements from `offset` (in elements) in bucket `bucket`."""
+
+    param: int
+    bucket: int
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """One flat buffer: gradients of one dtype on one device, back to back, never split."""
+
+    index: int
+    dtype: torch.dtype
+    device: torch.device
+    slots: tuple[Slot, ...]
+    cap_bytes: int
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(slot.numel for slot in self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """All buckets in launch order: bucket 0 is the first to be all-reduced in every backward."""
+
+    params: tuple[ParamSpec, ...]
+    buckets: tuple[BucketSpec, ...]
+    origin: str
+
+    @cached_property
+    def slot_of(self) -> tuple[Slot, ...]:
+        """Parameter index -> its slot."""
+        slots = (slot for bucket in self.buckets for slot in bucket.slots)
+        return tuple(sorted(slots, key=lambda slot: slot.param))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+    def names(self, bucket: int) -> list[str]:
+        """Names of the parameters in a bucket, in the order of their offsets."""
+        return [self.params[slot.param].name for slot in self.buckets[bucket].slots]
+
+    def __str__(self) -> str:
+        rows: list[Sequence[str]] = [("launch", "parameter", "dtype", "device", "offset", "elements", "bytes")]
+        for bucket in self.buckets:
+            dtype = str(bucket.dtype).removeprefix("torch.")
+            for slot in bucket.slots:
+                spec = self.params[slot.param]
+                launch = str(bucket.index) if slot.offset == 0 and slot is bucket.slots[0] else ""
+                rows.append(
+                    (
+                        launch,
+                        spec.name,
+                        dtype,
+                        str(bucket.device),
+                        *_counts(slot.offset, slot.numel, spec.nbytes),
+                    )
+                )
+        title = (
+            f"bucket plan by {self.origin}: {len(self.params)} parameters, {len(self.buckets)} buckets, "
+            f"{self.nbytes:,} bytes"
+        )
+        return title + "\n" + _table(rows, align="><<<>>>")
+
+
+def plan_from_registration(specs: Sequence[ParamSpec], caps_bytes: Sequence[int]) -> BucketPlan:
+    """The plan before anything is known: fill buckets in registration order, launch them in reverse.
+
+    Within a bucket the offsets follow registration order, as in torch.
+    """
+    groups = _fill(specs, range(len(specs)), caps_bytes)
+    groups.sort(key=lambda group: min(group.params))
+    return _plan(specs, reversed(groups), origin="registration order, reversed")
+
+
+def plan_from_readiness(
+    specs: Sequence[ParamSpec],
+    ready_order: Sequence[int],
+    caps_bytes: Sequence[int],
+    *,
+    small_last_bucket: bool = False,
+) -> BucketPlan:
+    """The plan once a backward has shown in which order gradients become ready.
+
+    `ready_order` holds every parameter index once. Buckets are filled in that order and launched in the
+    order in which they fill up. With `small_last_bucket` (torch's DDP_SET_LAST_BUCKET_CAP=1) capacities
+    count from the end, so that the small one is the last to leave: nothing hides its communication.
+
+    Raises:
+        ValueError: `ready_order` is not a permutation of the parameters.
+    """
+    if sorted(ready_order) != list(range(len(specs))):
+        raise ValueError(
+            f"The ready order must hold each of {len(specs)} parameters once, got {list(ready_order)}."
+        )
+    position = {param: place for place, param in enumerate(ready_order)}
+    groups = _fill(specs, reversed(ready_order) if small_last_bucket else ready_order, caps_bytes)
+    groups.sort(key=lambda group: max(position[param] for param in group.params))
+    return _plan(specs, groups, origin="order of readiness")
+
+
+@dataclass
+class _Group:
+    """A bucket that is being filled."""
+
+    params: list[int]
+    cap_bytes: int
+    nbytes: int = 0
+
+
+def _fill(specs: Sequence[ParamSpec], order: Iterable[int], caps_bytes: Sequence[int]) -> list[_Group]:
+    """Pour parameters into buckets, one open bucket per dtype and device, each closing at its capacity."""
+    open_groups: dict[tuple[torch.dtype, torch.device], _Group] = {}
+    closed: list[_Group] = []
+    closed_of_kind: dict[tuple[torch.dtype, torch.device], int] = {}
+    for param in order:
+        spec = specs[param]
+        kind = (spec.dtype, spec.device)
+        if kind not in open_groups:
+            turn = min(closed_of_kind.get(kind, 0), len(caps_bytes) - 1)
+            open_groups[kind] = _Group([], caps_bytes[turn])
+        group = open_groups[kind]
+        group.params.append(param)
+        group.nbytes += spec.nbytes
+        if group.nbytes >= group.cap_bytes:
+            closed.append(open_groups.pop(kind))
+            closed_of_kind[kind] = closed_of_kind.get(kind, 0) + 1
+    return closed + list(open_groups.values())
+
+
+def _plan(specs: Sequence[ParamSpec], groups: Iterable[_Group], origin: str) -> BucketPlan:
+    buckets = []
+    for index, group in enumerate(groups):
+        slots, offset = [], 0
+        for param in group.params:
+            slots.append(Slot(param, index, offset, specs[param].numel))
+            offset += specs[param].numel
+        first = specs[group.params[0]]
+        buckets.append(BucketSpec(index, first.dtype, first.device, tuple(slots), group.cap_bytes))
+    return BucketPlan(tuple(specs), tuple(buckets), origin)
+
+
+def _counts(*values: int) -> tuple[str, ...]:
+    return tuple(f"{value:,}" for value in values)
+
+
+def _table(rows: Sequence[Sequence[str]], align: str) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,388 @@
+"""The backward pass as a state machine: hooks count, buckets leave in plan order, the end waits for them.
+
+    forward        backward begins          hooks              end of backward
+    arm()     ->   first hook: a pass   ->  count, pack,   ->  wait in order, unpack,
+                   is opened                launch             drop the pass
+
+All that one backward has to remember is in a `BackwardPass`, made at the first hook and dropped at the end.
+Nothing is reset by hand, so nothing is left half reset by an exception: a pass that an exception interrupted is
+simply dropped, and the next step starts with a new one.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from minddp import autograd
+from minddp.bucket import Bucket, Scaling, allocate_buckets
+from minddp.comm_hooks import CommHook, GradBucket
+from minddp.events import Event, EventKind, EventSink
+from minddp.options import Options
+from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.transport import Transport, Work
+from minddp.unfinished import OptimizerGuard, ready_twice, unfinished_reduction
+from minddp.usage import UsageMap
+
+
+class Phase(enum.Enum):
+    """Where the reducer is. See `ALLOWED` for what may follow what."""
+
+    IDLE = "no synchronised backward is due"
+    ARMED = "a forward has run; the next backward will be synchronised"
+    ACCUMULATING = "hooks are firing"
+    INCOMPLETE = "a backward has ended, but some gradients have not arrived"
+    FINALIZING = "waiting for the buckets"
+
+
+ALLOWED = {
+    Phase.IDLE: {Phase.ARMED},
+    Phase.ARMED: {Phase.ARMED, Phase.ACCUMULATING},
+    Phase.ACCUMULATING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.IDLE},
+    Phase.INCOMPLETE: {Phase.ACCUMULATING},
+    Phase.FINALIZING: {Phase.IDLE},
+}
+
+_log = logging.getLogger(__name__)
+
+
+class Reduction(Protocol):
+    """A bucket on its way."""
+
+    def result(self) -> torch.Tensor:
+        """Wait, and return the averaged bucket, flat."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The plain way: the buffer is summed in place."""
+
+    work: Work
+    buffer: torch.Tensor
+
+    def result(self) -> torch.Tensor:
+        self.work.wait()
+        return self.buffer
+
+
+@dataclass(frozen=True)
+class HookedReduction:
+    """A communication hook decides what comes back."""
+
+    hook: CommHook
+    future: torch._C.Future
+    bucket: Bucket
+
+    def result(self) -> torch.Tensor:
+        return self.hook.result_of(self.future, self.bucket)
+
+
+@dataclass
+class BackwardPass:
+    """What one synchronised backward has to remember.
+
+    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready,
+    `grads_left[b]` how many gradients bucket b still waits for. `reductions[b]` is `None` where a bucket was
+    skipped; buckets from `len(reductions)` on have not been launched.
+    """
+
+    hooks_left: list[int]
+    grads_left: list[int]
+    unused: list[int] = field(default_factory=list)
+    ready_order: list[int] = field(default_factory=list)
+    reductions: list[Reduction | None] = field(default_factory=list)
+    end_is_awaited: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.reductions) == len(self.grads_left)
+
+    def missing(self) -> list[int]:
+        return [param for param, left in enumerate(self.hooks_left) if left > 0]
+
+
+class Reducer:
+    """Averages the gradients of `params` over the ranks of `transport` in every armed backward.
+
+    `plan` and `buckets` change once, when the order of the first backward is known.
+    """
+
+    def __init__(
+        self,
+        named_params: Sequence[tuple[str, torch.nn.Parameter]],
+        transport: Transport,
+        options: Options,
+    ):
+        self.names = [name for name, _ in named_params]
+        self.params = [param for _, param in named_params]
+        self.transport = transport
+        self.options = options
+        self.comm_hook: CommHook | None = None
+        self.sink: EventSink | None = None
+        self.phase = Phase.IDLE
+        self._pass: BackwardPass | None = None
+        self._guard: OptimizerGuard | None = None
+        self._observed_order: list[int] | None = None
+        self._has_rebuilt = False
+        self._hooks_expected = [1] * len(self.params)
+        self._recorded_hooks = [0] * len(self.params) if options.static_graph else None
+        self._unused_anywhere: Sequence[bool] | None = None
+        tracks_usage = options.find_unused_parameters or options.static_graph
+        self._usage = UsageMap(len(self.params), self.params[0].device) if tracks_usage else None
+        self._install_plan(
+            plan_from_registration(
+                self._specs(), options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
+            )
+        )
+        self._hooks = autograd.install_hooks(self.params, self)
+        # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
+        weakref.finalize(self, self._hooks.remove).atexit = False
+
+    # ------------------------------------------------------------------ called around forward
+
+    def arm(self, output: Any) -> None:
+        """A forward that wants its backward synchronised has returned `output`."""
+        self._move_to(Phase.ARMED)
+        if self._recorded_hooks is not None:
+            autograd.call_when_backward_begins(output, self._on_recorded_backward_begins)
+
+    def ensure_finished(self) -> None:
+        """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
+
+        Raises:
+            RuntimeError: see [Note: unfinished reduction].
+        """
+        if self.phase is Phase.INCOMPLETE:
+            raise self._unfinished()
+        if self.phase in (Phase.ACCUMULATING, Phase.FINALIZING):
+            self._drop_interrupted_pass()
+
+    def rebuild_if_due(self) -> bool:
+        """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
+        if self._observed_order is None:
+            return False
+        ready_order = self._order_of_rank_0(self._observed_order)
+        self._observed_order = None
+        self._has_rebuilt = True
+        self._install_plan(
+            plan_from_readiness(
+                self._specs(),
+                ready_order,
+                self.options.caps.after_rebuild(),
+                small_last_bucket=self.options.small_last_bucket,
+            )
+        )
+        self.tell(EventKind.BUCKETS_REBUILT, len(self.buckets))
+        return True
+
+    # ------------------------------------------------------------------ called during backward
+
+    def on_grad_accumulated(self, param: int) -> None:
+        """The hook: `params[param].grad` has got its value. Runs once per parameter, so it only counts."""
+        if self._usage is not None and self.params[param].grad is not None:
+            self._usage.mark(param)
+        if self.phase is Phase.IDLE:
+            return  # under no_sync, or a second backward through one graph: gradients stay local
+        current = self._pass or self._open_pass()
+        if not current.end_is_awaited:
+            self._await_end(current)
+        if self._recorded_hooks is not None:
+            self._recorded_hooks[param] += 1
+            return
+        current.hooks_left[param] -= 1
+        if current.hooks_left[param] == 0:
+            current.ready_order.append(param)
+            self._mark_ready(current, param)
+        elif current.hooks_left[param] < 0:
+            raise ready_twice(param, self.names[param], static_graph=self.options.static_graph)
+
+    def _open_pass(self) -> BackwardPass:
+        """The first hook of an armed backward."""
+        self._move_to(Phase.ACCUMULATING)
+        current = self._pass = BackwardPass(list(self._hooks_expected), [len(b.params) for b in self.buckets])
+        self.tell(EventKind.BACKWARD_BEGIN)
+        if self._recorded_hooks is not None:
+            return current
+        if self.options.finds_unused_each_pass:
+            self._find_unused(current)
+        else:
+            current.unused = [param for param, count in enumerate(self._hooks_expected) if count == 0]
+        for param in current.unused:
+            self._mark_ready(current, param)
+        return current
+
+    def _find_unused(self, current: BackwardPass) -> None:
+        """Parameters that this backward will not reach count as ready. See [Note: unused parameters]."""
+        for param, accumulator in enumerate(self._hooks.accumulators):
+            if not autograd.will_be_reached(accumulator):
+                current.hooks_left[param] = 0
+                current.unused.append(param)
+        if not current.unused:
+            warnings.warn(
+                "find_unused_parameters=True was specified in DDP constructor, but did not find any unused "
+                "parameters in this backward. If every parameter is always used, leave it out and save the search.",
+                stacklevel=2,
+            )
+
+    def _mark_ready(self, current: BackwardPass, param: int) -> None:
+        self.tell(EventKind.PARAM_READY, param)
+        bucket = self._bucket_of[param]
+        current.grads_left[bucket] -= 1
+        if current.grads_left[bucket] == 0:
+            self.tell(EventKind.BUCKET_READY, bucket)
+            self._pack(self.buckets[bucket])
+            self._launch_ready_buckets(current)
+
+    def _pack(self, bucket: Bucket) -> None:
+        divisor = self.transport.world_size if self.comm_hook is None else None
+        with torch.no_grad():
+            bucket.pack(Scaling(divisor, always_divide=self.options.batched_grad_copy))
+        self.tell(EventKind.BUCKET_PACKED, bucket.spec.index)
+
+    def _launch_ready_buckets(self, current: BackwardPass) -> None:
+        """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
+        while not current.is_complete and current.grads_left[len(current.reductions)] == 0:
+            bucket = self.buckets[len(current.reductions)]
+            current.reductions.append(None if self._skips(bucket, current) else self._launch(bucket))
+        if current.is_complete and self._usage is not None:
+            self._usage.begin_exchange(self.transport)
+
+    def _launch(self, bucket: Bucket) -> Reduction:
+        self.tell(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
+        if self.comm_hook is None:
+            return AllReduce(self.transport.all_reduce(bucket.flat), bucket.flat)
+        view = GradBucket(bucket, is_last=bucket is self.buckets[-1])
+        return HookedReduction(self.comm_hook, self.comm_hook.launch(view), bucket)
+
+    def _skips(self, bucket: Bucket, current: BackwardPass) -> bool:
+        """Whether a bucket of nothing but unused parameters stays home (skip_all_reduce_unused_params)."""
+        return self.options.skip_all_reduce_unused_params and all(
+            slot.param in current.unused for slot in bucket.spec.slots
+        )
+
+    # ------------------------------------------------------------------ the end of backward
+
+    def _await_end(self, current: BackwardPass) -> None:
+        current.end_is_awaited = True
+        if self.phase is Phase.INCOMPLETE:  # a further backward brings more
+            self._move_to(Phase.ACCUMULATING)
+        autograd.call_at_end_of_backward(partial(self._on_backward_end, current))
+
+    def _on_backward_end(self, current: BackwardPass) -> None:
+        if current is not self._pass:
+            return  # the end of a nested backward has seen it complete
+        current.end_is_awaited = False
+        if current.is_complete:
+            self._finalize(current)
+        elif autograd.inside_another_backward():
+            self._move_to(Phase.INCOMPLETE)  # until a hook fires in the outer one
+        elif self._recorded_hooks is not None:
+            self._reduce_recorded(current, self._recorded_hooks)
+        else:
+            self._move_to(Phase.INCOMPLETE)
+            self._guard = OptimizerGuard(self.params, self._unfinished)
+
+    def _finalize(self, current: BackwardPass) -> None:
+        """Wait for the buckets in launch order and put the averages where the optimizer will look."""
+        self._move_to(Phase.FINALIZING)
+        if self._usage is not None:
+            self._unused_anywhere = self._usage.finish_exchange()
+            self._usage.clear()
+        for bucket, reduction in zip(self.buckets, current.reductions, strict=True):
+            if reduction is not None:
+                average = reduction.result()
+                self.tell(EventKind.BUCKET_WAITED, bucket.spec.index)
+                with torch.no_grad():
+                    bucket.unpack(average, self._untouched(bucket))
+                self.tell(EventKind.BUCKET_UNPACKED, bucket.spec.index)
+        if self.options.rebuilds_buckets and not self._has_rebuilt and current.ready_order:
+            self._observed_order = current.ready_order + current.unused
+        self._move_to(Phase.IDLE)
+        self.tell(EventKind.BACKWARD_END)
+
+    def _untouched(self, bucket: Bucket) -> list[bool] | None:
+        """Which gradients of the bucket stay as they are, because no rank has used the parameter."""
+        if self._unused_anywhere is None:
+            return None
+        return [self._unused_anywhere[slot.param] for slot in bucket.spec.slots]
+
+    def _drop_interrupted_pass(self) -> None:
+        """An exception ended the last backward. Let what is under way land, then forget the pass."""
+        assert self._pass is not None
+        for reduction in self._pass.reductions:
+            try:
+                if reduction is not None:
+                    reduction.result()
+            except Exception as error:
+                _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        self._move_to(Phase.IDLE)
+
+    def _unfinished(self) -> RuntimeError:
+        assert self._pass is not None
+        return unfinished_reduction(
+            self.transport.rank,
+            self._pass.missing(),
+            self.names,
+            static_graph=self.options.static_graph,
+            finds_unused=self.options.find_unused_parameters,
+        )
+
+    # ------------------------------------------------------------------ static graph: the recorded backward
+
+    def _on_recorded_backward_begins(self) -> None:
+        """Await the end of the outermost backward: all hooks may fire in nested ones (checkpointing)."""
+        if self._recorded_hooks is not None and self.phase is not Phase.IDLE:
+            current = self._pass or self._open_pass()
+            if not current.end_is_awaited:
+                self._await_end(current)
+
+    def _reduce_recorded(self, current: BackwardPass, recorded: list[int]) -> None:
+        """The first backward of a static graph has only counted hooks; now reduce everything at once."""
+        self._hooks_expected, self._recorded_hooks = recorded, None
+        current.hooks_left = [0] * len(self.params)
+        for param in range(len(self.params)):
+            self._mark_ready(current, param)
+        self._finalize(current)
+        self._usage = None  # who uses what is settled for good
+
+    # ------------------------------------------------------------------ plan and phase
+
+    def _install_plan(self, plan: BucketPlan) -> None:
+        self.plan = plan
+        self.buckets = allocate_buckets(plan, self.params, grads_are_views=self.options.gradient_as_bucket_view)
+        self._bucket_of = [slot.bucket for slot in plan.slot_of]
+
+    def _specs(self) -> list[ParamSpec]:
+        return [
+            ParamSpec(name, param.numel(), param.dtype, param.device)
+            for name, param in zip(self.names, self.params, strict=True)
+        ]
+
+    def _order_of_rank_0(self, ready_order: list[int]) -> list[int]:
+        """Ranks may have seen different orders, but must have one plan."""
+        order = torch.tensor(ready_order, dtype=torch.int64, device=self.params[0].device)
+        self.transport.broadcast(order, source=0).wait()
+        return order.tolist()
+
+    def _move_to(self, phase: Phase) -> None:
+        if phase not in ALLOWED[self.phase]:
+            raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become {phase.name}.")
+        if self._guard is not None:
+            self._guard.lift()
+            self._guard = None
+        if phase is Phase.IDLE:
+            self._pass = None
+        self.phase = phase
+
+    def tell(self, kind: EventKind, subject: int = -1) -> None:
+        if self.sink is not None:
+            self.sink(Event(kind, subject))

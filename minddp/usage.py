@@ -1,0 +1,51 @@
+"""Which parameters were used: by this rank, and by any rank.
+
+A parameter that no rank has used must keep its gradient as it is (None, or what earlier steps left there); one
+that some rank has used gets the average everywhere, with zeros from the ranks that did not use it. So every
+rank notes what it used since the last reduction, including micro-batches under no_sync, and the notes are
+summed over the ranks beside the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minddp.transport import Transport, Work
+
+
+class UsageMap:
+    """One mark per parameter, and the sum of the marks over all ranks once exchanged."""
+
+    def __init__(self, num_params: int, device: torch.device):
+        self._device = device
+        self._marks = [0] * num_params
+        self._sums: torch.Tensor | None = None
+        self._work: Work | None = None
+
+    def mark(self, param: int) -> None:
+        self._marks[param] = 1
+
+    def begin_exchange(self, transport: Transport) -> None:
+        """Start summing the marks over the ranks."""
+        on_gpu = self._device.type == "cuda"
+        marks = torch.tensor(self._marks, dtype=torch.int32, pin_memory=on_gpu)
+        self._sums = marks.to(self._device, non_blocking=True)  # a no-op on the CPU
+        self._work = transport.all_reduce(self._sums)
+
+    def finish_exchange(self) -> Sequence[bool] | None:
+        """Per parameter, whether no rank used it; `None` if this rank used them all.
+
+        Only a rank that left parameters unused has to read the sums, which on a GPU halts the host.
+        """
+        assert self._work is not None
+        assert self._sums is not None, "begin_exchange comes first"
+        self._work.wait()
+        if all(self._marks):
+            return None
+        return [total == 0 for total in self._sums.tolist()]
+
+    def clear(self) -> None:
+        self._marks = [0] * len(self._marks)
+        self._sums = self._work = None
