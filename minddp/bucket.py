@@ -6,17 +6,17 @@ the optimizer will look. Both are few calls per bucket, whatever the number of p
 [Note: the mean is taken first]
 The sum of the ranks is divided *before* it is taken: each rank scales its own gradients while packing. That
 keeps sums in range for half precision, and it decides bits, so minddp scales exactly as torch does:
-  - a gradient that is copied into the buffer is multiplied by 1/world_size;
-  - a gradient that already lies in the buffer (gradient_as_bucket_view), and everything with
-    batched_grad_copy, is truly divided by world_size;
+  - a gradient is multiplied by 1/world_size;
+  - with gradient_as_bucket_view, one that already lies in the buffer is truly divided by world_size;
+  - with batched_grad_copy all are truly divided;
   - with a communication hook nothing is scaled: the hook owns the arithmetic.
-At world sizes that are no power of two the first two differ in the last bit.
+At world sizes that are no power of two a multiplication and a division differ in the last bit.
 
 [Note: where a gradient lies]
-Without gradient_as_bucket_view `.grad` never shares memory with a bucket. With it, `.grad` *is* the bucket's
-view object from the end of the first backward on: autograd then accumulates straight into the buffer, and
-neither packing nor unpacking copies. `zero_grad(set_to_none=True)` breaks that bond in every step; the next
-packing copies and binds anew.
+A gradient is *resident* if `.grad` is the bucket's own view object: autograd then accumulates straight into the
+buffer, and neither packing nor unpacking copies. With gradient_as_bucket_view every gradient becomes resident
+when it is packed; without it, only when that cannot be seen, see [Note: handing gradients over].
+`zero_grad(set_to_none=True)` breaks the bond in every step, and the next packing copies.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import cast
 
 import torch
 
+from minddp import handover
 from minddp.plan import BucketPlan, BucketSpec, Slot
 
 # A gradient this large is scaled while it is copied: one pass over memory. Smaller ones are copied together
@@ -39,27 +40,26 @@ ONE_PASS_BYTES = 64 * 1024
 class Scaling:
     """How packing scales. See [Note: the mean is taken first].
 
-    `divisor` is the world size, or `None` to leave gradients as they are. `always_divide` asks for a true
-    division also where the gradient is copied.
+    `divisor` is the world size, or `None` to leave gradients as they are. The other two tell what is truly
+    divided rather than multiplied by the inverse.
     """
 
     divisor: int | None
-    always_divide: bool = False
+    divide_copied: bool = False
+    divide_resident: bool = False
 
     @property
     def factor(self) -> float | None:
-        """By what a gradient is multiplied while it is copied; `None` if it is not."""
-        return None if self.divisor is None or self.always_divide else 1.0 / self.divisor
+        """By what a gradient can be multiplied while it is copied; `None` if it must not be."""
+        return None if self.divisor is None or self.divide_copied else 1.0 / self.divisor
 
-    def scale_copied(self, tensor: torch.Tensor) -> None:
-        if self.factor is not None:
-            tensor.mul_(self.factor)
-        elif self.divisor is not None:
+    def apply(self, tensor: torch.Tensor, *, resident: bool) -> None:
+        if self.divisor is None:
+            return
+        if self.divide_resident if resident else self.divide_copied:
             tensor.div_(self.divisor)
-
-    def scale_resident(self, tensor: torch.Tensor) -> None:
-        if self.divisor is not None:
-            tensor.div_(self.divisor)
+        else:
+            tensor.mul_(1.0 / self.divisor)
 
 
 class Bucket:
@@ -81,67 +81,118 @@ class Bucket:
         self.params = tuple(params)
         self.names = tuple(names)
         self.grads_are_views = grads_are_views
-        self.flat = torch.empty(spec.numel, dtype=spec.dtype, device=spec.device)
-        self.views = self.views_into(self.flat)
-        self._large, self._small, self._small_runs = self._by_size()
-        self._layout_checked = False
+        self._unshared = handover.Unshared.measured()
+        self._allocate()
         if grads_are_views:
             self._adopt_existing_grads()
 
     def views_into(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Per-parameter views into any buffer laid out like this bucket's."""
+        """Per-parameter tensors over the memory of any buffer laid out like this bucket's."""
         return tuple(view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True))
 
     def pack(self, scaling: Scaling) -> None:
         """Fill the buffer with this rank's gradients, scaled. A missing gradient counts as zero."""
         grads = [param.grad for param in self.params]
-        if not self._layout_checked:
+        if not self._layout_is_checked:
             self._check_layout(grads)
-        missing = [k for k, grad in enumerate(grads) if grad is None]
-        resident = (
-            [k for k, grad in enumerate(grads) if self._lies_in_buffer(grad, k)] if self.grads_are_views else []
-        )
-        if not missing and not resident:
-            self._copy_all(cast(list[torch.Tensor], grads), scaling)
-        elif len(resident) == len(grads):
-            scaling.scale_resident(self.flat)
+        if self._has_handed_over and self._others_still_look(grads):
+            self._allocate()
+        away = [k for k, (grad, view) in enumerate(zip(grads, self.views, strict=True)) if grad is not view]
+        if not away:
+            scaling.apply(self.flat, resident=True)
             return
+        if len(away) == len(grads) and all(self._must_be_copied(grads[k], k) for k in away):
+            self._copy_all(cast("list[torch.Tensor]", grads), scaling)
         else:
-            self._copy_some(grads, set(missing), set(resident), scaling)
+            self._copy_some(grads, scaling)
         if self.grads_are_views:
-            for k, grad in enumerate(grads):
-                if grad is not None:
+            for k in away:
+                if grads[k] is not None:
                     self.params[k].grad = self.views[k]
 
-    def unpack(self, result: torch.Tensor, keep: Sequence[bool] | None = None) -> None:
-        """Put the averages of `result`, laid out like `flat`, into the parameters' gradients.
+    def unpack(
+        self,
+        average: torch.Tensor,
+        *,
+        untouched: Sequence[bool] | None = None,
+        made_now: Sequence[bool] | None = None,
+    ) -> None:
+        """Put `average`, laid out like `flat`, into the parameters' gradients.
 
-        `keep[k]` leaves the gradient of parameter k as it is: no rank has used that parameter.
+        `untouched[k]` leaves the gradient of parameter k as it is: no rank has used that parameter.
+        `made_now[k]` says that this backward has made it, so that it may be handed over.
         """
-        averages = self.views if result is self.flat else self.views_into(result)
-        wanted = [k for k in range(len(self.params)) if keep is None or not keep[k]]
+        views = self.views if average is self.flat else self.views_into(average)
         if self.grads_are_views:
-            if result is not self.flat:
-                torch._foreach_copy_(self.views, averages)
-            for k in wanted:
-                self._bind(k)
+            if average is not self.flat:
+                torch._foreach_copy_(list(self.views), list(views))
+            self._bind(untouched)
             return
-        grads = [self.params[k].grad for k in wanted]
-        present = [grad for grad in grads if grad is not None]
-        if len(present) == len(self.params):
-            torch._foreach_copy_(present, averages)
-            return
-        for k, grad in zip(wanted, grads, strict=True):
-            if grad is None:
-                self.params[k].grad = grad_like(self.params[k], averages[k])
-            else:
-                grad.copy_(averages[k])
+        grads = [param.grad for param in self.params]
+        if made_now is not None and average is self.flat and self._can_hand_over:
+            self._hand_over(grads, made_now, untouched)
+            grads = [param.grad for param in self.params]
+        copied = [
+            k
+            for k, (grad, view) in enumerate(zip(grads, views, strict=True))
+            if grad is not view and not (untouched and untouched[k])
+        ]
+        existing = [k for k in copied if grads[k] is not None]
+        if existing:
+            torch._foreach_copy_([cast(torch.Tensor, grads[k]) for k in existing], [views[k] for k in existing])
+        if len(existing) < len(copied):
+            for k in copied:
+                if grads[k] is None:
+                    self.params[k].grad = grad_like(self.params[k], views[k])
+
+    # ------------------------------------------------------------------ memory
+
+    def _allocate(self) -> None:
+        self.flat = torch.empty(self.spec.numel, dtype=self.spec.dtype, device=self.spec.device)
+        self.views = self.views_into(self.flat)
+        self._large, self._small, self._small_runs = self._by_size()
+        self._alone = handover.storage_references(self.flat)
+        self._can_hand_over = [handover.could_be_fresh(view) for view in self.views]
+        self._has_handed_over = False
+        self._layout_is_checked = False
+
+    def _adopt_existing_grads(self) -> None:
+        """Move gradients that exist already into the buffer, when buckets are rebuilt."""
+        for param, view in zip(self.params, self.views, strict=True):
+            if param.grad is not None:
+                view.copy_(param.grad)
+                param.grad = view
+
+    def _hand_over(
+        self,
+        grads: Sequence[torch.Tensor | None],
+        made_now: Sequence[bool],
+        untouched: Sequence[bool] | None,
+    ) -> None:
+        """See [Note: handing gradients over]."""
+        counts = handover.references(cast("Sequence[torch.Tensor]", grads))
+        for k, count in enumerate(counts):
+            may_go = made_now[k] and self._can_hand_over[k] and not (untouched and untouched[k])
+            if may_go and count == self._unshared.grad and grads[k] is not None:
+                self.params[k].grad = self.views[k]
+                self._has_handed_over = True
+
+    def _others_still_look(self, grads: Sequence[torch.Tensor | None]) -> bool:
+        """Whether anybody but the parameters refers to gradients that were handed over."""
+        expected = [
+            self._unshared.view_in_grad + 1 if grad is view else self._unshared.view
+            for grad, view in zip(grads, self.views, strict=True)
+        ]
+        shared = handover.storage_references(self.flat) != self._alone
+        return shared or handover.references(self.views) != expected
+
+    # ------------------------------------------------------------------ copying
 
     def _copy_all(self, grads: list[torch.Tensor], scaling: Scaling) -> None:
         """The common case: every gradient is there and none lies in the buffer."""
         if scaling.factor is None:
-            torch._foreach_copy_(self.views, grads)
-            scaling.scale_copied(self.flat)
+            torch._foreach_copy_(list(self.views), grads)
+            scaling.apply(self.flat, resident=False)
             return
         for k in self._large:
             torch.mul(grads[k], scaling.factor, out=self.views[k])
@@ -150,17 +201,35 @@ class Bucket:
             for run in self._small_runs:
                 run.mul_(scaling.factor)
 
-    def _copy_some(
-        self, grads: Sequence[torch.Tensor | None], missing: set[int], resident: set[int], scaling: Scaling
-    ) -> None:
+    def _copy_some(self, grads: Sequence[torch.Tensor | None], scaling: Scaling) -> None:
         for k, (grad, view) in enumerate(zip(grads, self.views, strict=True)):
-            if k in missing:
+            if grad is None:
                 view.zero_()
-            elif k in resident:
-                scaling.scale_resident(view)
+            elif self._must_be_copied(grad, k):
+                view.copy_(grad)
+                scaling.apply(view, resident=False)
             else:
-                view.copy_(cast(torch.Tensor, grad))
-                scaling.scale_copied(view)
+                scaling.apply(view, resident=True)
+
+    def _must_be_copied(self, grad: torch.Tensor | None, k: int) -> bool:
+        """False for a missing gradient, and for one that lies in the buffer even if it is another object."""
+        if grad is None or grad is self.views[k]:
+            return False
+        return not self.grads_are_views or grad.numel() == 0 or grad.data_ptr() != self.views[k].data_ptr()
+
+    def _bind(self, untouched: Sequence[bool] | None) -> None:
+        """gradient_as_bucket_view: let `.grad` be the view where it is not yet."""
+        for k, (param, view) in enumerate(zip(self.params, self.views, strict=True)):
+            grad = param.grad
+            if grad is view or (untouched and untouched[k]):
+                continue
+            if grad is not None and self._must_be_copied(grad, k):
+                raise RuntimeError(
+                    f"Detected at least one parameter gradient is not the expected DDP bucket view with "
+                    f"gradient_as_bucket_view=True: `{self.names[k]}`. Something replaced its .grad during "
+                    f"backward (another hook on the parameter, perhaps); leave .grad alone until it returns."
+                )
+            param.grad = view
 
     def _by_size(self) -> tuple[list[int], list[int], list[torch.Tensor]]:
         """Places of large and of small gradients, and the stretches of the buffer that small ones fill."""
@@ -176,30 +245,6 @@ class Bucket:
                 end = slot.offset + slot.numel
         runs.append((start, end))
         return large, small, [self.flat[start:end] for start, end in runs if end > start]
-
-    def _lies_in_buffer(self, grad: torch.Tensor | None, k: int) -> bool:
-        if grad is self.views[k]:
-            return True
-        return grad is not None and grad.data_ptr() == self.views[k].data_ptr() and grad.numel() > 0
-
-    def _bind(self, k: int) -> None:
-        """Let `.grad` be the view. See [Note: where a gradient lies]."""
-        grad = self.params[k].grad
-        if grad is None:
-            self.params[k].grad = self.views[k]
-        elif not self._lies_in_buffer(grad, k) and grad.numel() > 0:
-            raise RuntimeError(
-                f"Detected at least one parameter gradient is not the expected DDP bucket view with "
-                f"gradient_as_bucket_view=True: `{self.names[k]}`. Something replaced its .grad during backward "
-                f"(another hook on the parameter, perhaps); leave .grad alone until backward returns."
-            )
-
-    def _adopt_existing_grads(self) -> None:
-        """Move gradients that exist already into the buffer, when buckets are rebuilt."""
-        for param, view in zip(self.params, self.views, strict=True):
-            if param.grad is not None:
-                view.copy_(param.grad)
-                param.grad = view
 
     def _check_layout(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Once per buffer: gradients of another dtype are an error, of other strides merely slow."""
@@ -218,18 +263,27 @@ class Bucket:
                     f"give the gradient the parameter's memory format.",
                     stacklevel=2,
                 )
-        self._layout_checked = True
+        self._layout_is_checked = True
 
 
 def view_of(flat: torch.Tensor, slot: Slot, param: torch.Tensor) -> torch.Tensor:
-    """The slot's part of `flat` in the parameter's shape, and in its strides where those are dense.
+    """A tensor over the slot's part of `flat`, in the parameter's shape, and in its strides if those are dense.
 
     That is the layout autograd gives gradients: the parameter's own if it is non-overlapping and dense (also
-    channels_last or transposed), else row-major.
+    channels_last or transposed), else row-major. To autograd it is a tensor, not a view of `flat`: a `.grad`
+    that is a view could not be detached in place.
     """
-    if torch.ops.aten.is_non_overlapping_and_dense(param):
-        return flat.as_strided(param.size(), param.stride(), slot.offset)
-    return flat.narrow(0, slot.offset, slot.numel).view(param.size())
+    strides = param.stride() if torch.ops.aten.is_non_overlapping_and_dense(param) else _row_major(param.size())
+    place = flat.storage_offset() + slot.offset
+    return flat.new_empty(0).set_(flat.untyped_storage(), place, param.size(), strides)
+
+
+def _row_major(size: torch.Size) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
 
 
 def grad_like(param: torch.Tensor, average: torch.Tensor) -> torch.Tensor:

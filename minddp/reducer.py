@@ -92,11 +92,13 @@ class BackwardPass:
 
     `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready,
     `grads_left[b]` how many gradients bucket b still waits for. `reductions[b]` is `None` where a bucket was
-    skipped; buckets from `len(reductions)` on have not been launched.
+    skipped; buckets from `len(reductions)` on have not been launched. `makes_grad[i]` tells that parameter i had
+    no `.grad` when the pass began; the whole list is `None` when the gradients must stay tensors of a graph.
     """
 
     hooks_left: list[int]
     grads_left: list[int]
+    makes_grad: list[bool] | None = None
     unused: list[int] = field(default_factory=list)
     ready_order: list[int] = field(default_factory=list)
     reductions: list[Reduction | None] = field(default_factory=list)
@@ -209,6 +211,8 @@ class Reducer:
         """The first hook of an armed backward."""
         self._move_to(Phase.ACCUMULATING)
         current = self._pass = BackwardPass(list(self._hooks_expected), [len(b.params) for b in self.buckets])
+        if not torch.is_grad_enabled():  # it is under create_graph=True
+            current.makes_grad = [param.grad is None for param in self.params]
         self.tell(EventKind.BACKWARD_BEGIN)
         if self._recorded_hooks is not None:
             return current
@@ -243,9 +247,14 @@ class Reducer:
             self._launch_ready_buckets(current)
 
     def _pack(self, bucket: Bucket) -> None:
-        divisor = self.transport.world_size if self.comm_hook is None else None
+        batched = self.options.batched_grad_copy
+        scaling = Scaling(
+            divisor=self.transport.world_size if self.comm_hook is None else None,
+            divide_copied=batched,
+            divide_resident=batched or self.options.gradient_as_bucket_view,
+        )
         with torch.no_grad():
-            bucket.pack(Scaling(divisor, always_divide=self.options.batched_grad_copy))
+            bucket.pack(scaling)
         self.tell(EventKind.BUCKET_PACKED, bucket.spec.index)
 
     def _launch_ready_buckets(self, current: BackwardPass) -> None:
@@ -302,18 +311,16 @@ class Reducer:
                 average = reduction.result()
                 self.tell(EventKind.BUCKET_WAITED, bucket.spec.index)
                 with torch.no_grad():
-                    bucket.unpack(average, self._untouched(bucket))
+                    bucket.unpack(
+                        average,
+                        untouched=_in_bucket(bucket, self._unused_anywhere),
+                        made_now=_in_bucket(bucket, current.makes_grad),
+                    )
                 self.tell(EventKind.BUCKET_UNPACKED, bucket.spec.index)
         if self.options.rebuilds_buckets and not self._has_rebuilt and current.ready_order:
             self._observed_order = current.ready_order + current.unused
         self._move_to(Phase.IDLE)
         self.tell(EventKind.BACKWARD_END)
-
-    def _untouched(self, bucket: Bucket) -> list[bool] | None:
-        """Which gradients of the bucket stay as they are, because no rank has used the parameter."""
-        if self._unused_anywhere is None:
-            return None
-        return [self._unused_anywhere[slot.param] for slot in bucket.spec.slots]
 
     def _drop_interrupted_pass(self) -> None:
         """An exception ended the last backward. Let what is under way land, then forget the pass."""
@@ -386,3 +393,8 @@ class Reducer:
     def tell(self, kind: EventKind, subject: int = -1) -> None:
         if self.sink is not None:
             self.sink(Event(kind, subject))
+
+
+def _in_bucket(bucket: Bucket, per_param: Sequence[bool] | None) -> list[bool] | None:
+    """What is known per parameter of the model, for the parameters of one bucket."""
+    return None if per_param is None else [per_param[slot.param] for slot in bucket.spec.slots]

@@ -1,0 +1,67 @@
+"""Averages reach `.grad` without a copy where nobody can tell the difference.
+
+[Note: handing gradients over]
+When a backward ends, the averages lie in the buckets and the optimizer expects them in `.grad`. Torch copies
+them over, one tensor at a time. minddp instead lets `.grad` *be* the bucket's memory, if that cannot be seen:
+  - the old `.grad` was made by this very backward and nobody but the parameter refers to it, so nobody waits
+    for the average to appear in it;
+  - the new one begins at a multiple of `ALIGNMENT_BYTES`, as a fresh allocation would: kernels choose their
+    order of summation by alignment, and a gradient norm must keep its bits.
+Everything else is copied, as in torch. The other half of the promise is kept before the buffer is filled
+again: if anybody still looks at gradients handed over earlier (a script that keeps them, a view, a detached
+copy), the bucket leaves that memory to them and takes new memory for itself. So `.grad` behaves as if it had
+memory of its own; with gradient_as_bucket_view=True, where the user asked for sharing, none of this is needed.
+
+Who refers to a tensor is read off Python's reference counts and its storage's use count. What those are for a
+tensor that nobody else holds depends on the version of torch, so it is measured, not assumed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+ALIGNMENT_BYTES = 64  # what torch's CPU allocator gives a fresh tensor
+
+
+def references(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Python's reference count of each tensor. Comparable only between sequences that nobody iterates over."""
+    return [sys.getrefcount(tensor) for tensor in tensors]
+
+
+def storage_references(tensor: torch.Tensor) -> int:
+    """How many tensors share the memory of `tensor`, itself included."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """`references` of tensors that nobody else refers to.
+
+    `view` of one that only the bucket holds, `view_in_grad` if it is also some parameter's `.grad`, and
+    `grad` of one just read from `.grad` for the first time.
+    """
+
+    view: int
+    view_in_grad: int
+    grad: int
+
+    @classmethod
+    def measured(cls) -> Unshared:
+        param = torch.nn.Parameter(torch.zeros(1))
+        views = (torch.zeros(1),)
+        [view] = references(views)
+        param.grad = views[0]
+        [view_in_grad] = references(views)
+        param.grad = torch.zeros(1)
+        [grad] = references([param.grad])
+        return cls(view, view_in_grad, grad)
+
+
+def could_be_fresh(view: torch.Tensor) -> bool:
+    """Whether a tensor with memory of its own could begin at such an address."""
+    return view.data_ptr() % ALIGNMENT_BYTES == 0
