@@ -1,7 +1,7 @@
 """One bucket: a flat buffer and, for each parameter, a view into it.
 
 Packing copies gradients into the buffer and scales them by 1/world_size, unpacking puts the averages where
-the optimizer will look. Both are few calls per bucket, whatever the number of parameters.
+the optimizer will look.
 
 [Note: the mean is taken first]
 The sum of the ranks is divided *before* it is taken: each rank scales its own gradients while packing. That
@@ -17,10 +17,19 @@ A gradient is *resident* if `.grad` is the bucket's own view object: autograd th
 buffer, and neither packing nor unpacking copies. With gradient_as_bucket_view every gradient becomes resident
 when it is packed; without it, only when that cannot be seen, see [Note: handing gradients over].
 `zero_grad(set_to_none=True)` breaks the bond in every step, and the next packing copies.
+
+[Note: packing in runs]
+Packing gradient by gradient costs a call for each; packing a whole bucket at once finds its first gradients
+gone from the cache. So a bucket is packed in *runs* of neighbouring slots, each as soon as its last gradient
+has arrived: large enough to make the calls few, small enough to be still in the cache. A gradient as large as
+a run is one by itself, and is scaled while it is copied, in one pass. On a GPU every call is a kernel launch
+and there is no such cache to keep warm: there a bucket is one run.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +40,7 @@ import torch
 from minddp import handover
 from minddp.plan import BucketPlan, BucketSpec, Slot
 
-# A gradient this large is scaled while it is copied: one pass over memory. Smaller ones are copied together
-# and scaled together: two passes, but through the cache and with two calls instead of one per gradient.
-ONE_PASS_BYTES = 64 * 1024
+RUN_BYTES = 128 * 1024  # about half of a core's second-level cache: a run's gradients and its part of the buffer
 
 
 @dataclass(frozen=True)
@@ -62,189 +69,70 @@ class Scaling:
             tensor.mul_(1.0 / self.divisor)
 
 
-class Bucket:
-    """A flat buffer, the parameters whose gradients it carries, and a view for each.
+class Run:
+    """Neighbouring slots of a bucket that are packed together. See [Note: packing in runs].
 
-    `flat` is one-dimensional, of the spec's numel, dtype and device. `views[k]` has the shape of `params[k]`
-    and its strides where those are dense, so that packing never transposes.
+    `flat` is their part of the bucket's buffer, `views[k]` the tensor over the k-th slot.
     """
 
     def __init__(
         self,
-        spec: BucketSpec,
         params: Sequence[torch.nn.Parameter],
         names: Sequence[str],
-        *,
-        grads_are_views: bool,
+        flat: torch.Tensor,
+        views: list[torch.Tensor],
     ):
-        self.spec = spec
-        self.params = tuple(params)
-        self.names = tuple(names)
-        self.grads_are_views = grads_are_views
-        self._unshared = handover.Unshared.measured()
-        self._allocate()
-        if grads_are_views:
-            self._adopt_existing_grads()
+        self.params = params
+        self.names = names
+        self.flat = flat
+        self.views = views
+        self._addresses = [view.data_ptr() if view.numel() else -1 for view in views]
+        self._layout_is_checked = False
 
-    def views_into(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Per-parameter tensors over the memory of any buffer laid out like this bucket's."""
-        return tuple(view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True))
+    def pack(self, scaling: Scaling, *, bind: bool) -> None:
+        """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero.
 
-    def pack(self, scaling: Scaling) -> None:
-        """Fill the buffer with this rank's gradients, scaled. A missing gradient counts as zero."""
+        `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view).
+        """
         grads = [param.grad for param in self.params]
         if not self._layout_is_checked:
             self._check_layout(grads)
-        if self._has_handed_over and self._others_still_look(grads):
-            self._allocate()
-        away = [k for k, (grad, view) in enumerate(zip(grads, self.views, strict=True)) if grad is not view]
-        if not away:
+        num_resident = sum(map(operator.is_, grads, self.views))
+        if num_resident == len(grads):
             scaling.apply(self.flat, resident=True)
             return
-        if len(away) == len(grads) and all(self._must_be_copied(grads[k], k) for k in away):
+        if num_resident == 0 and not self._any_missing_or_at_home(grads):
             self._copy_all(cast("list[torch.Tensor]", grads), scaling)
         else:
-            self._copy_some(grads, scaling)
-        if self.grads_are_views:
-            for k in away:
-                if grads[k] is not None:
-                    self.params[k].grad = self.views[k]
+            self._copy_some(grads, scaling, bind)
+        if bind:
+            for param, grad, view in zip(self.params, grads, self.views, strict=True):
+                if grad is not None:
+                    param.grad = view
 
-    def unpack(
-        self,
-        average: torch.Tensor,
-        *,
-        untouched: Sequence[bool] | None = None,
-        made_now: Sequence[bool] | None = None,
-    ) -> None:
-        """Put `average`, laid out like `flat`, into the parameters' gradients.
-
-        `untouched[k]` leaves the gradient of parameter k as it is: no rank has used that parameter.
-        `made_now[k]` says that this backward has made it, so that it may be handed over.
-        """
-        views = self.views if average is self.flat else self.views_into(average)
-        if self.grads_are_views:
-            if average is not self.flat:
-                torch._foreach_copy_(list(self.views), list(views))
-            self._bind(untouched)
-            return
-        grads = [param.grad for param in self.params]
-        if made_now is not None and average is self.flat and self._can_hand_over:
-            self._hand_over(grads, made_now, untouched)
-            grads = [param.grad for param in self.params]
-        copied = [
-            k
-            for k, (grad, view) in enumerate(zip(grads, views, strict=True))
-            if grad is not view and not (untouched and untouched[k])
-        ]
-        existing = [k for k in copied if grads[k] is not None]
-        if existing:
-            torch._foreach_copy_([cast(torch.Tensor, grads[k]) for k in existing], [views[k] for k in existing])
-        if len(existing) < len(copied):
-            for k in copied:
-                if grads[k] is None:
-                    self.params[k].grad = grad_like(self.params[k], views[k])
-
-    # ------------------------------------------------------------------ memory
-
-    def _allocate(self) -> None:
-        self.flat = torch.empty(self.spec.numel, dtype=self.spec.dtype, device=self.spec.device)
-        self.views = self.views_into(self.flat)
-        self._large, self._small, self._small_runs = self._by_size()
-        self._alone = handover.storage_references(self.flat)
-        self._can_hand_over = [handover.could_be_fresh(view) for view in self.views]
-        self._has_handed_over = False
-        self._layout_is_checked = False
-
-    def _adopt_existing_grads(self) -> None:
-        """Move gradients that exist already into the buffer, when buckets are rebuilt."""
-        for param, view in zip(self.params, self.views, strict=True):
-            if param.grad is not None:
-                view.copy_(param.grad)
-                param.grad = view
-
-    def _hand_over(
-        self,
-        grads: Sequence[torch.Tensor | None],
-        made_now: Sequence[bool],
-        untouched: Sequence[bool] | None,
-    ) -> None:
-        """See [Note: handing gradients over]."""
-        counts = handover.references(cast("Sequence[torch.Tensor]", grads))
-        for k, count in enumerate(counts):
-            may_go = made_now[k] and self._can_hand_over[k] and not (untouched and untouched[k])
-            if may_go and count == self._unshared.grad and grads[k] is not None:
-                self.params[k].grad = self.views[k]
-                self._has_handed_over = True
-
-    def _others_still_look(self, grads: Sequence[torch.Tensor | None]) -> bool:
-        """Whether anybody but the parameters refers to gradients that were handed over."""
-        expected = [
-            self._unshared.view_in_grad + 1 if grad is view else self._unshared.view
-            for grad, view in zip(grads, self.views, strict=True)
-        ]
-        shared = handover.storage_references(self.flat) != self._alone
-        return shared or handover.references(self.views) != expected
-
-    # ------------------------------------------------------------------ copying
+    def _any_missing_or_at_home(self, grads: Sequence[torch.Tensor | None]) -> bool:
+        if any(map(operator.is_, grads, itertools.repeat(None))):
+            return True
+        addresses = map(torch.Tensor.data_ptr, cast("list[torch.Tensor]", grads))
+        return any(map(operator.eq, addresses, self._addresses))
 
     def _copy_all(self, grads: list[torch.Tensor], scaling: Scaling) -> None:
         """The common case: every gradient is there and none lies in the buffer."""
-        if scaling.factor is None:
-            torch._foreach_copy_(list(self.views), grads)
+        if len(grads) == 1 and scaling.factor is not None:
+            torch.mul(grads[0], scaling.factor, out=self.views[0])
+        else:
+            torch._foreach_copy_(self.views, grads)
             scaling.apply(self.flat, resident=False)
-            return
-        for k in self._large:
-            torch.mul(grads[k], scaling.factor, out=self.views[k])
-        if self._small:
-            torch._foreach_copy_([self.views[k] for k in self._small], [grads[k] for k in self._small])
-            for run in self._small_runs:
-                run.mul_(scaling.factor)
 
-    def _copy_some(self, grads: Sequence[torch.Tensor | None], scaling: Scaling) -> None:
-        for k, (grad, view) in enumerate(zip(grads, self.views, strict=True)):
+    def _copy_some(self, grads: Sequence[torch.Tensor | None], scaling: Scaling, bind: bool) -> None:
+        for grad, view in zip(grads, self.views, strict=True):
             if grad is None:
                 view.zero_()
-            elif self._must_be_copied(grad, k):
+            elif grad is view or (bind and _is_missing_or_at_home(grad, view)):
+                scaling.apply(view, resident=True)
+            else:
                 view.copy_(grad)
                 scaling.apply(view, resident=False)
-            else:
-                scaling.apply(view, resident=True)
-
-    def _must_be_copied(self, grad: torch.Tensor | None, k: int) -> bool:
-        """False for a missing gradient, and for one that lies in the buffer even if it is another object."""
-        if grad is None or grad is self.views[k]:
-            return False
-        return not self.grads_are_views or grad.numel() == 0 or grad.data_ptr() != self.views[k].data_ptr()
-
-    def _bind(self, untouched: Sequence[bool] | None) -> None:
-        """gradient_as_bucket_view: let `.grad` be the view where it is not yet."""
-        for k, (param, view) in enumerate(zip(self.params, self.views, strict=True)):
-            grad = param.grad
-            if grad is view or (untouched and untouched[k]):
-                continue
-            if grad is not None and self._must_be_copied(grad, k):
-                raise RuntimeError(
-                    f"Detected at least one parameter gradient is not the expected DDP bucket view with "
-                    f"gradient_as_bucket_view=True: `{self.names[k]}`. Something replaced its .grad during "
-                    f"backward (another hook on the parameter, perhaps); leave .grad alone until it returns."
-                )
-            param.grad = view
-
-    def _by_size(self) -> tuple[list[int], list[int], list[torch.Tensor]]:
-        """Places of large and of small gradients, and the stretches of the buffer that small ones fill."""
-        large, small, runs = [], [], []
-        start = end = 0
-        for k, slot in enumerate(self.spec.slots):
-            if slot.numel * self.flat.element_size() >= ONE_PASS_BYTES:
-                large.append(k)
-                runs.append((start, end))
-                start = end = slot.offset + slot.numel
-            else:
-                small.append(k)
-                end = slot.offset + slot.numel
-        runs.append((start, end))
-        return large, small, [self.flat[start:end] for start, end in runs if end > start]
 
     def _check_layout(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Once per buffer: gradients of another dtype are an error, of other strides merely slow."""
@@ -264,6 +152,167 @@ class Bucket:
                     stacklevel=2,
                 )
         self._layout_is_checked = True
+
+
+class Bucket:
+    """A flat buffer, the parameters whose gradients it carries, and a view for each.
+
+    `flat` is one-dimensional, of the spec's numel, dtype and device. `views[k]` has the shape of `params[k]`
+    and its strides where those are dense, so that packing never transposes. `runs` are what is packed.
+    """
+
+    def __init__(
+        self,
+        spec: BucketSpec,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        *,
+        grads_are_views: bool,
+    ):
+        self.spec = spec
+        self.params = list(params)
+        self.names = list(names)
+        self.grads_are_views = grads_are_views
+        self._unshared = handover.Unshared.measured()
+        self._allocate()
+        if grads_are_views:
+            self._adopt_existing_grads()
+
+    def views_into(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Per-parameter tensors over the memory of any buffer laid out like this bucket's."""
+        return [view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True)]
+
+    def begin_pass(self) -> None:
+        """Before the first gradient is packed: have memory that nobody else looks at."""
+        if self._has_handed_over and self._others_still_look():
+            self._allocate()
+
+    def pack(self, run: int, scaling: Scaling) -> None:
+        self.runs[run].pack(scaling, bind=self.grads_are_views)
+
+    def unpack(
+        self,
+        average: torch.Tensor,
+        *,
+        untouched: Sequence[bool] | None = None,
+        made_now: Sequence[bool] | None = None,
+    ) -> None:
+        """Put `average`, laid out like `flat`, into the parameters' gradients.
+
+        `untouched[k]` leaves the gradient of parameter k as it is: no rank has used that parameter.
+        `made_now[k]` says that this backward has made it, so that it may be handed over.
+        """
+        averages = self.views if average is self.flat else self.views_into(average)
+        wanted = [k for k in range(len(self.params)) if not (untouched and untouched[k])]
+        if self.grads_are_views:
+            if average is not self.flat:
+                torch._foreach_copy_(self.views, averages)
+            self._bind(wanted)
+            return
+        if made_now is not None and average is self.flat:
+            wanted = self._hand_over(wanted, made_now)
+        self._copy_back(wanted, averages)
+
+    # ------------------------------------------------------------------ memory
+
+    def _allocate(self) -> None:
+        self.flat = torch.empty(self.spec.numel, dtype=self.spec.dtype, device=self.spec.device)
+        self.views = self.views_into(self.flat)
+        self.runs = [
+            Run(
+                self.params[start:stop],
+                self.names[start:stop],
+                self.flat[self.spec.slots[start].offset : self._end_of(stop - 1)],
+                self.views[start:stop],
+            )
+            for start, stop in _run_bounds(self.spec)
+        ]
+        self._references_to_memory = handover.storage_references(self.flat)
+        self._references_to_views = handover.references(self.views)
+        self._could_be_fresh = [handover.could_be_fresh(view) for view in self.views]
+        self._has_handed_over = False
+
+    def _end_of(self, k: int) -> int:
+        return self.spec.slots[k].offset + self.spec.slots[k].numel
+
+    def _adopt_existing_grads(self) -> None:
+        """Move gradients that exist already into the buffer, when buckets are rebuilt."""
+        for param, view in zip(self.params, self.views, strict=True):
+            if param.grad is not None:
+                view.copy_(param.grad)
+                param.grad = view
+
+    def _hand_over(self, wanted: Sequence[int], made_now: Sequence[bool]) -> list[int]:
+        """Make `.grad` the view where nobody can tell; return the others. See [Note: handing gradients over]."""
+        counts = handover.references([param.grad for param in self.params])
+        left = []
+        for k in wanted:
+            if made_now[k] and self._could_be_fresh[k] and counts[k] == self._unshared.grad:
+                self.params[k].grad = self.views[k]
+                self._has_handed_over = True
+            else:
+                left.append(k)
+        return left
+
+    def _others_still_look(self) -> bool:
+        """Whether anybody but the parameters refers to gradients that were handed over."""
+        if handover.storage_references(self.flat) != self._references_to_memory:
+            return True
+        extra = [
+            self._unshared.being_a_grad if param.grad is view else 0
+            for param, view in zip(self.params, self.views, strict=True)
+        ]
+        expected = [ours + more for ours, more in zip(self._references_to_views, extra, strict=True)]
+        return handover.references(self.views) != expected
+
+    # ------------------------------------------------------------------ into `.grad`
+
+    def _copy_back(self, wanted: Sequence[int], averages: list[torch.Tensor]) -> None:
+        """Write the averages into the gradients that exist, and make those that do not."""
+        sources, targets = [], []
+        for k in wanted:
+            grad = self.params[k].grad
+            if grad is None:
+                self.params[k].grad = grad_like(self.params[k], averages[k])
+            elif grad is not averages[k]:
+                sources.append(averages[k])
+                targets.append(grad)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _bind(self, wanted: Sequence[int]) -> None:
+        """gradient_as_bucket_view: let `.grad` be the view where it is not yet."""
+        for k in wanted:
+            param, view, grad = self.params[k], self.views[k], self.params[k].grad
+            if grad is view:
+                continue
+            if grad is not None and not _is_missing_or_at_home(grad, view) and grad.numel() > 0:
+                raise RuntimeError(
+                    f"Detected at least one parameter gradient is not the expected DDP bucket view with "
+                    f"gradient_as_bucket_view=True: `{self.names[k]}`. Something replaced its .grad during "
+                    f"backward (another hook on the parameter, perhaps); leave .grad alone until it returns."
+                )
+            param.grad = view
+
+
+def _is_missing_or_at_home(grad: torch.Tensor | None, view: torch.Tensor) -> bool:
+    """Whether there is no gradient, or it lies in the buffer already, if perhaps as another object."""
+    return grad is None or (grad.data_ptr() == view.data_ptr() and grad.numel() > 0)
+
+
+def _run_bounds(spec: BucketSpec) -> list[tuple[int, int]]:
+    """First and last-plus-one slot of each run. See [Note: packing in runs]."""
+    if spec.device.type != "cpu":
+        return [(0, len(spec.slots))]
+    itemsize = spec.dtype.itemsize
+    bounds, start, nbytes = [], 0, 0
+    for k, slot in enumerate(spec.slots):
+        is_large = slot.numel * itemsize >= RUN_BYTES
+        if k > start and (is_large or nbytes >= RUN_BYTES):
+            bounds.append((start, k))
+            start, nbytes = k, 0
+        nbytes += slot.numel * itemsize
+    return [*bounds, (start, len(spec.slots))]
 
 
 def view_of(flat: torch.Tensor, slot: Slot, param: torch.Tensor) -> torch.Tensor:

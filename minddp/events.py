@@ -16,8 +16,7 @@ class EventKind(enum.Enum):
 
     BACKWARD_BEGIN = "backward begins"  # no subject
     PARAM_READY = "parameter ready"  # parameter
-    BUCKET_READY = "bucket ready"  # bucket: its last gradient has arrived
-    BUCKET_PACKED = "bucket packed"  # bucket: the flat buffer is filled and scaled
+    BUCKET_READY = "bucket ready"  # bucket: its last gradient has arrived and is packed and scaled
     BUCKET_LAUNCHED = "bucket launched"  # bucket: its all-reduce has begun
     BUCKET_WAITED = "bucket waited"  # bucket: its all-reduce is known to be complete
     BUCKET_UNPACKED = "bucket unpacked"  # bucket: the averages are in the gradients

@@ -27,7 +27,7 @@ import torch
 ALIGNMENT_BYTES = 64  # what torch's CPU allocator gives a fresh tensor
 
 
-def references(tensors: Sequence[torch.Tensor]) -> list[int]:
+def references(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     """Python's reference count of each tensor. Comparable only between sequences that nobody iterates over."""
     return [sys.getrefcount(tensor) for tensor in tensors]
 
@@ -40,26 +40,25 @@ def storage_references(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Unshared:
-    """`references` of tensors that nobody else refers to.
+    """What `references` says of tensors that nobody else refers to.
 
-    `view` of one that only the bucket holds, `view_in_grad` if it is also some parameter's `.grad`, and
-    `grad` of one just read from `.grad` for the first time.
+    `grad` of one just read from a parameter's `.grad` for the first time; being some parameter's `.grad` adds
+    `being_a_grad` to what a tensor had before.
     """
 
-    view: int
-    view_in_grad: int
     grad: int
+    being_a_grad: int
 
     @classmethod
     def measured(cls) -> Unshared:
         param = torch.nn.Parameter(torch.zeros(1))
-        views = (torch.zeros(1),)
-        [view] = references(views)
-        param.grad = views[0]
-        [view_in_grad] = references(views)
         param.grad = torch.zeros(1)
         [grad] = references([param.grad])
-        return cls(view, view_in_grad, grad)
+        views = [torch.zeros(1)]
+        [before] = references(views)
+        param.grad = views[0]
+        [after] = references(views)
+        return cls(grad, after - before)
 
 
 def could_be_fresh(view: torch.Tensor) -> bool:

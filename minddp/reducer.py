@@ -86,18 +86,21 @@ class HookedReduction:
         return self.hook.result_of(self.future, self.bucket)
 
 
-@dataclass
+@dataclass(slots=True)
 class BackwardPass:
     """What one synchronised backward has to remember.
 
-    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready,
-    `grads_left[b]` how many gradients bucket b still waits for. `reductions[b]` is `None` where a bucket was
-    skipped; buckets from `len(reductions)` on have not been launched. `makes_grad[i]` tells that parameter i had
-    no `.grad` when the pass began; the whole list is `None` when the gradients must stay tensors of a graph.
+    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready.
+    `grads_left[r]` is how many gradients run r waits for, `runs_left[b]` how many runs bucket b.
+    `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
+    launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
+    if gradients must stay tensors of a graph.
     """
 
     hooks_left: list[int]
     grads_left: list[int]
+    runs_left: list[int]
+    scaling: Scaling
     makes_grad: list[bool] | None = None
     unused: list[int] = field(default_factory=list)
     ready_order: list[int] = field(default_factory=list)
@@ -106,7 +109,7 @@ class BackwardPass:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.reductions) == len(self.grads_left)
+        return len(self.reductions) == len(self.runs_left)
 
     def missing(self) -> list[int]:
         return [param for param, left in enumerate(self.hooks_left) if left > 0]
@@ -210,7 +213,14 @@ class Reducer:
     def _open_pass(self) -> BackwardPass:
         """The first hook of an armed backward."""
         self._move_to(Phase.ACCUMULATING)
-        current = self._pass = BackwardPass(list(self._hooks_expected), [len(b.params) for b in self.buckets])
+        for bucket in self.buckets:
+            bucket.begin_pass()
+        current = self._pass = BackwardPass(
+            hooks_left=list(self._hooks_expected),
+            grads_left=[len(bucket.runs[run].params) for bucket, run in self._runs],
+            runs_left=[len(bucket.runs) for bucket in self.buckets],
+            scaling=self._scaling(),
+        )
         if not torch.is_grad_enabled():  # it is under create_graph=True
             current.makes_grad = [param.grad is None for param in self.params]
         self.tell(EventKind.BACKWARD_BEGIN)
@@ -223,6 +233,14 @@ class Reducer:
         for param in current.unused:
             self._mark_ready(current, param)
         return current
+
+    def _scaling(self) -> Scaling:
+        batched = self.options.batched_grad_copy
+        return Scaling(
+            divisor=self.transport.world_size if self.comm_hook is None else None,
+            divide_copied=batched,
+            divide_resident=batched or self.options.gradient_as_bucket_view,
+        )
 
     def _find_unused(self, current: BackwardPass) -> None:
         """Parameters that this backward will not reach count as ready. See [Note: unused parameters]."""
@@ -238,28 +256,25 @@ class Reducer:
             )
 
     def _mark_ready(self, current: BackwardPass, param: int) -> None:
-        self.tell(EventKind.PARAM_READY, param)
-        bucket = self._bucket_of[param]
-        current.grads_left[bucket] -= 1
-        if current.grads_left[bucket] == 0:
-            self.tell(EventKind.BUCKET_READY, bucket)
-            self._pack(self.buckets[bucket])
-            self._launch_ready_buckets(current)
+        if self.sink is not None:
+            self.tell(EventKind.PARAM_READY, param)
+        run = self._run_of[param]
+        current.grads_left[run] -= 1
+        if current.grads_left[run] == 0:
+            self._pack(current, *self._runs[run])
 
-    def _pack(self, bucket: Bucket) -> None:
-        batched = self.options.batched_grad_copy
-        scaling = Scaling(
-            divisor=self.transport.world_size if self.comm_hook is None else None,
-            divide_copied=batched,
-            divide_resident=batched or self.options.gradient_as_bucket_view,
-        )
+    def _pack(self, current: BackwardPass, bucket: Bucket, run: int) -> None:
+        """All gradients of a run are there. See [Note: packing in runs]."""
         with torch.no_grad():
-            bucket.pack(scaling)
-        self.tell(EventKind.BUCKET_PACKED, bucket.spec.index)
+            bucket.pack(run, current.scaling)
+        current.runs_left[bucket.spec.index] -= 1
+        if current.runs_left[bucket.spec.index] == 0:
+            self.tell(EventKind.BUCKET_READY, bucket.spec.index)
+            self._launch_ready_buckets(current)
 
     def _launch_ready_buckets(self, current: BackwardPass) -> None:
         """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
-        while not current.is_complete and current.grads_left[len(current.reductions)] == 0:
+        while not current.is_complete and current.runs_left[len(current.reductions)] == 0:
             bucket = self.buckets[len(current.reductions)]
             current.reductions.append(None if self._skips(bucket, current) else self._launch(bucket))
         if current.is_complete and self._usage is not None:
@@ -366,7 +381,10 @@ class Reducer:
     def _install_plan(self, plan: BucketPlan) -> None:
         self.plan = plan
         self.buckets = allocate_buckets(plan, self.params, grads_are_views=self.options.gradient_as_bucket_view)
-        self._bucket_of = [slot.bucket for slot in plan.slot_of]
+        self._runs = [(bucket, run) for bucket in self.buckets for run in range(len(bucket.runs))]
+        run_of_slot = [place for place, (bucket, run) in enumerate(self._runs) for _ in bucket.runs[run].params]
+        param_of_slot = [slot.param for spec in plan.buckets for slot in spec.slots]
+        self._run_of = [run for _, run in sorted(zip(param_of_slot, run_of_slot, strict=True))]
 
     def _specs(self) -> list[ParamSpec]:
         return [

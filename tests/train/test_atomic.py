@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minddp.train.atomic import write_atomically
+
+# Writes half of the new content, says so, and waits to be killed.
+WRITER = """
+import sys, time
+from pathlib import Path
+from minddp.train.atomic import write_atomically
+
+def half(file):
+    file.write(b"new" * 100_000)
+    file.flush()
+    print("half written", flush=True)
+    time.sleep(60)
+
+write_atomically(Path(sys.argv[1]), half)
+"""
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_a_writer_killed_in_mid_write_leaves_the_old_file_or_none(tmp_path: Path, before: bytes | None) -> None:
+    path = tmp_path / "checkpoint.pt"
+    if before is not None:
+        path.write_bytes(before)
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"half written\n"
+        writer.send_signal(signal.SIGKILL)
+        writer.wait(10)
+    assert (path.read_bytes() if path.exists() else None) == before
+
+    write_atomically(path, lambda file: file.write(b"whole"))  # what the dead writer left is no obstacle
+    assert path.read_bytes() == b"whole"
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_the_bytes_are_on_the_disk_before_they_get_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b)))
+    write_atomically(tmp_path / "x", lambda file: file.write(b"x"))
+    assert calls == ["fsync", "replace", "fsync"]  # the file, the name, the folder
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+
+    def fail(file: object) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_bytes() == b"old"

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from minddp.cli import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["--help"])
+    assert leaving.value.code == 0
+    shown = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"{name} " in shown
+        assert command.summary in shown
+
+
+@pytest.mark.parametrize("words", [[], ["frobnicate"]])
+def test_no_such_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(words)
+    assert leaving.value.code == 2
+    assert "usage: minddp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([name, "--help"])
+    assert leaving.value.code == 0
+    assert f"usage: minddp {name}" in capsys.readouterr().out
+
+
+def test_the_command_line_itself_does_not_import_the_recipe() -> None:
+    code = "import sys, minddp.cli; print(*[name for name in sys.modules if name.startswith('minddp.')])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+    assert "minddp.cli" in loaded
+    assert "minddp.train" not in loaded

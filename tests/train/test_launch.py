@@ -1,0 +1,149 @@
+"""Whole runs, started as a user starts them: `minddp train` and torchrun, Ctrl-C and killed processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from minddp.train.launch import describe_failure
+from minddp.train.settings import Settings
+from tests.train.runs import assert_same_bits, command_line, final_bits, records, tiny, train_here
+
+PATIENCE_S = 60.0
+
+
+def long_run(out: Path) -> Settings:
+    """A run that is still going when a signal comes, but whose end is near."""
+    return tiny(out, ddp="torch", steps=300, validate_every=1000, checkpoint_every=50, threads=1)
+
+
+def start(settings: Settings) -> subprocess.Popen[str]:
+    """`minddp train` in a session of its own, like a terminal's."""
+    command = [sys.executable, "-m", "minddp", "train", *command_line(settings)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_for_records(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Until that many training records are written."""
+    deadline = time.monotonic() + PATIENCE_S
+    path = folder / "metrics.jsonl"
+    while not path.exists() or path.read_text().count('"training"') < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the run does not get going"
+        time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    """The process's children: of a launcher, its ranks in order."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether all of the processes have ended, within a few seconds."""
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_ctrl_c_then_resumed_under_torchrun_ends_with_the_same_bits(ranks, tmp_path: Path) -> None:
+    settings = long_run(tmp_path / "broken")
+    process = start(settings)
+    wait_for_records(settings.folder, 5, process)
+    workers = children_of(process.pid)
+    assert len(workers) == 2
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 128 + signal.SIGINT, output
+    assert "Stopped by SIGINT after step" in output
+    assert gone(workers)
+    stopped_at = final_bits(settings.folder)["step"]
+    assert 5 <= stopped_at < 300
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "minddp", "train", *command_line(settings), "--resume"]
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert resumed.returncode == 0, resumed.stderr
+
+    whole = dataclasses.replace(settings, out=tmp_path / "whole")
+    ranks(2).run(train_here, whole)
+    assert_same_bits(final_bits(settings.folder), final_bits(whole.folder))
+    assert records(settings.folder, "training") == records(whole.folder, "training")
+
+
+def test_a_killed_rank_ends_the_job_with_an_error_that_names_it(tmp_path: Path) -> None:
+    settings = dataclasses.replace(long_run(tmp_path), steps=100_000, checkpoint_every=3)
+    process = start(settings)
+    wait_for_records(tmp_path, 10, process)
+    workers = children_of(process.pid)
+    os.kill(workers[1], signal.SIGKILL)
+    output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 1, output
+    last_words = output.strip().splitlines()[-1]
+    assert f"Rank 1 (pid {workers[1]}) was killed by SIGKILL" in last_words
+    assert f"of step {final_bits(tmp_path)['step']}; continue from it with --resume" in last_words
+    assert gone(workers)
+
+
+def test_ranks_whose_launcher_is_killed_save_and_leave(tmp_path: Path) -> None:
+    settings = dataclasses.replace(long_run(tmp_path), steps=100_000, checkpoint_every=100_000)
+    process = start(settings)
+    wait_for_records(tmp_path, 3, process)
+    workers = children_of(process.pid)
+    process.kill()
+    process.wait(PATIENCE_S)
+    assert gone(workers)
+    assert final_bits(tmp_path)["step"] >= 3
+
+
+def failures(*ends: tuple[int, int]) -> ChildFailedError:
+    """The launcher's report on ranks 0, 1, ... with pids 70, 71, ..., each with its exit status and time."""
+    found = {}
+    for rank, (exitcode, timestamp) in enumerate(ends):
+        found[rank] = ProcessFailure(local_rank=rank, pid=70 + rank, exitcode=exitcode, error_file="")
+        found[rank].timestamp = timestamp
+    return ChildFailedError("minddp", found)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        # A killed rank makes the others fail.
+        ([(1, 100), (-signal.SIGKILL, 100)], "Rank 1 (pid 71) was killed by SIGKILL."),
+        # A failed rank has the others terminated.
+        ([(-signal.SIGTERM, 100), (3, 100)], "Rank 1 (pid 71) failed with exit status 3; its error is above."),
+        # One waits in vain for the other, which the launcher kills after its time of grace.
+        (
+            [(-signal.SIGKILL, 130), (1, 100)],
+            "Rank 1 (pid 71) failed with exit status 1; its error is above. "
+            "Rank 0 did not answer and was killed then.",
+        ),
+    ],
+)
+def test_the_failure_to_look_at_first(ends: list[tuple[int, int]], says: str) -> None:
+    assert describe_failure(failures(*ends)) == says
+
+
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--resume"], ["--task", "chess"], ["--nproc", "two"]])
+def test_bad_settings_end_before_a_process_is_started(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from minddp.cli import main
+
+    monkeypatch.setattr("minddp.train.launch.launch", lambda *_: pytest.fail("a process was started"))
+    try:
+        status = main(["train", "--ddp", "torch", "--out", str(tmp_path), *words])
+    except SystemExit as leaving:
+        status = leaving.code
+    assert status == 2
+    assert words[0] in "".join(capsys.readouterr())
