@@ -12,6 +12,7 @@ simply dropped, and the next step starts with a new one.
 from __future__ import annotations
 
 import enum
+import hashlib
 import logging
 import warnings
 import weakref
@@ -29,7 +30,7 @@ from minddp.events import Event, EventKind, EventSink
 from minddp.options import Options
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
 from minddp.transport import Transport, Work
-from minddp.unfinished import OptimizerGuard, ready_twice, unfinished_reduction
+from minddp.unfinished import Missing, OptimizerGuard, exchange_missing, ready_twice, unfinished_reduction
 from minddp.usage import UsageMap
 
 
@@ -135,6 +136,7 @@ class Reducer:
         self.sink: EventSink | None = None
         self.phase = Phase.IDLE
         self._pass: BackwardPass | None = None
+        self._num_passes = 0
         self._guard: OptimizerGuard | None = None
         self._observed_order: list[int] | None = None
         self._has_rebuilt = False
@@ -213,6 +215,7 @@ class Reducer:
     def _open_pass(self) -> BackwardPass:
         """The first hook of an armed backward."""
         self._move_to(Phase.ACCUMULATING)
+        self._num_passes += 1
         for bucket in self.buckets:
             bucket.begin_pass()
         current = self._pass = BackwardPass(
@@ -350,10 +353,14 @@ class Reducer:
 
     def _unfinished(self) -> RuntimeError:
         assert self._pass is not None
+        missing = Missing(self.transport.rank, tuple(self._pass.missing()), tuple(self.names))
+        model = hashlib.blake2b(repr(self.names).encode(), digest_size=8).hexdigest()
+        elsewhere = exchange_missing(
+            self.transport.store, f"{model}/{self._num_passes}", missing, self.transport.world_size
+        )
         return unfinished_reduction(
-            self.transport.rank,
-            self._pass.missing(),
-            self.names,
+            missing,
+            elsewhere,
             static_graph=self.options.static_graph,
             finds_unused=self.options.find_unused_parameters,
         )

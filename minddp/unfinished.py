@@ -10,25 +10,35 @@ of the module's parameters raises first. The next forward raises too, as in torc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _OUTPUTS = "by making sure all `forward` function outputs participate in calculating loss"
 
 
+@dataclass(frozen=True)
+class Missing:
+    """The parameters that rank `rank` has no gradient for: indices into `names`, the names of all parameters."""
+
+    rank: int
+    indices: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def listed(self) -> str:
+        return ", ".join(self.names[index] for index in self.indices)
+
+
 def unfinished_reduction(
-    rank: int,
-    missing: Sequence[int],
-    names: Sequence[str],
-    *,
-    static_graph: bool,
-    finds_unused: bool,
+    missing: Missing, elsewhere: str, *, static_graph: bool, finds_unused: bool
 ) -> RuntimeError:
-    """The error for a reduction that lacks the gradients of the parameters `missing` (indices)."""
+    """The error for a reduction that lacks gradients; `elsewhere` tells of the other ranks."""
     if static_graph:
         why = (
             "This error indicates that your training graph has changed in this iteration, e.g., one parameter "
@@ -49,11 +59,41 @@ def unfinished_reduction(
         )
     return RuntimeError(
         f"{_FACT}{why}.\n"
-        f"Parameters which did not receive grad for rank {rank}: {', '.join(names[i] for i in missing)}\n"
-        f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, missing))}\n"
-        f"The other buckets of this backward are reduced but not in `.grad`, which holds rank {rank}'s own "
-        f"gradients; a rank whose gradients were complete waits for this one."
+        f"Parameters which did not receive grad for rank {missing.rank}: {missing.listed()}\n"
+        f"Parameter indices which did not receive grad for rank {missing.rank}: "
+        f"{' '.join(map(str, missing.indices))}\n"
+        f"{elsewhere}"
+        f"Until that is mended `.grad` on rank {missing.rank} holds gradients that are not averaged."
     )
+
+
+def exchange_missing(
+    store: dist.Store | None, occasion: str, missing: Missing, world_size: int, patience_s: float = 1.0
+) -> str:
+    """Tell the other ranks what is missing here and hear what is missing there, as a line of text.
+
+    Goes through the store, since the collectives may be what is stuck. A rank whose gradients are complete
+    does not take part, so no more than `patience_s` seconds are waited for it.
+    """
+    if store is None or world_size == 1:
+        return ""
+    keys = {rank: f"minddp/unfinished/{occasion}/{rank}" for rank in range(world_size)}
+    store.set(keys[missing.rank], missing.listed())
+    deadline = time.monotonic() + patience_s
+    others = [rank for rank in keys if rank != missing.rank]
+    while not store.check([keys[rank] for rank in others]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    lines = []
+    for rank in others:
+        if store.check([keys[rank]]):
+            lines.append(
+                f"Parameters which did not receive grad for rank {rank}: {store.get(keys[rank]).decode()}\n"
+            )
+        else:
+            lines.append(
+                f"Rank {rank} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
+            )
+    return "".join(lines)
 
 
 def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 
 class Work(Protocol):
@@ -34,6 +35,11 @@ class Transport(Protocol):
 
     @property
     def world_size(self) -> int: ...
+
+    @property
+    def store(self) -> dist.Store | None:
+        """A key-value store between the ranks that answers also while collectives are stuck, if there is one."""
+        ...
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         """Begin to replace `tensor` on each rank by the sum over all ranks. Returns at once."""

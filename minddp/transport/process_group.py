@@ -28,6 +28,11 @@ class ProcessGroupTransport:
     def world_size(self) -> int:
         return self.group.size()
 
+    @property
+    def store(self) -> dist.Store | None:
+        _, store = dist.distributed_c10d._world.pg_map.get(self.group, (None, None))
+        return store
+
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         return self.group.allreduce([tensor])
 
