@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,24 @@ def inside_another_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def call_when_backward_begins(output: Any, callback: Callable[[], None]) -> None:
-    """Call back, in the outermost backward, as soon as a gradient arrives at any tensor within `output`.
+def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None:
+    """Call back whenever a backward reaches a tensor within `output`, in the backward that the user called.
 
-    The parameters' own hooks cannot tell: under reentrant checkpointing all of them may fire in nested
-    backwards, and the end of a nested backward is not the end.
+    The parameters' own hooks cannot tell which that is: under reentrant checkpointing they fire in nested
+    backwards, and the end of a nested backward is not the end. `callback` is a method; its object is
+    referenced weakly, since the output may outlive the wrapper.
     """
+    weak_callback = weakref.WeakMethod(callback)
+
+    @unserializable_hook
+    def on_gradient(_grad: torch.Tensor) -> None:
+        method = weak_callback()
+        if method is not None:
+            method()
+
     for tensor in tensors_in(output):
         if tensor.grad_fn is not None:
-            tensor.register_hook(lambda _grad: callback())
+            tensor.register_hook(on_gradient)
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:

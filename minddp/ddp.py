@@ -98,6 +98,8 @@ class DistributedDataParallel(nn.Module):
         transport: str = "process_group",
     ):
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"DistributedDataParallel wraps an nn.Module, but got {type(module).__name__}.")
         refuse_unfinished_options(
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
@@ -148,8 +150,9 @@ class DistributedDataParallel(nn.Module):
                 f"parameters {devices}. Leave both out."
             )
         self.device_ids = [_device_index(device) for device in device_ids] if device_ids else None
-        chosen = output_device if output_device is not None else (device_ids[0] if device_ids else None)
-        self.output_device = None if chosen is None else _device_index(chosen)
+        self.output_device = None
+        if device_ids:
+            self.output_device = _device_index(device_ids[0] if output_device is None else output_device)
 
     def _connect(self) -> None:
         """Transport, reducer and hooks: all that a pickle leaves behind."""
@@ -310,6 +313,13 @@ class DistributedDataParallel(nn.Module):
 def _resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
     if process_group is not None and device_mesh is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
+    if process_group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("This rank is not a member of `process_group`; wrap the module on the group's ranks only.")
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise TypeError(
+            f"`process_group` takes what torch.distributed.new_group returns, but got {process_group!r} "
+            f"({type(process_group).__name__}). Name the backend to init_process_group."
+        )
     if device_mesh is None:
         return process_group if process_group is not None else _get_default_group()
     if device_mesh.ndim != 1:

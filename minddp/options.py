@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 MIB = 1024 * 1024
@@ -133,12 +134,14 @@ def refuse_unfinished_options(**options: Any) -> None:
 
 
 def _check_flag(name: str, value: object) -> None:
-    # Numbers count as flags because scripts pass 0 and 1; strings do not, since "False" would be true.
-    if not isinstance(value, (bool, numbers.Number)):
+    # Scripts pass 0 and 1, None and numpy's bools. Strings and containers are mistakes: "False" would be true.
+    if not (value is None or isinstance(value, (bool, numbers.Number, np.bool_))):
         raise TypeError(f"`{name}` must be True or False, but is {value!r} ({type(value).__name__}).")
 
 
 def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None) -> None:
+    if cap_mb_list is not None and not isinstance(cap_mb_list, Iterable):
+        raise TypeError(f"`bucket_cap_mb_list` takes mebibytes as a list of numbers, but got {cap_mb_list!r}.")
     if cap_mb is not None and cap_mb_list:
         raise ValueError(
             f"`bucket_cap_mb` ({cap_mb}) and `bucket_cap_mb_list` ({list(cap_mb_list)}) exclude each other: "

@@ -18,7 +18,6 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -106,7 +105,6 @@ class BackwardPass:
     unused: list[int] = field(default_factory=list)
     ready_order: list[int] = field(default_factory=list)
     reductions: list[Reduction | None] = field(default_factory=list)
-    end_is_awaited: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -136,7 +134,9 @@ class Reducer:
         self.sink: EventSink | None = None
         self.phase = Phase.IDLE
         self._pass: BackwardPass | None = None
+        self._end_is_awaited = False
         self._num_passes = 0
+        self._serial = self._serial_number()
         self._guard: OptimizerGuard | None = None
         self._observed_order: list[int] | None = None
         self._has_rebuilt = False
@@ -159,8 +159,7 @@ class Reducer:
     def arm(self, output: Any) -> None:
         """A forward that wants its backward synchronised has returned `output`."""
         self._move_to(Phase.ARMED)
-        if self._recorded_hooks is not None:
-            autograd.call_when_backward_begins(output, self._on_recorded_backward_begins)
+        autograd.call_when_gradient_enters(output, self._await_end)
 
     def ensure_finished(self) -> None:
         """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
@@ -168,10 +167,12 @@ class Reducer:
         Raises:
             RuntimeError: see [Note: unfinished reduction].
         """
-        if self.phase is Phase.INCOMPLETE:
+        ended = not self._end_is_awaited  # its end was never reached if an exception cut it short
+        if self.phase is Phase.INCOMPLETE or (self.phase is Phase.ACCUMULATING and ended):
             raise self._unfinished()
         if self.phase in (Phase.ACCUMULATING, Phase.FINALIZING):
             self._drop_interrupted_pass()
+        self._end_is_awaited = False
 
     def rebuild_if_due(self) -> bool:
         """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
@@ -195,13 +196,15 @@ class Reducer:
 
     def on_grad_accumulated(self, param: int) -> None:
         """The hook: `params[param].grad` has got its value. Runs once per parameter, so it only counts."""
+        current = self._pass
+        if current is None and self.phase is not Phase.IDLE:
+            current = self._open_pass()
         if self._usage is not None and self.params[param].grad is not None:
             self._usage.mark(param)
-        if self.phase is Phase.IDLE:
+        if current is None:
             return  # under no_sync, or a second backward through one graph: gradients stay local
-        current = self._pass or self._open_pass()
-        if not current.end_is_awaited:
-            self._await_end(current)
+        if not self._end_is_awaited:
+            self._await_end()
         if self._recorded_hooks is not None:
             self._recorded_hooks[param] += 1
             return
@@ -227,6 +230,8 @@ class Reducer:
         if not torch.is_grad_enabled():  # it is under create_graph=True
             current.makes_grad = [param.grad is None for param in self.params]
         self.tell(EventKind.BACKWARD_BEGIN)
+        if self._usage is not None:
+            self._usage.begin_pass()
         if self._recorded_hooks is not None:
             return current
         if self.options.finds_unused_each_pass:
@@ -298,22 +303,29 @@ class Reducer:
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _await_end(self, current: BackwardPass) -> None:
-        current.end_is_awaited = True
+    def _await_end(self) -> None:
+        """Be called at the end of the backward that is running.
+
+        A gradient that enters at the outputs asks for it, so that it is the backward that the user called. The
+        first hook asks too, in case the outputs hold tensors where nobody found them.
+        """
+        if self.phase is Phase.IDLE or self._end_is_awaited:
+            return
+        self._end_is_awaited = True
         if self.phase is Phase.INCOMPLETE:  # a further backward brings more
             self._move_to(Phase.ACCUMULATING)
-        autograd.call_at_end_of_backward(partial(self._on_backward_end, current))
+        autograd.call_at_end_of_backward(self._on_backward_end)
 
-    def _on_backward_end(self, current: BackwardPass) -> None:
-        if current is not self._pass:
-            return  # the end of a nested backward has seen it complete
-        current.end_is_awaited = False
-        if current.is_complete:
-            self._finalize(current)
+    def _on_backward_end(self) -> None:
+        self._end_is_awaited = False
+        if self._pass is None:
+            return  # this backward has not reached any parameter
+        if self._pass.is_complete:
+            self._finalize(self._pass)
         elif autograd.inside_another_backward():
-            self._move_to(Phase.INCOMPLETE)  # until a hook fires in the outer one
+            return  # a nested one after all; the next hook will ask again
         elif self._recorded_hooks is not None:
-            self._reduce_recorded(current, self._recorded_hooks)
+            self._reduce_recorded(self._pass, self._recorded_hooks)
         else:
             self._move_to(Phase.INCOMPLETE)
             self._guard = OptimizerGuard(self.params, self._unfinished)
@@ -349,14 +361,17 @@ class Reducer:
                     reduction.result()
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        if self._usage is not None:
+            self._usage.revert()
+        if self._recorded_hooks is not None:
+            self._recorded_hooks = [0] * len(self.params)
         self._move_to(Phase.IDLE)
 
     def _unfinished(self) -> RuntimeError:
         assert self._pass is not None
         missing = Missing(self.transport.rank, tuple(self._pass.missing()), tuple(self.names))
-        model = hashlib.blake2b(repr(self.names).encode(), digest_size=8).hexdigest()
         elsewhere = exchange_missing(
-            self.transport.store, f"{model}/{self._num_passes}", missing, self.transport.world_size
+            self.transport.store, f"{self._serial}/{self._num_passes}", missing, self.transport.world_size
         )
         return unfinished_reduction(
             missing,
@@ -366,13 +381,6 @@ class Reducer:
         )
 
     # ------------------------------------------------------------------ static graph: the recorded backward
-
-    def _on_recorded_backward_begins(self) -> None:
-        """Await the end of the outermost backward: all hooks may fire in nested ones (checkpointing)."""
-        if self._recorded_hooks is not None and self.phase is not Phase.IDLE:
-            current = self._pass or self._open_pass()
-            if not current.end_is_awaited:
-                self._await_end(current)
 
     def _reduce_recorded(self, current: BackwardPass, recorded: list[int]) -> None:
         """The first backward of a static graph has only counted hooks; now reduce everything at once."""
@@ -398,6 +406,12 @@ class Reducer:
             ParamSpec(name, param.numel(), param.dtype, param.device)
             for name, param in zip(self.names, self.params, strict=True)
         ]
+
+    def _serial_number(self) -> str:
+        """The same on every rank, and another one for each reducer, even of equal models."""
+        model = hashlib.blake2b(repr(self.names).encode(), digest_size=8).hexdigest()
+        store = self.transport.store
+        return model if store is None else f"{model}/{store.add(f'minddp/{model}/{self.transport.rank}', 1)}"
 
     def _order_of_rank_0(self, ready_order: list[int]) -> list[int]:
         """Ranks may have seen different orders, but must have one plan."""

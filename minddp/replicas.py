@@ -51,6 +51,7 @@ def broadcast_coalesced(
     Many small messages become few large ones: tensors of one device share a buffer of bytes, up to
     `coalesce_bytes` each (a larger tensor travels alone), and all buffers are under way at once.
     """
+    _refuse_unsendable(tensors)
     parcels = [_Parcel.of(chunk, fill=transport.rank == source) for chunk in _chunks(tensors, coalesce_bytes)]
     works = [transport.broadcast(parcel.buffer, source) for parcel in parcels]
     for parcel, work in zip(parcels, works, strict=True):
@@ -69,7 +70,7 @@ class _Parcel:
     @classmethod
     def of(cls, tensors: list[torch.Tensor], *, fill: bool) -> _Parcel:
         if fill:
-            return cls(tensors, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors]))
+            return cls(tensors, torch.cat([_as_bytes(tensor) for tensor in tensors]))
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return cls(tensors, torch.empty(nbytes, dtype=torch.uint8, device=tensors[0].device))
 
@@ -80,6 +81,20 @@ class _Parcel:
             for tensor, piece in zip(self.tensors, self.buffer.split(sizes), strict=True)
         ]
         torch._foreach_copy_(self.tensors, pieces)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _refuse_unsendable(tensors: Sequence[torch.Tensor]) -> None:
+    """On every rank, before anything is sent: nobody shall wait for a rank that has raised."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided or torch._debug_has_internal_overlap(tensor) == 1:
+            raise RuntimeError(
+                f"A broadcast cannot overwrite a {tensor.layout} tensor of shape {tuple(tensor.shape)} that is "
+                f"sparse or expanded. Register a dense copy instead (`.to_dense()`, `.clone()`)."
+            )
 
 
 def _chunks(tensors: Sequence[torch.Tensor], coalesce_bytes: int) -> Iterator[list[torch.Tensor]]:

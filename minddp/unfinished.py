@@ -11,8 +11,10 @@ of the module's parameters raises first. The next forward raises too, as in torc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -116,17 +118,23 @@ def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
 class OptimizerGuard:
     """While it is up, an optimizer that is about to step on one of `params` meets `error()` instead.
 
+    `error` is a method; its object is referenced weakly, and the guard falls with it.
     See [Note: unfinished reduction].
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception]):
+    def __init__(self, params: Sequence[torch.nn.Parameter], error: MethodType):
         ours = {id(param) for param in params}
+        weak_error = weakref.WeakMethod(error)
 
         def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            if any(id(param) in ours for group in optimizer.param_groups for param in group["params"]):
+            error = weak_error()
+            if error is not None and any(
+                id(param) in ours for group in optimizer.param_groups for param in group["params"]
+            ):
                 raise error()
 
         self._handle = register_optimizer_step_pre_hook(before_step)
+        weakref.finalize(error.__self__, self._handle.remove).atexit = False
 
     def lift(self) -> None:
         self._handle.remove()

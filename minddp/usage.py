@@ -23,6 +23,18 @@ class UsageMap:
         self._marks = [0] * num_params
         self._sums: torch.Tensor | None = None
         self._work: Work | None = None
+        self._marks_before = list(self._marks)
+
+    def begin_pass(self) -> None:
+        """Remember the marks so far, for the case that the pass does not come to its end."""
+        self._marks_before = list(self._marks)
+
+    def revert(self) -> None:
+        """Forget what the interrupted pass has marked; marks from under no_sync stay."""
+        if self._work is not None:
+            self._work.wait()
+        self._marks = self._marks_before
+        self._sums = self._work = None
 
     def mark(self, param: int) -> None:
         self._marks[param] = 1

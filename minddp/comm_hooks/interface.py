@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from minddp.bucket import Bucket
 
+_BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes by the names, too
+
 
 class GradBucket:
     """One bucket as a hook sees it: flat buffer, per-parameter views, and its place in the launch order."""
@@ -88,7 +90,7 @@ class CommHook:
                 f"but is {returns!r}."
             )
         hook = cls(state, function)
-        if getattr(function, "__name__", "").startswith("bf16_compress") and not _bf16_reduces():
+        if getattr(function, "__name__", "") in _BF16_HOOKS and not _bf16_reduces():
             raise TypeError(
                 f"BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL, "
                 f"and this machine has neither: use fp16_compress_hook instead of {hook.name}."

@@ -1,0 +1,112 @@
+"""Stand-ins for ranks: a transport that records its calls, and a reducer that needs no process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from minddp.events import Event, EventKind
+from minddp.options import Options
+from minddp.reducer import Reducer
+
+
+class FakeWork:
+    """A collective that acts when it is waited for, so that a wait left out shows in the values."""
+
+    def __init__(self, complete: Callable[[], object]):
+        self._complete = complete
+        self._done = False
+
+    def wait(self) -> None:
+        if not self._done:
+            self._done = True
+            self._complete()
+
+
+class FakeTransport:
+    """One rank of `world_size` whose peers all hold what it holds.
+
+    `calls` lists what was asked for, in order: `("all_reduce", numel)`, `("broadcast", numel)`, ... With
+    `from_rank_0`, a broadcast brings that tensor instead of leaving this rank's own. Transports that are given
+    one `store` are ranks of one group in that respect.
+    """
+
+    def __init__(
+        self,
+        world_size: int = 2,
+        rank: int = 0,
+        from_rank_0: torch.Tensor | None = None,
+        store: dist.Store | None = None,
+    ):
+        self.store = store
+        self.world_size = world_size
+        self.rank = rank
+        self.from_rank_0 = from_rank_0
+        self.calls: list[tuple[str, int]] = []
+
+    def all_reduce(self, tensor: torch.Tensor) -> FakeWork:
+        self.calls.append(("all_reduce", tensor.numel()))
+        return FakeWork(lambda: tensor.mul_(self.world_size))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> FakeWork:
+        self.calls.append((f"broadcast from {source}", tensor.numel()))
+        other = self.from_rank_0
+        return FakeWork(lambda: None if other is None else tensor.copy_(other))
+
+    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        self.calls.append(("all_gather", tensor.numel()))
+        return [tensor.clone() for _ in range(self.world_size)]
+
+    def count(self, call: str) -> int:
+        return sum(name == call for name, _ in self.calls)
+
+
+def options(**changed: Any) -> Options:
+    """The constructor's defaults, with `changed`."""
+    defaults: dict[str, Any] = {
+        "broadcast_buffers": None,
+        "forward_sync_buffers": None,
+        "init_sync": True,
+        "bucket_cap_mb": None,
+        "bucket_cap_mb_list": None,
+        "find_unused_parameters": False,
+        "gradient_as_bucket_view": False,
+        "static_graph": False,
+        "skip_all_reduce_unused_params": False,
+        "batched_grad_copy": False,
+    }
+    return Options.checked(**{**defaults, **changed})
+
+
+class FakeDDP:
+    """A module, its reducer and the events so far: the wrapper without process group and buffers."""
+
+    def __init__(self, module: nn.Module, transport: FakeTransport | None = None, **changed: Any):
+        self.module = module
+        self.transport = transport or FakeTransport()
+        named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
+        self.reducer = Reducer(named, self.transport, options(**changed))
+        self.events: list[Event] = []
+        self.reducer.sink = self.events.append
+
+    def __call__(self, *inputs: Any, sync: bool = True) -> Any:
+        """A forward as the wrapper makes it; `sync=False` as under `no_sync`."""
+        self.reducer.ensure_finished()
+        self.reducer.rebuild_if_due()
+        output = self.module(*inputs)
+        if sync:
+            self.reducer.arm(output)
+        return output
+
+    def step(self, *inputs: Any) -> None:
+        self(*inputs).sum().backward()
+
+    def told(self, *kinds: EventKind) -> list[str]:
+        """Events of these kinds since the last call, as text."""
+        chosen = [str(event) for event in self.events if not kinds or event.kind in kinds]
+        self.events.clear()
+        return chosen

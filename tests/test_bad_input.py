@@ -1,0 +1,202 @@
+"""Everything that can be wrong from outside ends in a clear error, soon, on every rank; nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import minddp
+from tests.ranks import RankFailure, RankPool
+
+
+def linear() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def _attempt(rank: int, name: str) -> str:
+    return _outcome(ATTEMPTS[name])
+
+
+def _outcome(attempt: Callable[[], Any]) -> str:
+    """`Type: message`, or "no error"."""
+    try:
+        attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def complex_module() -> nn.Module:
+    module = linear()
+    module.spectrum = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    return module
+
+
+def module_on_two_devices() -> nn.Module:
+    module = linear()
+    module.elsewhere = nn.Parameter(torch.zeros(2, device="meta"))
+    return module
+
+
+def frozen() -> nn.Module:
+    return linear().requires_grad_(False)
+
+
+def wrap(build: Callable[[], nn.Module] = linear, **arguments: Any) -> Callable[[], Any]:
+    return lambda: minddp.DistributedDataParallel(build(), **arguments)
+
+
+def wrap_in_a_group_of_others() -> None:
+    """What new_group returns on a rank that is not in the group is no group. Rank 0 is in it, and raises itself."""
+    group = dist.new_group([0])
+    if dist.get_rank() == 0:
+        raise ValueError("process_group: this attempt is about the others")
+    minddp.DistributedDataParallel(linear(), process_group=group)
+
+
+ATTEMPTS: dict[str, Callable[[], Any]] = {
+    "no gradients": wrap(frozen),
+    "no parameters": wrap(nn.ReLU),
+    "lazy": wrap(lambda: nn.Sequential(nn.LazyLinear(2), linear())),
+    "complex": wrap(complex_module),
+    "two devices": wrap(module_on_two_devices),
+    "two device ids": wrap(device_ids=[0, 1]),
+    "device id on a CPU": wrap(device_ids=[0]),
+    "output device on a CPU": wrap(output_device=1),
+    "group and mesh": wrap(process_group=object(), device_mesh=object()),
+    "unknown transport": wrap(transport="carrier pigeon"),
+    "planned transport": wrap(transport="shared_memory"),
+    "delay": wrap(delay_all_reduce_named_params=[("weight", None)]),
+    "hook param": wrap(param_to_hook_all_reduce=torch.zeros(1)),
+    "mixed precision": wrap(mixed_precision="bf16"),
+    "join": lambda: minddp.DistributedDataParallel(linear()).join(),
+    "wrong flag": wrap(static_graph="no"),
+    "wrong capacity": wrap(bucket_cap_mb="25"),
+    "negative capacity": wrap(bucket_cap_mb=-1),
+    "two capacities": wrap(bucket_cap_mb=1, bucket_cap_mb_list=[1, 2]),
+    "capacity list that is a number": wrap(bucket_cap_mb_list=25),
+    "group that is a name": wrap(process_group="gloo"),
+    "group of others": wrap_in_a_group_of_others,
+    "module that is a function": lambda: minddp.DistributedDataParallel(torch.relu),
+}
+
+EXPECTED = [
+    ("no gradients", "RuntimeError", ["doesn't have any parameter that requires a gradient", "2 parameters"]),
+    ("no parameters", "RuntimeError", ["doesn't have any parameter that requires a gradient"]),
+    ("lazy", "RuntimeError", ["uninitialized parameters", "0.weight", "dummy forward pass"]),
+    ("complex", "NotImplementedError", ["complex parameters", "spectrum"]),
+    ("two devices", "ValueError", ["same type of devices"]),
+    ("two device ids", "ValueError", ["device_ids can only be None or contain a single element"]),
+    ("device id on a CPU", "ValueError", ["device_ids and output_device", "[0]"]),
+    ("output device on a CPU", "ValueError", ["device_ids and output_device", "output_device 1"]),
+    ("group and mesh", "RuntimeError", ["Cannot specify both process_group and device_mesh"]),
+    ("unknown transport", "ValueError", ["carrier pigeon"]),
+    ("planned transport", "NotImplementedError", ["shared_memory"]),
+    ("delay", "NotImplementedError", ["delay_all_reduce_named_params"]),
+    ("hook param", "NotImplementedError", ["param_to_hook_all_reduce"]),
+    ("mixed precision", "NotImplementedError", ["mixed_precision"]),
+    ("join", "NotImplementedError", ["join"]),
+    ("wrong flag", "TypeError", ["static_graph"]),
+    ("wrong capacity", "TypeError", ["bucket_cap_mb"]),
+    ("negative capacity", "ValueError", ["bucket_cap_mb"]),
+    ("two capacities", "ValueError", ["bucket_cap_mb", "bucket_cap_mb_list", "exclude"]),
+    ("capacity list that is a number", "TypeError", ["bucket_cap_mb_list", "25"]),
+    ("group that is a name", "TypeError", ["process_group", "gloo"]),
+    ("group of others", "ValueError", ["process_group"]),
+    ("module that is a function", "TypeError", ["nn.Module", "function"]),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "words"), EXPECTED)
+def test_a_wrong_argument_is_a_clear_error_on_every_rank(
+    ranks: Any, name: str, kind: str, words: list[str]
+) -> None:
+    for outcome in ranks(2).run(_attempt, name):
+        assert outcome.startswith(f"{kind}: "), outcome
+        for word in words:
+            assert word in outcome
+
+
+def test_without_a_process_group_there_is_a_value_error() -> None:
+    """In this very process, which has none."""
+    assert not dist.is_initialized()
+    with pytest.raises(ValueError, match=r"[Dd]efault process group has not been initialized"):
+        minddp.DistributedDataParallel(linear())
+
+
+def _buffers(rank: int, kind: str) -> str:
+    module = linear()
+    buffer = {
+        "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
+        "negative": lambda: torch._neg_view(torch.tensor([1.0])),
+        "expanded": lambda: torch.zeros(1).expand(3),
+        "sparse": lambda: torch.eye(2).to_sparse(),
+    }[kind]()
+    module.register_buffer("odd", buffer)
+    return _outcome(lambda: minddp.DistributedDataParallel(module))
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [("conjugate", "no error"), ("negative", "no error"), ("expanded", "RuntimeError"), ("sparse", "RuntimeError")],
+)
+def test_odd_buffers_have_one_outcome_on_all_ranks(kind: str, outcome: str) -> None:
+    """What torch can broadcast arrives; what it cannot is an error on every rank, and nobody waits for others."""
+    pool = RankPool(2, group_timeout_s=3)
+    try:
+        for text in pool.run(_buffers, kind, timeout_s=20):
+            assert text.startswith(outcome)
+            assert "Timed out" not in text
+            assert "closed" not in text.lower()
+    finally:
+        pool.kill()
+
+
+def _train_until_killed(rank: int, victim: int, killed_in_step: int) -> str:
+    ddp = minddp.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1)), bucket_cap_mb=0.001)
+    for step in range(50):
+        output = ddp(torch.ones(2, 64))
+        if rank == victim and step == killed_in_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        output.sum().backward()
+    return "trained to the end"
+
+
+@pytest.mark.parametrize(("victim", "step"), [(2, 0), (0, 3)])
+def test_when_a_rank_is_killed_the_others_get_an_error(victim: int, step: int) -> None:
+    pool = RankPool(3, group_timeout_s=3)
+    try:
+        with pytest.raises(RankFailure) as failure:
+            pool.run(_train_until_killed, victim, step, timeout_s=30)
+    finally:
+        pool.kill()
+    reports = failure.value.reports
+    assert sorted(reports) == [0, 1, 2]
+    assert "died with exit code -9" in reports.pop(victim)
+    for report in reports.values():
+        assert "RuntimeError" in report
+
+
+def _only_rank_0_goes_on(rank: int) -> str:
+    ddp = minddp.DistributedDataParallel(linear())
+    ddp(torch.ones(1, 2)).sum().backward()
+    if rank == 1:
+        return "stopped early"
+    return _outcome(lambda: [ddp(torch.ones(1, 2)).sum().backward() for _ in range(3)])
+
+
+def test_a_rank_that_stops_early_is_an_error_within_the_groups_timeout() -> None:
+    pool = RankPool(2, group_timeout_s=2)
+    try:
+        went_on, stopped = pool.run(_only_rank_0_goes_on, timeout_s=30)
+    finally:
+        pool.kill()
+    assert stopped == "stopped early"
+    assert went_on.startswith(("RuntimeError", "DistBackendError"))

@@ -1,0 +1,281 @@
+"""Packing and unpacking one bucket: which bits come out, and where gradients lie afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from minddp.bucket import RUN_BYTES, Bucket, Scaling, allocate_buckets
+from minddp.plan import ParamSpec, plan_from_registration
+
+WORLD = 3  # x * (1 / 3) and x / 3 differ in bits for many x
+MEAN = Scaling(WORLD, divide_resident=True)  # as with gradient_as_bucket_view
+BATCHED = Scaling(WORLD, divide_copied=True, divide_resident=True)  # as with batched_grad_copy
+
+
+def pack(bucket: Bucket, scaling: Scaling) -> None:
+    """All of the bucket, as in one backward."""
+    bucket.begin_pass()
+    for run in range(len(bucket.runs)):
+        bucket.pack(run, scaling)
+
+
+def parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
+    """A parameter with the tensor's strides and a gradient in autograd's layout."""
+    param = torch.nn.Parameter(tensor)
+    param.grad = torch.randn_like(tensor, memory_format=torch.preserve_format)
+    return param
+
+
+def bucket_of(params: Sequence[torch.nn.Parameter], *, views: bool = False) -> Bucket:
+    """One bucket for all of them, in reverse order as DDP has it; asserts that there is only one."""
+    specs = [ParamSpec(f"p{i}", p.numel(), p.dtype, p.device) for i, p in enumerate(params)]
+    (bucket,) = allocate_buckets(plan_from_registration(specs, [1 << 40]), params, grads_are_views=views)
+    return bucket
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def params_of_all_kinds(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    """Small and large, row-major, channels_last, transposed, 0-dim, empty."""
+    numel_of_large = RUN_BYTES // dtype.itemsize
+    return [
+        parameter(torch.randn(5, 3, dtype=dtype)),
+        parameter(torch.randn(numel_of_large, dtype=dtype)),
+        parameter(torch.randn(2, 3, 4, 5, dtype=dtype).contiguous(memory_format=torch.channels_last)),
+        parameter(torch.randn((), dtype=dtype)),
+        parameter(torch.randn(0, 4, dtype=dtype)),
+        parameter(torch.randn(7, 6, dtype=dtype).t()),
+        parameter(torch.randn(300, numel_of_large // 200, dtype=dtype).t()),
+    ]
+
+
+def grads_of(params: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    return [param.grad.clone() for param in params]
+
+
+def assert_same_bits(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    assert len(got) == len(expected)
+    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert a.dtype == b.dtype, index
+        assert torch.equal(a, b), index
+
+
+def test_the_two_ways_to_take_the_mean_differ_in_bits() -> None:
+    """Otherwise the tests below could not tell them apart."""
+    x = torch.randn(1000)
+    assert not torch.equal(x * (1 / WORLD), x / WORLD)
+    assert not torch.equal(x.double() * (1 / WORLD), x.double() / WORLD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("views", [False, True])
+def test_a_copied_gradient_is_multiplied(dtype: torch.dtype, views: bool) -> None:
+    params = params_of_all_kinds(dtype)
+    before = grads_of(params)
+    bucket = bucket_of(params, views=False)
+    bucket.grads_are_views = views  # the gradients lie elsewhere still
+    pack(bucket, MEAN)
+    assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_batched_copy_is_divided(dtype: torch.dtype) -> None:
+    params = params_of_all_kinds(dtype)
+    bucket = bucket_of(params)
+    pack(bucket, BATCHED)
+    assert_same_bits(bucket.views, [param.grad / WORLD for param in params])
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_without_divisor_nothing_is_scaled(views: bool) -> None:
+    params = params_of_all_kinds()
+    before = grads_of(params)
+    bucket = bucket_of(params, views=views)
+    pack(bucket, Scaling(None))
+    assert_same_bits(bucket.views, before)
+    pack(bucket, Scaling(None))  # with views: now everything is resident
+    assert_same_bits(bucket.views, before)
+
+
+def test_resident_gradients_are_divided() -> None:
+    params = params_of_all_kinds()
+    before = grads_of(params)
+    bucket = bucket_of(params, views=True)  # adopts the gradients that are there
+    assert all(param.grad is view for param, view in zip(params, bucket.views, strict=True))
+    pack(bucket, MEAN)
+    assert_same_bits(bucket.views, [grad / WORLD for grad in before])
+
+
+def test_a_replaced_gradient_is_copied_and_bound_anew_its_neighbours_are_divided() -> None:
+    params = params_of_all_kinds()
+    bucket = bucket_of(params, views=True)
+    replacement = torch.randn_like(params[0])
+    params[0].grad = replacement.clone()
+    before = grads_of(params)
+    pack(bucket, MEAN)
+    expected = [replacement * (1 / WORLD)] + [grad / WORLD for grad in before[1:]]
+    assert_same_bits(bucket.views, expected)
+    assert params[0].grad is bucket.views[0]
+
+
+@pytest.mark.parametrize("scaling", [MEAN, BATCHED, Scaling(None)])
+@pytest.mark.parametrize("views", [False, True])
+def test_a_missing_gradient_counts_as_zero_and_stays_missing_while_packing(views: bool, scaling: Scaling) -> None:
+    params = params_of_all_kinds()
+    bucket = bucket_of(params, views=views)
+    bucket.flat.fill_(7)
+    for param in params:
+        param.grad = None
+    params[0].grad = torch.ones_like(params[0])
+    pack(bucket, scaling)
+    assert bucket.views[0].count_nonzero() == params[0].numel()
+    assert bucket.flat.count_nonzero() == params[0].numel()
+    assert all(param.grad is None for param in params[1:])
+
+
+def test_with_views_packing_binds_what_it_copied() -> None:
+    params = params_of_all_kinds()
+    bucket = bucket_of(params, views=True)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    pack(bucket, MEAN)
+    assert all(param.grad is view for param, view in zip(params, bucket.views, strict=True))
+    assert all(p.grad.untyped_storage().data_ptr() == bucket.flat.untyped_storage().data_ptr() for p in params)
+
+
+def test_without_views_gradients_never_share_memory_with_the_bucket() -> None:
+    params = params_of_all_kinds()
+    params[0].grad = None
+    bucket = bucket_of(params)
+    pack(bucket, MEAN)
+    bucket.unpack(bucket.flat)
+    for param in params:
+        assert param.grad.untyped_storage().data_ptr() != bucket.flat.untyped_storage().data_ptr()
+
+
+def test_unpacking_keeps_the_gradient_objects() -> None:
+    """The optimizer, or a user, may hold on to them."""
+    params = params_of_all_kinds()
+    grads = [param.grad for param in params]
+    bucket = bucket_of(params)
+    pack(bucket, MEAN)
+    bucket.flat.mul_(WORLD)
+    bucket.unpack(bucket.flat)
+    assert all(param.grad is grad for param, grad in zip(params, grads, strict=True))
+    assert_same_bits(grads, list(bucket.views))
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_unpacking_a_result_that_lies_elsewhere(views: bool) -> None:
+    """A communication hook may return a tensor of its own."""
+    params = params_of_all_kinds()
+    bucket = bucket_of(params, views=views)
+    pack(bucket, Scaling(None))
+    result = torch.randn_like(bucket.flat)
+    bucket.unpack(result)
+    assert_same_bits([param.grad for param in params], list(bucket.views_into(result)))
+    if views:
+        assert all(param.grad is view for param, view in zip(params, bucket.views, strict=True))
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_unpacking_gives_a_gradient_to_parameters_without_one(views: bool) -> None:
+    params = params_of_all_kinds()
+    for param in params:
+        param.grad = None
+    bucket = bucket_of(params, views=views)
+    pack(bucket, MEAN)
+    bucket.flat.copy_(torch.randn_like(bucket.flat))
+    bucket.unpack(bucket.flat)
+    assert_same_bits([param.grad for param in params], list(bucket.views))
+    assert [param.grad.stride() for param in params] == [param.stride() for param in params]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_only_what_this_backward_made_and_nobody_else_holds_is_handed_over(changed: bool) -> None:
+    """[Note: handing gradients over]: `.grad` may become the bucket's memory if that cannot be seen."""
+    params = [parameter(torch.randn(16)) for _ in range(3)]
+    held = params[1].grad
+    bucket = bucket_of(params)
+    pack(bucket, MEAN)
+    bucket.unpack(bucket.flat, made_now=[True, True, False])
+    assert [param.grad is view for param, view in zip(params, bucket.views, strict=True)] == [True, False, False]
+    assert params[1].grad is held
+    assert_same_bits(grads_of(params), bucket.views)
+    if changed:
+        params[0].grad = torch.ones(16)
+    before = grads_of(params)
+    pack(bucket, Scaling(WORLD))
+    assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
+
+
+@pytest.mark.parametrize("had_one", [False, True])
+def test_unpacking_leaves_what_is_to_be_kept(had_one: bool) -> None:
+    params = params_of_all_kinds()
+    if not had_one:
+        params[0].grad = None
+    kept = params[0].grad.clone() if had_one else None
+    bucket = bucket_of(params)
+    pack(bucket, MEAN)
+    bucket.unpack(torch.randn_like(bucket.flat), untouched=[True] + [False] * (len(params) - 1))
+    assert (params[0].grad is None) if kept is None else torch.equal(params[0].grad, kept)
+
+
+def test_a_gradient_replaced_during_backward_is_an_error_with_views() -> None:
+    params = params_of_all_kinds()
+    bucket = bucket_of(params, views=True)
+    pack(bucket, MEAN)
+    params[2].grad = torch.zeros_like(params[2])
+    with pytest.raises(RuntimeError, match=r"not the expected DDP bucket view.*`p2`"):
+        bucket.unpack(bucket.flat)
+
+
+def test_views_have_the_parameters_strides_where_those_are_dense() -> None:
+    params = params_of_all_kinds()
+    sparse_strides = torch.nn.Parameter(torch.randn(4, 6)[:, ::2])
+    bucket = bucket_of([*params, sparse_strides])
+    assert [view.stride() for view in bucket.views] == [param.stride() for param in params] + [(3, 1)]
+
+
+def test_strides_that_differ_are_told_once_and_still_right() -> None:
+    param = torch.nn.Parameter(torch.randn(3, 4))
+    param.grad = torch.randn(4, 3).t()
+    bucket = bucket_of([param])
+    with pytest.warns(UserWarning, match=r"strides do not match.*`p0`: \(1, 3\) against \(4, 1\)"):
+        pack(bucket, MEAN)
+    assert torch.equal(bucket.views[0], param.grad * (1 / WORLD))
+
+
+def test_a_gradient_of_another_dtype_is_an_error() -> None:
+    param = torch.nn.Parameter(torch.randn(3))
+    bucket = bucket_of([param])
+    param.data = param.data.double()
+    param.grad = torch.randn(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"Expected torch.float32, got torch.float64 .*`p0`"):
+        pack(bucket, MEAN)
+
+
+def test_large_and_small_gradients_in_any_arrangement() -> None:
+    """Every gradient is scaled exactly once, whatever its neighbours' sizes."""
+    large = RUN_BYTES // 4
+    middle = large // 3
+    for sizes in (
+        [large],
+        [middle] * 10,
+        [middle, large, middle, middle, middle, 1],
+        [1, large],
+        [large, 1],
+        [1, large, 1, 2, large, large, 3],
+        [1, 2, 3],
+        [0, large, 0],
+    ):
+        params = [parameter(torch.randn(size)) for size in sizes]
+        bucket = bucket_of(params)
+        pack(bucket, MEAN)
+        assert_same_bits(bucket.views, [param.grad * (1 / WORLD) for param in params])

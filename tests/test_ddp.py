@@ -1,0 +1,429 @@
+"""The public wrapper beside torch's: attributes, state, copies, buffers, no_sync. On two real ranks."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+
+BOTH = (TorchDDP, minddp.DistributedDataParallel)
+
+
+class Net(nn.Module):
+    """A frozen and a tied weight, BatchNorm and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.body.weight
+        self.register_buffer("mark", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.frozen(self.norm(self.body(x))))
+
+
+def build(cls: type, seed: int = 0, **arguments: Any) -> Any:
+    torch.manual_seed(seed)
+    return cls(Net(), **arguments)
+
+
+def inputs(rank: int, step: int = 0) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def train(ddp: Any, rank: int, steps: int = 2) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and gradients after some steps."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        ddp(inputs(rank, step)).square().sum().backward()
+        optimizer.step()
+    grads = {f"{name}.grad": p.grad for name, p in ddp.named_parameters() if p.grad is not None}
+    return {key: value.clone() for key, value in {**ddp.state_dict(), **grads}.items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def outcome(attempt: Callable[[], Any]) -> Any:
+    try:
+        return attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+# ------------------------------------------------------------------ attributes and state
+
+ATTRIBUTES = [
+    *["dim", "device", "device_type", "device_ids", "output_device", "parameters_to_ignore"],
+    *["require_backward_grad_sync", "require_forward_param_sync", "forward_sync_buffers", "broadcast_buffers"],
+    *["find_unused_parameters", "gradient_as_bucket_view", "static_graph", "training"],
+]
+
+
+def _attributes(rank: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for cls in BOTH:
+        ddp = build(cls, **arguments)
+        found.append({name: getattr(ddp, name) for name in ATTRIBUTES if hasattr(build(TorchDDP), name)})
+        assert isinstance(ddp.module, Net)
+        assert ddp.process_group is dist.group.WORLD
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"find_unused_parameters": True, "forward_sync_buffers": False},
+        {"static_graph": True, "gradient_as_bucket_view": True, "dim": 1, "broadcast_buffers": False},
+        {"device_ids": [], "output_device": None},
+        {"output_device": 0},  # falsy, so torch lets it pass on a CPU
+    ],
+)
+def test_attributes_are_torchs(ranks: Any, arguments: dict[str, Any]) -> None:
+    theirs, ours = ranks(2).run(_attributes, arguments)[0]
+    assert len(ours) > 8
+    assert ours == theirs
+
+
+def _state(rank: int) -> None:
+    theirs, ours = (build(cls, seed) for seed, cls in enumerate(BOTH))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert all(key.startswith("module.") for key in ours.state_dict())
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    assert not same(ours.state_dict(), theirs.state_dict())
+    assert str(ours.load_state_dict(theirs.state_dict())) == "<All keys matched successfully>"
+    assert same(ours.state_dict(), theirs.state_dict())
+    ours.module.load_state_dict({k.removeprefix("module."): v for k, v in theirs.state_dict().items()})
+    assert same(train(ours, rank), train(theirs, rank))
+
+
+def test_state_goes_back_and_forth_between_torchs_and_ours(ranks: Any) -> None:
+    ranks(2).run(_state)
+
+
+def _modes(rank: int) -> None:
+    ddp = build(minddp.DistributedDataParallel)
+    assert ddp.eval() is ddp
+    assert not ddp.training
+    assert not ddp.module.norm.training
+    assert ddp.train() is ddp
+    assert ddp.module.norm.training
+    assert ddp.train(False) is ddp
+    assert not ddp.module.training
+
+
+def test_train_and_eval_reach_the_module_and_return_the_wrapper(ranks: Any) -> None:
+    ranks(2).run(_modes)
+
+
+def _plan(rank: int) -> str:
+    ddp = build(minddp.DistributedDataParallel)
+    assert [spec.name for spec in ddp.plan.params] == ["body.weight", "body.bias", "norm.weight", "norm.bias"]
+    train(ddp, rank)
+    assert ddp.module.frozen.weight.grad is None
+    assert ddp.module.head.weight.grad is ddp.module.body.weight.grad
+    return str(ddp.plan)
+
+
+def test_the_plan_holds_tied_weights_once_and_frozen_ones_not_at_all(ranks: Any) -> None:
+    texts = ranks(2).run(_plan)
+    assert texts[0] == texts[1]
+    assert texts[0].count("body.weight") == 1
+
+
+def _forwarding(rank: int) -> list[Any]:
+    class Flexible(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, *more: Any, scale: float = 1.0, **rest: Any) -> dict[str, Any]:
+            return {"out": self.layer(x) * scale, "more": more, "rest": rest}
+
+    ddp = minddp.DistributedDataParallel(Flexible())
+    output = ddp(torch.ones(1, 4), "a", None, scale=2.0, flag=True)
+    return [output["more"], output["rest"], output["out"].shape]
+
+
+def test_arguments_and_outputs_pass_through_as_they_are(ranks: Any) -> None:
+    assert ranks(2).run(_forwarding)[0] == [("a", None), {"flag": True}, (1, 4)]
+
+
+# ------------------------------------------------------------------ training, copies and pickles
+
+
+def _trains_alike(rank: int, arguments: dict[str, Any]) -> bool:
+    return same(*(train(build(cls, **arguments), rank, 4) for cls in BOTH))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"bucket_cap_mb_list": [0.0001]}, {"gradient_as_bucket_view": True}])
+def test_training_gives_torchs_bits(ranks: Any, arguments: dict[str, Any]) -> None:
+    assert all(ranks(2).run(_trains_alike, arguments))
+
+
+def _copies(rank: int, steps_before: int) -> None:
+    original = build(minddp.DistributedDataParallel)
+    train(original, rank, steps_before)
+    original.zero_grad()
+    clones = [copy.deepcopy(original), pickle.loads(pickle.dumps(original))]
+    stream = io.BytesIO()
+    torch.save(original, stream)
+    stream.seek(0)
+    clones.append(torch.load(stream, weights_only=False))
+    before = {key: value.clone() for key, value in original.state_dict().items()}
+    results = []
+    for clone in clones:
+        assert type(clone) is minddp.DistributedDataParallel
+        assert clone.module is not original.module
+        assert clone.process_group is dist.group.WORLD
+        results.append(train(clone, rank))
+        assert same(original.state_dict(), before), "training a copy leaves the original alone"
+    expected = train(original, rank)
+    assert all(same(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_copies_train_like_the_original(ranks: Any, steps_before: int) -> None:
+    ranks(2).run(_copies, steps_before)
+
+
+def _copy_with_another_group(rank: int) -> list[list[str]]:
+    group = dist.new_group([0, 1])
+    found = []
+    for cls in BOTH:
+        ddp = build(cls, process_group=group)
+        found.append(
+            [outcome(lambda: copy.deepcopy(ddp) and "copied"), outcome(lambda: pickle.dumps(ddp) and "pickled")]
+        )
+    return found
+
+
+def test_no_copies_with_another_group_than_the_default(ranks: Any) -> None:
+    theirs, ours = ranks(2).run(_copy_with_another_group)[0]
+    phrase = (
+        "RuntimeError: DDP Pickling/Unpickling are only supported when using DDP with the default process group"
+    )
+    assert all(text.startswith(phrase) for text in theirs + ours)
+
+
+# ------------------------------------------------------------------ no_sync
+
+
+def _no_sync(rank: int) -> None:
+    ddp = build(minddp.DistributedDataParallel)
+    with ddp.no_sync():
+        assert not ddp.require_backward_grad_sync
+        with ddp.no_sync():
+            pass
+        assert not ddp.require_backward_grad_sync
+    assert ddp.require_backward_grad_sync
+    try:
+        with ddp.no_sync():
+            raise KeyError
+    except KeyError:
+        pass
+    assert ddp.require_backward_grad_sync
+
+
+def test_no_sync_restores_also_after_an_exception(ranks: Any) -> None:
+    ranks(2).run(_no_sync)
+
+
+def _accumulates(rank: int) -> list[list[float]]:
+    module = nn.Linear(1, 1, bias=False)
+    ddp = minddp.DistributedDataParallel(module)
+    seen = []
+    with ddp.no_sync():
+        ddp(torch.full((1, 1), float(rank))).backward()
+        seen.append(module.weight.grad.item())
+    ddp(torch.full((1, 1), 10.0)).backward()
+    seen.append(module.weight.grad.item())
+    return seen
+
+
+def test_no_sync_keeps_gradients_local_until_the_next_synchronised_backward(ranks: Any) -> None:
+    assert ranks(2).run(_accumulates) == [[0.0, 10.5], [1.0, 10.5]]
+
+
+# ------------------------------------------------------------------ buffers
+
+
+def _marks(rank: int, arguments: dict[str, Any], script: str) -> list[list[float]]:
+    """After each forward, the mark that this rank set to `rank + 1` before it: 1 everywhere if rank 0's came."""
+    found = []
+    for cls in BOTH:
+        ddp, marks = build(cls, **arguments), []
+        for kind in script:
+            ddp.module.mark.fill_(rank + 1)
+            if kind == "e":
+                with torch.no_grad():
+                    ddp(inputs(rank))
+            elif kind == "l":
+                with ddp.no_sync():
+                    ddp(inputs(rank))
+            else:
+                ddp(inputs(rank))
+            marks.append(ddp.module.mark.item())
+        found.append(marks)
+    return found
+
+
+def test_buffers_come_before_a_forward_unless_the_last_was_without_grad_or_local(ranks: Any) -> None:
+    """Training (t), evaluation under no_grad (e), local under no_sync (l)."""
+    theirs, ours = ranks(2).run(_marks, {}, "tettltleet")[1]
+    assert ours == [1, 1, 2, 1, 1, 2, 1, 2, 2, 2]
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("arguments", [{"forward_sync_buffers": False}, {"broadcast_buffers": False}])
+def test_buffers_stay_apart_if_asked_to(ranks: Any, arguments: dict[str, Any]) -> None:
+    theirs, ours = ranks(2).run(_marks, arguments, "tet")[1]
+    assert ours == theirs == [2, 2, 2]
+
+
+def _synchronised(rank: int, arguments: dict[str, Any]) -> list[list[float]]:
+    """Two parameters and a buffer, of value `rank` before construction, the buffer also before the forward."""
+    found = []
+    for cls in BOTH:
+        torch.manual_seed(0)
+        net = Net()
+        with torch.no_grad():
+            net.body.bias.fill_(rank)
+            net.frozen.bias.fill_(rank)
+            net.mark.fill_(rank)
+        ddp = cls(net, **arguments)
+        values = [net.body.bias, net.frozen.bias, net.mark]
+        seen = [float(v.detach().mean()) for v in values]
+        net.mark.fill_(rank)
+        ddp(inputs(rank))
+        found.append(seen + [float(v.detach().mean()) for v in values])
+    return found
+
+
+def test_what_is_synchronised_when_is_as_in_torch(ranks: Any) -> None:
+    different = set()
+    for init, broadcast, forward in itertools.product([True, False], [None, True, False], [None, True, False]):
+        arguments = {"init_sync": init, "broadcast_buffers": broadcast, "forward_sync_buffers": forward}
+        theirs, ours = ranks(2).run(_synchronised, arguments)[1]
+        assert ours == theirs, arguments
+        different.add(tuple(ours))
+    assert len(different) == 5, "the arguments matter"
+
+
+def _ignored(rank: int) -> list[list[float]]:
+    found = []
+    for cls in BOTH:
+        torch.manual_seed(0)
+        net = Net()
+        net._ddp_params_and_buffers_to_ignore = ["mark", "norm.bias"]
+        with torch.no_grad():
+            net.mark.fill_(rank)
+            net.norm.bias.fill_(rank)
+        ddp = cls(net)
+        ddp(inputs(rank)).sum().backward()
+        found.append([net.mark.item(), *net.norm.bias.tolist(), *net.norm.bias.grad.tolist()])
+    return found
+
+
+def test_what_torch_is_told_to_ignore_is_ignored(ranks: Any) -> None:
+    (_, rank_0), (theirs, rank_1) = ranks(2).run(_ignored)
+    assert rank_1 == theirs
+    assert rank_1[:2] == [1.0, 1.0]
+    assert rank_0[:2] == [0.0, 0.0]
+
+
+def _buffers_in_graph(rank: int) -> None:
+    """Two forwards before a backward: the broadcast in between must not look like a change to autograd."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * self.scale
+
+    ddp = minddp.DistributedDataParallel(Scaled())
+    (ddp(inputs(rank)) + ddp(inputs(rank, 1))).sum().backward()
+
+
+def test_a_buffer_broadcast_between_forward_and_backward_is_no_error(ranks: Any) -> None:
+    ranks(2).run(_buffers_in_graph)
+
+
+def _new_buffers(rank: int) -> float:
+    """A module may assign a new tensor to its buffer; the new one is the one to synchronise."""
+    ddp = build(minddp.DistributedDataParallel)
+    ddp.module.mark = torch.tensor(float(rank + 5))
+    ddp(inputs(rank))
+    return ddp.module.mark.item()
+
+
+def test_a_buffer_assigned_anew_is_synchronised(ranks: Any) -> None:
+    assert ranks(2).run(_new_buffers) == [5.0, 5.0]
+
+
+# ------------------------------------------------------------------ an unfinished reduction on real ranks
+
+
+def _unfinished(rank: int) -> tuple[str, str, bool]:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.sometimes = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+            x = self.always(x)
+            return self.sometimes(x) if both else x
+
+    ddp = minddp.DistributedDataParallel(Sometimes())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    ddp(inputs(rank), True).sum().backward()
+    optimizer.step()
+    before = [param.clone() for param in ddp.parameters()]
+    ddp(inputs(rank), False).sum().backward()
+    at_step = outcome(optimizer.step)
+    untouched = all(torch.equal(p, b) for p, b in zip(ddp.parameters(), before, strict=True))
+    return at_step, outcome(lambda: ddp(inputs(rank), True)), untouched
+
+
+def test_an_unfinished_reduction_stops_the_optimizer_and_the_next_forward(ranks: Any) -> None:
+    for rank, (at_step, at_forward, untouched) in enumerate(ranks(2).run(_unfinished)):
+        for text in (at_step, at_forward):
+            assert text.startswith("RuntimeError: Expected to have finished reduction in the prior iteration")
+            for either in (rank, 1 - rank):
+                assert f"did not receive grad for rank {either}: sometimes.weight, sometimes.bias" in text
+        assert untouched
+
+
+def _wrapped_twice(rank: int) -> float:
+    module = nn.Linear(1, 1, bias=False)
+    first = minddp.DistributedDataParallel(module)
+    first(torch.ones(1, 1)).backward()
+    del first
+    module.weight.grad = None
+    second = minddp.DistributedDataParallel(module)
+    second(torch.full((1, 1), 3.0 + rank)).backward()
+    return module.weight.grad.item()
+
+
+def test_a_module_may_be_wrapped_again(ranks: Any) -> None:
+    assert ranks(2).run(_wrapped_twice) == [3.5, 3.5]
