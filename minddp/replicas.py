@@ -76,11 +76,8 @@ class _Parcel:
 
     def unpack(self) -> None:
         sizes = [tensor.numel() * tensor.element_size() for tensor in self.tensors]
-        pieces = [
-            piece.view(tensor.dtype).view(tensor.shape)
-            for tensor, piece in zip(self.tensors, self.buffer.split(sizes), strict=True)
-        ]
-        torch._foreach_copy_(self.tensors, pieces)
+        for tensor, piece in zip(self.tensors, self.buffer.split(sizes), strict=True):
+            tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

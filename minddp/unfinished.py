@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -122,19 +122,18 @@ class OptimizerGuard:
     See [Note: unfinished reduction].
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], error: MethodType):
+    def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception]):
         ours = {id(param) for param in params}
         weak_error = weakref.WeakMethod(error)
 
         def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             error = weak_error()
-            if error is not None and any(
-                id(param) in ours for group in optimizer.param_groups for param in group["params"]
-            ):
+            stepped = (param for group in optimizer.param_groups for param in group["params"])
+            if error is not None and any(id(param) in ours for param in stepped):
                 raise error()
 
         self._handle = register_optimizer_step_pre_hook(before_step)
-        weakref.finalize(error.__self__, self._handle.remove).atexit = False
+        weakref.finalize(cast(MethodType, error).__self__, self._handle.remove).atexit = False
 
     def lift(self) -> None:
         self._handle.remove()
