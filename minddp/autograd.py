@@ -24,7 +24,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -45,28 +46,16 @@ class Hooks:
             handle.remove()
 
 
-class Receiver(Protocol):
-    def on_grad_accumulated(self, param: int) -> None: ...
+def install_hooks(params: Sequence[torch.nn.Parameter], on_grad_accumulated: Callable[..., None]) -> Hooks:
+    """Call `on_grad_accumulated(i, ...)` whenever a backward has given `params[i].grad` its value.
 
-
-def install_hooks(params: Sequence[torch.nn.Parameter], receiver: Receiver) -> Hooks:
-    """Call `receiver.on_grad_accumulated(i)` whenever a backward has given `params[i].grad` its value.
-
-    The receiver is only referenced weakly: the parameters outlive it, and their hooks must not keep it alive.
-    See [Note: the hook sits on the accumulator].
+    Further positional arguments are the engine's own and of no interest. The callback is kept alive until the
+    hooks are removed. See [Note: the hook sits on the accumulator].
     """
     accumulators = tuple(get_gradient_edge(param).node for param in params)
-    weak_receiver = weakref.ref(receiver)
-
-    def hook_for(param: int) -> Callable[..., None]:
-        def hook(*_grad_inputs_and_outputs: object) -> None:
-            target = weak_receiver()
-            if target is not None:
-                target.on_grad_accumulated(param)
-
-        return hook
-
-    handles = tuple(node.register_hook(hook_for(index)) for index, node in enumerate(accumulators))
+    handles = tuple(
+        node.register_hook(partial(on_grad_accumulated, index)) for index, node in enumerate(accumulators)
+    )
     return Hooks(accumulators, handles)
 
 

@@ -72,16 +72,19 @@ class Scaling:
 class Run:
     """Neighbouring slots of a bucket that are packed together. See [Note: packing in runs].
 
-    `flat` is their part of the bucket's buffer, `views[k]` the tensor over the k-th slot.
+    `first` is the first slot's place in the bucket, `flat` the run's part of the bucket's buffer, and `views[k]`
+    the tensor over its k-th slot.
     """
 
     def __init__(
         self,
+        first: int,
         params: Sequence[torch.nn.Parameter],
         names: Sequence[str],
         flat: torch.Tensor,
         views: list[torch.Tensor],
     ):
+        self.first = first
         self.params = params
         self.names = names
         self.flat = flat
@@ -220,6 +223,7 @@ class Bucket:
         self.views = self.views_into(self.flat)
         self.runs = [
             Run(
+                start,
                 self.params[start:stop],
                 self.names[start:stop],
                 self.flat[self.spec.slots[start].offset : self._end_of(stop - 1)],

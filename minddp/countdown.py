@@ -1,0 +1,82 @@
+"""What happens once per parameter and backward, and therefore hardly anything.
+
+[Note: the hot path]
+A hook costs what it executes times the number of parameters, and it runs between two kernels that have just
+filled the cache with other things. So in the common case (the plan is final, every parameter is used, nobody
+watches) a hook does one thing: it strikes its parameter off the set of those that its run waits for. All the
+rest, from opening the pass to recording orders and telling events, is in `Reducer.attend`, which is called
+first as long as the countdown `is_watched`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Watcher(Protocol):
+    """The reducer, as the countdown sees it."""
+
+    def attend(self, param: int) -> bool:
+        """A hook has fired. Whether the parameter is now to be struck off."""
+        ...
+
+    def on_run_ready(self, run: int) -> None:
+        """The last gradient of a run has arrived."""
+        ...
+
+    def on_ready_twice(self, param: int) -> None:
+        """A parameter was struck off before."""
+        ...
+
+
+class Countdown:
+    """For each run, the parameters whose gradients it still waits for.
+
+    The watcher is only referenced weakly: parameters outlive their wrapper, and their hooks must not keep it.
+    """
+
+    def __init__(self, watcher: Watcher):
+        self._watcher = weakref.ref(watcher)
+        self.is_watched = True
+        self.regroup([])
+
+    def regroup(self, members: Sequence[Sequence[int]]) -> None:
+        """`members[r]` are the parameters of run r; each parameter belongs to one run."""
+        self._members = [frozenset(run) for run in members]
+        self._awaited: list[set[int]] = [set() for _ in members]
+        self._run_of = {param: run for run, params in enumerate(members) for param in params}
+        self._awaited_beside = [self._awaited[self._run_of[param]] for param in range(len(self._run_of))]
+
+    def restart(self) -> None:
+        """Wait for every parameter."""
+        for awaited, members in zip(self._awaited, self._members, strict=True):
+            awaited.update(members)
+
+    def on_grad_accumulated(self, param: int, *_from_engine: object) -> None:
+        """The hook: a backward has given the parameter's `.grad` its value. See [Note: the hot path]."""
+        if self.is_watched:
+            watcher = self._watcher()
+            if watcher is None or not watcher.attend(param):
+                return
+        self.strike_off(param)
+
+    def strike_off(self, param: int) -> None:
+        """The parameter's gradient is complete."""
+        awaited = self._awaited_beside[param]
+        try:
+            awaited.remove(param)
+        except KeyError:
+            self._the_watcher().on_ready_twice(param)
+        if not awaited:
+            self._the_watcher().on_run_ready(self._run_of[param])
+
+    def missing(self) -> list[int]:
+        """The parameters that are still awaited, in order."""
+        return sorted(param for awaited in self._awaited for param in awaited)
+
+    def _the_watcher(self) -> Watcher:
+        watcher = self._watcher()
+        assert watcher is not None, "it lives at least as long as its backward"
+        return watcher
