@@ -40,7 +40,7 @@ import torch
 from minddp import handover
 from minddp.plan import BucketPlan, BucketSpec, Slot
 
-RUN_BYTES = 128 * 1024  # about half of a core's second-level cache: a run's gradients and its part of the buffer
+RUN_BYTES = 512 * 1024  # a run's gradients and its part of the buffer: half of a 2 MiB second-level cache
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,13 @@ class Bucket:
         `made_now[k]` says that this backward has made it, so that it may be handed over.
         """
         averages = self.views if average is self.flat else self.views_into(average)
+        if self.grads_are_views and average is not self.flat:
+            torch._foreach_copy_(self.views, averages)
+            averages = self.views
+        if all(map(operator.is_, [param.grad for param in self.params], averages)):
+            return
         wanted = [k for k in range(len(self.params)) if not (untouched and untouched[k])]
         if self.grads_are_views:
-            if average is not self.flat:
-                torch._foreach_copy_(self.views, averages)
             self._bind(wanted)
             return
         if made_now is not None and average is self.flat:
@@ -249,25 +252,28 @@ class Bucket:
     def _hand_over(self, wanted: Sequence[int], made_now: Sequence[bool]) -> list[int]:
         """Make `.grad` the view where nobody can tell; return the others. See [Note: handing gradients over]."""
         counts = handover.references([param.grad for param in self.params])
-        left = []
-        for k in wanted:
-            if made_now[k] and self._could_be_fresh[k] and counts[k] == self._unshared.grad:
-                self.params[k].grad = self.views[k]
-                self._has_handed_over = True
-            else:
-                left.append(k)
-        return left
+        candidates = zip(counts, made_now, self._could_be_fresh, strict=True)
+        unseen = self._unshared.grad
+        going = {k for k, (count, made, fits) in enumerate(candidates) if made and fits and count == unseen}
+        for k in going.intersection(wanted):
+            self.params[k].grad = self.views[k]
+            self._has_handed_over = True
+        return [k for k in wanted if k not in going]
 
     def _others_still_look(self) -> bool:
         """Whether anybody but the parameters refers to gradients that were handed over."""
         if handover.storage_references(self.flat) != self._references_to_memory:
             return True
-        extra = [
-            self._unshared.being_a_grad if param.grad is view else 0
-            for param, view in zip(self.params, self.views, strict=True)
-        ]
-        expected = [ours + more for ours, more in zip(self._references_to_views, extra, strict=True)]
-        return handover.references(self.views) != expected
+        counts = handover.references(self.views)
+        if counts == self._references_to_views:
+            return False  # no view is a gradient any more, and nobody has kept one
+        for param, view, count, ours in zip(
+            self.params, self.views, counts, self._references_to_views, strict=True
+        ):
+            in_grad = self._unshared.being_a_grad if param.grad is view else 0
+            if count != ours + in_grad:
+                return True
+        return False
 
     # ------------------------------------------------------------------ into `.grad`
 

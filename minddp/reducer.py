@@ -95,7 +95,7 @@ class BackwardPass:
     a static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
     `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
     launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
-    if gradients must stay tensors of a graph.
+    if no gradient is to be handed over.
     """
 
     hooks_left: list[int]
@@ -234,7 +234,8 @@ class Reducer:
             runs_left=[len(bucket.runs) for bucket in self.buckets],
             scaling=self._scaling(),
         )
-        if not torch.is_grad_enabled():  # it is under create_graph=True
+        creates_graph = torch.is_grad_enabled()
+        if not (creates_graph or self.options.gradient_as_bucket_view):
             current.makes_grad = [param.grad is None for param in self.params]
         self.tell(EventKind.BACKWARD_BEGIN)
         if self._usage is not None:
