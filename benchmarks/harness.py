@@ -1,0 +1,170 @@
+"""The shared harness: contestants race in paired, alternating rounds, and a ratio is taken per round.
+
+[Note: paired rounds] Speed on a shared machine drifts by more than the differences measured here. So all
+contestants live in one process group and one run, and a *heat* (the contestants to be compared) is run back
+to back in every round: drift hits both sides of a pair alike and cancels in their ratio. What does not cancel
+is position, because a contestant inherits the caches its predecessor left. So the order of the heats follows
+a shuffled Latin square, and the order inside a heat alternates. The figure is the median over rounds of the
+ratio, which one disturbed round cannot move; the bootstrap interval says how far to trust it. Turns are short
+and rounds many, because what disturbs a turn lasts longer than a step: more pairs beat longer ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+def schedule(heats: Sequence[Sequence[str]], rounds: int, seed: int) -> list[list[str]]:
+    """The order of all contestants in each round; the same on every rank, as it depends on the seed alone.
+
+    Within each cycle of `len(heats)` rounds every heat takes every place once. Over as many cycles as a heat
+    has contestants, each of them has been first, second, ... in its heat equally often at every place.
+    """
+    rng = random.Random(seed)
+    cycles = math.ceil(rounds / len(heats))
+    order = [names for cycle in range(cycles) for names in _latin_cycle(heats, cycle, rng)]
+    return order[:rounds]
+
+
+def _latin_cycle(heats: Sequence[Sequence[str]], cycle: int, rng: random.Random) -> Iterator[list[str]]:
+    count = len(heats)
+    columns = rng.sample(range(count), count)
+    for row in range(count):
+        names: list[str] = []
+        for place, column in enumerate(columns):
+            index = (row + column) % count
+            names += _rotated(heats[index], index + place + cycle)
+        yield names
+
+
+def _rotated(heat: Sequence[str], by: int) -> list[str]:
+    by %= len(heat)
+    return [*heat[by:], *heat[:by]]
+
+
+class Turn(NamedTuple):
+    """What one step took, on average over a contestant's turn, on one rank."""
+
+    seconds: float  #: of wall time
+    cpu_seconds: float  #: of all threads of the process; a step that only waits takes none
+
+
+def race(
+    contestants: Mapping[str, Callable[[], object]],
+    order: Sequence[Sequence[str]],
+    steps_per_turn: int,
+    barrier: Callable[[], object],
+    on_round: Callable[[], object] = lambda: None,
+) -> dict[str, list[Turn]]:
+    """Run every round of `order` on this rank; returns each contestant's turns, round by round.
+
+    A turn is a barrier, one untimed step that brings the contestant's data back into the caches, then
+    `steps_per_turn` timed steps. The garbage collector runs between turns and never inside one.
+    """
+    turns: dict[str, list[Turn]] = {name: [] for name in contestants}
+    with _no_garbage_collection():
+        for names in order:
+            for name in names:
+                gc.collect()
+                barrier()
+                turns[name].append(_timed_turn(contestants[name], steps_per_turn))
+            on_round()
+    return turns
+
+
+def _timed_turn(step: Callable[[], object], steps: int) -> Turn:
+    step()
+    cpu_start, start = time.process_time(), time.perf_counter()
+    for _ in range(steps):
+        step()
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    return Turn(seconds / steps, cpu_seconds / steps)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect only when told to. What is alive now is frozen, so that `gc.collect` is quick enough to repeat."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+Times = Mapping[str, np.ndarray]  #: for each contestant, seconds per step in each round: `[rounds]` float64
+
+
+def slowest_rank(turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> Times:
+    """Wall time: in each round, that of the contestant's slowest rank."""
+    return {
+        name: np.max([[turn.seconds for turn in turns[name]] for turns in turns_of_rank], axis=0)
+        for name in turns_of_rank[0]
+    }
+
+
+def mean_cpu(turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> Times:
+    """CPU time: in each round, the mean over the ranks."""
+    return {
+        name: np.mean([[turn.cpu_seconds for turn in turns[name]] for turns in turns_of_rank], axis=0)
+        for name in turns_of_rank[0]
+    }
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How long one contestant takes, as a multiple of another: below 1 is faster."""
+
+    median: float
+    low: float  #: lower end of the 95% bootstrap interval of the median
+    high: float  #: upper end
+    spread: float  #: interquartile range of the rounds' ratios
+    rounds: int
+
+
+def compare(seconds: np.ndarray, baseline: np.ndarray, seed: int) -> Ratio:
+    """The ratio `seconds / baseline`, paired round by round. See [Note: paired rounds]."""
+    if len(seconds) != len(baseline) or len(seconds) == 0:
+        raise ValueError(
+            f"A paired ratio needs the same rounds on both sides, but they have {len(seconds)} and "
+            f"{len(baseline)}; give both the times of the same, at least one, rounds."
+        )
+    ratios = seconds / baseline
+    low, high = bootstrap_interval(ratios, seed)
+    quarter, three_quarters = np.quantile(ratios, [0.25, 0.75])
+    return Ratio(float(np.median(ratios)), low, high, float(three_quarters - quarter), len(ratios))
+
+
+def bootstrap_interval(
+    samples: np.ndarray, seed: int, level: float = 0.95, resamples: int = 5000
+) -> tuple[float, float]:
+    """Percentile bootstrap interval for the median of `samples` `[n]` (Efron 1979); deterministic by seed."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.choice(samples, size=(resamples, len(samples)))
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.median(drawn, axis=1), [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def fastest(times: Times, names: Sequence[str]) -> str:
+    """Which of `names` is fastest, judged by its share of each round so that drift does not decide."""
+    round_mean = np.mean(list(times.values()), axis=0)
+    return min(names, key=lambda name: float(np.median(times[name] / round_mean)))
+
+
+def median_ms(seconds: np.ndarray) -> float:
+    """The median round, in milliseconds per step."""
+    return float(np.median(seconds)) * 1e3

@@ -1,0 +1,67 @@
+"""Start the ranks of a benchmark and bring back what they return, within a time limit."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+
+def run_ranks(fn: Callable[..., Any], *args: Any, world_size: int, threads: int, timeout_s: float) -> list[Any]:
+    """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one gloo group.
+
+    `fn` is a module-level function; each rank computes with `threads` threads. Raises `TimeoutError` when the
+    ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with the traceback when one
+    raises. In either case no process is left behind.
+    """
+    with tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory:
+        context = start_processes(
+            _rank_main, (fn, args, world_size, threads, directory), nprocs=world_size, join=False
+        )
+        assert context is not None, "start_processes returns a context when told not to join"
+        _join(context, timeout_s)
+        return [pickle.loads(_result_file(directory, rank).read_bytes()) for rank in range(world_size)]
+
+
+def _rank_main(
+    rank: int, fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, threads: int, directory: str
+) -> None:
+    torch.set_num_threads(threads)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/store",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    _result_file(directory, rank).write_bytes(pickle.dumps(fn(rank, *args)))
+    dist.barrier()  # a rank that leaves early takes its connections with it
+    dist.destroy_process_group()
+
+
+def _result_file(directory: str, rank: int) -> Path:
+    return Path(directory) / f"result{rank}.pickle"
+
+
+def _join(context: ProcessContext, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not context.join(timeout=max(0.0, deadline - time.monotonic()), grace_period=5):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"The ranks were not done after {timeout_s:g} s and were ended; "
+                    "run fewer rounds or raise --timeout-s."
+                )
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()

@@ -1,0 +1,50 @@
+"""What a figure was measured on: enough to compare, nothing that identifies the machine's owner."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe() -> dict[str, Any]:
+    """CPU, memory, operating system and versions, ready for JSON. No host, user or path names."""
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as the system gives it; its architecture where it gives none."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which in a container are often fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def load_average() -> float:
+    """Processes that wanted a core during the last minute: near 0 on a machine fit to measure on."""
+    return round(os.getloadavg()[0], 2)
+
+
+def peak_memory_mib() -> float:
+    """The most memory this process has held at once (resident set), in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB elsewhere

@@ -1,0 +1,165 @@
+"""The harness's order, pairing and statistics, without ranks and without reading a clock's value."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import (
+    Turn,
+    bootstrap_interval,
+    compare,
+    fastest,
+    mean_cpu,
+    median_ms,
+    race,
+    schedule,
+    slowest_rank,
+)
+
+PAIRS = [["a", "A"], ["b", "B"], ["c", "C"]]
+
+
+def test_every_contestant_appears_equally_often_in_every_position():
+    order = schedule(PAIRS, rounds=12, seed=3)
+    counts = Counter((position, name) for names in order for position, name in enumerate(names))
+    assert set(counts.values()) == {2}
+    assert len(counts) == 6 * 6
+
+
+def test_heats_of_different_sizes_share_the_places_and_the_orders_inside_a_heat():
+    heats = [["floor"], ["a", "A"], ["b", "B"]]
+    counts: Counter[tuple[int, str]] = Counter()
+    for names in schedule(heats, rounds=6, seed=0):
+        for place, heat in enumerate(_split_into_heats(names)):
+            counts[place, "".join(heat)] += 1
+    assert {counts[place, "floor"] for place in range(3)} == {2}
+    assert {counts[place, heat] for place in range(3) for heat in ("aA", "Aa", "bB", "Bb")} == {1}
+
+
+def _split_into_heats(names: list[str]) -> list[list[str]]:
+    heats: list[list[str]] = []
+    for name in names:
+        if heats and heats[-1][0].lower() == name.lower():
+            heats[-1].append(name)
+        else:
+            heats.append([name])
+    return heats
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 7])
+def test_every_round_has_every_contestant_once_and_pairs_side_by_side(rounds: int):
+    order = schedule(PAIRS, rounds, seed=1)
+    assert len(order) == rounds
+    for names in order:
+        assert sorted(names) == sorted("aAbBcC")
+        assert all(names[i].lower() == names[i + 1].lower() for i in (0, 2, 4))
+
+
+def test_the_order_depends_on_the_seed_alone():
+    assert schedule(PAIRS, 9, seed=5) == schedule(PAIRS, 9, seed=5)
+    assert schedule(PAIRS, 9, seed=5) != schedule(PAIRS, 9, seed=6)
+
+
+def test_a_turn_is_a_barrier_an_untimed_step_and_the_timed_steps():
+    log: list[str] = []
+    contestants = {"x": lambda: log.append("x"), "y": lambda: log.append("y")}
+    turns = race(
+        contestants,
+        [["x", "y"], ["y", "x"]],
+        steps_per_turn=2,
+        barrier=lambda: log.append("|"),
+        on_round=lambda: log.append("."),
+    )
+    assert "".join(log) == "|xxx|yyy.|yyy|xxx."
+    assert {name: len(of_name) for name, of_name in turns.items()} == {"x": 2, "y": 2}
+
+
+def test_time_per_step_is_the_turn_divided_by_its_timed_steps(monkeypatch: pytest.MonkeyPatch):
+    clock = {"wall": 0.0, "cpu": 0.0}
+
+    def step() -> None:
+        clock["wall"] += 3.0
+        clock["cpu"] += 1.0
+
+    monkeypatch.setattr("benchmarks.harness.time.perf_counter", lambda: clock["wall"])
+    monkeypatch.setattr("benchmarks.harness.time.process_time", lambda: clock["cpu"])
+    turns = race({"x": step}, [["x"]], steps_per_turn=4, barrier=lambda: None)
+    assert turns == {"x": [Turn(seconds=3.0, cpu_seconds=1.0)]}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_off_in_a_turn_and_as_before_afterwards(enabled: bool):
+    seen: list[bool] = []
+    before = gc.isenabled()
+    try:
+        gc.enable() if enabled else gc.disable()
+        race({"x": lambda: seen.append(gc.isenabled())}, [["x"]], 1, barrier=lambda: None)
+        with pytest.raises(RuntimeError, match="boom"):
+            race({"x": _raise}, [["x"]], 1, barrier=lambda: None)
+        assert seen == [False, False]
+        assert gc.isenabled() == enabled
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable() if before else gc.disable()
+
+
+def _raise() -> None:
+    raise RuntimeError("boom")
+
+
+def test_the_slowest_rank_counts_for_wall_time_and_the_mean_for_cpu_time():
+    first = {"x": [Turn(1.0, 0.5), Turn(5.0, 1.0)]}
+    second = {"x": [Turn(2.0, 1.5), Turn(4.0, 3.0)]}
+    assert slowest_rank([first, second])["x"].tolist() == [2.0, 5.0]
+    assert mean_cpu([first, second])["x"].tolist() == [1.0, 2.0]
+
+
+def test_the_ratio_is_the_median_of_the_rounds_ratios():
+    # Round 2 was ten times slower for both, and round 3 for one of them: neither moves the figure.
+    baseline = np.array([1.0, 10.0, 1.0, 1.0, 1.0])
+    seconds = np.array([2.0, 20.0, 20.0, 1.9, 2.1])
+    ratio = compare(seconds, baseline, seed=0)
+    assert ratio.median == 2.0
+    assert ratio.spread == pytest.approx(2.1 - 2.0)
+    assert ratio.rounds == 5
+    assert ratio.low <= ratio.median <= ratio.high
+
+
+def test_unpaired_or_missing_rounds_are_refused():
+    with pytest.raises(ValueError, match="2 and 3"):
+        compare(np.ones(2), np.ones(3), seed=0)
+    with pytest.raises(ValueError, match="at least one"):
+        compare(np.ones(0), np.ones(0), seed=0)
+
+
+def test_the_bootstrap_is_deterministic_by_seed():
+    samples = np.random.default_rng(0).normal(1.0, 0.1, 30)
+    assert bootstrap_interval(samples, seed=1) == bootstrap_interval(samples, seed=1)
+    few = [bootstrap_interval(samples, seed, resamples=50) for seed in range(5)]
+    assert len(set(few)) > 1, "another seed draws other samples"
+
+
+def test_the_bootstrap_interval_of_equal_samples_is_a_point():
+    assert bootstrap_interval(np.full(9, 1.25), seed=0) == (1.25, 1.25)
+
+
+def test_the_bootstrap_interval_contains_the_true_median_about_95_times_in_100():
+    rng = np.random.default_rng(7)
+    intervals = [bootstrap_interval(rng.normal(1.0, 0.1, 30), seed=i, resamples=500) for i in range(200)]
+    covered = sum(low <= 1.0 <= high for low, high in intervals)
+    assert 175 <= covered <= 199
+
+
+def test_drift_does_not_decide_which_contestant_is_fastest():
+    # "a" wins four rounds of five while everything becomes slower; its raw median, 3.3 against 3, would lose.
+    times = {"a": np.array([0.9, 1.8, 3.3, 3.6, 4.5]), "b": np.array([1.0, 2.0, 3.0, 4.0, 5.0])}
+    assert fastest(times, ["a", "b"]) == "a"
+    assert fastest(times, ["b"]) == "b"
+
+
+def test_median_ms():
+    assert median_ms(np.array([0.001, 0.002, 0.1])) == pytest.approx(2.0)
