@@ -3,7 +3,7 @@
 - When has this parameter's gradient been accumulated?  `install_hooks`
 - Which parameters will this very backward reach?       `will_be_reached`
 - When is this backward over?                           `call_at_end_of_backward`
-- Is this backward running inside another one?          `inside_another_backward`
+- Which backward is running, and inside another one?    `current_backward`, `inside_another_backward`
 
 [Note: the hook sits on the accumulator]
 Each leaf that requires grad owns one `AccumulateGrad` node, which adds incoming gradients to `.grad`. The hook
@@ -70,6 +70,11 @@ def call_at_end_of_backward(callback: Callable[[], None]) -> None:
     Inside a nested backward (reentrant checkpointing) this means the nested one.
     """
     Variable._execution_engine.queue_callback(callback)
+
+
+def current_backward() -> int:
+    """A number for the backward that is running; a nested one has its own."""
+    return torch._C._current_graph_task_id()
 
 
 def inside_another_backward() -> bool:

@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -131,7 +132,7 @@ class Reducer:
         self.sink: EventSink | None = None
         self.phase = Phase.IDLE
         self._pass: BackwardPass | None = None
-        self._end_is_awaited = False
+        self._awaited_backwards: set[int] = set()
         self._num_passes = 0
         self._serial = self._serial_number()
         self._guard: OptimizerGuard | None = None
@@ -165,12 +166,12 @@ class Reducer:
         Raises:
             RuntimeError: see [Note: unfinished reduction].
         """
-        ended = not self._end_is_awaited  # its end was never reached if an exception cut it short
+        ended = not self._awaited_backwards  # the end is never reached if an exception cuts a backward short
         if self.phase is Phase.INCOMPLETE or (self.phase is Phase.ACCUMULATING and ended):
             raise self._unfinished()
         if self.phase in (Phase.ACCUMULATING, Phase.FINALIZING):
             self._drop_interrupted_pass()
-        self._end_is_awaited = False
+        self._awaited_backwards.clear()
 
     def rebuild_if_due(self) -> bool:
         """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
@@ -201,8 +202,7 @@ class Reducer:
             self._usage.mark(param)
         if current is None:
             return False  # under no_sync, or a second backward through one graph: gradients stay local
-        if not self._end_is_awaited:
-            self._await_end()
+        self._await_end()
         if self._recorded_hooks is not None:
             self._recorded_hooks[param] += 1
             return False
@@ -219,7 +219,7 @@ class Reducer:
         plan_is_final = self._has_rebuilt or not self.options.rebuilds_buckets
         counts_once = not self.options.static_graph
         self._countdown.is_watched = not (
-            plan_is_final and counts_once and self._usage is None and self._end_is_awaited and self.sink is None
+            plan_is_final and counts_once and self._usage is None and self.sink is None
         )
 
     def _open_pass(self) -> BackwardPass:
@@ -296,8 +296,10 @@ class Reducer:
         while not current.is_complete and current.runs_left[len(current.reductions)] == 0:
             bucket = self.buckets[len(current.reductions)]
             current.reductions.append(None if self._skips(bucket, current) else self._launch(bucket))
-        if current.is_complete and self._usage is not None:
-            self._usage.begin_exchange(self.transport)
+        if current.is_complete:
+            self._await_end()
+            if self._usage is not None:
+                self._usage.begin_exchange(self.transport)
 
     def _launch(self, bucket: Bucket) -> Reduction:
         self.tell(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
@@ -320,15 +322,16 @@ class Reducer:
         A gradient that enters at the outputs asks for it, so that it is the backward that the user called. The
         first hook asks too, in case the outputs hold tensors where nobody found them.
         """
-        if self.phase is Phase.IDLE or self._end_is_awaited:
+        backward = autograd.current_backward()
+        if self.phase is Phase.IDLE or backward in self._awaited_backwards:
             return
-        self._end_is_awaited = True
+        self._awaited_backwards.add(backward)
         if self.phase is Phase.INCOMPLETE:  # a further backward brings more
             self._move_to(Phase.ACCUMULATING)
-        autograd.call_at_end_of_backward(self._on_backward_end)
+        autograd.call_at_end_of_backward(partial(self._on_backward_end, backward))
 
-    def _on_backward_end(self) -> None:
-        self._end_is_awaited = False
+    def _on_backward_end(self, backward: int) -> None:
+        self._awaited_backwards.discard(backward)
         self._countdown.is_watched = True
         if self._pass is None:
             return  # this backward has not reached any parameter

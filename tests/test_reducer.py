@@ -614,3 +614,20 @@ def test_a_wrapper_dropped_unfinished_does_not_guard_the_optimizer_for_ever() ->
     second = FakeDDP(module, find_unused_parameters=True)
     second(X)[0].sum().backward()
     torch.optim.SGD(module.parameters(), lr=0.1).step()
+
+
+def test_a_second_try_without_a_forward_is_finalized() -> None:
+    """The first backward dies between the outputs and the parameters; the end of the second is awaited anew."""
+    ddp = FakeDDP(nn.Linear(2, 2))
+    output = ddp(X)
+
+    def explode(_grad: torch.Tensor) -> None:
+        raise KeyError("boom")
+
+    handle = output.register_hook(explode)
+    with pytest.raises(KeyError):
+        output.sum().backward(retain_graph=True)
+    handle.remove()
+    output.sum().backward()
+    assert ddp.reducer.phase is Phase.IDLE
+    assert ddp.transport.count("all_reduce") == 1
