@@ -234,8 +234,7 @@ class Reducer:
             runs_left=[len(bucket.runs) for bucket in self.buckets],
             scaling=self._scaling(),
         )
-        creates_graph = torch.is_grad_enabled()
-        if not (creates_graph or self.options.gradient_as_bucket_view):
+        if self._may_hand_over():
             current.makes_grad = [param.grad is None for param in self.params]
         self.tell(EventKind.BACKWARD_BEGIN)
         if self._usage is not None:
@@ -249,6 +248,11 @@ class Reducer:
         for param in current.unused:
             self._count_as_ready(param)
         return current
+
+    def _may_hand_over(self) -> bool:
+        """Whether gradients may come to lie in the buckets. See [Note: handing gradients over]."""
+        creates_graph = torch.is_grad_enabled()  # backward(create_graph=True): gradients stay part of a graph
+        return not (creates_graph or self.options.gradient_as_bucket_view or self.options.finds_unused_each_pass)
 
     def _scaling(self) -> Scaling:
         batched = self.options.batched_grad_copy
@@ -299,7 +303,7 @@ class Reducer:
         if current.is_complete:
             self._await_end()
             if self._usage is not None:
-                self._usage.begin_exchange(self.transport)
+                self._usage.begin_exchange(self.transport, [param.grad is not None for param in self.params])
 
     def _launch(self, bucket: Bucket) -> Reduction:
         self.tell(EventKind.BUCKET_LAUNCHED, bucket.spec.index)

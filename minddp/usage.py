@@ -39,8 +39,9 @@ class UsageMap:
     def mark(self, param: int) -> None:
         self._marks[param] = 1
 
-    def begin_exchange(self, transport: Transport) -> None:
-        """Start summing the marks over the ranks."""
+    def begin_exchange(self, transport: Transport, has_grad: Sequence[bool]) -> None:
+        """Start summing the marks over the ranks. A mark without a gradient is of one that was thrown away."""
+        self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
         on_gpu = self._device.type == "cuda"
         marks = torch.tensor(self._marks, dtype=torch.int32, pin_memory=on_gpu)
         self._sums = marks.to(self._device, non_blocking=True)  # a no-op on the CPU

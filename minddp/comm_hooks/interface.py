@@ -41,8 +41,11 @@ class GradBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """Views into `buffer()`, in the shapes of the parameters."""
-        return list(self._bucket.views_into(self._buffer))
+        """Views into `buffer()` in the shapes of the parameters, row-major whatever their strides (as torch)."""
+        return [
+            self._buffer.narrow(0, slot.offset, slot.numel).view(param.size())
+            for slot, param in zip(self._bucket.spec.slots, self._bucket.params, strict=True)
+        ]
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters whose gradients these are, in the order of their offsets."""

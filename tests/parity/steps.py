@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import copy
 import dataclasses
 import pickle
 from collections.abc import Iterator
@@ -54,7 +56,7 @@ class Replica:
                     ours.grad.copy_(theirs.grad)
             for ours, theirs in zip(self.model.buffers(), other.model.buffers(), strict=True):
                 ours.copy_(theirs)
-        self.optimizer.load_state_dict(other.optimizer.state_dict())
+        self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
 
     def become_a_pickled_copy(self) -> None:
         momentum = self.optimizer.state_dict()
