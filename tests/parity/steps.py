@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import copy
 import dataclasses
 import pickle
 from collections.abc import Iterator
