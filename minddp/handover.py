@@ -7,11 +7,13 @@ them over, one tensor at a time. minddp instead lets `.grad` *be* the bucket's m
     for the average to appear in it;
   - the new one begins at a multiple of `ALIGNMENT_BYTES`, as a fresh allocation would: kernels choose their
     order of summation by alignment, and a gradient norm must keep its bits.
-Everything else is copied, as in torch; also all of a model that may leave parameters unused, since a gradient
-that no rank has used must stay as it is, and one that lies in a bucket would travel with it. The other half of the promise is kept before the buffer is filled
-again: if anybody still looks at gradients handed over earlier (a script that keeps them, a view, a detached
-copy), the bucket leaves that memory to them and takes new memory for itself. So `.grad` behaves as if it had
-memory of its own; with gradient_as_bucket_view=True, where the user asked for sharing, none of this is needed.
+Everything else is copied, as in torch; so is all of a model that may leave parameters unused, since a gradient
+that no rank has used must stay as it is, and one that lies in a bucket would travel with it.
+
+The other half of the promise is kept before the buffer is filled again: if anybody still looks at gradients
+handed over earlier (a script that keeps them, a view, a detached copy), the bucket leaves that memory to them
+and takes new memory for itself. So `.grad` behaves as if it had memory of its own; with
+gradient_as_bucket_view=True, where the user asked for sharing, none of this is needed.
 
 Who refers to a tensor is read off Python's reference counts and its storage's use count. What those are for a
 tensor that nobody else holds depends on the version of torch, so it is measured, not assumed.
