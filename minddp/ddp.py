@@ -23,6 +23,7 @@ from minddp import replicas
 from minddp.comm_hooks import CommHook
 from minddp.events import EventKind
 from minddp.options import Options, refuse_unfinished_options
+from minddp.placement import check_parameters, device_index, resolve_group
 from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
 from minddp.transport import open_transport
@@ -119,7 +120,7 @@ class DistributedDataParallel(nn.Module):
         )
         _warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction)
         self._transport_kind = transport
-        self.process_group = _resolve_group(process_group, device_mesh)
+        self.process_group = resolve_group(process_group, device_mesh)
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._place(module, device_ids, output_device)
         self.module = module
@@ -134,7 +135,7 @@ class DistributedDataParallel(nn.Module):
     def _place(self, module: nn.Module, device_ids: Any, output_device: Any) -> None:
         """Check where the module lies and what may be asked of its devices, by torch's rules."""
         params = [p for name, p in module.named_parameters() if name not in self.parameters_to_ignore]
-        _check_parameters(dict(module.named_parameters()), params)
+        check_parameters(dict(module.named_parameters()), params)
         devices = {param.device for param in params}
         self.device = params[0].device
         self.device_type = self.device.type
@@ -149,10 +150,10 @@ class DistributedDataParallel(nn.Module):
                 f"GPU modules, but got device_ids {device_ids}, output_device {output_device}, and module "
                 f"parameters {devices}. Leave both out."
             )
-        self.device_ids = [_device_index(device) for device in device_ids] if device_ids else None
+        self.device_ids = [device_index(device) for device in device_ids] if device_ids else None
         self.output_device = None
         if device_ids:
-            self.output_device = _device_index(device_ids[0] if output_device is None else output_device)
+            self.output_device = device_index(device_ids[0] if output_device is None else output_device)
 
     def _connect(self) -> None:
         """Transport, reducer and hooks: all that a pickle leaves behind."""
@@ -310,58 +311,8 @@ class DistributedDataParallel(nn.Module):
         ]
 
 
-def _resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
-    if process_group is not None and device_mesh is not None:
-        raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
-    if process_group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("This rank is not a member of `process_group`; wrap the module on the group's ranks only.")
-    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-        raise TypeError(
-            f"`process_group` takes what torch.distributed.new_group returns, but got {process_group!r} "
-            f"({type(process_group).__name__}). Name the backend to init_process_group."
-        )
-    if device_mesh is None:
-        return process_group if process_group is not None else _get_default_group()
-    if device_mesh.ndim != 1:
-        raise RuntimeError(f"Only 1D device mesh is supported, but got {device_mesh}.")
-    if device_mesh._get_root_mesh() != device_mesh:
-        raise NotImplementedError("minddp does not support a `device_mesh` that is a slice of a larger one yet.")
-    return device_mesh.get_group(mesh_dim=0)
-
-
 def _is_default_group(group: dist.ProcessGroup) -> bool:
     return dist.is_initialized() and group == _get_default_group()
-
-
-def _check_parameters(named: dict[str, nn.Parameter], params: Sequence[nn.Parameter]) -> None:
-    lazy = [n for n, p in named.items() if isinstance(p, nn.parameter.UninitializedParameter)]
-    if lazy:
-        raise RuntimeError(
-            f"Modules with uninitialized parameters can't be used with `DistributedDataParallel`: "
-            f"{', '.join(lazy)}. Run a dummy forward pass to correctly initialize the modules."
-        )
-    if not any(param.requires_grad for param in params):
-        raise RuntimeError(
-            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
-            f"gradient. This one has {len(params)} parameters; call the module itself, or requires_grad_()."
-        )
-    types = {param.device.type for param in params}
-    if len(types) != 1:
-        raise ValueError(
-            f"DistributedDataParallel's input module must be on the same type of devices, but input module "
-            f"parameters locate in {types}."
-        )
-    devices = {str(param.device) for param in params}
-    if len(devices) != 1:
-        raise NotImplementedError(f"minddp does not support modules on several devices yet, got {devices}.")
-    complex_names = [n for n, p in named.items() if p.requires_grad and p.is_complex()]
-    if complex_names:
-        raise NotImplementedError(f"minddp does not support complex parameters yet: {', '.join(complex_names)}.")
-
-
-def _device_index(device: int | torch.device) -> int:
-    index = torch.device(device).index if not isinstance(device, int) else device
-    return torch.accelerator.current_device_index() if index is None else index
 
 
 def _warn_of_deprecated(

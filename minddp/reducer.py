@@ -11,105 +11,30 @@ simply dropped, and the next step starts with a new one.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import logging
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from minddp import autograd
-from minddp.bucket import Bucket, Scaling, allocate_buckets
+from minddp.backward_pass import ALLOWED, AllReduce, BackwardPass, HookedReduction, Phase, Reduction
+from minddp.bucket import Bucket, allocate_buckets
 from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
 from minddp.events import Event, EventKind, EventSink
 from minddp.options import Options
+from minddp.packing import Scaling
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
-from minddp.transport import Transport, Work
+from minddp.transport import Transport
 from minddp.unfinished import Missing, OptimizerGuard, exchange_missing, ready_twice, unfinished_reduction
 from minddp.usage import UsageMap
 
-
-class Phase(enum.Enum):
-    """Where the reducer is. See `ALLOWED` for what may follow what."""
-
-    IDLE = "no synchronised backward is due"
-    ARMED = "a forward has run; the next backward will be synchronised"
-    ACCUMULATING = "hooks are firing"
-    INCOMPLETE = "a backward has ended, but some gradients have not arrived"
-    FINALIZING = "waiting for the buckets"
-
-
-ALLOWED = {
-    Phase.IDLE: {Phase.ARMED},
-    Phase.ARMED: {Phase.ARMED, Phase.ACCUMULATING},
-    Phase.ACCUMULATING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.IDLE},
-    Phase.INCOMPLETE: {Phase.ACCUMULATING},
-    Phase.FINALIZING: {Phase.IDLE},
-}
-
 _log = logging.getLogger(__name__)
-
-
-class Reduction(Protocol):
-    """A bucket on its way."""
-
-    def result(self) -> torch.Tensor:
-        """Wait, and return the averaged bucket, flat."""
-        ...
-
-
-@dataclass(frozen=True)
-class AllReduce:
-    """The plain way: the buffer is summed in place."""
-
-    work: Work
-    buffer: torch.Tensor
-
-    def result(self) -> torch.Tensor:
-        self.work.wait()
-        return self.buffer
-
-
-@dataclass(frozen=True)
-class HookedReduction:
-    """A communication hook decides what comes back."""
-
-    hook: CommHook
-    future: torch._C.Future
-    bucket: Bucket
-
-    def result(self) -> torch.Tensor:
-        return self.hook.result_of(self.future, self.bucket)
-
-
-@dataclass(slots=True)
-class BackwardPass:
-    """What one synchronised backward has to remember.
-
-    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready: once, but in
-    a static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
-    `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
-    launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
-    if no gradient is to be handed over.
-    """
-
-    hooks_left: list[int]
-    runs_left: list[int]
-    scaling: Scaling
-    makes_grad: list[bool] | None = None
-    unused: list[int] = field(default_factory=list)
-    ready_order: list[int] = field(default_factory=list)
-    reductions: list[Reduction | None] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.reductions) == len(self.runs_left)
 
 
 class Reducer:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from minddp.bucket import RUN_BYTES, Bucket, Scaling, allocate_buckets
+from minddp.bucket import Bucket, allocate_buckets
+from minddp.packing import RUN_BYTES, Scaling
 from minddp.plan import ParamSpec, plan_from_registration
 
 WORLD = 3  # x * (1 / 3) and x / 3 differ in bits for many x

@@ -22,8 +22,10 @@ CORE = sorted(
 # The floors of the core, lowest first: a module imports only from floors below its own (or its own package).
 FLOORS = (
     {"events", "options", "plan", "autograd", "unfinished", "handover", "countdown", "transport.base"},
-    {"transport", "transport.process_group", "bucket"},
+    {"transport", "transport.process_group", "packing", "placement"},
+    {"bucket"},
     {"comm_hooks", "comm_hooks.interface", "replicas", "usage"},
+    {"backward_pass"},
     {"reducer"},
     {"ddp"},
 )

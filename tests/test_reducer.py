@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from minddp.backward_pass import ALLOWED, Phase
 from minddp.events import EventKind
-from minddp.reducer import ALLOWED, Phase
 from tests.fakes import FakeDDP, FakeTransport
 
 PARAM_READY, LAUNCHED = EventKind.PARAM_READY, EventKind.BUCKET_LAUNCHED

@@ -1,0 +1,89 @@
+"""The states of a reducer, and all that one backward has to remember."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from minddp.bucket import Bucket
+from minddp.comm_hooks import CommHook
+from minddp.packing import Scaling
+from minddp.transport import Work
+
+
+class Phase(enum.Enum):
+    """Where the reducer is. See `ALLOWED` for what may follow what."""
+
+    IDLE = "no synchronised backward is due"
+    ARMED = "a forward has run; the next backward will be synchronised"
+    ACCUMULATING = "hooks are firing"
+    INCOMPLETE = "a backward has ended, but some gradients have not arrived"
+    FINALIZING = "waiting for the buckets"
+
+
+ALLOWED = {
+    Phase.IDLE: {Phase.ARMED},
+    Phase.ARMED: {Phase.ARMED, Phase.ACCUMULATING},
+    Phase.ACCUMULATING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.IDLE},
+    Phase.INCOMPLETE: {Phase.ACCUMULATING},
+    Phase.FINALIZING: {Phase.IDLE},
+}
+
+
+class Reduction(Protocol):
+    """A bucket on its way."""
+
+    def result(self) -> torch.Tensor:
+        """Wait, and return the averaged bucket, flat."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The plain way: the buffer is summed in place."""
+
+    work: Work
+    buffer: torch.Tensor
+
+    def result(self) -> torch.Tensor:
+        self.work.wait()
+        return self.buffer
+
+
+@dataclass(frozen=True)
+class HookedReduction:
+    """A communication hook decides what comes back."""
+
+    hook: CommHook
+    future: torch._C.Future
+    bucket: Bucket
+
+    def result(self) -> torch.Tensor:
+        return self.hook.result_of(self.future, self.bucket)
+
+
+@dataclass(slots=True)
+class BackwardPass:
+    """What one synchronised backward has to remember.
+
+    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready: once, but in
+    a static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
+    `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
+    launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
+    if no gradient is to be handed over.
+    """
+
+    hooks_left: list[int]
+    runs_left: list[int]
+    scaling: Scaling
+    makes_grad: list[bool] | None = None
+    unused: list[int] = field(default_factory=list)
+    ready_order: list[int] = field(default_factory=list)
+    reductions: list[Reduction | None] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.reductions) == len(self.runs_left)

@@ -1,0 +1,167 @@
+"""A run: neighbouring slots of a bucket, packed together while their gradients are still in the cache.
+
+[Note: the mean is taken first]
+The sum of the ranks is divided *before* it is taken: each rank scales its own gradients while packing. That
+keeps sums in range for half precision, and it decides bits, so minddp scales exactly as torch does:
+  - a gradient is multiplied by 1/world_size;
+  - with gradient_as_bucket_view, one that already lies in the buffer is truly divided by world_size;
+  - with batched_grad_copy all are truly divided;
+  - with a communication hook nothing is scaled: the hook owns the arithmetic.
+At world sizes that are no power of two a multiplication and a division differ in the last bit.
+
+[Note: packing in runs]
+Packing gradient by gradient costs a call for each; packing a whole bucket at once finds its first gradients
+gone from the cache. So a bucket is packed in *runs* of neighbouring slots, each as soon as its last gradient
+has arrived: large enough to make the calls few, small enough to be still in the cache. A gradient as large as
+a run is one by itself, and is scaled while it is copied, in one pass. On a GPU every call is a kernel launch
+and there is no such cache to keep warm: there a bucket is one run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from minddp.plan import BucketSpec
+
+RUN_BYTES = 512 * 1024  # a run's gradients and its part of the buffer: half of a 2 MiB second-level cache
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How packing scales. See [Note: the mean is taken first].
+
+    `divisor` is the world size, or `None` to leave gradients as they are. The other two tell what is truly
+    divided rather than multiplied by the inverse.
+    """
+
+    divisor: int | None
+    divide_copied: bool = False
+    divide_resident: bool = False
+
+    @property
+    def factor(self) -> float | None:
+        """By what a gradient can be multiplied while it is copied; `None` if it must not be."""
+        return None if self.divisor is None or self.divide_copied else 1.0 / self.divisor
+
+    def apply(self, tensor: torch.Tensor, *, resident: bool) -> None:
+        if self.divisor is None:
+            return
+        if self.divide_resident if resident else self.divide_copied:
+            tensor.div_(self.divisor)
+        else:
+            tensor.mul_(1.0 / self.divisor)
+
+
+class Run:
+    """Neighbouring slots of a bucket that are packed together. See [Note: packing in runs].
+
+    `first` is the first slot's place in the bucket, `flat` the run's part of the bucket's buffer, and `views[k]`
+    the tensor over its k-th slot.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        flat: torch.Tensor,
+        views: list[torch.Tensor],
+    ):
+        self.first = first
+        self.params = params
+        self.names = names
+        self.flat = flat
+        self.views = views
+        self._addresses = [view.data_ptr() if view.numel() else -1 for view in views]
+        self._layout_is_checked = False
+
+    def pack(self, scaling: Scaling, *, bind: bool) -> None:
+        """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero.
+
+        `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view).
+        """
+        grads = [param.grad for param in self.params]
+        if not self._layout_is_checked:
+            self._check_layout(grads)
+        num_resident = sum(map(operator.is_, grads, self.views))
+        if num_resident == len(grads):
+            scaling.apply(self.flat, resident=True)
+            return
+        if num_resident == 0 and not self._any_missing_or_at_home(grads):
+            self._copy_all(cast("list[torch.Tensor]", grads), scaling)
+        else:
+            self._copy_some(grads, scaling, bind)
+        if bind:
+            for param, grad, view in zip(self.params, grads, self.views, strict=True):
+                if grad is not None:
+                    param.grad = view
+
+    def _any_missing_or_at_home(self, grads: Sequence[torch.Tensor | None]) -> bool:
+        if any(map(operator.is_, grads, itertools.repeat(None))):
+            return True
+        addresses = map(torch.Tensor.data_ptr, cast("list[torch.Tensor]", grads))
+        return any(map(operator.eq, addresses, self._addresses))
+
+    def _copy_all(self, grads: list[torch.Tensor], scaling: Scaling) -> None:
+        """The common case: every gradient is there and none lies in the buffer."""
+        if len(grads) == 1 and scaling.factor is not None:
+            torch.mul(grads[0], scaling.factor, out=self.views[0])
+        else:
+            torch._foreach_copy_(self.views, grads)
+            scaling.apply(self.flat, resident=False)
+
+    def _copy_some(self, grads: Sequence[torch.Tensor | None], scaling: Scaling, bind: bool) -> None:
+        for grad, view in zip(grads, self.views, strict=True):
+            if grad is None:
+                view.zero_()
+            elif grad is view or (bind and is_missing_or_at_home(grad, view)):
+                scaling.apply(view, resident=True)
+            else:
+                view.copy_(grad)
+                scaling.apply(view, resident=False)
+
+    def _check_layout(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """Once per buffer: gradients of another dtype are an error, of other strides merely slow."""
+        for name, grad, view in zip(self.names, grads, self.views, strict=True):
+            if grad is None:
+                continue
+            if grad.dtype != view.dtype:
+                raise RuntimeError(
+                    f"Expected {view.dtype}, got {grad.dtype} as the gradient of `{name}`. "
+                    f"Convert the module's dtype before wrapping it, not after."
+                )
+            if grad.stride() != view.stride() and grad.numel() > 0:
+                warnings.warn(
+                    f"Grad strides do not match bucket view strides for `{name}`: {grad.stride()} against "
+                    f"{view.stride()} at sizes {tuple(grad.shape)}. The result is right, but copying is slow; "
+                    f"give the gradient the parameter's memory format.",
+                    stacklevel=2,
+                )
+        self._layout_is_checked = True
+
+
+def is_missing_or_at_home(grad: torch.Tensor | None, view: torch.Tensor) -> bool:
+    """Whether there is no gradient, or it lies in the buffer already, if perhaps as another object."""
+    return grad is None or (grad.data_ptr() == view.data_ptr() and grad.numel() > 0)
+
+
+def run_bounds(spec: BucketSpec) -> list[tuple[int, int]]:
+    """First and last-plus-one slot of each run. See [Note: packing in runs]."""
+    if spec.device.type != "cpu":
+        return [(0, len(spec.slots))]
+    itemsize = spec.dtype.itemsize
+    bounds, start, nbytes = [], 0, 0
+    for k, slot in enumerate(spec.slots):
+        is_large = slot.numel * itemsize >= RUN_BYTES
+        if k > start and (is_large or nbytes >= RUN_BYTES):
+            bounds.append((start, k))
+            start, nbytes = k, 0
+        nbytes += slot.numel * itemsize
+    return [*bounds, (start, len(spec.slots))]
