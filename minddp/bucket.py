@@ -101,7 +101,7 @@ class Bucket:
         ]
         self._references_to_memory = handover.storage_references(self.flat)
         self._references_to_views = handover.references(self.views)
-        self._could_be_fresh = [handover.could_be_fresh(view) for view in self.views]
+        self._may_be_handed_over = [handover.may_be_handed_over(view) for view in self.views]
         self._has_handed_over = False
 
     def _end_of(self, k: int) -> int:
@@ -117,7 +117,7 @@ class Bucket:
     def _hand_over(self, wanted: Sequence[int], made_now: Sequence[bool]) -> list[int]:
         """Make `.grad` the view where nobody can tell; return the others. See [Note: handing gradients over]."""
         counts = handover.references([param.grad for param in self.params])
-        candidates = zip(counts, made_now, self._could_be_fresh, strict=True)
+        candidates = zip(counts, made_now, self._may_be_handed_over, strict=True)
         unseen = self._unshared.grad
         going = {k for k, (count, made, fits) in enumerate(candidates) if made and fits and count == unseen}
         for k in going.intersection(wanted):

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import torch
 
+LARGEST_BYTES = 64 * 1024  # beyond, what the old gradients' memory costs to give back and to get again is more
 ALIGNMENT_BYTES = 64  # what torch's CPU allocator gives a fresh tensor
 
 
@@ -64,6 +65,6 @@ class Unshared:
         return cls(grad, after - before)
 
 
-def could_be_fresh(view: torch.Tensor) -> bool:
-    """Whether a tensor with memory of its own could begin at such an address."""
-    return view.data_ptr() % ALIGNMENT_BYTES == 0
+def may_be_handed_over(view: torch.Tensor) -> bool:
+    """Whether it is small enough to be worth it, and could have such an address if it had its own memory."""
+    return view.nbytes < LARGEST_BYTES and view.data_ptr() % ALIGNMENT_BYTES == 0

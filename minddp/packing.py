@@ -10,11 +10,11 @@ keeps sums in range for half precision, and it decides bits, so minddp scales ex
 At world sizes that are no power of two a multiplication and a division differ in the last bit.
 
 [Note: packing in runs]
-Packing gradient by gradient costs a call for each; packing a whole bucket at once finds its first gradients
-gone from the cache. So a bucket is packed in *runs* of neighbouring slots, each as soon as its last gradient
-has arrived: large enough to make the calls few, small enough to be still in the cache. A gradient as large as
-a run is one by itself, and is scaled while it is copied, in one pass. On a GPU every call is a kernel launch
-and there is no such cache to keep warm: there a bucket is one run.
+Packing a whole bucket at once finds its first gradients gone from the cache, and keeps all their memory until
+then. Packing each small gradient by itself costs a call for each. So a large gradient is packed as soon as it
+arrives, scaled while it is copied, in one pass; small ones are packed in *runs* of neighbouring slots, as soon
+as the last of a run has arrived. On a GPU every call is a kernel launch and there is no such cache to keep
+warm: there a bucket is one run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import torch
 
 from minddp.plan import BucketSpec
 
-RUN_BYTES = 512 * 1024  # a run's gradients and its part of the buffer: half of a 2 MiB second-level cache
+LARGE_BYTES = 64 * 1024  # from here on a gradient is a run by itself
+RUN_BYTES = 512 * 1024  # with their part of the buffer, small gradients fill half of a 2 MiB second-level cache
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Run:
         self.flat = flat
         self.views = views
         self._addresses = [view.data_ptr() if view.numel() else -1 for view in views]
+        self._dtypes = tuple(view.dtype for view in views)
         self._layout_is_checked = False
 
     def pack(self, scaling: Scaling, *, bind: bool) -> None:
@@ -88,7 +90,8 @@ class Run:
         `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view).
         """
         grads = [param.grad for param in self.params]
-        if not self._layout_is_checked:
+        dtypes = map(getattr, grads, itertools.repeat("dtype"), self._dtypes)  # a missing one counts as right
+        if not self._layout_is_checked or any(map(operator.is_not, dtypes, self._dtypes)):
             self._check_layout(grads)
         num_resident = sum(map(operator.is_, grads, self.views))
         if num_resident == len(grads):
@@ -128,7 +131,7 @@ class Run:
                 scaling.apply(view, resident=False)
 
     def _check_layout(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """Once per buffer: gradients of another dtype are an error, of other strides merely slow."""
+        """Gradients of another dtype are an error, of other strides merely slow."""
         for name, grad, view in zip(self.names, grads, self.views, strict=True):
             if grad is None:
                 continue
@@ -157,11 +160,12 @@ def run_bounds(spec: BucketSpec) -> list[tuple[int, int]]:
     if spec.device.type != "cpu":
         return [(0, len(spec.slots))]
     itemsize = spec.dtype.itemsize
-    bounds, start, nbytes = [], 0, 0
+    bounds, start, nbytes, after_large = [], 0, 0, False
     for k, slot in enumerate(spec.slots):
-        is_large = slot.numel * itemsize >= RUN_BYTES
-        if k > start and (is_large or nbytes >= RUN_BYTES):
+        is_large = slot.numel * itemsize >= LARGE_BYTES
+        if k > start and (is_large or after_large or nbytes >= RUN_BYTES):
             bounds.append((start, k))
             start, nbytes = k, 0
         nbytes += slot.numel * itemsize
+        after_large = is_large
     return [*bounds, (start, len(spec.slots))]
