@@ -2,5 +2,5 @@
 
 `scenario.py` says what a scenario is, `strategies.py` draws them, `models.py` and `hooks.py` build what they
 name, `steps.py` performs one step of a script, `compare.py` looks for differing bits, `runner.py` plays a
-whole scenario on one rank, `census.py` counts what the search has covered, `replay.py` runs one scenario again.
+whole scenario on one rank, `replay.py` on all, `census.py` counts what the search has covered.
 """

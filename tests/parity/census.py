@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from tests.parity import scenario as script
 from tests.parity.hooks import HOOKS
@@ -58,7 +58,7 @@ def all_features(world_sizes: tuple[int, ...]) -> Iterator[str]:
     yield from (f"layer {kind}" for kind in LAYERS)
     yield from (f"dtype {name}" for name in ("float32", "float64", "bfloat16"))
     yield from (f"frozen {which}" for which in ("none", "first", "all"))
-    yield from (f"option {option.name}" for option in fields(Options))
+    yield from (f"option {name}" for name in Options.offered())
     yield from (f"step {step!r}" for step in _STEPS)
     yield from (f"hook {name}" for name in HOOKS)
 

@@ -1,13 +1,41 @@
-"""Play one scenario again and print what differs: python -m tests.parity.replay "Scenario(...)"."""
+"""Play one scenario on all ranks; as a command, once more: python -m tests.parity.replay "Scenario(...)"."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from tests.parity import scenario as vocabulary
+from tests.parity.runner import SUBJECT, run_scenario
 from tests.parity.scenario import Scenario
-from tests.parity.test_parity import Differs, play
-from tests.ranks import RankPool
+from tests.ranks import RankFailure, RankPool
+
+TIME_LIMIT_S = 30.0
+
+
+class Differs(AssertionError):
+    """Minddp did something else than torch."""
+
+
+def play(scenario: Scenario, pool: RankPool) -> str | None:
+    """Play one scenario on all ranks; the error by which torch, and minddp with it, ended it, if any.
+
+    Raises:
+        Differs: on some rank the two differed, or a rank hung or died.
+    """
+    subject = os.environ.get("MINDDP_PARITY_SUBJECT", SUBJECT)
+    try:
+        reports = pool.run(run_scenario, scenario, subject, timeout_s=TIME_LIMIT_S)
+    except RankFailure as failure:
+        raise Differs(f"{failure}\n{_how_to_replay(scenario)}") from None
+    mismatches = [line for report in reports for line in report.mismatches]
+    if mismatches:
+        raise Differs("\n".join([*mismatches, _how_to_replay(scenario)]))
+    return reports[0].ended_by
+
+
+def _how_to_replay(scenario: Scenario) -> str:
+    return f'replay with:\npython -m tests.parity.replay "{scenario!r}"'
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from tests.parity.compare import differences, different_outputs
-from tests.parity.scenario import Interrupt, Scenario, Step
+from tests.parity.scenario import Interrupt, Scenario
 from tests.parity.steps import Replica, perform
 
 SUBJECT = "minddp:DistributedDataParallel"
@@ -80,7 +80,7 @@ class _Run:
         self._note("construction", [])
         for turn, step in enumerate(self.scenario.script):
             where = f"step {turn} `{step!r}`"
-            outputs = self._perform(where, step, turn)
+            outputs = self._both(where, lambda side: perform(step, self._side(side), turn))
             if outputs is None:
                 break
             finished = _is_finished(self.native)
@@ -94,9 +94,6 @@ class _Run:
 
     def _construct(self, side: str) -> Replica:
         return Replica(self.wrappers[side], self.scenario, self.rank)
-
-    def _perform(self, where: str, step: Step, turn: int) -> list[Any] | None:
-        return self._both(where, lambda side: perform(step, self._side(side), turn))
 
     def _both(self, where: str, act: Callable[[str], Any]) -> list[Any] | None:
         """`[act("torch"), act("minddp")]`, or None when they raised and the scenario is over."""
@@ -117,7 +114,6 @@ class _Run:
 
     def _settle_unfinished(self, where: str, turn: int) -> None:
         """Torch left a reduction unfinished: its next forward must raise, and the subject have raised by then."""
-
         raised_early = self.raised_early
 
         def next_forward(side: str) -> None:

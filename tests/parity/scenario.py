@@ -8,8 +8,11 @@ example can be read, sent to worker processes, and replayed:
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 
 class _PrintsWhatDiffers:
@@ -70,6 +73,12 @@ class Options(_PrintsWhatDiffers):
     broadcast_buffers: bool | None = None
     forward_sync_buffers: bool | None = None
     init_sync: bool = True
+
+    @classmethod
+    def offered(cls) -> list[str]:
+        """Names of the options that the installed torch has; older ones lack the newest."""
+        known = inspect.signature(TorchDDP).parameters
+        return [option.name for option in fields(cls) if option.name in known]
 
     def chosen(self) -> dict[str, Any]:
         """The arguments that differ from the default, as keywords."""

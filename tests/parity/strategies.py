@@ -129,7 +129,7 @@ def models(draw: Draw, finding: bool, static: bool, daring: bool, hook: str | No
 def options(draw: Draw, model: Model, finding: bool, static: bool, one_bucket: bool) -> Options:
     cap_list = None if one_bucket else draw(_CAP_LISTS_MB)
     same_ones_unused = not _kinds(model) & _BRANCHES and model.loss_uses == "all"
-    return Options(
+    drawn = Options(
         bucket_cap_mb=None if cap_list or one_bucket else draw(_CAPS_MB),
         bucket_cap_mb_list=cap_list,
         gradient_as_bucket_view=draw(st.booleans()),
@@ -141,6 +141,7 @@ def options(draw: Draw, model: Model, finding: bool, static: bool, one_bucket: b
         forward_sync_buffers=draw(st.sampled_from([None, None, None, True, False])),
         init_sync=not draw(one_in(6)),
     )
+    return Options(**{name: getattr(drawn, name) for name in Options.offered()})
 
 
 @st.composite

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.parity.replay import play
 from tests.parity.scenario import Interrupt, Layer, Model, Options, Scenario, Train, ZeroGrad
-from tests.parity.test_parity import play
 from tests.ranks import RankPool
 
 _FINDING = Options(find_unused_parameters=True)

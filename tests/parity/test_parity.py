@@ -18,15 +18,14 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.parity.census import Census
-from tests.parity.runner import SUBJECT, run_scenario
+from tests.parity.replay import Differs, play
 from tests.parity.scenario import Scenario
 from tests.parity.strategies import scenarios
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankPool
 
 WORLD_SIZES = (2, 3, 4)
 FUZZING = "MINDDP_FUZZ_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("MINDDP_FUZZ_EXAMPLES", "210"))
-TIME_LIMIT_S = 30.0
 SHRINK_S = 60.0
 
 # Two examples per search: hypothesis always begins with the smallest; the second is drawn from the seed. One
@@ -38,32 +37,6 @@ _SETTINGS = settings(
     print_blob=True,
     suppress_health_check=list(HealthCheck),
 )
-
-
-class Differs(AssertionError):
-    """Minddp did something else than torch."""
-
-
-def play(scenario: Scenario, pool: RankPool) -> str | None:
-    """Play one scenario on all ranks; the error by which torch, and minddp with it, ended it, if any.
-
-    Raises:
-        Differs: on some rank the two differed, or a rank hung or died. The pool starts afresh then.
-    """
-    subject = os.environ.get("MINDDP_PARITY_SUBJECT", SUBJECT)
-    try:
-        reports = pool.run(run_scenario, scenario, subject, timeout_s=TIME_LIMIT_S)
-    except RankFailure as failure:
-        raise Differs(f"{failure}\n{replay(scenario)}") from None
-    mismatches = [line for report in reports for line in report.mismatches]
-    if mismatches:
-        pool.kill()
-        raise Differs("\n".join([*mismatches, replay(scenario)]))
-    return reports[0].ended_by
-
-
-def replay(scenario: Scenario) -> str:
-    return f'replay with:\npython -m tests.parity.replay "{scenario!r}"'
 
 
 class Search:
@@ -113,5 +86,7 @@ def test_minddp_does_as_torch_does_bit_for_bit(ranks: Callable[[int], RankPool])
         search.from_seed(number)
     census = search.census
     print(census)
+    if FUZZING:
+        return  # however few or odd the scenarios asked for
     assert not census.missing(WORLD_SIZES), f"the search never met {census.missing(WORLD_SIZES)}"
     assert census.failed.total() < census.scenarios / 4, f"too many scenarios end early\n{census}"
