@@ -6,7 +6,32 @@
 `README.md` has the map of the code: which file answers which question.
 """
 
+import importlib
+from typing import Any
+
 from minddp.ddp import DistributedDataParallel
 from minddp.plan import BucketPlan, BucketSpec, ParamSpec, Slot
 
-__all__ = ["BucketPlan", "BucketSpec", "DistributedDataParallel", "ParamSpec", "Slot"]
+__all__ = [
+    "BucketPlan",
+    "BucketSpec",
+    "DistributedDataParallel",
+    "ParamSpec",
+    "Slot",
+    "install",
+    "register",
+    "unregister",
+]
+
+# What many programs never ask for, and the module that has it.
+ON_DEMAND = {
+    "install": "minddp.compat.install",
+    "register": "minddp.compat.recognition",
+    "unregister": "minddp.compat.recognition",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ON_DEMAND:
+        raise AttributeError(f"module 'minddp' has no attribute {name!r}")
+    return getattr(importlib.import_module(ON_DEMAND[name]), name)

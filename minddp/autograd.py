@@ -64,7 +64,7 @@ def will_be_reached(accumulator: Node) -> bool:
     return bool(torch._C._will_engine_execute_node(accumulator))
 
 
-def call_at_end_of_backward(callback: Callable[[], None]) -> None:
+def call_at_end_of_backward(callback: Callable[[], Any]) -> None:
     """Call back when the backward that is running has computed everything; not if it raises.
 
     Inside a nested backward (reentrant checkpointing) this means the nested one.
@@ -103,7 +103,7 @@ def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:
-    """The tensors within nested lists, tuples, dicts and dataclasses."""
+    """The tensors within nested lists, tuples, dicts, dataclasses and references to values of this process."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -115,3 +115,5 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_in(getattr(value, field.name))
+    elif hasattr(value, "local_value") and value.is_owner():  # an RRef, of torch's RPC
+        yield from tensors_in(value.local_value())

@@ -10,7 +10,9 @@ import torch
 
 from minddp.bucket import Bucket
 from minddp.comm_hooks import CommHook
+from minddp.distributed_autograd import LentGradients
 from minddp.packing import Scaling
+from minddp.sparse_bucket import SparseBucket
 from minddp.transport import Work
 
 
@@ -59,7 +61,7 @@ class HookedReduction:
 
     hook: CommHook
     future: torch._C.Future
-    bucket: Bucket
+    bucket: Bucket | SparseBucket
 
     def result(self) -> torch.Tensor:
         return self.hook.result_of(self.future, self.bucket)
@@ -73,13 +75,14 @@ class BackwardPass:
     a static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
     `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
     launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
-    if no gradient is to be handed over.
+    if no gradient is to be handed over. `lent` is where gradients come from that do not lie in `.grad`.
     """
 
     hooks_left: list[int]
     runs_left: list[int]
     scaling: Scaling
     makes_grad: list[bool] | None = None
+    lent: LentGradients | None = None
     unused: list[int] = field(default_factory=list)
     ready_order: list[int] = field(default_factory=list)
     reductions: list[Reduction | None] = field(default_factory=list)

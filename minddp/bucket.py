@@ -20,13 +20,15 @@ import torch
 from minddp import handover
 from minddp.packing import Run, Scaling, is_missing_or_at_home, run_bounds
 from minddp.plan import BucketPlan, BucketSpec, Slot
+from minddp.sparse_bucket import SparseBucket
 
 
 class Bucket:
     """A flat buffer, the parameters whose gradients it carries, and a view for each.
 
     `flat` is one-dimensional, of the spec's numel, dtype and device. `views[k]` has the shape of `params[k]`
-    and its strides where those are dense, so that packing never transposes. `runs` are what is packed.
+    and its strides where those are dense, so that packing never transposes. `runs` are what is packed. `wire` is
+    `flat` as it travels: complex numbers as pairs of real ones, since not every backend can add them.
     """
 
     def __init__(
@@ -46,9 +48,15 @@ class Bucket:
         if grads_are_views:
             self._adopt_existing_grads()
 
-    def views_into(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Per-parameter tensors over the memory of any buffer laid out like this bucket's."""
+    def views_into(self, wire: torch.Tensor) -> list[torch.Tensor]:
+        """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`."""
+        flat = from_wire(wire, self.spec)
         return [view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True)]
+
+    def params_by_run(self) -> list[list[int]]:
+        """For each run, the parameters in it, as indices into the plan's."""
+        slots = self.spec.slots
+        return [[slot.param for slot in slots[run.first : run.first + len(run.params)]] for run in self.runs]
 
     def begin_pass(self) -> None:
         """Before the first gradient is packed: have memory that nobody else looks at."""
@@ -65,13 +73,13 @@ class Bucket:
         untouched: Sequence[bool] | None = None,
         made_now: Sequence[bool] | None = None,
     ) -> None:
-        """Put `average`, laid out like `flat`, into the parameters' gradients.
+        """Put `average`, laid out like `wire`, into the parameters' gradients.
 
         `untouched[k]` leaves the gradient of parameter k as it is: no rank has used that parameter.
         `made_now[k]` says that this backward has made it, so that it may be handed over.
         """
-        averages = self.views if average is self.flat else self.views_into(average)
-        if self.grads_are_views and average is not self.flat:
+        averages = self.views if average is self.wire else self.views_into(average)
+        if self.grads_are_views and average is not self.wire:
             torch._foreach_copy_(self.views, averages)
             averages = self.views
         if all(map(operator.is_, [param.grad for param in self.params], averages)):
@@ -80,7 +88,7 @@ class Bucket:
         if self.grads_are_views:
             self._bind(wanted)
             return
-        if made_now is not None and average is self.flat:
+        if made_now is not None and average is self.wire:
             wanted = self._hand_over(wanted, made_now)
         self._copy_back(wanted, averages)
 
@@ -88,7 +96,8 @@ class Bucket:
 
     def _allocate(self) -> None:
         self.flat = torch.empty(self.spec.numel, dtype=self.spec.dtype, device=self.spec.device)
-        self.views = self.views_into(self.flat)
+        self.wire = to_wire(self.flat)
+        self.views = self.views_into(self.wire)
         self.runs = [
             Run(
                 start,
@@ -170,6 +179,16 @@ class Bucket:
             param.grad = view
 
 
+def to_wire(flat: torch.Tensor) -> torch.Tensor:
+    """The same memory as the transport shall see it."""
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+
+
+def from_wire(wire: torch.Tensor, spec: BucketSpec) -> torch.Tensor:
+    """The inverse of `to_wire`."""
+    return torch.view_as_complex(wire.view(-1, 2)) if spec.dtype.is_complex else wire
+
+
 def view_of(flat: torch.Tensor, slot: Slot, param: torch.Tensor) -> torch.Tensor:
     """A tensor over the slot's part of `flat`, in the parameter's shape, and in its strides if those are dense.
 
@@ -201,14 +220,14 @@ def grad_like(param: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
 
 def allocate_buckets(
     plan: BucketPlan, params: Sequence[torch.nn.Parameter], *, grads_are_views: bool
-) -> list[Bucket]:
+) -> list[Bucket | SparseBucket]:
     """The plan's buckets in launch order, with memory of their own."""
-    return [
-        Bucket(
-            spec,
-            [params[slot.param] for slot in spec.slots],
-            plan.names(spec.index),
-            grads_are_views=grads_are_views,
-        )
-        for spec in plan.buckets
-    ]
+
+    def allocate(spec: BucketSpec) -> Bucket | SparseBucket:
+        members = [params[slot.param] for slot in spec.slots]
+        names = plan.names(spec.index)
+        if spec.sparse:
+            return SparseBucket(spec, members[0], names[0])
+        return Bucket(spec, members, names, grads_are_views=grads_are_views)
+
+    return [allocate(spec) for spec in plan.buckets]

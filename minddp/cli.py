@@ -18,6 +18,7 @@ class Command:
 
 COMMANDS = {
     "train": Command("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
+    "run": Command("minddp.compat.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
     "demo": Command("minddp.train.demo", "train a small GPT for a minute, then compare with torch's DDP"),
 }
 

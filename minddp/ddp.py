@@ -16,20 +16,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.distributed_c10d import _get_default_group
-from torch.distributed.utils import _to_kwargs
 
 from minddp import replicas
+from minddp.buffers import BufferHook, Buffers
 from minddp.comm_hooks import CommHook
+from minddp.delayed import DelayedAllReduce
 from minddp.events import EventKind
-from minddp.options import Options, refuse_unfinished_options
-from minddp.placement import check_parameters, device_index, resolve_group
+from minddp.join import Shadow, highest_rank, somebody_synchronises
+from minddp.options import Options
+from minddp.placement import Placement, check_module, resolve_group, sparse_parameters
 from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
 from minddp.transport import open_transport
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(nn.Module, Joinable):
     """Data parallelism for one module: every rank's `.grad` is the mean over the ranks when backward returns.
 
     A drop-in for `torch.nn.parallel.DistributedDataParallel` of torch 2.13: same parameters, same results to
@@ -49,17 +52,20 @@ class DistributedDataParallel(nn.Module):
         check_reduction: deprecated; has no effect, as in torch.
         gradient_as_bucket_view: `.grad` shares memory with the buckets.
         static_graph: the same parameters are used in the same way in every iteration.
-        device_mesh: a one-dimensional mesh instead of a process group.
+        delay_all_reduce_named_params: (name, parameter) pairs whose all-reduce waits for the gradient of
+            `param_to_hook_all_reduce`; see `delayed.py`.
+        param_to_hook_all_reduce: see there.
+        mixed_precision: torch's `_MixedPrecision`: dtypes in which to compute and to reduce.
+        device_mesh: a one-dimensional mesh instead of a process group. Cut from a larger mesh, the other
+            dimensions may be tensor parallelism.
         skip_all_reduce_unused_params: do not reduce buckets of unused parameters only; they must be the same
             on every rank.
         bucket_cap_mb_list: a capacity in MiB for each bucket, the last one repeating.
         batched_grad_copy: copy first and divide once per bucket; as torch, the mean is then a true division.
         forward_sync_buffers: broadcast rank 0's buffers before each forward.
         transport: how bytes travel; "process_group" is the backend of `process_group`.
-
-    Not offered yet, and refused with `NotImplementedError`: `delay_all_reduce_named_params`,
-    `param_to_hook_all_reduce`, `mixed_precision`, sparse gradients, complex parameters, modules on several
-    devices, `join`.
+        first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
+        reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
 
     Attributes:
         module: the wrapped module.
@@ -69,8 +75,7 @@ class DistributedDataParallel(nn.Module):
     Raises:
         ValueError, TypeError: wrong arguments, or no process group.
         RuntimeError: nothing requires grad, lazy parameters, or replicas that differ (names the parameter, the
-            rank and both shapes).
-        NotImplementedError: see above.
+            rank and both sides).
     """
 
     def __init__(
@@ -97,21 +102,21 @@ class DistributedDataParallel(nn.Module):
         forward_sync_buffers: bool | None = None,
         *,
         transport: str = "process_group",
+        first_bucket_cap_mb: float | None = None,
+        reduction: str = "mean",
     ):
         super().__init__()
+        Joinable.__init__(self)
         if not isinstance(module, nn.Module):
             raise TypeError(f"DistributedDataParallel wraps an nn.Module, but got {type(module).__name__}.")
-        refuse_unfinished_options(
-            delay_all_reduce_named_params=delay_all_reduce_named_params,
-            param_to_hook_all_reduce=param_to_hook_all_reduce,
-            mixed_precision=mixed_precision,
-        )
         self._options = Options.checked(
             broadcast_buffers=broadcast_buffers,
             forward_sync_buffers=forward_sync_buffers,
             init_sync=init_sync,
             bucket_cap_mb=bucket_cap_mb,
             bucket_cap_mb_list=bucket_cap_mb_list,
+            first_bucket_cap_mb=first_bucket_cap_mb,
+            reduction=reduction,
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
@@ -119,57 +124,37 @@ class DistributedDataParallel(nn.Module):
             batched_grad_copy=batched_grad_copy,
         )
         _warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction)
+        delayed = _checked_delay(delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._transport_kind = transport
-        self.process_group = resolve_group(process_group, device_mesh)
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._place(module, device_ids, output_device)
+        self.process_group = resolve_group(process_group, device_mesh, module)
+        self.device_mesh = device_mesh
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) | set(delayed)
+        check_module(module, self.parameters_to_ignore, delayed.values())
+        self._placement = Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
         self.module = module
         self.dim = dim
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.forward_sync_buffers = self._options.forward_sync_buffers
+        self._authoritative_rank = 0
+        if mixed_precision is not None:
+            raise NotImplementedError("minddp does not support `mixed_precision` yet.")
         self._connect()
+        self._delayed: DelayedAllReduce | None = None
+        if delayed:
+            self._delayed = DelayedAllReduce(list(delayed.values()), param_to_hook_all_reduce, self._transport)
         if self._options.init_sync:
-            self._synchronize_replicas()
-
-    def _place(self, module: nn.Module, device_ids: Any, output_device: Any) -> None:
-        """Check where the module lies and what may be asked of its devices, by torch's rules."""
-        params = [p for name, p in module.named_parameters() if name not in self.parameters_to_ignore]
-        check_parameters(dict(module.named_parameters()), params)
-        devices = {param.device for param in params}
-        self.device = params[0].device
-        self.device_type = self.device.type
-        if device_ids is not None and len(device_ids) > 1:
-            raise ValueError(
-                f"device_ids can only be None or contain a single element, but is {list(device_ids)}: "
-                f"minddp, as torch, runs one process per device."
-            )
-        if (device_ids or output_device) and (self.device_type == "cpu" or not device_ids):
-            raise ValueError(
-                f"DistributedDataParallel device_ids and output_device arguments only work with single-device "
-                f"GPU modules, but got device_ids {device_ids}, output_device {output_device}, and module "
-                f"parameters {devices}. Leave both out."
-            )
-        self.device_ids = [device_index(device) for device in device_ids] if device_ids else None
-        self.output_device = None
-        if device_ids:
-            self.output_device = device_index(device_ids[0] if output_device is None else output_device)
+            if self._reducer.params:
+                replicas.verify_replicas_agree(self._transport, self._reduced_params())
+            self.synchronize(buffers=self._options.init_sync_buffers)
 
     def _connect(self) -> None:
         """Transport, reducer and hooks: all that a pickle leaves behind."""
         self._transport = open_transport(self._transport_kind, self.process_group)
-        self._reducer = Reducer(self._reduced_params(), self._transport, self._options)
-        self._collect_buffers()
-
-    def _synchronize_replicas(self) -> None:
-        replicas.verify_replicas_agree(self._transport, self._reduced_params())
-        state: list[torch.Tensor] = [
-            param for name, param in self.module.named_parameters() if name not in self.parameters_to_ignore
-        ]
-        if self._options.init_sync_buffers:
-            state += self.modules_buffers
-        with torch.no_grad():
-            replicas.broadcast_coalesced(self._transport, state)
+        self._reducer = Reducer(
+            self._reduced_params(), self._transport, self._options, sparse_parameters(self.module)
+        )
+        self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
 
     # ------------------------------------------------------------------ forward
 
@@ -179,19 +164,29 @@ class DistributedDataParallel(nn.Module):
             return self._post_forward(self.module(*inputs, **kwargs))
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        self._reducer.tell(EventKind.FORWARD_BEGIN)
         if torch.is_grad_enabled():
             self._reducer.ensure_finished()
+        self._tell_joined_ranks_of_forward()
+        if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
-        if self.will_sync_module_buffers():
-            self._sync_buffers()
-        return self._on_device(inputs, kwargs)
+        if self._synchronizes_buffers(after_forward=False):
+            self._synchronize_buffers()
+        if self._join_config.enable:
+            somebody_synchronises(self._transport, self.device, ours=self.require_backward_grad_sync)
+        return self._placement.move(inputs, kwargs)
 
     def _post_forward(self, output: Any) -> Any:
+        if self._synchronizes_buffers(after_forward=True):
+            self._synchronize_buffers()
         # Buffers are synchronised before a forward only if the forward before it was one that trains: torch's
         # rule, which keeps evaluation and accumulation free of communication.
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self.require_forward_param_sync:
             self._reducer.arm(output)
+        if self._delayed is not None:
+            self._delayed.provide_grads()
+        self._reducer.tell(EventKind.FORWARD_END)
         return output
 
     @contextmanager
@@ -207,31 +202,55 @@ class DistributedDataParallel(nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
-    def _on_device(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-        if not self.device_ids:
-            return inputs, kwargs
-        device = torch.device(self.device_type, self.device_ids[0])
-        moved_inputs, moved_kwargs = _to_kwargs(inputs, kwargs, device, True)
-        return moved_inputs[0], moved_kwargs[0]
+    def weigh(self, weight: float) -> None:
+        """Let the next backward take the mean weighted by each rank's `weight`, such as its number of samples.
 
-    # ------------------------------------------------------------------ buffers
+        To be called on every rank, before or after the forward. Its sum over the ranks travels meanwhile.
+        """
+        self._reducer.divisor.weigh(weight, self.device)
+
+    # ------------------------------------------------------------------ replicas and their buffers
+
+    def synchronize(self, source: int = 0, *, buffers: bool = True) -> None:
+        """Overwrite parameters and buffers on every rank with those of rank `source`. Collective."""
+        state: list[torch.Tensor] = [
+            param for name, param in self.module.named_parameters() if name not in self.parameters_to_ignore
+        ]
+        if buffers:
+            self._buffers_in_step.collect()
+            state += self._buffers_in_step.tensors
+        with torch.no_grad():
+            replicas.broadcast_coalesced(self._transport, state, source)
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward begins with a broadcast of rank 0's buffers."""
-        return self.require_forward_param_sync and self.forward_sync_buffers and len(self.modules_buffers) > 0
+        """Whether the next forward begins or ends with a synchronisation of the buffers."""
+        return self.require_forward_param_sync and self.forward_sync_buffers and bool(self._buffers_in_step.named)
 
-    def _sync_buffers(self) -> None:
-        self._collect_buffers()
-        # Autograd must not take the overwritten buffers for modified: as torch.
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(self.modules_buffers)):
-            replicas.broadcast_coalesced(self._transport, self.modules_buffers)
-        self._reducer.tell(EventKind.BUFFERS_BROADCAST, len(self.modules_buffers))
+    def _synchronizes_buffers(self, *, after_forward: bool) -> bool:
+        hook = self._buffers_in_step.hook
+        return self.will_sync_module_buffers() and after_forward == (hook is not None and hook.after_forward)
 
-    def _collect_buffers(self) -> None:
-        """Anew each time, since modules may assign new tensors to their buffers."""
-        self.modules_buffers = [
-            buffer for name, buffer in self.module.named_buffers() if name not in self.parameters_to_ignore
-        ]
+    def _synchronize_buffers(self, *, still_active: bool = True) -> None:
+        """Rank 0's buffers for all; under `join`, those of the highest rank that still has inputs."""
+        source = 0
+        if self._join_config.enable:
+            source = highest_rank(self._transport, self.device, ours=still_active)
+        self._reducer.at_end += self._buffers_in_step.synchronize(self._transport, source)
+        self._reducer.tell(EventKind.BUFFERS_BROADCAST, len(self._buffers_in_step.named))
+
+    def register_buffer_hook(
+        self, state: Any, hook: Callable[[Any, dict[str, torch.Tensor]], Any], *, after_forward: bool = True
+    ) -> None:
+        """Let `hook(state, {name: buffer})` synchronise the buffers instead of a broadcast from rank 0.
+
+        Futures that it returns are waited for at the end of backward.
+
+        Raises:
+            TypeError: not callable.
+        """
+        if not callable(hook):
+            raise TypeError(f"A buffer hook must be callable, but is {hook!r}.")
+        self._buffers_in_step.hook = BufferHook(state, hook, after_forward)
 
     @property
     def broadcast_buffers(self) -> bool:
@@ -248,6 +267,22 @@ class DistributedDataParallel(nn.Module):
     def plan(self) -> BucketPlan:
         """Which gradient travels in which bucket, and in which order they leave."""
         return self._reducer.plan
+
+    @property
+    def device(self) -> torch.device:
+        return self._placement.device
+
+    @property
+    def device_type(self) -> str:
+        return self._placement.device.type
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        return self._placement.device_ids
+
+    @property
+    def output_device(self) -> int | None:
+        return self._placement.output_device
 
     @property
     def find_unused_parameters(self) -> bool:
@@ -278,8 +313,69 @@ class DistributedDataParallel(nn.Module):
             )
         self._reducer.comm_hook = checked
 
-    def join(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise NotImplementedError("minddp does not support `join` (uneven inputs) yet.")
+    def become_static(self) -> None:
+        """From now on as if constructed with static_graph=True; only before training begins."""
+        self._reducer.become_static()
+        self._options = self._reducer.options
+
+    def move_to_group(self, process_group: dist.ProcessGroup) -> None:
+        """Go on with the ranks of another group, whatever has become of the last backward.
+
+        To be called on all its ranks between steps. Communication hooks keep the group that they know.
+        """
+        self.process_group = process_group
+        self._transport = open_transport(self._transport_kind, process_group)
+        self._reducer.move_to(self._transport)
+
+    # ------------------------------------------------------------------ uneven inputs
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context for a training loop in which ranks run out of inputs at different times. See `join.py`.
+
+        Args:
+            divide_by_initial_world_size: every sample counts the same; else gradients are averaged over the
+                ranks that still have inputs.
+            enable: False makes the context do nothing.
+            throw_on_early_termination: all ranks raise `RuntimeError` when the first one runs out.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What `Join` calls on a rank that has run out of inputs.
+
+        Raises:
+            ValueError: combined with skip_all_reduce_unused_params: a shadow cannot know what is unused.
+        """
+        if self._options.skip_all_reduce_unused_params:
+            raise ValueError(
+                "`join` and `skip_all_reduce_unused_params` exclude each other: a rank that has run out of inputs "
+                "cannot know which buckets the others skip."
+            )
+        self._divides_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        return Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self.process_group
+
+    def _tell_joined_ranks_of_forward(self) -> None:
+        announced = Join.notify_join_context(self)
+        if announced is not None and not self._divides_by_initial_world_size:
+            self._reducer.divisor.divide_by_active_ranks(announced.get_future())
 
     # ------------------------------------------------------------------ copies and pickles
 
@@ -290,7 +386,7 @@ class DistributedDataParallel(nn.Module):
                 "a copy could not know which ranks to average over. Pickle `.module` instead."
             )
         state = copy.copy(self.__dict__)
-        for connected in ("process_group", "_transport", "_reducer", "modules_buffers"):
+        for connected in ("process_group", "_transport", "_reducer", "_buffers_in_step"):
             del state[connected]
         return state
 
@@ -309,6 +405,17 @@ class DistributedDataParallel(nn.Module):
             for name, param in self.module.named_parameters()
             if param.requires_grad and name not in self.parameters_to_ignore
         ]
+
+
+def _checked_delay(
+    named_params: Sequence[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
+) -> dict[str, nn.Parameter]:
+    if (named_params is None) != (trigger is None):
+        raise ValueError(
+            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the "
+            "gradient of the one lets those of the others leave."
+        )
+    return dict(named_params or ())
 
 
 def _is_default_group(group: dist.ProcessGroup) -> bool:

@@ -14,10 +14,13 @@ from typing import NamedTuple
 class EventKind(enum.Enum):
     """One member per thing worth telling. `Event.subject` is the index named behind each."""
 
-    BACKWARD_BEGIN = "backward begins"  # no subject
+    FORWARD_BEGIN = "forward begins"  # no subject
+    FORWARD_END = "forward ends"  # no subject
+    BACKWARD_BEGIN = "backward begins"  # no subject: the first gradient has arrived
     PARAM_READY = "parameter ready"  # parameter
     BUCKET_READY = "bucket ready"  # bucket: its last gradient has arrived and is packed and scaled
     BUCKET_LAUNCHED = "bucket launched"  # bucket: its all-reduce has begun
+    GRADIENTS_COMPLETE = "gradients complete"  # no subject: autograd is done, what is under way is waited for
     BUCKET_WAITED = "bucket waited"  # bucket: its all-reduce is known to be complete
     BUCKET_UNPACKED = "bucket unpacked"  # bucket: the averages are in the gradients
     BACKWARD_END = "backward ends"  # no subject

@@ -1,7 +1,7 @@
 """The constructor's options: checked once, then frozen.
 
 Whatever can be wrong about an option alone, or about two of them together, is found here, before a process
-group is touched. An option that minddp does not offer yet raises `NotImplementedError`; none is ignored.
+group is touched. None is ignored.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import numbers
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
 MIB = 1024 * 1024
 UNBOUNDED = 1 << 62  # a bucket capacity that no model reaches, in bytes
+REDUCTIONS = ("mean", "sum")
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,25 @@ class BucketCaps:
 
     @classmethod
     def from_mib(
-        cls, cap_mb: float | None, cap_mb_list: Sequence[float] | None, default_mb: float = 25
+        cls,
+        cap_mb: float | None,
+        cap_mb_list: Sequence[float] | None,
+        first_cap_mb: float | None = None,
+        default_mb: float = 25,
     ) -> BucketCaps:
-        """Torch's rule: a small first bucket of 1 MiB, but only where the capacity was left to default."""
+        """Torch's rule: a small first bucket of 1 MiB, but only where the capacity was left to default.
+
+        `first_cap_mb` is minddp's own: the size of the first bucket whatever that of the others.
+        """
         if cap_mb_list:
             each = tuple(int(mb * MIB) for mb in cap_mb_list)
             return cls(max(each), max(each), each)
+        rest_bytes = int((default_mb if cap_mb is None else cap_mb) * MIB)
+        if first_cap_mb is not None:
+            return cls(int(first_cap_mb * MIB), rest_bytes)
         if cap_mb is not None:
-            return cls(int(cap_mb * MIB), int(cap_mb * MIB))
-        return cls(int(getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", MIB)), int(default_mb * MIB))
+            return cls(rest_bytes, rest_bytes)
+        return cls(int(getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", MIB)), rest_bytes)
 
     def before_rebuild(self, *, order_is_final: bool) -> tuple[int, ...]:
         """Capacities for the plan made at construction.
@@ -53,7 +63,7 @@ class BucketCaps:
             return self.each_bytes
         if not order_is_final:
             return (UNBOUNDED,)
-        return (self.first_bytes, self.rest_bytes) if self.first_bytes < self.rest_bytes else (self.rest_bytes,)
+        return (self.first_bytes, self.rest_bytes) if self.first_bytes != self.rest_bytes else (self.rest_bytes,)
 
     def after_rebuild(self) -> tuple[int, ...]:
         """Capacities for the plan made from the observed order."""
@@ -74,6 +84,7 @@ class Options:
     init_sync_buffers: bool
     forward_sync_buffers: bool
     small_last_bucket: bool
+    reduction: str = "mean"
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -93,6 +104,8 @@ class Options:
         init_sync: bool,
         bucket_cap_mb: float | None,
         bucket_cap_mb_list: Sequence[float] | None,
+        first_bucket_cap_mb: float | None = None,
+        reduction: str = "mean",
         **flags: bool,
     ) -> Options:
         """Options from the constructor's arguments.
@@ -109,12 +122,15 @@ class Options:
         ):
             if optional is not None:
                 _check_flag(name, optional)
-        _check_caps(bucket_cap_mb, bucket_cap_mb_list)
+        _check_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_cap_mb)
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"`reduction` is one of {', '.join(map(repr, REDUCTIONS))}, but got {reduction!r}.")
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast_buffers is None else bool(broadcast_buffers)
         return cls(
-            caps=BucketCaps.from_mib(bucket_cap_mb, bucket_cap_mb_list),
+            caps=BucketCaps.from_mib(bucket_cap_mb, bucket_cap_mb_list, first_bucket_cap_mb),
+            reduction=reduction,
             init_sync=bool(init_sync),
             init_sync_buffers=True if forward_sync_buffers is not None else legacy,
             forward_sync_buffers=legacy if forward_sync_buffers is None else bool(forward_sync_buffers),
@@ -123,23 +139,13 @@ class Options:
         )
 
 
-def refuse_unfinished_options(**options: Any) -> None:
-    """Raise `NotImplementedError` for the first option that was set although it does not work yet."""
-    for name, value in options.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"minddp does not support `{name}` yet (got {value!r}). "
-                f"Leave it out, or use torch.nn.parallel.DistributedDataParallel for this model."
-            )
-
-
 def _check_flag(name: str, value: object) -> None:
     # Scripts pass 0 and 1, None and numpy's bools. Strings and containers are mistakes: "False" would be true.
     if not (value is None or isinstance(value, (bool, numbers.Number, np.bool_))):
         raise TypeError(f"`{name}` must be True or False, but is {value!r} ({type(value).__name__}).")
 
 
-def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None) -> None:
+def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None) -> None:
     if cap_mb_list is not None and not isinstance(cap_mb_list, Iterable):
         raise TypeError(f"`bucket_cap_mb_list` takes mebibytes as a list of numbers, but got {cap_mb_list!r}.")
     if cap_mb is not None and cap_mb_list:
@@ -147,9 +153,18 @@ def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None) -> No
             f"`bucket_cap_mb` ({cap_mb}) and `bucket_cap_mb_list` ({list(cap_mb_list)}) exclude each other: "
             f"pass one capacity for all buckets or a list with one per bucket."
         )
-    for name, caps in (("bucket_cap_mb", [cap_mb]), ("bucket_cap_mb_list", cap_mb_list or [])):
+    if first_cap_mb is not None and cap_mb_list:
+        raise ValueError(
+            f"`first_bucket_cap_mb` ({first_cap_mb}) and `bucket_cap_mb_list` ({list(cap_mb_list)}) exclude each "
+            f"other: the list begins with the first bucket's capacity."
+        )
+    for name, caps in (
+        ("bucket_cap_mb", [cap_mb]),
+        ("first_bucket_cap_mb", [first_cap_mb]),
+        ("bucket_cap_mb_list", cap_mb_list or []),
+    ):
         for cap in caps:
-            if cap is None and name == "bucket_cap_mb":
+            if cap is None and name != "bucket_cap_mb_list":
                 continue
             if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
                 raise TypeError(f"`{name}` takes mebibytes as numbers, but got {cap!r} ({type(cap).__name__}).")

@@ -38,13 +38,15 @@ RUN_BYTES = 512 * 1024  # with their part of the buffer, small gradients fill ha
 class Scaling:
     """How packing scales. See [Note: the mean is taken first].
 
-    `divisor` is the world size, or `None` to leave gradients as they are. The other two tell what is truly
-    divided rather than multiplied by the inverse.
+    `divisor` is the world size as a rule, or `None` to leave gradients as they are. The next two tell what is
+    truly divided rather than multiplied by the inverse; `by_parts`, that complex numbers are divided as pairs of
+    real ones, which rounds otherwise.
     """
 
-    divisor: int | None
+    divisor: float | None
     divide_copied: bool = False
     divide_resident: bool = False
+    by_parts: bool = False
 
     @property
     def factor(self) -> float | None:
@@ -55,7 +57,8 @@ class Scaling:
         if self.divisor is None:
             return
         if self.divide_resident if resident else self.divide_copied:
-            tensor.div_(self.divisor)
+            parts = torch.view_as_real(tensor) if self.by_parts and tensor.is_complex() else tensor
+            parts.div_(self.divisor)
         else:
             tensor.mul_(1.0 / self.divisor)
 

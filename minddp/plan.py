@@ -27,12 +27,13 @@ import torch
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A parameter as the planner sees it."""
+    """A parameter as the planner sees it; `sparse` tells that its gradient is a sparse tensor."""
 
     name: str
     numel: int
     dtype: torch.dtype
     device: torch.device
+    sparse: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -51,13 +52,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """One flat buffer: gradients of one dtype on one device, back to back, never split."""
+    """One flat buffer: gradients of one dtype on one device, back to back, never split.
+
+    A sparse gradient has a bucket to itself: its size is known only when it arrives.
+    """
 
     index: int
     dtype: torch.dtype
     device: torch.device
     slots: tuple[Slot, ...]
     cap_bytes: int
+    sparse: bool = False
 
     @cached_property
     def numel(self) -> int:
@@ -93,7 +98,7 @@ class BucketPlan:
     def __str__(self) -> str:
         rows: list[Sequence[str]] = [("launch", "parameter", "dtype", "device", "offset", "elements", "bytes")]
         for bucket in self.buckets:
-            dtype = str(bucket.dtype).removeprefix("torch.")
+            dtype = str(bucket.dtype).removeprefix("torch.") + (", sparse" if bucket.sparse else "")
             for slot in bucket.slots:
                 spec = self.params[slot.param]
                 launch = str(bucket.index) if slot.offset == 0 and slot is bucket.slots[0] else ""
@@ -165,6 +170,9 @@ def _fill(specs: Sequence[ParamSpec], order: Iterable[int], caps_bytes: Sequence
     closed_of_kind: dict[tuple[torch.dtype, torch.device], int] = {}
     for param in order:
         spec = specs[param]
+        if spec.sparse:
+            closed.append(_Group([param], cap_bytes=0, nbytes=spec.nbytes))
+            continue
         kind = (spec.dtype, spec.device)
         if kind not in open_groups:
             turn = min(closed_of_kind.get(kind, 0), len(caps_bytes) - 1)
@@ -186,7 +194,7 @@ def _plan(specs: Sequence[ParamSpec], groups: Iterable[_Group], origin: str) -> 
             slots.append(Slot(param, index, offset, specs[param].numel))
             offset += specs[param].numel
         first = specs[group.params[0]]
-        buckets.append(BucketSpec(index, first.dtype, first.device, tuple(slots), group.cap_bytes))
+        buckets.append(BucketSpec(index, first.dtype, first.device, tuple(slots), group.cap_bytes, first.sparse))
     return BucketPlan(tuple(specs), tuple(buckets), origin)
 
 

@@ -15,7 +15,8 @@ import hashlib
 import logging
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,10 +27,13 @@ from minddp.backward_pass import ALLOWED, AllReduce, BackwardPass, HookedReducti
 from minddp.bucket import Bucket, allocate_buckets
 from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
+from minddp.distributed_autograd import LentGradients, context_of_forward
 from minddp.events import Event, EventKind, EventSink
+from minddp.mean import Divisor
 from minddp.options import Options
 from minddp.packing import Scaling
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.sparse_bucket import SparseBucket
 from minddp.transport import Transport
 from minddp.unfinished import Missing, OptimizerGuard, exchange_missing, ready_twice, unfinished_reduction
 from minddp.usage import UsageMap
@@ -40,7 +44,8 @@ _log = logging.getLogger(__name__)
 class Reducer:
     """Averages the gradients of `params` over the ranks of `transport` in every armed backward.
 
-    `plan` and `buckets` change once, when the order of the first backward is known.
+    `plan` and `buckets` change once, when the order of the first backward is known. The gradients of parameters
+    in `sparse_names` are sparse tensors. `at_end` are futures that the next backward also waits for.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Reducer:
         named_params: Sequence[tuple[str, torch.nn.Parameter]],
         transport: Transport,
         options: Options,
+        sparse_names: Collection[str] = (),
     ):
         self.names = [name for name, _ in named_params]
         self.params = [param for _, param in named_params]
@@ -55,7 +61,11 @@ class Reducer:
         self.options = options
         self.comm_hook: CommHook | None = None
         self.sink: EventSink | None = None
+        self.divisor = Divisor(transport, options.reduction)
+        self.at_end: list[torch.futures.Future] = []
         self.phase = Phase.IDLE
+        self._sparse_names = frozenset(sparse_names)
+        self._rpc_context: int | None = None
         self._pass: BackwardPass | None = None
         self._awaited_backwards: set[int] = set()
         self._num_passes = 0
@@ -63,11 +73,11 @@ class Reducer:
         self._guard: OptimizerGuard | None = None
         self._observed_order: list[int] | None = None
         self._has_rebuilt = False
-        self._hooks_expected = [1] * len(self.params)
-        self._recorded_hooks = [0] * len(self.params) if options.static_graph else None
         self._unused_anywhere: Sequence[bool] | None = None
-        tracks_usage = options.find_unused_parameters or options.static_graph
-        self._usage = UsageMap(len(self.params), self.params[0].device) if tracks_usage else None
+        self._hooks_expected: list[int]
+        self._recorded_hooks: list[int] | None
+        self._usage: UsageMap | None
+        self._begin_tracking()
         self._countdown = Countdown(self)
         self._install_plan(
             plan_from_registration(
@@ -83,6 +93,7 @@ class Reducer:
     def arm(self, output: Any) -> None:
         """A forward that wants its backward synchronised has returned `output`."""
         self._move_to(Phase.ARMED)
+        self._rpc_context = context_of_forward()
         autograd.call_when_gradient_enters(output, self._await_end)
 
     def ensure_finished(self) -> None:
@@ -116,13 +127,29 @@ class Reducer:
         self.tell(EventKind.BUCKETS_REBUILT, len(self.buckets))
         return True
 
+    def shadow_backward(self) -> None:
+        """Take part, with zeros, in a backward of the other ranks: this one has run out of inputs.
+
+        The same collectives in the same order as in a backward; the results are of no use here. See `join.py`.
+        """
+        under_way = [self._launch(bucket, torch.zeros_like(bucket.wire)) for bucket in self.buckets]
+        if self._usage is not None:
+            self._usage.begin_exchange(self.transport, [False] * len(self.params))
+            self._usage.finish_exchange()
+        for reduction in under_way:
+            reduction.result()
+        if self._awaits_order:
+            self._observed_order = list(range(len(self.params)))
+
     # ------------------------------------------------------------------ called during backward
 
     def attend(self, param: int) -> bool:
         """A hook has fired while there is more to do than to count. Whether the gradient is now complete."""
         current = self._pass
         if current is None and self.phase is not Phase.IDLE:
-            current = self._open_pass()
+            current = self._open_pass(param)
+        if current is not None and current.lent is not None:
+            current.lent.lend(param)
         if self._usage is not None and self.params[param].grad is not None:
             self._usage.mark(param)
         if current is None:
@@ -144,11 +171,15 @@ class Reducer:
         plan_is_final = self._has_rebuilt or not self.options.rebuilds_buckets
         counts_once = not self.options.static_graph
         self._countdown.is_watched = not (
-            plan_is_final and counts_once and self._usage is None and self.sink is None
+            plan_is_final
+            and counts_once
+            and self._usage is None
+            and self.sink is None
+            and self._rpc_context is None
         )
 
-    def _open_pass(self) -> BackwardPass:
-        """The first hook of an armed backward."""
+    def _open_pass(self, param: int) -> BackwardPass:
+        """The first hook of an armed backward, that of `param`."""
         self._move_to(Phase.ACCUMULATING)
         self._num_passes += 1
         self._countdown.restart()
@@ -156,10 +187,11 @@ class Reducer:
             bucket.begin_pass()
         current = self._pass = BackwardPass(
             hooks_left=list(self._hooks_expected),
-            runs_left=[len(bucket.runs) for bucket in self.buckets],
+            runs_left=[len(bucket.params_by_run()) for bucket in self.buckets],
             scaling=self._scaling(),
+            lent=self._lent_gradients(param),
         )
-        if self._may_hand_over():
+        if current.lent is None and self._may_hand_over():
             current.makes_grad = [param.grad is None for param in self.params]
         self.tell(EventKind.BACKWARD_BEGIN)
         if self._usage is not None:
@@ -182,10 +214,18 @@ class Reducer:
     def _scaling(self) -> Scaling:
         batched = self.options.batched_grad_copy
         return Scaling(
-            divisor=self.transport.world_size if self.comm_hook is None else None,
+            divisor=self.divisor.for_this_backward() if self.comm_hook is None else None,
             divide_copied=batched,
             divide_resident=batched or self.options.gradient_as_bucket_view,
+            by_parts=batched,
         )
+
+    def _lent_gradients(self, param: int) -> LentGradients | None:
+        """Where the gradients of this backward are found, if not in `.grad`."""
+        if self._rpc_context is None:
+            return None
+        lent = LentGradients(self._rpc_context, self.params)
+        return lent if lent.has(param) else None
 
     def _find_unused(self, current: BackwardPass) -> None:
         """Parameters that this backward will not reach count as ready. See [Note: unused parameters]."""
@@ -202,6 +242,8 @@ class Reducer:
 
     def _count_as_ready(self, param: int) -> None:
         """A parameter that no hook will announce."""
+        if self._pass is not None and self._pass.lent is not None:
+            self._pass.lent.lend(param)
         self.tell(EventKind.PARAM_READY, param)
         self._countdown.strike_off(param)
 
@@ -230,14 +272,16 @@ class Reducer:
             if self._usage is not None:
                 self._usage.begin_exchange(self.transport, [param.grad is not None for param in self.params])
 
-    def _launch(self, bucket: Bucket) -> Reduction:
+    def _launch(self, bucket: Bucket | SparseBucket, instead: torch.Tensor | None = None) -> Reduction:
+        """Begin to reduce a bucket, or other contents `instead` of what is in it."""
         self.tell(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
         if self.comm_hook is None:
-            return AllReduce(self.transport.all_reduce(bucket.flat), bucket.flat)
-        view = GradBucket(bucket, is_last=bucket is self.buckets[-1])
+            wire = bucket.wire if instead is None else instead
+            return AllReduce(self.transport.all_reduce(wire), wire)
+        view = GradBucket(bucket, is_last=bucket is self.buckets[-1], instead=instead)
         return HookedReduction(self.comm_hook, self.comm_hook.launch(view), bucket)
 
-    def _skips(self, bucket: Bucket, current: BackwardPass) -> bool:
+    def _skips(self, bucket: Bucket | SparseBucket, current: BackwardPass) -> bool:
         """Whether a bucket of nothing but unused parameters stays home (skip_all_reduce_unused_params)."""
         return self.options.skip_all_reduce_unused_params and all(
             slot.param in current.unused for slot in bucket.spec.slots
@@ -277,6 +321,7 @@ class Reducer:
     def _finalize(self, current: BackwardPass) -> None:
         """Wait for the buckets in launch order and put the averages where the optimizer will look."""
         self._move_to(Phase.FINALIZING)
+        self.tell(EventKind.GRADIENTS_COMPLETE)
         if self._usage is not None:
             self._unused_anywhere = self._usage.finish_exchange()
             self._usage.clear()
@@ -291,10 +336,19 @@ class Reducer:
                         made_now=_in_bucket(bucket, current.makes_grad),
                     )
                 self.tell(EventKind.BUCKET_UNPACKED, bucket.spec.index)
-        if self.options.rebuilds_buckets and not self._has_rebuilt and current.ready_order:
+        if current.lent is not None:
+            current.lent.give_back()
+        if self._awaits_order and current.ready_order:
             self._observed_order = current.ready_order + current.unused
         self._move_to(Phase.IDLE)
+        self._wait_for_others()
         self.tell(EventKind.BACKWARD_END)
+
+    def _wait_for_others(self) -> None:
+        """Futures that somebody wants complete when backward returns, such as those of a buffer hook."""
+        at_end, self.at_end = self.at_end, []
+        if at_end:
+            torch.futures.wait_all(at_end)
 
     def _drop_interrupted_pass(self) -> None:
         """An exception ended the last backward. Let what is under way land, then forget the pass."""
@@ -305,6 +359,8 @@ class Reducer:
                     reduction.result()
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        if self._pass.lent is not None:
+            self._pass.lent.give_back()
         if self._usage is not None:
             self._usage.revert()
         if self._recorded_hooks is not None:
@@ -334,22 +390,64 @@ class Reducer:
         self._finalize(current)
         self._usage = None  # who uses what is settled for good
 
+    # ------------------------------------------------------------------ changed after construction
+
+    def become_static(self) -> None:
+        """From now on as if constructed with static_graph=True.
+
+        Raises:
+            RuntimeError: training has begun.
+        """
+        if self._num_passes or self.phase is not Phase.IDLE:
+            raise RuntimeError(
+                "set_static_graph() should be called before training loop starts and after "
+                "DistributedDataParallel is constructed. Pass static_graph=True to the constructor."
+            )
+        self.options = replace(self.options, static_graph=True)
+        self._begin_tracking()
+
+    def move_to(self, transport: Transport) -> None:
+        """Go on with other ranks, whatever has become of the last backward. The buckets are rebuilt anew."""
+        self.transport = transport
+        self.divisor = Divisor(transport, self.options.reduction)
+        self._pass, self.phase = None, Phase.IDLE
+        self._countdown.is_watched = True
+        self._awaited_backwards.clear()
+        self._has_rebuilt, self._observed_order = False, None
+        if self._usage is not None:
+            self._usage.clear()
+
+    def remove_hooks(self) -> None:
+        """Take no further part in any backward."""
+        self._hooks.remove()
+
     # ------------------------------------------------------------------ plan and phase
+
+    @property
+    def has_rebuilt(self) -> bool:
+        return self._has_rebuilt
+
+    @property
+    def _awaits_order(self) -> bool:
+        """Whether the order of the next backward decides the plan."""
+        return self.options.rebuilds_buckets and not self._has_rebuilt
+
+    def _begin_tracking(self) -> None:
+        """What has to be counted besides gradients, as the options have it."""
+        self._hooks_expected = [1] * len(self.params)
+        self._recorded_hooks = [0] * len(self.params) if self.options.static_graph else None
+        tracks_usage = self.options.find_unused_parameters or self.options.static_graph
+        self._usage = UsageMap(len(self.params), self.params[0].device) if tracks_usage and self.params else None
 
     def _install_plan(self, plan: BucketPlan) -> None:
         self.plan = plan
         self.buckets = allocate_buckets(plan, self.params, grads_are_views=self.options.gradient_as_bucket_view)
-        self._runs = [(bucket, run) for bucket in self.buckets for run in range(len(bucket.runs))]
-        members = [
-            [slot.param for slot in bucket.spec.slots[run.first : run.first + len(run.params)]]
-            for bucket in self.buckets
-            for run in bucket.runs
-        ]
-        self._countdown.regroup(members)
+        self._runs = [(bucket, run) for bucket in self.buckets for run in range(len(bucket.params_by_run()))]
+        self._countdown.regroup([params for bucket in self.buckets for params in bucket.params_by_run()])
 
     def _specs(self) -> list[ParamSpec]:
         return [
-            ParamSpec(name, param.numel(), param.dtype, param.device)
+            ParamSpec(name, param.numel(), param.dtype, param.device, sparse=name in self._sparse_names)
             for name, param in zip(self.names, self.params, strict=True)
         ]
 
@@ -382,6 +480,6 @@ class Reducer:
             self.sink(Event(kind, subject))
 
 
-def _in_bucket(bucket: Bucket, per_param: Sequence[bool] | None) -> list[bool] | None:
+def _in_bucket(bucket: Bucket | SparseBucket, per_param: Sequence[bool] | None) -> list[bool] | None:
     """What is known per parameter of the model, for the parameters of one bucket."""
     return None if per_param is None else [per_param[slot.param] for slot in bucket.spec.slots]

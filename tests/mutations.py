@@ -105,15 +105,15 @@ MUTATIONS = (
     Mutation(
         "skip the division",
         "reducer.py",
-        "divisor=self.transport.world_size if self.comm_hook is None else None,",
+        "divisor=self.divisor.for_this_backward() if self.comm_hook is None else None,",
         "divisor=None,",
         _TRAINING,
     ),
     Mutation(
         "divide although a hook owns the arithmetic",
         "reducer.py",
-        "divisor=self.transport.world_size if self.comm_hook is None else None,",
-        "divisor=self.transport.world_size,",
+        "divisor=self.divisor.for_this_backward() if self.comm_hook is None else None,",
+        "divisor=self.divisor.for_this_backward(),",
         Scenario(2, _PLAIN, hook="sum_times_third", script=(Train(),)),
     ),
     Mutation(
@@ -155,9 +155,9 @@ MUTATIONS = (
     ),
     Mutation(
         "broadcast from rank 1",
-        "replicas.py",
-        "source: int = 0,",
-        "source: int = 1,",
+        "ddp.py",
+        "def synchronize(self, source: int = 0,",
+        "def synchronize(self, source: int = 1,",
         _TRAINING,
         shows=r"construction: parameter .* differs",
     ),
@@ -208,7 +208,7 @@ MUTATIONS = (
     Mutation(
         "forget to broadcast buffers",
         "ddp.py",
-        "        if self.will_sync_module_buffers():\n",
+        "        if self._synchronizes_buffers(after_forward=False):\n",
         "        if False:\n",
         _TRAINING,
         shows=r"buffer .*running_mean` differs",

@@ -33,12 +33,6 @@ def _outcome(attempt: Callable[[], Any]) -> str:
     return "no error"
 
 
-def complex_module() -> nn.Module:
-    module = linear()
-    module.spectrum = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    return module
-
-
 def module_on_two_devices() -> nn.Module:
     module = linear()
     module.elsewhere = nn.Parameter(torch.zeros(2, device="meta"))
@@ -65,18 +59,17 @@ ATTEMPTS: dict[str, Callable[[], Any]] = {
     "no gradients": wrap(frozen),
     "no parameters": wrap(nn.ReLU),
     "lazy": wrap(lambda: nn.Sequential(nn.LazyLinear(2), linear())),
-    "complex": wrap(complex_module),
     "two devices": wrap(module_on_two_devices),
     "two device ids": wrap(device_ids=[0, 1]),
     "device id on a CPU": wrap(device_ids=[0]),
     "output device on a CPU": wrap(output_device=1),
     "group and mesh": wrap(process_group=object(), device_mesh=object()),
     "unknown transport": wrap(transport="carrier pigeon"),
-    "planned transport": wrap(transport="shared_memory"),
     "delay": wrap(delay_all_reduce_named_params=[("weight", None)]),
     "hook param": wrap(param_to_hook_all_reduce=torch.zeros(1)),
-    "mixed precision": wrap(mixed_precision="bf16"),
-    "join": lambda: minddp.DistributedDataParallel(linear()).join(),
+    "no such reduction": wrap(reduction="max"),
+    "first capacity and a list": wrap(first_bucket_cap_mb=1, bucket_cap_mb_list=[1, 2]),
+    "synchronised batch norm": wrap(lambda: nn.Sequential(linear(), nn.SyncBatchNorm(2))),
     "wrong flag": wrap(static_graph="no"),
     "wrong capacity": wrap(bucket_cap_mb="25"),
     "negative capacity": wrap(bucket_cap_mb=-1),
@@ -91,18 +84,17 @@ EXPECTED = [
     ("no gradients", "RuntimeError", ["doesn't have any parameter that requires a gradient", "2 parameters"]),
     ("no parameters", "RuntimeError", ["doesn't have any parameter that requires a gradient"]),
     ("lazy", "RuntimeError", ["uninitialized parameters", "0.weight", "dummy forward pass"]),
-    ("complex", "NotImplementedError", ["complex parameters", "spectrum"]),
     ("two devices", "ValueError", ["same type of devices"]),
     ("two device ids", "ValueError", ["device_ids can only be None or contain a single element"]),
     ("device id on a CPU", "ValueError", ["device_ids and output_device", "[0]"]),
     ("output device on a CPU", "ValueError", ["device_ids and output_device", "output_device 1"]),
     ("group and mesh", "RuntimeError", ["Cannot specify both process_group and device_mesh"]),
     ("unknown transport", "ValueError", ["carrier pigeon"]),
-    ("planned transport", "NotImplementedError", ["shared_memory"]),
-    ("delay", "NotImplementedError", ["delay_all_reduce_named_params"]),
-    ("hook param", "NotImplementedError", ["param_to_hook_all_reduce"]),
-    ("mixed precision", "NotImplementedError", ["mixed_precision"]),
-    ("join", "NotImplementedError", ["join"]),
+    ("delay", "ValueError", ["delay_all_reduce_named_params", "param_to_hook_all_reduce"]),
+    ("hook param", "ValueError", ["delay_all_reduce_named_params", "param_to_hook_all_reduce"]),
+    ("no such reduction", "ValueError", ["'mean'", "'sum'", "'max'"]),
+    ("first capacity and a list", "ValueError", ["first_bucket_cap_mb", "bucket_cap_mb_list", "exclude"]),
+    ("synchronised batch norm", "ValueError", ["SyncBatchNorm layers only work with GPU modules", "1"]),
     ("wrong flag", "TypeError", ["static_graph"]),
     ("wrong capacity", "TypeError", ["bucket_cap_mb"]),
     ("negative capacity", "ValueError", ["bucket_cap_mb"]),

@@ -22,11 +22,13 @@ CORE = sorted(
 # The floors of the core, lowest first: a module imports only from floors below its own (or its own package).
 FLOORS = (
     {"events", "options", "plan", "autograd", "unfinished", "handover", "countdown", "transport.base"},
-    {"transport", "transport.process_group", "packing", "placement"},
-    {"bucket"},
-    {"comm_hooks", "comm_hooks.interface", "replicas", "usage"},
+    {"transport", "transport.process_group", "packing", "placement", "distributed_autograd"},
+    {"sparse_bucket", "replicas", "mean", "usage"},
+    {"bucket", "buffers", "delayed"},
+    {"comm_hooks", "comm_hooks.interface"},
     {"backward_pass"},
     {"reducer"},
+    {"join"},
     {"ddp"},
 )
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.options import MIB, UNBOUNDED, BucketCaps, refuse_unfinished_options
+from minddp.options import MIB, UNBOUNDED, BucketCaps
 from tests.fakes import options
 
 FLAGS = (
@@ -38,7 +38,7 @@ def test_the_constructor_has_torchs_parameters_then_its_own() -> None:
     for name, parameter in theirs.items():
         assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
     own = list(ours.values())[len(theirs) :]
-    assert [parameter.name for parameter in own] == ["transport"]
+    assert [parameter.name for parameter in own] == ["transport", "first_bucket_cap_mb", "reduction"]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in own)
     assert all(parameter.default is not inspect.Parameter.empty for parameter in own)
 
@@ -166,9 +166,3 @@ def test_torchs_switch_for_a_small_last_bucket(monkeypatch: pytest.MonkeyPatch) 
     assert not options().small_last_bucket
     monkeypatch.setenv("DDP_SET_LAST_BUCKET_CAP", "1")
     assert options().small_last_bucket
-
-
-def test_an_unfinished_option_is_named_with_its_value() -> None:
-    refuse_unfinished_options(a=None, b=None)
-    with pytest.raises(NotImplementedError, match=r"`b` yet \(got 7\)"):
-        refuse_unfinished_options(a=None, b=7)

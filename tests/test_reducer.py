@@ -113,6 +113,7 @@ def test_a_step_is_told_in_order() -> None:
         "backward begins",
         *["parameter ready: 1", "bucket ready: 0", "bucket launched: 0"],
         *["parameter ready: 0", "bucket ready: 1", "bucket launched: 1"],
+        "gradients complete",
         *["bucket waited: 0", "bucket unpacked: 0"],
         *["bucket waited: 1", "bucket unpacked: 1"],
         "backward ends",

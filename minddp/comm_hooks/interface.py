@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.bucket import Bucket
+from minddp.bucket import Bucket, from_wire
+from minddp.sparse_bucket import SparseBucket
 
 _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes by the names, too
 
@@ -23,9 +24,9 @@ _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes
 class GradBucket:
     """One bucket as a hook sees it: flat buffer, per-parameter views, and its place in the launch order."""
 
-    def __init__(self, bucket: Bucket, *, is_last: bool):
+    def __init__(self, bucket: Bucket | SparseBucket, *, is_last: bool, instead: torch.Tensor | None = None):
         self._bucket = bucket
-        self._buffer = bucket.flat
+        self._buffer = bucket.wire if instead is None else instead
         self._is_last = is_last
 
     def index(self) -> int:
@@ -33,7 +34,10 @@ class GradBucket:
         return self._bucket.spec.index
 
     def buffer(self) -> torch.Tensor:
-        """This rank's gradients, flat, not divided by the world size."""
+        """This rank's gradients, flat, not divided by the world size.
+
+        Complex gradients are pairs of real numbers, as in torch. A sparse one is itself the buffer.
+        """
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
@@ -42,9 +46,13 @@ class GradBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """Views into `buffer()` in the shapes of the parameters, row-major whatever their strides (as torch)."""
+        spec = self._bucket.spec
+        if spec.sparse:
+            return [self._buffer]
+        flat = from_wire(self._buffer, spec)
         return [
-            self._buffer.narrow(0, slot.offset, slot.numel).view(param.size())
-            for slot, param in zip(self._bucket.spec.slots, self._bucket.params, strict=True)
+            flat.narrow(0, slot.offset, slot.numel).view(param.size())
+            for slot, param in zip(spec.slots, self._bucket.params, strict=True)
         ]
 
     def parameters(self) -> list[torch.Tensor]:
@@ -109,14 +117,14 @@ class CommHook:
             )
         return future
 
-    def result_of(self, future: torch._C.Future, bucket: Bucket) -> torch.Tensor:
+    def result_of(self, future: torch._C.Future, bucket: Bucket | SparseBucket) -> torch.Tensor:
         """Wait for the hook's tensor and check that it fits the bucket."""
         value = future.wait()
         tensor = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
-        if not isinstance(tensor, torch.Tensor) or tensor.numel() != bucket.flat.numel():
+        if not isinstance(tensor, torch.Tensor) or tensor.numel() != bucket.wire.numel():
             got = f"a tensor of {tensor.numel()} elements" if isinstance(tensor, torch.Tensor) else repr(tensor)
             raise RuntimeError(
-                f"The communication hook `{self.name}` must give a tensor of {bucket.flat.numel()} elements for "
+                f"The communication hook `{self.name}` must give a tensor of {bucket.wire.numel()} elements for "
                 f"bucket {bucket.spec.index}, but gave {got}."
             )
         return tensor

@@ -1,0 +1,62 @@
+"""Buffers: what a module keeps beside its parameters, such as running means. Kept equal by broadcast.
+
+Nothing averages buffers. Rank 0's are broadcast at construction and again before each forward that trains, so
+all ranks go on from the same ones; a hook may do something else with them, before or after forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from minddp import replicas
+from minddp.transport import Transport
+
+
+@dataclass(frozen=True)
+class BufferHook:
+    """Synchronises buffers in its own way: `function(state, {name: buffer})`.
+
+    Futures that it returns are waited for at the end of backward.
+    """
+
+    state: Any
+    function: Callable[[Any, dict[str, torch.Tensor]], Any]
+    after_forward: bool
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+
+class Buffers:
+    """The buffers of a module but those in `ignored`, by name."""
+
+    def __init__(self, module: nn.Module, ignored: Collection[str]):
+        self._module = module
+        self._ignored = ignored
+        self.hook: BufferHook | None = None
+        self.named: dict[str, torch.Tensor] = {}
+        self.collect()
+
+    def collect(self) -> None:
+        """Anew each time, since modules may assign new tensors to their buffers."""
+        self.named = {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self.named.values())
+
+    def synchronize(self, transport: Transport, source: int) -> list[torch.futures.Future]:
+        """Make them those of rank `source`, or have the hook do what it does. Returns futures to wait for."""
+        self.collect()
+        # Autograd must not take the overwritten buffers for modified: as torch.
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(self.tensors)):
+            if self.hook is None:
+                replicas.broadcast_coalesced(transport, self.tensors, source)
+                return []
+            return list(self.hook.function(self.hook.state, self.named) or ())

@@ -1,0 +1,71 @@
+"""Gradients under torch's distributed autograd (RPC), where they do not lie in `.grad`.
+
+`dist_autograd.backward(context, ...)` may serve several contexts at once, so it leaves `.grad` alone and keeps a
+parameter's gradient in the context. Everything else in minddp speaks of `.grad`. So while such a backward runs,
+its gradients are *lent*: `.grad` shows the context's tensor, is reduced in place, and at the end gets back what
+was there before. Torch's reducer knows both places instead (`runGradCallbackForVariable`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+def context_of_forward() -> int | None:
+    """The distributed autograd context that the calling thread is in, if any."""
+    rpc = sys.modules.get("torch.distributed.rpc")
+    if rpc is None or not rpc.is_available() or not rpc.api._is_current_rpc_agent_set():
+        return None
+    try:
+        return torch._C._distributed_autograd._current_context()._context_id()
+    except RuntimeError:
+        return None  # outside of any context
+
+
+class LentGradients:
+    """The gradients of context `context_id`, shown as `.grad` of `params` one after the other."""
+
+    def __init__(self, context_id: int, params: Sequence[nn.Parameter]):
+        self._context_id = context_id
+        self._params = params
+        self._before: dict[int, torch.Tensor | None] = {}
+        self._lent: dict[int, torch.Tensor] = {}
+
+    def has(self, param: int) -> bool:
+        """Whether the context holds a gradient for this parameter: else the backward is an ordinary one."""
+        return self._params[param] in self._gradients()
+
+    def lend(self, param: int) -> None:
+        """The backward has accumulated this parameter's gradient."""
+        grad = self._gradients().get(self._params[param])
+        if param not in self._before:
+            self._before[param] = self._params[param].grad
+        if grad is not None:
+            self._lent[param] = grad
+        self._params[param].grad = grad
+
+    def give_back(self) -> None:
+        """The averages are in `.grad`: see that the context has them, and restore what was there before.
+
+        Raises:
+            RuntimeError: a parameter that this rank has not used got an average from other ranks.
+        """
+        for param, before in self._before.items():
+            average, lent = self._params[param].grad, self._lent.get(param)
+            self._params[param].grad = before
+            if average is None:
+                continue
+            if lent is None:
+                raise RuntimeError(
+                    f"Parameter {param} has got a gradient on other ranks only, and a distributed autograd "
+                    f"context cannot be given one from here. Use every parameter on every rank."
+                )
+            if average is not lent:
+                lent.copy_(average)
+
+    def _gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        return torch.distributed.autograd.get_gradients(self._context_id)

@@ -1,0 +1,66 @@
+"""By what the sum over the ranks is divided: what kind of mean the gradients become.
+
+As a rule by the number of ranks. Under `join` with divide_by_initial_world_size=False, by the number of ranks
+that still had inputs when this forward began. With reduction="sum", by nothing. With weights, rank r's
+gradients count `weight[r] / sum(weights)`: the mean over all samples where ranks have batches of different sizes.
+
+Numbers that other ranks contribute to are summed while forward runs, and read when the first gradient needs them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from minddp.transport import Transport, Work
+
+
+class Divisor:
+    """`for_this_backward()` is what each rank divides its gradients by, before they are summed."""
+
+    def __init__(self, transport: Transport, reduction: str):
+        self._transport = transport
+        self._reduction = reduction
+        self._active: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._weights: tuple[Work, torch.Tensor, float] | None = None
+
+    def divide_by_active_ranks(self, count: torch.futures.Future[list[torch.Tensor]]) -> None:
+        """The next backward divides by the number of ranks that are active, one element in `count`."""
+        self._active = count
+
+    def weigh(self, weight: float, device: torch.device) -> None:
+        """The next backward takes this rank's gradients `weight` times. Collective: every rank calls it.
+
+        Raises:
+            ValueError: a weight that is negative or not finite, or gradients that are to be summed.
+        """
+        if self._reduction == "sum":
+            raise ValueError('Weights are for means, but this module has reduction="sum".')
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"A rank's weight is a finite number, 0 or more, but got {weight!r}.")
+        total = torch.tensor([weight], dtype=torch.float64, device=device)
+        self._weights = (self._transport.all_reduce(total), total, weight)
+
+    def for_this_backward(self) -> float | None:
+        """The divisor of the backward that begins now; what was said of one backward is then forgotten.
+
+        `None` where the sum itself is wanted.
+
+        Raises:
+            RuntimeError: all weights are zero.
+        """
+        active, self._active = self._active, None
+        weights, self._weights = self._weights, None
+        if weights is not None:
+            work, total, weight = weights
+            work.wait()
+            if total.item() == 0:
+                raise RuntimeError("Every rank has given its gradients the weight 0, so they have no mean.")
+            return total.item() / weight if weight else math.inf
+        if self._reduction == "sum":
+            return None
+        if active is not None:
+            [count] = active.wait()
+            return int(count.item())
+        return self._transport.world_size
