@@ -161,7 +161,10 @@ class DistributedDataParallel(nn.Module, Joinable):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            return self._post_forward(self.module(*inputs, **kwargs))
+            return self._post_forward(self._run_module(*inputs, **kwargs))
+
+    def _run_module(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         self._reducer.tell(EventKind.FORWARD_BEGIN)
