@@ -19,12 +19,11 @@ warm: there a bucket is one run.
 
 from __future__ import annotations
 
-import itertools
 import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -67,7 +66,7 @@ class Run:
     """Neighbouring slots of a bucket that are packed together. See [Note: packing in runs].
 
     `first` is the first slot's place in the bucket, `flat` the run's part of the bucket's buffer, and `views[k]`
-    the tensor over its k-th slot.
+    the tensor over its k-th slot. `grad_dtype` is that of the gradients; copying converts it to the buffer's.
     """
 
     def __init__(
@@ -77,14 +76,14 @@ class Run:
         names: Sequence[str],
         flat: torch.Tensor,
         views: list[torch.Tensor],
+        grad_dtype: torch.dtype,
     ):
         self.first = first
         self.params = params
         self.names = names
         self.flat = flat
         self.views = views
-        self._addresses = [view.data_ptr() if view.numel() else -1 for view in views]
-        self._dtypes = tuple(view.dtype for view in views)
+        self._dtypes = [grad_dtype] * len(views)
         self._layout_is_checked = False
 
     def pack(self, scaling: Scaling, *, bind: bool) -> None:
@@ -93,27 +92,30 @@ class Run:
         `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view).
         """
         grads = [param.grad for param in self.params]
-        dtypes = map(getattr, grads, itertools.repeat("dtype"), self._dtypes)  # a missing one counts as right
-        if not self._layout_is_checked or any(map(operator.is_not, dtypes, self._dtypes)):
+        as_expected = self._are_as_expected(grads)
+        if not as_expected:
             self._check_layout(grads)
         num_resident = sum(map(operator.is_, grads, self.views))
         if num_resident == len(grads):
             scaling.apply(self.flat, resident=True)
             return
-        if num_resident == 0 and not self._any_missing_or_at_home(grads):
+        if as_expected and num_resident == 0 and not bind:
             self._copy_all(cast("list[torch.Tensor]", grads), scaling)
-        else:
+        elif any(map(is_missing_or_at_home, grads, self.views)):
             self._copy_some(grads, scaling, bind)
+        else:
+            self._copy_all(cast("list[torch.Tensor]", grads), scaling)
         if bind:
             for param, grad, view in zip(self.params, grads, self.views, strict=True):
-                if grad is not None:
+                if grad is not None and grad is not view:
                     param.grad = view
 
-    def _any_missing_or_at_home(self, grads: Sequence[torch.Tensor | None]) -> bool:
-        if any(map(operator.is_, grads, itertools.repeat(None))):
-            return True
-        addresses = map(torch.Tensor.data_ptr, cast("list[torch.Tensor]", grads))
-        return any(map(operator.eq, addresses, self._addresses))
+    def _are_as_expected(self, grads: Sequence[Any]) -> bool:
+        """Whether all gradients are there and have the right dtype, and strides have been looked at."""
+        try:
+            return self._layout_is_checked and [grad.dtype for grad in grads] == self._dtypes
+        except AttributeError:
+            return False  # one is missing
 
     def _copy_all(self, grads: list[torch.Tensor], scaling: Scaling) -> None:
         """The common case: every gradient is there and none lies in the buffer."""
@@ -134,16 +136,16 @@ class Run:
                 scaling.apply(view, resident=False)
 
     def _check_layout(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """Gradients of another dtype are an error, of other strides merely slow."""
-        for name, grad, view in zip(self.names, grads, self.views, strict=True):
+        """Gradients of another dtype are an error, of other strides merely slow, and so only looked at once."""
+        for name, grad, view, dtype in zip(self.names, grads, self.views, self._dtypes, strict=True):
             if grad is None:
                 continue
-            if grad.dtype != view.dtype:
+            if grad.dtype != dtype:
                 raise RuntimeError(
-                    f"Expected {view.dtype}, got {grad.dtype} as the gradient of `{name}`. "
+                    f"Expected {dtype}, got {grad.dtype} as the gradient of `{name}`. "
                     f"Convert the module's dtype before wrapping it, not after."
                 )
-            if grad.stride() != view.stride() and grad.numel() > 0:
+            if not self._layout_is_checked and grad.stride() != view.stride() and grad.numel() > 0:
                 warnings.warn(
                     f"Grad strides do not match bucket view strides for `{name}`: {grad.stride()} against "
                     f"{view.stride()} at sizes {tuple(grad.shape)}. The result is right, but copying is slow; "

@@ -24,12 +24,13 @@ import torch
 
 from minddp import autograd
 from minddp.backward_pass import ALLOWED, AllReduce, BackwardPass, HookedReduction, Phase, Reduction
-from minddp.bucket import Bucket, allocate_buckets
+from minddp.bucket import Bucket, GradDtypes, allocate_buckets
 from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
 from minddp.distributed_autograd import LentGradients, context_of_forward
 from minddp.events import Event, EventKind, EventSink
 from minddp.mean import Divisor
+from minddp.mixed_precision import MixedPrecision
 from minddp.options import Options
 from minddp.packing import Scaling
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
@@ -54,6 +55,7 @@ class Reducer:
         transport: Transport,
         options: Options,
         sparse_names: Collection[str] = (),
+        mixed_precision: MixedPrecision | None = None,
     ):
         self.names = [name for name, _ in named_params]
         self.params = [param for _, param in named_params]
@@ -65,6 +67,7 @@ class Reducer:
         self.at_end: list[torch.futures.Future] = []
         self.phase = Phase.IDLE
         self._sparse_names = frozenset(sparse_names)
+        self._mixed_precision = mixed_precision
         self._rpc_context: int | None = None
         self._pass: BackwardPass | None = None
         self._awaited_backwards: set[int] = set()
@@ -84,11 +87,15 @@ class Reducer:
                 self._specs(), options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
             )
         )
-        self._hooks = autograd.install_hooks(self.params, self._countdown.on_grad_accumulated)
+        self._hooks = autograd.Hooks(self.params, self._countdown.on_grad_accumulated)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, self._hooks.remove).atexit = False
 
     # ------------------------------------------------------------------ called around forward
+
+    def renew_hooks(self) -> None:
+        """The parameters' dtype has changed."""
+        self._hooks.renew()
 
     def arm(self, output: Any) -> None:
         """A forward that wants its backward synchronised has returned `output`."""
@@ -185,10 +192,13 @@ class Reducer:
         self._countdown.restart()
         for bucket in self.buckets:
             bucket.begin_pass()
+        divisor = self.divisor.for_this_backward() if self.comm_hook is None else None
+        divides_sums = self._mixed_precision is not None
         current = self._pass = BackwardPass(
             hooks_left=list(self._hooks_expected),
             runs_left=[len(bucket.params_by_run()) for bucket in self.buckets],
-            scaling=self._scaling(),
+            scaling=self._scaling(None if divides_sums else divisor),
+            divisor_of_sums=divisor if divides_sums else None,
             lent=self._lent_gradients(param),
         )
         if current.lent is None and self._may_hand_over():
@@ -206,17 +216,22 @@ class Reducer:
             self._count_as_ready(param)
         return current
 
+    @property
+    def _grads_are_views(self) -> bool:
+        return self.options.gradient_as_bucket_view and self._mixed_precision is None
+
     def _may_hand_over(self) -> bool:
         """Whether gradients may come to lie in the buckets. See [Note: handing gradients over]."""
         creates_graph = torch.is_grad_enabled()  # backward(create_graph=True): gradients stay part of a graph
-        return not (creates_graph or self.options.gradient_as_bucket_view or self.options.finds_unused_each_pass)
+        is_cast = self._mixed_precision is not None
+        return not (creates_graph or is_cast or self._grads_are_views or self.options.finds_unused_each_pass)
 
-    def _scaling(self) -> Scaling:
+    def _scaling(self, divisor: float | None) -> Scaling:
         batched = self.options.batched_grad_copy
         return Scaling(
-            divisor=self.divisor.for_this_backward() if self.comm_hook is None else None,
+            divisor=divisor,
             divide_copied=batched,
-            divide_resident=batched or self.options.gradient_as_bucket_view,
+            divide_resident=batched or self._grads_are_views,
             by_parts=batched,
         )
 
@@ -255,7 +270,10 @@ class Reducer:
         assert self._pass is not None
         current = self._pass
         bucket, run_in_bucket = self._runs[run]
-        with torch.no_grad():
+        if torch.is_grad_enabled():  # as good as never: in backward(create_graph=True)
+            with torch.no_grad():
+                bucket.pack(run_in_bucket, current.scaling)
+        else:
             bucket.pack(run_in_bucket, current.scaling)
         current.runs_left[bucket.spec.index] -= 1
         if current.runs_left[bucket.spec.index] == 0:
@@ -266,18 +284,25 @@ class Reducer:
         """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
         while not current.is_complete and current.runs_left[len(current.reductions)] == 0:
             bucket = self.buckets[len(current.reductions)]
-            current.reductions.append(None if self._skips(bucket, current) else self._launch(bucket))
+            skips = self._skips(bucket, current)
+            current.reductions.append(None if skips else self._launch(bucket, divisor=current.divisor_of_sums))
         if current.is_complete:
             self._await_end()
             if self._usage is not None:
                 self._usage.begin_exchange(self.transport, [param.grad is not None for param in self.params])
 
-    def _launch(self, bucket: Bucket | SparseBucket, instead: torch.Tensor | None = None) -> Reduction:
+    def _launch(
+        self,
+        bucket: Bucket | SparseBucket,
+        instead: torch.Tensor | None = None,
+        *,
+        divisor: float | None = None,
+    ) -> Reduction:
         """Begin to reduce a bucket, or other contents `instead` of what is in it."""
         self.tell(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
         if self.comm_hook is None:
             wire = bucket.wire if instead is None else instead
-            return AllReduce(self.transport.all_reduce(wire), wire)
+            return AllReduce(self.transport.all_reduce(wire), wire, divisor)
         view = GradBucket(bucket, is_last=bucket is self.buckets[-1], instead=instead)
         return HookedReduction(self.comm_hook, self.comm_hook.launch(view), bucket)
 
@@ -325,6 +350,8 @@ class Reducer:
         if self._usage is not None:
             self._unused_anywhere = self._usage.finish_exchange()
             self._usage.clear()
+        if self._mixed_precision is not None:
+            self._mixed_precision.restore()
         for bucket, reduction in zip(self.buckets, current.reductions, strict=True):
             if reduction is not None:
                 average = reduction.result()
@@ -441,7 +468,12 @@ class Reducer:
 
     def _install_plan(self, plan: BucketPlan) -> None:
         self.plan = plan
-        self.buckets = allocate_buckets(plan, self.params, grads_are_views=self.options.gradient_as_bucket_view)
+        self.buckets = allocate_buckets(
+            plan,
+            self.params,
+            grads_are_views=self._grads_are_views,
+            dtypes=self._mixed_precision.grad_dtypes if self._mixed_precision else GradDtypes(),
+        )
         self._runs = [(bucket, run) for bucket in self.buckets for run in range(len(bucket.params_by_run()))]
         self._countdown.regroup([params for bucket in self.buckets for params in bucket.params_by_run()])
 
