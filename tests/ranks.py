@@ -25,10 +25,14 @@ _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
 
 
 class RankFailure(AssertionError):
-    """Some rank did not return a result; `reports[rank]` is its traceback, or what became of it."""
+    """Some rank did not return a result; `reports[rank]` is its traceback, or what became of it.
 
-    def __init__(self, reports: dict[int, str]):
+    `results` are those of the other ranks.
+    """
+
+    def __init__(self, reports: dict[int, str], results: dict[int, Any]):
         self.reports = reports
+        self.results = results
         super().__init__("\n".join(f"--- rank {rank}: {report}" for rank, report in sorted(reports.items())))
 
 
@@ -59,8 +63,9 @@ def _serve(rank: int, world_size: int, rendezvous: str, group_timeout_s: float, 
 class RankPool:
     """`world_size` processes in one gloo group, started at the first `run` and again after a failure."""
 
-    def __init__(self, world_size: int, group_timeout_s: float = 30.0):
+    def __init__(self, world_size: int, group_timeout_s: float = 30.0, grace_s: float = 5.0):
         self.world_size = world_size
+        self.grace_s = grace_s
         self.group_timeout_s = group_timeout_s
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
@@ -128,12 +133,12 @@ class RankPool:
                     failures[rank] = value
             if failures:
                 # The others may be stuck in a collective that can no longer complete: a short grace, then out.
-                deadline = min(deadline, time.monotonic() + 5.0)
+                deadline = min(deadline, time.monotonic() + self.grace_s)
             if waiting and time.monotonic() > deadline:
                 for rank in waiting:
                     failures[rank] = "gave no answer in time and was killed"
                 break
         if failures:
             self.kill()
-            raise RankFailure(failures)
+            raise RankFailure(failures, results)
         return [results[rank] for rank in range(self.world_size)]

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from torch import nn
-from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
+from minddp.compat.recognition import TorchDDP
 
 _PACKAGE = "minddp"
 
@@ -31,11 +31,15 @@ def keep_dynamo_out() -> None:
 
 
 @contextmanager
-def active(module: nn.Module) -> Iterator[None]:
+def active(module: Any) -> Iterator[None]:
     """Be the module that dynamo takes for the active data-parallel one. An inner one takes over for a while."""
-    before = TorchDDP._active_ddp_module
-    TorchDDP._active_ddp_module = module
+    # `install` puts minddp's class in the place of torch's, also for dynamo.
+    asked: tuple[Any, ...] = (TorchDDP, type(module))
+    before = [cls._active_ddp_module for cls in asked]
+    for cls in asked:
+        cls._active_ddp_module = module
     try:
         yield
     finally:
-        TorchDDP._active_ddp_module = before
+        for cls, value in zip(asked, before, strict=True):
+            cls._active_ddp_module = value

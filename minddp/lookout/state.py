@@ -1,0 +1,82 @@
+"""What a rank says of itself when it is asked: where it is, and which collectives it has begun."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The `number`-th collective of a rank. Collectives carry no names: equal numbers meet each other."""
+
+    number: int
+    operation: str
+    numel: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.numel:,} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a module's reducer is. `missing` maps buckets to the parameters whose gradients they wait for."""
+
+    phase: str
+    backward: int
+    accumulates: bool = False
+    missing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank's answer. `waiting_s` is how long it has waited in the last of its `recent` collectives, if it does.
+
+    `where` is the innermost line of the script's own code that the main thread is at.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    progress: Progress
+    recent: tuple[Collective, ...]
+    waiting_s: float | None
+    where: str
+
+    @property
+    def last(self) -> Collective | None:
+        return self.recent[-1] if self.recent else None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RankState:
+        told = json.loads(text)
+        progress = told.pop("progress")
+        progress["missing"] = {int(bucket): tuple(names) for bucket, names in progress["missing"].items()}
+        told["recent"] = tuple(Collective(**collective) for collective in told["recent"])
+        return cls(progress=Progress(**progress), **told)
+
+
+def where_is_main_thread() -> str:
+    """`train.py:57 in evaluate`: the innermost frame of the main thread that is not torch's or minddp's."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = frame
+    while frame is not None and _is_ours_or_torchs(frame):
+        frame = frame.f_back
+    frame = frame or innermost
+    if frame is None:
+        return "an unknown place"
+    code = frame.f_code
+    return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+
+
+def _is_ours_or_torchs(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return module.split(".")[0] in ("torch", "minddp", "threading", "contextlib")
