@@ -1,0 +1,113 @@
+"""`minddp run`, as a user starts it: scripts that know nothing of minddp, their children, and how jobs end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from minddp.cli import main
+from minddp.compat.run import describe, exit_status
+from tests.compat import script
+
+PATIENCE_S = 60.0
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "minddp", "run", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def run(*arguments: str, cwd: Path) -> tuple[int, str]:
+    """Exit status and output."""
+    process = start(*arguments, cwd=cwd)
+    try:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def test_a_script_and_its_children_get_minddp_and_the_same_bits(pair, tmp_path: Path) -> None:
+    options = ["--nproc-per-node", "2", script.__file__, str(tmp_path), "--epochs", "3"]
+    status, output = run(*options, cwd=tmp_path)
+    assert status == 0, output
+    for rank, native in enumerate(pair.run(script.train)):
+        result: dict[str, Any] = torch.load(tmp_path / f"{rank}.pt")
+        assert native["class"] == "torch.nn.parallel.distributed"
+        assert result["class"].startswith("minddp.")
+        assert result["recognised"]
+        assert result["children"] == ([] if rank else [result["class"]] * 3)  # forked, spawned, started
+        assert result["arguments"] == ("--epochs", "3")
+        for param, same in zip(native["params"], result["params"], strict=True):
+            assert torch.equal(param, same)
+
+
+def test_the_exit_status_of_a_module_that_fails_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(int(sys.argv[2]))\ntime.sleep(60)\n"
+    )
+    status, output = run("--nproc-per-node=2", "-m", "job", "--status", "5", cwd=tmp_path)
+    assert status == 5, output
+    assert "minddp run: Rank 1" in output.splitlines()[-1]
+    assert "ended with exit status 5." in output
+    assert "Traceback" not in output
+
+
+def test_a_signal_ends_the_job_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import time\nopen('ready', 'w').close()\ntime.sleep(60)\n")
+    process = start("job.py", cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (tmp_path / "ready").exists():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "the job does not get going"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "There is no script 'nowhere.py' in "),
+        (["--nproc-per-node", "many", script.__file__], "many"),
+        (["--nnodes", "1:2:3", script.__file__], "1:2:3"),
+    ],
+)
+def test_mistakes_are_one_line_and_start_nothing(arguments: list[str], message: str, capfd) -> None:
+    assert main(["run", *arguments]) == 2
+    error = capfd.readouterr().err.strip()
+    assert error.startswith("minddp run: ")
+    assert message in error
+    assert "\n" not in error
+
+
+def test_options_that_torchrun_does_not_know_are_refused(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "--number-of-ranks", "2", "train.py"])
+    assert stopped.value.code == 2
+    assert "minddp run: error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("exitcode", "status", "says"), [(3, 3, "exit status 3"), (-9, 137, "SIGKILL")])
+def test_how_a_rank_ended(exitcode: int, status: int, says: str) -> None:
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=exitcode, error_file="")
+    assert exit_status(failure) == status
+    assert says in describe(7, failure)
+    assert "Rank 7" in describe(7, failure)

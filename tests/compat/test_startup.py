@@ -1,0 +1,128 @@
+"""The `sitecustomize` that installs minddp, in Python processes where `torch` and `minddp` are stand-ins.
+
+That for minddp says when it is installed, and what torch had come to by then.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minddp.compat.environment import STARTUP_FOLDER, installing
+
+TORCH = "ready = False\nimport torch.part\nready = True\n"
+MINDDP = "import torch\ndef install():\n    print('installed, torch ready:', torch.ready)\n"
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(TORCH)
+    (tmp_path / "torch" / "part.py").write_text("")
+    (tmp_path / "minddp.py").write_text(MINDDP)
+    return tmp_path
+
+
+def python(program: str, packages: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in an environment like that of `minddp run`."""
+    return subprocess.run(
+        [sys.executable, *options, "-c", program],
+        cwd=packages,  # not in the repository, whose minddp would come before the stand-in
+        env=installing(os.environ | {"PYTHONPATH": str(packages)}),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def output(program: str, packages: Path) -> str:
+    done = python(program, packages)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_minddp_is_installed_when_the_import_of_torch_is_complete(packages: Path) -> None:
+    program = "import torch; print('imported'); import torch.part"
+    assert output(program, packages) == "installed, torch ready: True\nimported"
+
+
+def test_a_process_without_torch_sees_nothing_of_it(packages: Path) -> None:
+    program = f"import sys; print('minddp' in sys.modules, {str(STARTUP_FOLDER)!r} in sys.path)"
+    assert output(program, packages) == "False False"
+
+
+def test_looking_for_torch_without_importing_it_does_not_use_the_hook_up(packages: Path) -> None:
+    program = "from importlib.util import find_spec; find_spec('torch'); find_spec('torch'); import torch"
+    assert output(program, packages) == "installed, torch ready: True"
+
+
+def test_torch_looks_as_if_it_had_been_imported_without_the_hook(packages: Path) -> None:
+    program = """
+import sys, torch
+print(type(torch.__loader__).__name__, torch.__spec__.loader is torch.__loader__)
+print("exec_module" in vars(torch.__loader__))
+print([finder for finder in sys.meta_path if type(finder).__name__ == "TorchFinder"])
+"""
+    assert output(program, packages).splitlines()[1:] == ["SourceFileLoader True", "False", "[]"]
+
+
+def test_a_torch_that_fails_to_import_fails_as_without_the_hook(packages: Path) -> None:
+    (packages / "torch" / "part.py").write_text("raise OSError('no driver')")
+    done = python("import torch", packages)
+    assert "OSError: no driver" in done.stderr
+    assert "installed" not in done.stdout
+
+
+def test_the_sitecustomize_that_is_hidden_runs_and_is_the_one_that_counts(packages: Path) -> None:
+    (packages / "sitecustomize.py").write_text("import sys; print('theirs', sys.argv); mark = 7")
+    program = "import sitecustomize; print(sitecustomize.mark); import torch"
+    lines = output(program, packages).splitlines()
+    assert lines == ["theirs ['-c']", "7", "installed, torch ready: True"]
+
+
+def test_a_sitecustomize_that_fails_is_reported_and_takes_nothing_with_it(packages: Path) -> None:
+    (packages / "sitecustomize.py").write_text("raise RuntimeError('theirs')")
+    done = python("import torch", packages)
+    assert "RuntimeError: theirs" in done.stderr
+    assert done.stdout.strip() == "installed, torch ready: True"
+
+
+def test_torch_that_is_there_already_is_taken_over_at_once(packages: Path) -> None:
+    """As when a .pth file has imported it before any sitecustomize is run."""
+    program = "import torch, sitecustomize; print('main')"
+    assert python(program, packages, "-S").stdout.splitlines() == ["installed, torch ready: True", "main"]
+
+
+def test_a_python_that_has_torch_but_not_minddp_says_so(packages: Path) -> None:
+    (packages / "minddp.py").unlink()
+    done = python("import sitecustomize, torch", packages, "-S")  # no site-packages, where minddp is
+    assert done.returncode != 0
+    assert f"{sys.executable} finds torch but not minddp. Install minddp there too." in done.stderr
+
+
+def test_another_missing_module_is_not_taken_for_minddp(packages: Path) -> None:
+    (packages / "minddp.py").write_text("import needed_by_minddp")
+    assert "No module named 'needed_by_minddp'" in python("import torch", packages).stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, [str(STARTUP_FOLDER)]),
+        ("", [str(STARTUP_FOLDER)]),
+        ("/a:/b", [str(STARTUP_FOLDER), "/a", "/b"]),
+        (f"/a:{STARTUP_FOLDER}", [str(STARTUP_FOLDER), "/a"]),
+        ("/a::/b", [str(STARTUP_FOLDER), "/a", "", "/b"]),
+    ],
+)
+def test_the_folder_goes_to_the_head_of_pythonpath(before: str | None, after: list[str]) -> None:
+    environment = {"HOME": "/h"} if before is None else {"HOME": "/h", "PYTHONPATH": before}
+    changed = installing(environment)
+    assert changed.pop("PYTHONPATH").split(os.pathsep) == after
+    assert changed == {"HOME": "/h"}
