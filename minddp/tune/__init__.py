@@ -1,0 +1,18 @@
+"""Buckets that fit: from when gradients become ready and what a message costs, the plan that exposes the least.
+
+Small buckets leave early, but each pays a latency; large ones pay it seldom, but the last gradients wait for
+company and then nothing hides their journey. Where the best lies depends on model, machine and network, so
+`bucket_cap_mb="auto"` watches some steps and computes it.
+
+| question | file |
+|---|---|
+| what does a message of n bytes cost here? | `link.py` |
+| which buckets expose the least communication? | `planner.py` |
+| when are gradients ready, and how do all ranks come to one plan? | `auto.py` |
+"""
+
+from minddp.tune.auto import AutoBuckets, Tuning
+from minddp.tune.link import Link
+from minddp.tune.planner import Gradient, least_exposed, plan_buckets, simulate
+
+__all__ = ["AutoBuckets", "Gradient", "Link", "Tuning", "least_exposed", "plan_buckets", "simulate"]

@@ -1,0 +1,187 @@
+"""`bucket_cap_mb="auto"`: watch some steps, compute the plan that exposes the least, switch, and see if it does.
+
+[Note: one plan for all]
+Ranks see different times, but must have one plan. Each rank's median times are gathered, the slowest rank's counts
+for each gradient, and every rank computes the plan from the same numbers, which gives the same plan.
+
+The link is measured while nothing else runs, but will be used while backward runs, on a CPU on the very same
+cores. So it is slowed by the factor at which the model tells the measured time of the plan in use. What the model
+then says of the new plan is kept beside what is measured; should that turn out slower, the old plan comes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from minddp.events import Event, EventKind
+from minddp.plan import BucketPlan
+from minddp.reducer import Reducer
+from minddp.tune.link import Link
+from minddp.tune.planner import Gradient, plan_buckets, simulate
+
+_log = logging.getLogger(__name__)
+WARM_UP_STEPS = 3
+OBSERVED_STEPS = 8
+WORSE = 1.02  # a plan is given up when its backward takes this much longer
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What has come of it. Times are of one backward, from its first event to its last, in seconds, medians.
+
+    `measured_s` is `None` until the new plan has been observed, too.
+    """
+
+    link: Link
+    before: BucketPlan
+    plan: BucketPlan
+    before_s: float
+    predicted_s: float
+    measured_s: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.measured_s is None or self.measured_s <= WORSE * self.before_s
+
+    def __str__(self) -> str:
+        measured = "not measured yet" if self.measured_s is None else f"measured {1e3 * self.measured_s:.2f} ms"
+        return (
+            f"buckets: {len(self.before.buckets)} -> {len(self.plan.buckets)}; backward: "
+            f"{1e3 * self.before_s:.2f} ms -> predicted {1e3 * self.predicted_s:.2f} ms, {measured}; link: "
+            f"{1e6 * self.link.latency_s:.0f} us + {self.link.bytes_per_s / 1e6:.0f} MB/s"
+            + ("" if self.is_kept else "; taken back")
+        )
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One backward: when each gradient was ready and when all was over, in seconds since it began."""
+
+    ready_s: dict[int, float]
+    gradients_complete_s: float
+    end_s: float
+
+
+class _Observer:
+    """An event sink that notes the times of whole backwards."""
+
+    def __init__(self) -> None:
+        self.passes: list[Observed] = []
+        self._begin = 0.0
+        self._ready: dict[int, float] = {}
+        self._complete = 0.0
+
+    def __call__(self, event: Event) -> None:
+        now = time.perf_counter()
+        if event.kind is EventKind.PARAM_READY:
+            self._ready[event.subject] = now - self._begin
+        elif event.kind is EventKind.BACKWARD_BEGIN:
+            self._begin, self._ready = now, {}
+        elif event.kind is EventKind.GRADIENTS_COMPLETE:
+            self._complete = now - self._begin
+        elif event.kind is EventKind.BACKWARD_END:
+            self.passes.append(Observed(self._ready, self._complete, now - self._begin))
+
+
+class _Stage(enum.Enum):
+    WAITING = "for the buckets to be rebuilt by the order of readiness"
+    OBSERVING = "the plan that there is"
+    CHECKING = "the new plan"
+    DONE = "for good"
+
+
+class AutoBuckets:
+    """Tunes the buckets of one reducer. Every rank calls `before_forward` before each forward that trains."""
+
+    def __init__(self, reducer: Reducer):
+        self._reducer = reducer
+        self._stage = _Stage.WAITING
+        self._observer = _Observer()
+        self.tuning: Tuning | None = None
+
+    def before_forward(self) -> None:
+        """See whether there is something to do, all ranks at the same step: they count the same backwards."""
+        if self._stage is _Stage.WAITING and self._reducer.has_rebuilt:
+            self._observe(_Stage.OBSERVING)
+        elif self._stage is _Stage.OBSERVING and self._has_seen_enough():
+            self._switch()
+        elif self._stage is _Stage.CHECKING and self._has_seen_enough():
+            self._check()
+
+    def _observe(self, stage: _Stage) -> None:
+        self._observer = _Observer()
+        self._reducer.watch(self._observer)
+        self._stage = stage
+
+    def _has_seen_enough(self) -> bool:
+        return len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
+
+    def _switch(self) -> None:
+        reducer = self._reducer
+        reducer.unwatch(self._observer)
+        seen = self._agreed()
+        link = Link.measured(reducer.transport, reducer.params[0].device)
+        ready = [seen.ready_s.get(param, 0.0) for param in range(len(reducer.params))]
+        link = link.slowed(_slowdown(reducer.plan, ready, link, seen))
+        plan = plan_buckets(reducer.plan.params, ready, link)
+        is_the_same = [bucket.slots for bucket in plan.buckets] == [bucket.slots for bucket in reducer.plan.buckets]
+        if is_the_same:
+            plan = reducer.plan
+        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, _predicted_end(plan, ready, link, seen))
+        if is_the_same:
+            self._stage = _Stage.DONE
+            _log.info("The buckets are as good as they get. %s", self.tuning)
+            return
+        reducer.adopt(plan)
+        self._observe(_Stage.CHECKING)
+
+    def _check(self) -> None:
+        assert self.tuning is not None, "a plan is checked after it has been made"
+        self._reducer.unwatch(self._observer)
+        self.tuning = replace(self.tuning, measured_s=self._agreed().end_s)
+        if not self.tuning.is_kept:
+            self._reducer.adopt(self.tuning.before)
+        self._stage = _Stage.DONE
+        _log.info("Buckets tuned. %s", self.tuning)
+
+    def _agreed(self) -> Observed:
+        """Medians over the observed backwards, of the slowest rank. Collective. See [Note: one plan for all]."""
+        passes = self._observer.passes[WARM_UP_STEPS:]
+        num_params = len(self._reducer.params)
+        rows = [
+            [*(seen.ready_s.get(param, 0.0) for param in range(num_params)), seen.gradients_complete_s, seen.end_s]
+            for seen in passes
+        ]
+        medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+        own = torch.tensor(medians, dtype=torch.float64, device=self._reducer.params[0].device)
+        *ready, complete, end = torch.stack(list(self._reducer.transport.all_gather(own))).amax(0).tolist()
+        return Observed(dict(enumerate(ready)), complete, end)
+
+
+def _predicted_end(plan: BucketPlan, ready_s: list[float], link: Link, seen: Observed) -> float:
+    """When backward ends: when all gradients are computed, and all are reduced."""
+    slots = [slot for bucket in plan.buckets for slot in bucket.slots]
+    gradients = [Gradient(plan.params[slot.param].nbytes, ready_s[slot.param]) for slot in slots]
+    ends = list(itertools.accumulate(len(bucket.slots) for bucket in plan.buckets))
+    return max(simulate(gradients, ends, link), seen.gradients_complete_s)
+
+
+def _slowdown(plan: BucketPlan, ready_s: list[float], link: Link, seen: Observed) -> float:
+    """The factor by which the link must be slower for the model to tell what was measured, within [1, 16]."""
+    low, high = 1.0, 16.0
+    if _predicted_end(plan, ready_s, link, seen) >= seen.end_s:
+        return low
+    for _ in range(40):
+        middle = (low + high) / 2
+        if _predicted_end(plan, ready_s, link.slowed(middle), seen) < seen.end_s:
+            low = middle
+        else:
+            high = middle
+    return high
