@@ -1,0 +1,65 @@
+"""Step each bucket's parameters as soon as its averages are there, while later buckets are still travelling.
+
+What is exposed of communication lies at the end of backward, where nothing is left to compute but the optimizer's
+step. Most optimizers treat each parameter by itself, so the step of one bucket need not wait for the next, and its
+result does not depend on who is stepped beside it: the same bits as `optimizer.step()` after backward.
+
+It is not for steps that look at all gradients at once, such as clipping by the norm, nor for loss scaling, which
+must know of all gradients that they are finite before any parameter moves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class OverlappedOptimizer:
+    """Steps any of torch's optimizers piece by piece. Its state and its learning rates are the optimizer's own.
+
+    It enters itself into `registry`, whose owner calls `step`.
+
+    Until `remove` is called, the optimizer's own `step` raises: its parameters have been stepped in backward.
+
+    Raises:
+        ValueError: an optimizer that minimises by calling the model again (LBFGS).
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, registry: list[OverlappedOptimizer]):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("LBFGS evaluates the model in its step, so it cannot be stepped in backward.")
+        self._optimizer = optimizer
+        self._registry = registry
+        registry.append(self)
+        self._guard = optimizer.register_step_pre_hook(_refuse)
+
+    def step(self, params: Sequence[nn.Parameter]) -> None:
+        """One step of those of `params` that the optimizer has."""
+        chosen = set(params)
+        groups = [
+            {**group, "params": [param for param in group["params"] if param in chosen]}
+            for group in self._optimizer.param_groups
+        ]
+        piece = copy.copy(self._optimizer)  # shares the state, by parameter
+        piece.param_groups = [group for group in groups if group["params"]]
+        piece._optimizer_step_pre_hooks = OrderedDict()
+        if piece.param_groups:
+            piece.step()
+
+    def remove(self) -> None:
+        """Leave the optimizer to its owner again."""
+        self._guard.remove()
+        if self in self._registry:
+            self._registry.remove(self)
+
+
+def _refuse(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    raise RuntimeError(
+        f"This {type(optimizer).__name__} has been given to `overlap_optimizer`: backward has already stepped its "
+        f"parameters. Leave out `optimizer.step()`, or take it back with the handle's `remove()`."
+    )
