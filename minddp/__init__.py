@@ -9,7 +9,7 @@
 import importlib
 from typing import Any
 
-from minddp.ddp import DistributedDataParallel
+from minddp.compat.surface import DistributedDataParallel
 from minddp.plan import BucketPlan, BucketSpec, ParamSpec, Slot
 
 __all__ = [

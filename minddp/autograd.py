@@ -1,6 +1,6 @@
 """Where minddp meets the autograd engine: four questions, each with one answer.
 
-- When has this parameter's gradient been accumulated?  `install_hooks`
+- When has this parameter's gradient been accumulated?  `Hooks`
 - Which parameters will this very backward reach?       `will_be_reached`
 - When is this backward over?                           `call_at_end_of_backward`
 - Which backward is running, and inside another one?    `current_backward`, `inside_another_backward`
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -33,30 +33,35 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 
-@dataclass(frozen=True)
 class Hooks:
-    """Installed hooks; `accumulators[i]` is the node of parameter i, kept alive as long as this object."""
+    """Call `on_grad_accumulated(i, ...)` whenever a backward has given `params[i].grad` its value.
 
-    accumulators: tuple[Node, ...]
-    handles: tuple[RemovableHandle, ...]
+    Further positional arguments are the engine's own and of no interest. The callback is kept alive until the
+    hooks are removed. `accumulators[i]` is the node of parameter i, kept alive as long as this object. See
+    [Note: the hook sits on the accumulator].
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], on_grad_accumulated: Callable[..., None]):
+        self._params = params
+        self._on_grad_accumulated = on_grad_accumulated
+        self._install()
+
+    def _install(self) -> None:
+        self.accumulators: list[Node] = [get_gradient_edge(param).node for param in self._params]
+        self.handles: list[RemovableHandle] = [
+            node.register_hook(partial(self._on_grad_accumulated, index))
+            for index, node in enumerate(self.accumulators)
+        ]
+
+    def renew(self) -> None:
+        """Move to the accumulators that the parameters have now: one whose dtype has changed has a new one."""
+        self.remove()
+        self._install()
 
     def remove(self) -> None:
         """Detach from the parameters. May be called twice."""
         for handle in self.handles:
             handle.remove()
-
-
-def install_hooks(params: Sequence[torch.nn.Parameter], on_grad_accumulated: Callable[..., None]) -> Hooks:
-    """Call `on_grad_accumulated(i, ...)` whenever a backward has given `params[i].grad` its value.
-
-    Further positional arguments are the engine's own and of no interest. The callback is kept alive until the
-    hooks are removed. See [Note: the hook sits on the accumulator].
-    """
-    accumulators = tuple(get_gradient_edge(param).node for param in params)
-    handles = tuple(
-        node.register_hook(partial(on_grad_accumulated, index)) for index, node in enumerate(accumulators)
-    )
-    return Hooks(accumulators, handles)
 
 
 def will_be_reached(accumulator: Node) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,17 +44,33 @@ class Reduction(Protocol):
         """Wait, and return the averaged bucket, flat."""
         ...
 
+    def when_complete(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called, by any thread, as soon as the collective is complete, whoever waits for it.
+
+        On a GPU it is called at once, with a current stream that the collective precedes. It is never called
+        where a backend's work has no future to ask.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The plain way: the buffer is summed in place."""
+    """The plain way: the buffer is summed in place, and divided only if it has not been before."""
 
     work: Work
     buffer: torch.Tensor
+    divisor: float | None = None
 
     def result(self) -> torch.Tensor:
         self.work.wait()
+        if self.divisor is not None:
+            self.buffer.div_(self.divisor)
         return self.buffer
+
+    def when_complete(self, callback: Callable[[], object]) -> None:
+        get_future = getattr(self.work, "get_future", None)
+        if get_future is not None:
+            get_future().add_done_callback(lambda _future: callback())
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,9 @@ class HookedReduction:
     def result(self) -> torch.Tensor:
         return self.hook.result_of(self.future, self.bucket)
 
+    def when_complete(self, callback: Callable[[], object]) -> None:
+        self.future.add_done_callback(lambda _future: callback())
+
 
 @dataclass(slots=True)
 class BackwardPass:
@@ -76,16 +97,23 @@ class BackwardPass:
     `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
     launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
     if no gradient is to be handed over. `lent` is where gradients come from that do not lie in `.grad`.
+    `scaling` is done while packing; `divisor_of_sums` is for sums that are to be divided when they are there.
     """
 
     hooks_left: list[int]
     runs_left: list[int]
     scaling: Scaling
+    divisor_of_sums: float | None = None
     makes_grad: list[bool] | None = None
     lent: LentGradients | None = None
     unused: list[int] = field(default_factory=list)
     ready_order: list[int] = field(default_factory=list)
     reductions: list[Reduction | None] = field(default_factory=list)
+
+    @property
+    def counts_for_nothing(self) -> bool:
+        """Whether this rank's gradients have the weight 0."""
+        return self.scaling.divisor == math.inf
 
     @property
     def is_complete(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,12 +24,21 @@ from minddp.plan import BucketPlan, BucketSpec, Slot
 from minddp.sparse_bucket import SparseBucket
 
 
+@dataclass(frozen=True)
+class GradDtypes:
+    """In which dtype gradients arrive, and in which they travel. `None` is the parameter's own."""
+
+    arriving: torch.dtype | None = None
+    travelling: torch.dtype | None = None
+
+
 class Bucket:
     """A flat buffer, the parameters whose gradients it carries, and a view for each.
 
-    `flat` is one-dimensional, of the spec's numel, dtype and device. `views[k]` has the shape of `params[k]`
-    and its strides where those are dense, so that packing never transposes. `runs` are what is packed. `wire` is
-    `flat` as it travels: complex numbers as pairs of real ones, since not every backend can add them.
+    `flat` is one-dimensional, of the spec's numel and device, and of its dtype unless `dtypes` has another.
+    `views[k]` has the shape of `params[k]` and its strides where those are dense, so that packing never
+    transposes. `runs` are what is packed. `wire` is `flat` as it travels: complex numbers as pairs of real ones,
+    since not every backend can add them.
     """
 
     def __init__(
@@ -38,11 +48,13 @@ class Bucket:
         names: Sequence[str],
         *,
         grads_are_views: bool,
+        dtypes: GradDtypes,
     ):
         self.spec = spec
         self.params = list(params)
         self.names = list(names)
         self.grads_are_views = grads_are_views
+        self.dtypes = dtypes
         self._unshared = handover.Unshared.measured()
         self._allocate()
         if grads_are_views:
@@ -95,7 +107,8 @@ class Bucket:
     # ------------------------------------------------------------------ memory
 
     def _allocate(self) -> None:
-        self.flat = torch.empty(self.spec.numel, dtype=self.spec.dtype, device=self.spec.device)
+        dtype = self.dtypes.travelling or self.spec.dtype
+        self.flat = torch.empty(self.spec.numel, dtype=dtype, device=self.spec.device)
         self.wire = to_wire(self.flat)
         self.views = self.views_into(self.wire)
         self.runs = [
@@ -105,6 +118,7 @@ class Bucket:
                 self.names[start:stop],
                 self.flat[self.spec.slots[start].offset : self._end_of(stop - 1)],
                 self.views[start:stop],
+                self.dtypes.arriving or self.spec.dtype,
             )
             for start, stop in run_bounds(self.spec)
         ]
@@ -219,7 +233,11 @@ def grad_like(param: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
 
 
 def allocate_buckets(
-    plan: BucketPlan, params: Sequence[torch.nn.Parameter], *, grads_are_views: bool
+    plan: BucketPlan,
+    params: Sequence[torch.nn.Parameter],
+    *,
+    grads_are_views: bool,
+    dtypes: GradDtypes = GradDtypes(),
 ) -> list[Bucket | SparseBucket]:
     """The plan's buckets in launch order, with memory of their own."""
 
@@ -228,6 +246,6 @@ def allocate_buckets(
         names = plan.names(spec.index)
         if spec.sparse:
             return SparseBucket(spec, members[0], names[0])
-        return Bucket(spec, members, names, grads_are_views=grads_are_views)
+        return Bucket(spec, members, names, grads_are_views=grads_are_views, dtypes=dtypes)
 
     return [allocate(spec) for spec in plan.buckets]

@@ -2,16 +2,16 @@
 
 [Note: the hot path]
 A hook costs what it executes times the number of parameters, and it runs between two kernels that have just
-filled the cache with other things. So in the common case (the plan is final, every parameter is used, nobody
-watches) a hook does one thing: it strikes its parameter off the set of those that its run waits for. All the
-rest, from opening the pass to recording orders and telling events, is in `Reducer.attend`, which is called
-first as long as the countdown `is_watched`.
+filled the cache with other things. So in the common case (the plan is final, every parameter is used) a hook
+does one thing: it strikes its parameter off the set of those that its run waits for. All the rest, from opening
+the pass to recording orders, is in `Reducer.attend`, which is called first as long as the countdown `is_watched`.
+Somebody who wants to know of each gradient is not a reason to call it: `tell_ready` alone is called then.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -40,6 +40,7 @@ class Countdown:
     def __init__(self, watcher: Watcher):
         self._watcher = weakref.ref(watcher)
         self.is_watched = True
+        self.tell_ready: Callable[[int], object] | None = None
         self.regroup([])
 
     def regroup(self, members: Sequence[Sequence[int]]) -> None:
@@ -60,6 +61,8 @@ class Countdown:
             watcher = self._watcher()
             if watcher is None or not watcher.attend(param):
                 return
+        elif self.tell_ready is not None:
+            self.tell_ready(param)
         self.strike_off(param)
 
     def strike_off(self, param: int) -> None:

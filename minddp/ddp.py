@@ -11,7 +11,8 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,12 +25,19 @@ from minddp.buffers import BufferHook, Buffers
 from minddp.comm_hooks import CommHook
 from minddp.delayed import DelayedAllReduce
 from minddp.events import EventKind
-from minddp.join import Shadow, highest_rank, somebody_synchronises
+from minddp.join import Shadow, call_roll
+from minddp.lookout import Progress, watched
+from minddp.mixed_precision import MixedPrecision
+from minddp.optimizer_overlap import OverlappedOptimizer
 from minddp.options import Options
 from minddp.placement import Placement, check_module, resolve_group, sparse_parameters
 from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
-from minddp.transport import open_transport
+from minddp.transport import Transport, open_transport
+from minddp.tune import AutoBuckets, Tuning
+
+
+_CONNECTED = ("process_group", "_transport", "_reducer", "_mixed_precision", "_buffers_in_step", "_tuner")
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -47,7 +55,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             out of the broadcast at construction.
         init_sync: verify that replicas agree and broadcast rank 0's parameters and buffers.
         process_group: the ranks to average over; the default group if None.
-        bucket_cap_mb: capacity of a bucket in MiB. By default 25, and 1 for the first bucket.
+        bucket_cap_mb: capacity of a bucket in MiB. By default 25, and 1 for the first bucket. "auto" observes
+            some steps and chooses the buckets that expose the least communication; see `tune/`.
         find_unused_parameters: parameters may go without gradient, and other ones on other ranks.
         check_reduction: deprecated; has no effect, as in torch.
         gradient_as_bucket_view: `.grad` shares memory with the buckets.
@@ -55,7 +64,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         delay_all_reduce_named_params: (name, parameter) pairs whose all-reduce waits for the gradient of
             `param_to_hook_all_reduce`; see `delayed.py`.
         param_to_hook_all_reduce: see there.
-        mixed_precision: torch's `_MixedPrecision`: dtypes in which to compute and to reduce.
+        mixed_precision: torch's `_MixedPrecision`: dtypes in which to compute and to reduce; see
+            `mixed_precision.py`.
         device_mesh: a one-dimensional mesh instead of a process group. Cut from a larger mesh, the other
             dimensions may be tensor parallelism.
         skip_all_reduce_unused_params: do not reduce buckets of unused parameters only; they must be the same
@@ -66,6 +76,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         transport: how bytes travel; "process_group" is the backend of `process_group`.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
+        stuck_after_s: how long to wait for other ranks before asking them what is the matter; `None` never asks.
+            See `lookout/`.
 
     Attributes:
         module: the wrapped module.
@@ -78,6 +90,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             rank and both sides).
     """
 
+    _reducer_class: type[Reducer] = Reducer
+
     def __init__(
         self,
         module: nn.Module,
@@ -87,7 +101,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float | None = None,
+        bucket_cap_mb: float | str | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
@@ -104,6 +118,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         transport: str = "process_group",
         first_bucket_cap_mb: float | None = None,
         reduction: str = "mean",
+        stuck_after_s: float | None = 30.0,
     ):
         super().__init__()
         Joinable.__init__(self)
@@ -113,18 +128,22 @@ class DistributedDataParallel(nn.Module, Joinable):
             broadcast_buffers=broadcast_buffers,
             forward_sync_buffers=forward_sync_buffers,
             init_sync=init_sync,
-            bucket_cap_mb=bucket_cap_mb,
+            bucket_cap_mb=None if bucket_cap_mb == "auto" else cast("float | None", bucket_cap_mb),
             bucket_cap_mb_list=bucket_cap_mb_list,
             first_bucket_cap_mb=first_bucket_cap_mb,
             reduction=reduction,
+            stuck_after_s=stuck_after_s,
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
             batched_grad_copy=batched_grad_copy,
         )
+        self._tunes_buckets = bucket_cap_mb == "auto"
+        if self._tunes_buckets:
+            _check_that_buckets_can_be_tuned(self._options, bucket_cap_mb_list, first_bucket_cap_mb)
         _warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction)
-        delayed = _checked_delay(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        delayed = _checked_delay(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._transport_kind = transport
         self.process_group = resolve_group(process_group, device_mesh, module)
         self.device_mesh = device_mesh
@@ -136,25 +155,48 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.forward_sync_buffers = self._options.forward_sync_buffers
-        self._authoritative_rank = 0
-        if mixed_precision is not None:
-            raise NotImplementedError("minddp does not support `mixed_precision` yet.")
+        self._authoritative_rank = 0  # of the last `join`; torch's own tests read it
+        self._buffers_from = 0
+        self.mixed_precision = mixed_precision
+        if delayed and (mixed_precision is not None or reduction != "mean"):
+            other = "reduction" if mixed_precision is None else "mixed_precision"
+            raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
         self._connect()
         self._delayed: DelayedAllReduce | None = None
         if delayed:
-            self._delayed = DelayedAllReduce(list(delayed.values()), param_to_hook_all_reduce, self._transport)
+            self._delayed = DelayedAllReduce(delayed, param_to_hook_all_reduce, self._transport)
         if self._options.init_sync:
             if self._reducer.params:
                 replicas.verify_replicas_agree(self._transport, self._reduced_params())
             self.synchronize(buffers=self._options.init_sync_buffers)
+        elif self._delayed is not None:
+            self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
+        if self._mixed_precision is not None:
+            self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 
     def _connect(self) -> None:
         """Transport, reducer and hooks: all that a pickle leaves behind."""
-        self._transport = open_transport(self._transport_kind, self.process_group)
-        self._reducer = Reducer(
-            self._reduced_params(), self._transport, self._options, sparse_parameters(self.module)
+        self._transport = self._open_transport()
+        sparse = sparse_parameters(self.module)
+        self._mixed_precision: MixedPrecision | None = None
+        if self.mixed_precision is not None:
+            ignored = self.parameters_to_ignore
+            self._mixed_precision = MixedPrecision(self.mixed_precision, self.module, ignored, sparse)
+        self._reducer = self._reducer_class(
+            self._reduced_params(), self._transport, self._options, sparse, self._mixed_precision
         )
         self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
+        self._tuner = AutoBuckets(self._reducer) if self._tunes_buckets else None
+
+    def _open_transport(self) -> Transport:
+        transport = open_transport(self._transport_kind, self.process_group)
+        return watched(transport, self._options.stuck_after_s, self._progress)
+
+    def _progress(self) -> Progress:
+        """Called from another thread, perhaps before construction is over."""
+        if not hasattr(self, "_reducer"):
+            return Progress("IDLE", 0)
+        return replace(self._reducer.progress(), accumulates=not self.require_backward_grad_sync)
 
     # ------------------------------------------------------------------ forward
 
@@ -170,14 +212,17 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._reducer.tell(EventKind.FORWARD_BEGIN)
         if torch.is_grad_enabled():
             self._reducer.ensure_finished()
-        self._tell_joined_ranks_of_forward()
+        self._meet_joined_ranks()
         if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
+            if self._tuner is not None:
+                self._tuner.before_forward()
         if self._synchronizes_buffers(after_forward=False):
             self._synchronize_buffers()
-        if self._join_config.enable:
-            somebody_synchronises(self._transport, self.device, ours=self.require_backward_grad_sync)
-        return self._placement.move(inputs, kwargs)
+        inputs, kwargs = self._placement.move(inputs, kwargs)
+        if self._mixed_precision is not None:
+            return self._mixed_precision.begin_forward(inputs, kwargs, self._reducer.renew_hooks)
+        return inputs, kwargs
 
     def _post_forward(self, output: Any) -> Any:
         if self._synchronizes_buffers(after_forward=True):
@@ -187,6 +232,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self.require_forward_param_sync:
             self._reducer.arm(output)
+        elif torch.is_grad_enabled():
+            self._reducer.tell(EventKind.NO_SYNC)
+        if self._mixed_precision is not None:
+            self._mixed_precision.end_forward(output)
         if self._delayed is not None:
             self._delayed.provide_grads()
         self._reducer.tell(EventKind.FORWARD_END)
@@ -208,8 +257,21 @@ class DistributedDataParallel(nn.Module, Joinable):
     def weigh(self, weight: float) -> None:
         """Let the next backward take the mean weighted by each rank's `weight`, such as its number of samples.
 
-        To be called on every rank, before or after the forward. Its sum over the ranks travels meanwhile.
+        To be called on every rank, before or after the forward. Its sum over the ranks travels meanwhile. What
+        has been accumulated under `no_sync` counts with the weight of the backward that reduces it. A rank of
+        weight 0 contributes nothing, not even a NaN.
+
+        Raises:
+            ValueError: a weight that is negative or not finite, or something else decides what is divided by what.
         """
+        for other, is_on, why in (
+            ("mixed_precision", self._mixed_precision is not None, "it divides sums, all alike"),
+            ("a communication hook", self._reducer.comm_hook is not None, "the hook owns the arithmetic"),
+            ("delay_all_reduce_named_params", self._delayed is not None, "it divides by the number of ranks"),
+            ("join", self._join_config.enable, "a rank that has run out of inputs would have to weigh, too"),
+        ):
+            if is_on:
+                raise ValueError(f"`weigh` and {other} exclude each other: {why}.")
         self._reducer.divisor.weigh(weight, self.device)
 
     # ------------------------------------------------------------------ replicas and their buffers
@@ -224,6 +286,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             state += self._buffers_in_step.tensors
         with torch.no_grad():
             replicas.broadcast_coalesced(self._transport, state, source)
+        if self._delayed is not None:
+            self._delayed.broadcast(source)
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward begins or ends with a synchronisation of the buffers."""
@@ -233,12 +297,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         hook = self._buffers_in_step.hook
         return self.will_sync_module_buffers() and after_forward == (hook is not None and hook.after_forward)
 
-    def _synchronize_buffers(self, *, still_active: bool = True) -> None:
+    def _synchronize_buffers(self) -> None:
         """Rank 0's buffers for all; under `join`, those of the highest rank that still has inputs."""
-        source = 0
-        if self._join_config.enable:
-            source = highest_rank(self._transport, self.device, ours=still_active)
-        self._reducer.at_end += self._buffers_in_step.synchronize(self._transport, source)
+        self._reducer.tell(EventKind.BUFFERS_BEGIN)
+        self._reducer.at_end += self._buffers_in_step.synchronize(self._transport, self._buffers_from)
         self._reducer.tell(EventKind.BUFFERS_BROADCAST, len(self._buffers_in_step.named))
 
     def register_buffer_hook(
@@ -270,6 +332,11 @@ class DistributedDataParallel(nn.Module, Joinable):
     def plan(self) -> BucketPlan:
         """Which gradient travels in which bucket, and in which order they leave."""
         return self._reducer.plan
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What `bucket_cap_mb="auto"` has come to, as soon as it has."""
+        return None if self._tuner is None else self._tuner.tuning
 
     @property
     def device(self) -> torch.device:
@@ -306,9 +373,19 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         Raises:
             TypeError, ValueError: the hook does not fit.
-            RuntimeError: a hook is registered already.
+            RuntimeError: a hook is registered already, or mixed_precision does its own reduction.
         """
+        if self._mixed_precision is not None:
+            raise RuntimeError(
+                "register_comm_hook and `mixed_precision` exclude each other: a hook may step an optimizer, but "
+                "during backward parameters are low-precision copies. Compute under torch.autocast instead."
+            )
         checked = CommHook.checked(state, hook)
+        if self._options.reduction != "mean":
+            raise ValueError(
+                f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude each '
+                f"other: the hook owns the arithmetic."
+            )
         if self._reducer.comm_hook is not None:
             raise RuntimeError(
                 f"register_comm_hook or register_builtin_comm_hook can only be called once, but "
@@ -327,7 +404,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         To be called on all its ranks between steps. Communication hooks keep the group that they know.
         """
         self.process_group = process_group
-        self._transport = open_transport(self._transport_kind, process_group)
+        self._transport = self._open_transport()
         self._reducer.move_to(self._transport)
 
     # ------------------------------------------------------------------ uneven inputs
@@ -357,14 +434,29 @@ class DistributedDataParallel(nn.Module, Joinable):
         """What `Join` calls on a rank that has run out of inputs.
 
         Raises:
-            ValueError: combined with skip_all_reduce_unused_params: a shadow cannot know what is unused.
+            ValueError: combined with an option that a rank without inputs cannot follow.
         """
-        if self._options.skip_all_reduce_unused_params:
-            raise ValueError(
-                "`join` and `skip_all_reduce_unused_params` exclude each other: a rank that has run out of inputs "
-                "cannot know which buckets the others skip."
-            )
-        self._divides_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        by_active = not self._divide_by_initial_world_size
+        for other, is_on, why in (
+            (
+                "skip_all_reduce_unused_params",
+                self._options.skip_all_reduce_unused_params,
+                "a rank that has run out of inputs cannot know which buckets the others skip",
+            ),
+            (
+                "delay_all_reduce_named_params",
+                self._delayed is not None,
+                "a rank that has run out of inputs has no gradient that could let the delayed ones leave",
+            ),
+            (
+                'reduction="sum" together with divide_by_initial_world_size=False',
+                self._options.reduction == "sum" and by_active,
+                "nothing is divided",
+            ),
+        ):
+            if is_on:
+                raise ValueError(f"`join` and {other} exclude each other: {why}.")
         return Shadow(self)
 
     @property
@@ -375,10 +467,27 @@ class DistributedDataParallel(nn.Module, Joinable):
     def join_process_group(self) -> dist.ProcessGroup:
         return self.process_group
 
-    def _tell_joined_ranks_of_forward(self) -> None:
+    def _meet_joined_ranks(self) -> None:
+        """Say to those that have run out of inputs that this rank has not, and which kind of step begins."""
         announced = Join.notify_join_context(self)
-        if announced is not None and not self._divides_by_initial_world_size:
-            self._reducer.divisor.divide_by_active_ranks(announced.get_future())
+        by_active = announced is not None and not self._divide_by_initial_world_size
+        self._reducer.divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
+        self._buffers_from = 0
+        if self._join_config.enable:
+            trains = torch.is_grad_enabled()
+            syncs = trains and self.require_backward_grad_sync
+            step = call_roll(self._transport, self.device, trains=trains, is_synchronised=syncs)
+            self._buffers_from = step.highest_active_rank
+
+    def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
+        """Have each bucket's parameters stepped as soon as its averages are there; see `optimizer_overlap.py`.
+
+        The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
+
+        Raises:
+            ValueError: an optimizer that cannot be stepped piece by piece.
+        """
+        return OverlappedOptimizer(optimizer, self._reducer.optimizers)
 
     # ------------------------------------------------------------------ copies and pickles
 
@@ -389,7 +498,7 @@ class DistributedDataParallel(nn.Module, Joinable):
                 "a copy could not know which ranks to average over. Pickle `.module` instead."
             )
         state = copy.copy(self.__dict__)
-        for connected in ("process_group", "_transport", "_reducer", "_buffers_in_step"):
+        for connected in _CONNECTED:
             del state[connected]
         return state
 
@@ -410,14 +519,31 @@ class DistributedDataParallel(nn.Module, Joinable):
         ]
 
 
+def _check_that_buckets_can_be_tuned(
+    options: Options, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None
+) -> None:
+    others = {
+        "bucket_cap_mb_list": cap_mb_list is not None,
+        "first_bucket_cap_mb": first_cap_mb is not None,
+        "find_unused_parameters": options.finds_unused_each_pass,  # whose order may change in every step
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise ValueError(f'`bucket_cap_mb="auto"` and `{name}` exclude each other: set one of them.')
+
+
 def _checked_delay(
-    named_params: Sequence[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
+    module: nn.Module, named_params: Sequence[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
 ) -> dict[str, nn.Parameter]:
     if (named_params is None) != (trigger is None):
         raise ValueError(
             "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the "
             "gradient of the one lets those of the others leave."
         )
+    known = dict(module.named_parameters(remove_duplicate=False))
+    for name, param in named_params or ():
+        if known.get(name) is not param:
+            raise ValueError(f"delay_all_reduce_named_params: the module has no such parameter `{name}`.")
     return dict(named_params or ())
 
 

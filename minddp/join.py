@@ -8,15 +8,16 @@ for as long as any rank still notifies, and all call `post_hook` at the end.
 A step of an active rank, and what its shadow does:
 
     forward    notify: "still here"        the loop in Join counts who is
+               roll call                   the same: who is active, and what the step will be
                rebuild the buckets         the same
                synchronise buffers         the same, from the highest active rank
-               tell whether it syncs       listen
     backward   all-reduce each bucket      all-reduce zeros
                exchange who used what      exchange "nothing"
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -34,6 +35,7 @@ class Shadowed(Protocol):
     _transport: Transport
     _reducer: Reducer
     _authoritative_rank: int
+    _buffers_from: int
 
     @property
     def device(self) -> torch.device: ...
@@ -42,7 +44,19 @@ class Shadowed(Protocol):
 
     def _synchronizes_buffers(self, *, after_forward: bool) -> bool: ...
 
-    def _synchronize_buffers(self, *, still_active: bool) -> None: ...
+    def _synchronize_buffers(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """What the ranks say of the step that begins. Those that are active do the same in it.
+
+    `trains`: it runs with gradients enabled. `is_synchronised`: its backward will be reduced.
+    """
+
+    highest_active_rank: int
+    trains: bool
+    is_synchronised: bool
 
 
 class Shadow(JoinHook):
@@ -56,31 +70,40 @@ class Shadow(JoinHook):
         """Shadow one step of the ranks that still have inputs."""
         ddp, reducer = self._ddp, self._ddp._reducer
         reducer.ensure_finished()
-        reducer.rebuild_if_due()
-        if ddp._synchronizes_buffers(after_forward=False):
-            ddp._synchronize_buffers(still_active=False)
-        is_synchronised = somebody_synchronises(ddp._transport, ddp.device, ours=False)
-        if ddp._synchronizes_buffers(after_forward=True):
-            ddp._synchronize_buffers(still_active=False)
-        ddp.require_forward_param_sync = is_synchronised
-        if is_synchronised:
+        step = answer_roll_call(ddp._transport, ddp.device)
+        ddp._buffers_from = step.highest_active_rank
+        if step.trains:
+            reducer.rebuild_if_due()
+        for after_forward in (False, True):
+            if ddp._synchronizes_buffers(after_forward=after_forward):
+                ddp._synchronize_buffers()
+        ddp.require_forward_param_sync = step.is_synchronised
+        if step.is_synchronised:
             reducer.shadow_backward()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """All ranks end with the model of one that was trained to the last."""
         ddp = self._ddp
-        ddp._authoritative_rank = highest_rank(ddp._transport, ddp.device, ours=is_last_joiner)
+        mine = ddp._transport.rank if is_last_joiner else -1
+        ddp._authoritative_rank = int(_gathered(ddp._transport, ddp.device, [mine]).max())
         ddp.synchronize(ddp._authoritative_rank, buffers=ddp.forward_sync_buffers)
 
 
-def somebody_synchronises(transport: Transport, device: torch.device, *, ours: bool) -> bool:
-    """Whether the step that has begun ends in a reduction on any rank. Collective."""
-    votes = torch.tensor([float(ours)], device=device)
-    transport.all_reduce(votes).wait()
-    return votes.item() > 0
+def call_roll(transport: Transport, device: torch.device, *, trains: bool, is_synchronised: bool) -> RollCall:
+    """An active rank begins a forward. Collective."""
+    return _roll_call(transport, device, [transport.rank, trains, is_synchronised])
 
 
-def highest_rank(transport: Transport, device: torch.device, *, ours: bool) -> int:
-    """The highest rank that qualifies. Collective; at least one does."""
-    candidate = torch.tensor([transport.rank if ours else -1], device=device)
-    return int(max(int(rank.item()) for rank in transport.all_gather(candidate)))
+def answer_roll_call(transport: Transport, device: torch.device) -> RollCall:
+    """The same on a rank that has no inputs left."""
+    return _roll_call(transport, device, [-1, False, False])
+
+
+def _roll_call(transport: Transport, device: torch.device, answer: list[int]) -> RollCall:
+    rank, trains, is_synchronised = _gathered(transport, device, answer).amax(0).tolist()
+    return RollCall(rank, bool(trains), bool(is_synchronised))
+
+
+def _gathered(transport: Transport, device: torch.device, numbers: list[int]) -> torch.Tensor:
+    """Each rank's numbers, one row for each rank."""
+    return torch.stack(list(transport.all_gather(torch.tensor(numbers, device=device))))

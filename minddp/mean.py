@@ -25,8 +25,8 @@ class Divisor:
         self._active: torch.futures.Future[list[torch.Tensor]] | None = None
         self._weights: tuple[Work, torch.Tensor, float] | None = None
 
-    def divide_by_active_ranks(self, count: torch.futures.Future[list[torch.Tensor]]) -> None:
-        """The next backward divides by the number of ranks that are active, one element in `count`."""
+    def divide_by_active_ranks(self, count: torch.futures.Future[list[torch.Tensor]] | None) -> None:
+        """The next backward divides by the number of ranks that are active, one element in `count`, if given."""
         self._active = count
 
     def weigh(self, weight: float, device: torch.device) -> None:

@@ -85,6 +85,7 @@ class Options:
     forward_sync_buffers: bool
     small_last_bucket: bool
     reduction: str = "mean"
+    stuck_after_s: float | None = None
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -106,6 +107,7 @@ class Options:
         bucket_cap_mb_list: Sequence[float] | None,
         first_bucket_cap_mb: float | None = None,
         reduction: str = "mean",
+        stuck_after_s: float | None = None,
         **flags: bool,
     ) -> Options:
         """Options from the constructor's arguments.
@@ -125,12 +127,15 @@ class Options:
         _check_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_cap_mb)
         if reduction not in REDUCTIONS:
             raise ValueError(f"`reduction` is one of {', '.join(map(repr, REDUCTIONS))}, but got {reduction!r}.")
+        if stuck_after_s is not None and not stuck_after_s > 0:
+            raise ValueError(f"`stuck_after_s` takes seconds, more than 0, or None, but got {stuck_after_s!r}.")
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast_buffers is None else bool(broadcast_buffers)
         return cls(
             caps=BucketCaps.from_mib(bucket_cap_mb, bucket_cap_mb_list, first_bucket_cap_mb),
             reduction=reduction,
+            stuck_after_s=stuck_after_s,
             init_sync=bool(init_sync),
             init_sync_buffers=True if forward_sync_buffers is not None else legacy,
             forward_sync_buffers=legacy if forward_sync_buffers is None else bool(forward_sync_buffers),

@@ -140,6 +140,11 @@ class Run:
         for name, grad, view, dtype in zip(self.names, grads, self.views, self._dtypes, strict=True):
             if grad is None:
                 continue
+            if grad.layout != view.layout:
+                raise RuntimeError(
+                    f"Expected a dense gradient of `{name}`, got {grad.layout}. Sparse ones are only expected for "
+                    f"weights of nn.Embedding and nn.EmbeddingBag with sparse=True."
+                )
             if grad.dtype != dtype:
                 raise RuntimeError(
                     f"Expected {dtype}, got {grad.dtype} as the gradient of `{name}`. "

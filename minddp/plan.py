@@ -154,6 +154,14 @@ def plan_from_readiness(
     return _plan(specs, groups, origin="order of readiness")
 
 
+def plan_from_groups(specs: Sequence[ParamSpec], groups: Sequence[Sequence[int]], origin: str) -> BucketPlan:
+    """A plan made by somebody else: `groups` hold every parameter index once, in launch order."""
+    sized = [_Group(list(group), 0) for group in groups]
+    for group in sized:
+        group.cap_bytes = sum(specs[param].nbytes for param in group.params)
+    return _plan(specs, sized, origin)
+
+
 @dataclass
 class _Group:
     """A bucket that is being filled."""

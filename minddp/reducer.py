@@ -15,7 +15,7 @@ import hashlib
 import logging
 import warnings
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,9 +28,11 @@ from minddp.bucket import Bucket, GradDtypes, allocate_buckets
 from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
 from minddp.distributed_autograd import LentGradients, context_of_forward
-from minddp.events import Event, EventKind, EventSink
+from minddp.events import Event, EventKind, EventSink, fan_out
+from minddp.lookout import Progress
 from minddp.mean import Divisor
 from minddp.mixed_precision import MixedPrecision
+from minddp.optimizer_overlap import OverlappedOptimizer
 from minddp.options import Options
 from minddp.packing import Scaling
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
@@ -46,7 +48,9 @@ class Reducer:
     """Averages the gradients of `params` over the ranks of `transport` in every armed backward.
 
     `plan` and `buckets` change once, when the order of the first backward is known. The gradients of parameters
-    in `sparse_names` are sparse tensors. `at_end` are futures that the next backward also waits for.
+    in `sparse_names` are sparse tensors. `at_end` are futures that the next backward also waits for, `optimizers`
+    step each bucket's parameters as soon as it is reduced. `last_unused` are the parameters that this rank did not
+    use in the last backward that was reduced; `None` before the first.
     """
 
     def __init__(
@@ -62,13 +66,18 @@ class Reducer:
         self.transport = transport
         self.options = options
         self.comm_hook: CommHook | None = None
-        self.sink: EventSink | None = None
+        self._sinks: tuple[EventSink, ...] = ()
+        self._sink: EventSink | None = None
         self.divisor = Divisor(transport, options.reduction)
         self.at_end: list[torch.futures.Future] = []
+        self.optimizers: list[OverlappedOptimizer] = []
+        self.last_unused: Sequence[int] | None = None
         self.phase = Phase.IDLE
         self._sparse_names = frozenset(sparse_names)
         self._mixed_precision = mixed_precision
         self._rpc_context: int | None = None
+        self._forward_was_nested = False
+        self._out_of_reach: list[int] | None = None
         self._pass: BackwardPass | None = None
         self._awaited_backwards: set[int] = set()
         self._num_passes = 0
@@ -99,9 +108,13 @@ class Reducer:
 
     def arm(self, output: Any) -> None:
         """A forward that wants its backward synchronised has returned `output`."""
+        if not self.params:  # all of them are delayed
+            return
         self._move_to(Phase.ARMED)
         self._rpc_context = context_of_forward()
-        autograd.call_when_gradient_enters(output, self._await_end)
+        self._forward_was_nested = autograd.inside_another_backward()
+        self._out_of_reach = None
+        autograd.call_when_gradient_enters(output, self._on_gradient_enters)
 
     def ensure_finished(self) -> None:
         """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
@@ -120,6 +133,7 @@ class Reducer:
         """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
         if self._observed_order is None:
             return False
+        self.tell(EventKind.REBUILD_BEGIN)
         ready_order = self._order_of_rank_0(self._observed_order)
         self._observed_order = None
         self._has_rebuilt = True
@@ -139,14 +153,20 @@ class Reducer:
 
         The same collectives in the same order as in a backward; the results are of no use here. See `join.py`.
         """
+        self._num_passes += 1
+        awaits_order = self._awaits_order
         under_way = [self._launch(bucket, torch.zeros_like(bucket.wire)) for bucket in self.buckets]
         if self._usage is not None:
-            self._usage.begin_exchange(self.transport, [False] * len(self.params))
-            self._usage.finish_exchange()
+            nobody = UsageMap(len(self.params), self.params[0].device)
+            nobody.begin_exchange(self.transport, [False] * len(self.params))
+            unused_anywhere = nobody.finish_exchange()
+            if self.options.static_graph:
+                self._unused_anywhere, self._usage = unused_anywhere, None
         for reduction in under_way:
             reduction.result()
-        if self._awaits_order:
+        if awaits_order:
             self._observed_order = list(range(len(self.params)))
+        self._wait_for_others()
 
     # ------------------------------------------------------------------ called during backward
 
@@ -160,6 +180,7 @@ class Reducer:
         if self._usage is not None and self.params[param].grad is not None:
             self._usage.mark(param)
         if current is None:
+            self.tell(EventKind.GRADIENT_KEPT, param)
             return False  # under no_sync, or a second backward through one graph: gradients stay local
         self._await_end()
         if self._recorded_hooks is not None:
@@ -181,18 +202,17 @@ class Reducer:
             plan_is_final
             and counts_once
             and self._usage is None
-            and self.sink is None
             and self._rpc_context is None
         )
 
     def _open_pass(self, param: int) -> BackwardPass:
         """The first hook of an armed backward, that of `param`."""
+        divisor = self.divisor.for_this_backward() if self.comm_hook is None else None
         self._move_to(Phase.ACCUMULATING)
         self._num_passes += 1
         self._countdown.restart()
         for bucket in self.buckets:
             bucket.begin_pass()
-        divisor = self.divisor.for_this_backward() if self.comm_hook is None else None
         divides_sums = self._mixed_precision is not None
         current = self._pass = BackwardPass(
             hooks_left=list(self._hooks_expected),
@@ -203,7 +223,6 @@ class Reducer:
         )
         if current.lent is None and self._may_hand_over():
             current.makes_grad = [param.grad is None for param in self.params]
-        self.tell(EventKind.BACKWARD_BEGIN)
         if self._usage is not None:
             self._usage.begin_pass()
         if self._recorded_hooks is not None:
@@ -244,16 +263,22 @@ class Reducer:
 
     def _find_unused(self, current: BackwardPass) -> None:
         """Parameters that this backward will not reach count as ready. See [Note: unused parameters]."""
-        for param, accumulator in enumerate(self._hooks.accumulators):
-            if not autograd.will_be_reached(accumulator):
-                current.hooks_left[param] = 0
-                current.unused.append(param)
+        out_of_reach, self._out_of_reach = self._out_of_reach, None
+        current.unused = self._search_graph() if out_of_reach is None else out_of_reach
+        for param in current.unused:
+            current.hooks_left[param] = 0
         if not current.unused:
             warnings.warn(
                 "find_unused_parameters=True was specified in DDP constructor, but did not find any unused "
                 "parameters in this backward. If every parameter is always used, leave it out and save the search.",
                 stacklevel=2,
             )
+
+    def _search_graph(self) -> list[int]:
+        """The parameters that the backward that is running will not reach."""
+        with torch.autograd.profiler.record_function("torch.distributed.ddp.reducer::search_unused_parameters"):
+            accumulators = enumerate(self._hooks.accumulators)
+            return [param for param, node in accumulators if not autograd.will_be_reached(node)]
 
     def _count_as_ready(self, param: int) -> None:
         """A parameter that no hook will announce."""
@@ -263,6 +288,8 @@ class Reducer:
         self._countdown.strike_off(param)
 
     def on_ready_twice(self, param: int) -> None:
+        if self.options.static_graph:
+            self._move_to(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
         raise ready_twice(param, self.names[param], static_graph=self.options.static_graph)
 
     def on_run_ready(self, run: int) -> None:
@@ -270,11 +297,13 @@ class Reducer:
         assert self._pass is not None
         current = self._pass
         bucket, run_in_bucket = self._runs[run]
+        self.tell(EventKind.PACK_BEGIN, bucket.spec.index)
         if torch.is_grad_enabled():  # as good as never: in backward(create_graph=True)
             with torch.no_grad():
                 bucket.pack(run_in_bucket, current.scaling)
         else:
             bucket.pack(run_in_bucket, current.scaling)
+        self.tell(EventKind.PACK_END, bucket.spec.index)
         current.runs_left[bucket.spec.index] -= 1
         if current.runs_left[bucket.spec.index] == 0:
             self.tell(EventKind.BUCKET_READY, bucket.spec.index)
@@ -284,8 +313,11 @@ class Reducer:
         """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
         while not current.is_complete and current.runs_left[len(current.reductions)] == 0:
             bucket = self.buckets[len(current.reductions)]
-            skips = self._skips(bucket, current)
-            current.reductions.append(None if skips else self._launch(bucket, divisor=current.divisor_of_sums))
+            if self._skips(bucket, current):
+                current.reductions.append(None)
+                continue
+            nothing = torch.zeros_like(bucket.wire) if current.counts_for_nothing else None
+            current.reductions.append(self._launch(bucket, nothing, divisor=current.divisor_of_sums))
         if current.is_complete:
             self._await_end()
             if self._usage is not None:
@@ -299,12 +331,19 @@ class Reducer:
         divisor: float | None = None,
     ) -> Reduction:
         """Begin to reduce a bucket, or other contents `instead` of what is in it."""
-        self.tell(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
+        index = bucket.spec.index
+        self.tell(EventKind.BUCKET_LAUNCHED, index)
+        reduction: Reduction
         if self.comm_hook is None:
             wire = bucket.wire if instead is None else instead
-            return AllReduce(self.transport.all_reduce(wire), wire, divisor)
-        view = GradBucket(bucket, is_last=bucket is self.buckets[-1], instead=instead)
-        return HookedReduction(self.comm_hook, self.comm_hook.launch(view), bucket)
+            reduction = AllReduce(self.transport.all_reduce(wire), wire, divisor)
+        else:
+            view = GradBucket(bucket, is_last=bucket is self.buckets[-1], instead=instead)
+            reduction = HookedReduction(self.comm_hook, self.comm_hook.launch(view), bucket)
+            self.tell(EventKind.COMM_HOOK_RETURNED, index)
+        if self._sink is not None:
+            reduction.when_complete(partial(self.tell, EventKind.BUCKET_COMPLETED, index))
+        return reduction
 
     def _skips(self, bucket: Bucket | SparseBucket, current: BackwardPass) -> bool:
         """Whether a bucket of nothing but unused parameters stays home (skip_all_reduce_unused_params)."""
@@ -313,6 +352,16 @@ class Reducer:
         )
 
     # ------------------------------------------------------------------ the end of backward
+
+    def _on_gradient_enters(self) -> None:
+        """A backward comes in at the outputs: the one that was called, not one nested in it.
+
+        What it will reach has to be found out here, too. The first hook may fire in a nested one, that of a
+        reentrant checkpoint, which reaches only what has been checkpointed.
+        """
+        self._await_end()
+        if self.phase is Phase.ARMED and self.options.finds_unused_each_pass and self._out_of_reach is None:
+            self._out_of_reach = self._search_graph()
 
     def _await_end(self) -> None:
         """Be called at the end of the backward that is running.
@@ -324,6 +373,7 @@ class Reducer:
         if self.phase is Phase.IDLE or backward in self._awaited_backwards:
             return
         self._awaited_backwards.add(backward)
+        self.tell(EventKind.BACKWARD_BEGIN)
         if self.phase is Phase.INCOMPLETE:  # a further backward brings more
             self._move_to(Phase.ACCUMULATING)
         autograd.call_at_end_of_backward(partial(self._on_backward_end, backward))
@@ -332,12 +382,15 @@ class Reducer:
         self._awaited_backwards.discard(backward)
         self._countdown.is_watched = True
         if self._pass is None:
+            self._out_of_reach = None
             return  # this backward has not reached any parameter
         if self._pass.is_complete:
+            self.tell(EventKind.GRADIENTS_COMPLETE)
             self._finalize(self._pass)
-        elif autograd.inside_another_backward():
+        elif autograd.inside_another_backward() and not self._forward_was_nested:
             return  # a nested one after all; the next hook will ask again
         elif self._recorded_hooks is not None:
+            self.tell(EventKind.GRADIENTS_COMPLETE)
             self._reduce_recorded(self._pass, self._recorded_hooks)
         else:
             self._move_to(Phase.INCOMPLETE)
@@ -346,10 +399,10 @@ class Reducer:
     def _finalize(self, current: BackwardPass) -> None:
         """Wait for the buckets in launch order and put the averages where the optimizer will look."""
         self._move_to(Phase.FINALIZING)
-        self.tell(EventKind.GRADIENTS_COMPLETE)
         if self._usage is not None:
             self._unused_anywhere = self._usage.finish_exchange()
             self._usage.clear()
+            self.tell(EventKind.USAGE_EXCHANGED)
         if self._mixed_precision is not None:
             self._mixed_precision.restore()
         for bucket, reduction in zip(self.buckets, current.reductions, strict=True):
@@ -363,10 +416,14 @@ class Reducer:
                         made_now=_in_bucket(bucket, current.makes_grad),
                     )
                 self.tell(EventKind.BUCKET_UNPACKED, bucket.spec.index)
+            for optimizer in self.optimizers:
+                optimizer.step(bucket.params)
         if current.lent is not None:
             current.lent.give_back()
-        if self._awaits_order and current.ready_order:
-            self._observed_order = current.ready_order + current.unused
+        if self._awaits_order:
+            any_order = list(range(len(self.params)))
+            self._observed_order = current.ready_order + current.unused if current.ready_order else any_order
+        self.last_unused = current.unused
         self._move_to(Phase.IDLE)
         self._wait_for_others()
         self.tell(EventKind.BACKWARD_END)
@@ -380,6 +437,7 @@ class Reducer:
     def _drop_interrupted_pass(self) -> None:
         """An exception ended the last backward. Let what is under way land, then forget the pass."""
         assert self._pass is not None
+        self.tell(EventKind.ERROR)
         for reduction in self._pass.reductions:
             try:
                 if reduction is not None:
@@ -396,6 +454,7 @@ class Reducer:
 
     def _unfinished(self) -> RuntimeError:
         assert self._pass is not None
+        self.tell(EventKind.ERROR)
         missing = Missing(self.transport.rank, tuple(self._countdown.missing()), tuple(self.names))
         elsewhere = exchange_missing(
             self.transport.store, f"{self._serial}/{self._num_passes}", missing, self.transport.world_size
@@ -414,6 +473,7 @@ class Reducer:
         self._hooks_expected, self._recorded_hooks = recorded, None
         for param in range(len(self.params)):
             self._count_as_ready(param)
+        current.unused = [param for param, num_hooks in enumerate(recorded) if num_hooks == 0]
         self._finalize(current)
         self._usage = None  # who uses what is settled for good
 
@@ -444,11 +504,41 @@ class Reducer:
         if self._usage is not None:
             self._usage.clear()
 
+    def adopt(self, plan: BucketPlan) -> None:
+        """Bucket by another plan of the same parameters from the next backward on. Every rank, between steps.
+
+        Raises:
+            RuntimeError: a backward is under way.
+        """
+        if self.phase not in (Phase.IDLE, Phase.ARMED):
+            raise RuntimeError(f"minddp: no new buckets while the reducer is in phase {self.phase.name}.")
+        self._install_plan(plan)
+        self.tell(EventKind.BUCKETS_REBUILT, len(self.buckets))
+
     def remove_hooks(self) -> None:
         """Take no further part in any backward."""
         self._hooks.remove()
 
     # ------------------------------------------------------------------ plan and phase
+
+    def progress(self) -> Progress:
+        """Where this rank is, for others to hear. Called from another thread: it looks and changes nothing."""
+        missing: dict[int, tuple[str, ...]] = {}
+        if self._pass is not None:
+            for param in self._countdown.missing():
+                bucket = self.plan.slot_of[param].bucket
+                missing[bucket] = (*missing.get(bucket, ()), self.names[param])
+        return Progress(self.phase.name, self._num_passes, missing=missing)
+
+    @property
+    def num_passes(self) -> int:
+        """Synchronised backwards that have begun so far."""
+        return self._num_passes
+
+    @property
+    def serial(self) -> str:
+        """A name for this reducer that is the same on every rank."""
+        return self._serial
 
     @property
     def has_rebuilt(self) -> bool:
@@ -456,8 +546,12 @@ class Reducer:
 
     @property
     def _awaits_order(self) -> bool:
-        """Whether the order of the next backward decides the plan."""
-        return self.options.rebuilds_buckets and not self._has_rebuilt
+        """Whether the buckets are rebuilt after this backward: the first one, but in a static graph the second.
+
+        All ranks say the same, also one that has only shadowed the first backward and has yet to record its graph.
+        """
+        settles_usage = self.options.static_graph and self._usage is not None
+        return self.options.rebuilds_buckets and not self._has_rebuilt and not settles_usage
 
     def _begin_tracking(self) -> None:
         """What has to be counted besides gradients, as the options have it."""
@@ -507,9 +601,30 @@ class Reducer:
             self._countdown.is_watched = True
         self.phase = phase
 
+    # ------------------------------------------------------------------ telling what happens
+
+    def watch(self, sink: EventSink) -> None:
+        """Tell `sink` every event from now on. Several may watch."""
+        self._tell_all((*self._sinks, sink))
+
+    def unwatch(self, sink: EventSink) -> None:
+        """Tell it no more. Does nothing if it does not watch."""
+        self._tell_all(tuple(other for other in self._sinks if other != sink))
+
+    def _tell_all(self, sinks: tuple[EventSink, ...]) -> None:
+        self._sinks, self._sink = sinks, fan_out(sinks)
+        self._countdown.tell_ready = self._teller_of_readiness()
+
+    def _teller_of_readiness(self) -> Callable[[int], object] | None:
+        """What a hook calls if somebody watches, with events that are made beforehand. See [Note: the hot path]."""
+        if self._sink is None:
+            return None
+        sink, events = self._sink, [Event(EventKind.PARAM_READY, param) for param in range(len(self.params))]
+        return lambda param: sink(events[param])
+
     def tell(self, kind: EventKind, subject: int = -1) -> None:
-        if self.sink is not None:
-            self.sink(Event(kind, subject))
+        if self._sink is not None:
+            self._sink(Event(kind, subject))
 
 
 def _in_bucket(bucket: Bucket | SparseBucket, per_param: Sequence[bool] | None) -> list[bool] | None:

@@ -1,8 +1,11 @@
-"""The bucket of one sparse gradient: no buffer, no packing; the gradient itself travels.
+"""The bucket of one sparse gradient: no buffer, no packing; a copy of the gradient itself travels.
 
 A sparse gradient (of `nn.Embedding(sparse=True)`, say) is a list of indices with a row of values each, and
 another backward brings another list. Nothing can be allocated for it in advance and nothing packed beside it,
-so it has a bucket to itself, and what is reduced is the gradient where it lies, in place, as torch does it.
+so it has a bucket to itself, and what is reduced is the gradient, scaled.
+
+Torch scales it in place. But autograd lets gradients share memory: two embeddings whose outputs are added both
+get the sum's gradient as their values, and in place each would be scaled twice. So a copy is scaled here.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from minddp.plan import BucketSpec
 
 
 class SparseBucket:
-    """Has what the reducer asks of a `Bucket`. `wire` is the gradient of the current backward, not coalesced."""
+    """Has what the reducer asks of a `Bucket`. `wire` is what this backward has packed, not coalesced."""
 
     def __init__(self, spec: BucketSpec, param: torch.nn.Parameter, name: str):
         self.spec = spec
@@ -28,11 +31,11 @@ class SparseBucket:
         return [[slot.param for slot in self.spec.slots]]
 
     def begin_pass(self) -> None:
-        """Drop the gradient of the last backward: it may have been replaced since."""
+        """Let go of what the last backward has packed."""
         self.wire = _nothing(self.params[0])
 
     def pack(self, run: int, scaling: Scaling) -> None:
-        """Scale the gradient where it lies. A missing one counts as a gradient without rows.
+        """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
 
         Raises:
             RuntimeError: the gradient is dense.
@@ -46,9 +49,7 @@ class SparseBucket:
                 f"sparse=True, but its gradient is {grad.layout}. Something else uses the weight too; set "
                 f"sparse=False."
             )
-        self.wire = grad
-        if scaling.divisor is not None:
-            self.wire.div_(scaling.divisor)
+        self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
 
     def unpack(
         self,
@@ -63,13 +64,12 @@ class SparseBucket:
         grad = self.params[0].grad
         if grad is None:
             self.params[0].grad = average
-        elif grad is not average:
+        else:
             grad.copy_(average)
 
 
 def _nothing(param: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without rows."""
+    indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
     rows = param.new_empty((0, *param.shape[1:]))
-    return torch.sparse_coo_tensor(
-        torch.empty((1, 0), dtype=torch.int64, device=param.device), rows, param.shape, is_coalesced=True
-    )
+    return torch.sparse_coo_tensor(indices, rows, param.shape, is_coalesced=True, check_invariants=False)

@@ -22,6 +22,9 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
+_ALL_IS_SAID = (
+    "These are all; no need to set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
+)
 _OUTPUTS = "by making sure all `forward` function outputs participate in calculating loss"
 
 
@@ -41,11 +44,13 @@ def unfinished_reduction(
     missing: Missing, elsewhere: str, *, static_graph: bool, finds_unused: bool
 ) -> RuntimeError:
     """The error for a reduction that lacks gradients; `elsewhere` tells of the other ranks."""
+    remedy = ""
     if static_graph:
+        remedy = "Pass static_graph=False. "
         why = (
             "This error indicates that your training graph has changed in this iteration, e.g., one parameter "
             "is used in first iteration, but then got unused in the second iteration. this is not compatible "
-            "with static_graph set to True. Pass static_graph=False"
+            "with static_graph set to True"
         )
     elif finds_unused:
         why = (
@@ -61,11 +66,12 @@ def unfinished_reduction(
         )
     return RuntimeError(
         f"{_FACT}{why}.\n"
-        f"Parameters which did not receive grad for rank {missing.rank}: {missing.listed()}\n"
         f"Parameter indices which did not receive grad for rank {missing.rank}: "
         f"{' '.join(map(str, missing.indices))}\n"
+        f"Parameters which did not receive grad for rank {missing.rank}: {missing.listed()}\n"
         f"{elsewhere}"
-        f"Until that is mended `.grad` on rank {missing.rank} holds gradients that are not averaged."
+        f"{_ALL_IS_SAID}"
+        f"{remedy}Until that is mended `.grad` on rank {missing.rank} holds gradients that are not averaged."
     )
 
 

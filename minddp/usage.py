@@ -16,12 +16,15 @@ from minddp.transport import Transport, Work
 
 
 class UsageMap:
-    """One mark per parameter, and the sum of the marks over all ranks once exchanged."""
+    """One mark per parameter, and the sum of the marks over all ranks once exchanged.
+
+    `sums` are those of the last exchange, int32, on the parameters' device; zeros before the first one.
+    """
 
     def __init__(self, num_params: int, device: torch.device):
         self._device = device
         self._marks = [0] * num_params
-        self._sums: torch.Tensor | None = None
+        self.sums = torch.zeros(num_params, dtype=torch.int32, device=device)
         self._work: Work | None = None
         self._marks_before = list(self._marks)
 
@@ -34,7 +37,7 @@ class UsageMap:
         if self._work is not None:
             self._work.wait()
         self._marks = self._marks_before
-        self._sums = self._work = None
+        self._work = None
 
     def mark(self, param: int) -> None:
         self._marks[param] = 1
@@ -44,21 +47,20 @@ class UsageMap:
         self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
         on_gpu = self._device.type == "cuda"
         marks = torch.tensor(self._marks, dtype=torch.int32, pin_memory=on_gpu)
-        self._sums = marks.to(self._device, non_blocking=True)  # a no-op on the CPU
-        self._work = transport.all_reduce(self._sums)
+        self.sums = marks.to(self._device, non_blocking=True)  # a no-op on the CPU
+        self._work = transport.all_reduce(self.sums)
 
     def finish_exchange(self) -> Sequence[bool] | None:
         """Per parameter, whether no rank used it; `None` if this rank used them all.
 
         Only a rank that left parameters unused has to read the sums, which on a GPU halts the host.
         """
-        assert self._work is not None
-        assert self._sums is not None, "begin_exchange comes first"
+        assert self._work is not None, "begin_exchange comes first"
         self._work.wait()
         if all(self._marks):
             return None
-        return [total == 0 for total in self._sums.tolist()]
+        return [total == 0 for total in self.sums.tolist()]
 
     def clear(self) -> None:
         self._marks = [0] * len(self._marks)
-        self._sums = self._work = None
+        self._work = None

@@ -91,7 +91,7 @@ class FakeDDP:
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         self.reducer = Reducer(named, self.transport, options(**changed))
         self.events: list[Event] = []
-        self.reducer.sink = self.events.append
+        self.reducer.watch(self.events.append)
 
     def __call__(self, *inputs: Any, sync: bool = True) -> Any:
         """A forward as the wrapper makes it; `sync=False` as under `no_sync`."""

@@ -45,7 +45,7 @@ def two_params() -> list[torch.nn.Parameter]:
 def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.install_hooks(params, recorder.on_grad_accumulated)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
     (params[0] * params[0] * params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert recorder.grads[recorder.fired.index(0)] == 12.0  # both uses are in
@@ -58,7 +58,7 @@ def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
 def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.install_hooks(params, recorder.on_grad_accumulated)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
     NoGradient.apply(params[0] * 1, params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert params[1].grad is None
@@ -68,7 +68,7 @@ def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
 def test_removed_hooks_are_silent_and_may_be_removed_again() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.install_hooks(params, recorder.on_grad_accumulated)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
     hooks.remove()
     hooks.remove()
     (params[0] * params[1]).backward()
@@ -77,7 +77,7 @@ def test_removed_hooks_are_silent_and_may_be_removed_again() -> None:
 
 def test_the_engine_knows_which_accumulators_it_will_run() -> None:
     params = [*two_params(), torch.nn.Parameter(torch.tensor(5.0))]
-    hooks = autograd.install_hooks(params, Recorder(params).on_grad_accumulated)
+    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
     answers: list[list[bool]] = []
     product = params[0] * params[1]
     product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
@@ -167,3 +167,17 @@ def test_tensors_are_found_within_containers_and_dataclasses() -> None:
     a, b, c = torch.tensor(1), torch.tensor(2), torch.tensor(3)
     found = list(autograd.tensors_in([Output(a, [b, "text"]), {"c": (c, None)}, Output, 5]))
     assert [id(tensor) for tensor in found] == [id(a), id(b), id(c)]
+
+
+def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
+    params = two_params()
+    recorder = Recorder(params)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    for param in params:
+        param.data = param.data.double()
+    (params[0] * params[1]).backward()
+    assert recorder.fired == []
+    hooks.renew()
+    (params[0] * params[1]).backward()
+    assert sorted(recorder.fired) == [0, 1]
+    hooks.remove()

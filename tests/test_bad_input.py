@@ -191,4 +191,4 @@ def test_a_rank_that_stops_early_is_an_error_within_the_groups_timeout() -> None
     finally:
         pool.kill()
     assert stopped == "stopped early"
-    assert went_on.startswith(("RuntimeError", "DistBackendError"))
+    assert went_on.startswith("Stuck: ")

@@ -89,7 +89,7 @@ class CommHook:
         if "bucket" not in signature.parameters:
             raise KeyError(f"bucket: the communication hook takes (state, bucket), but has {signature}.")
         bucket_type = signature.parameters["bucket"].annotation
-        if bucket_type not in (inspect.Parameter.empty, dist.GradBucket, "dist.GradBucket", GradBucket):
+        if bucket_type not in (inspect.Parameter.empty, dist.GradBucket, GradBucket, "dist.GradBucket", "GradBucket"):
             raise ValueError(
                 f"Communication hook: bucket annotation should be dist.GradBucket, but is {bucket_type!r}."
             )

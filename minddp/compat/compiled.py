@@ -11,8 +11,6 @@ Dynamo compiles frame by frame. Two things it must be told, which it knows of to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +28,22 @@ def keep_dynamo_out() -> None:
         trace_rules.add(_PACKAGE)
 
 
-@contextmanager
-def active(module: Any) -> Iterator[None]:
-    """Be the module that dynamo takes for the active data-parallel one. An inner one takes over for a while."""
-    # `install` puts minddp's class in the place of torch's, also for dynamo.
-    asked: tuple[Any, ...] = (TorchDDP, type(module))
-    before = [cls._active_ddp_module for cls in asked]
-    for cls in asked:
-        cls._active_ddp_module = module
-    try:
-        yield
-    finally:
-        for cls, value in zip(asked, before, strict=True):
-            cls._active_ddp_module = value
+class active:
+    """`with active(module)`: dynamo takes it for the active data-parallel one. An inner one takes over for a while.
+
+    It is set on torch's class alone. Where `install` has put minddp's in its place, dynamo asks minddp's, which
+    answers what torch's says: to set it on minddp's would invalidate Python's caches of all its methods twice in
+    every forward.
+    """
+
+    def __init__(self, module: Any):
+        self._module = module
+
+    def __enter__(self) -> None:
+        torch_ddp: Any = TorchDDP
+        self._before = torch_ddp._active_ddp_module
+        torch_ddp._active_ddp_module = self._module
+
+    def __exit__(self, *_error: object) -> None:
+        torch_ddp: Any = TorchDDP
+        torch_ddp._active_ddp_module = self._before

@@ -18,6 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -162,6 +163,10 @@ class _WatchedWork:
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a backend's work can do, such as tell by a future when it is complete."""
+        return getattr(self._work, name)
 
 
 def _state_of(transport: WatchedTransport | None) -> RankState | None:

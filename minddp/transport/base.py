@@ -5,6 +5,7 @@ Everything above this line is written against `Transport` and `Work`; vendor bra
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,16 +16,18 @@ import torch.distributed as dist
 class Work(Protocol):
     """A collective that is under way."""
 
-    def wait(self) -> object:
-        """Return once the result may be used.
+    def wait(self, timeout: datetime.timedelta = ...) -> object:
+        """Return once the result may be used, or raise once `timeout` has passed; see `Transport.waits_again`.
 
         On a CPU that is when it is complete. On a GPU the calling stream is made to wait and the host is
         not, as with `torch.distributed.Work.wait` on NCCL.
 
         Raises:
-            RuntimeError: the collective failed, a peer is gone, or the group's time limit has passed.
+            RuntimeError: the collective failed, a peer is gone, or a time limit has passed.
         """
         ...
+
+    def is_completed(self) -> bool: ...
 
 
 class Transport(Protocol):
@@ -39,6 +42,21 @@ class Transport(Protocol):
     @property
     def store(self) -> dist.Store | None:
         """A key-value store between the ranks that answers also while collectives are stuck, if there is one."""
+        ...
+
+    @property
+    def waits_again(self) -> bool:
+        """Whether a work whose `wait(timeout)` has raised "timed out" goes on and can be waited for again."""
+        ...
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A flat tensor, its contents undefined, in memory that this transport reduces fastest.
+
+        It lives as long as anybody refers to it, as any tensor. Ranks may allocate independently of each other.
+
+        Raises:
+            RuntimeError: there is no room.
+        """
         ...
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 
 import torch
@@ -9,16 +10,20 @@ import torch.distributed as dist
 
 from minddp.transport.base import Work
 
+_Group = dist.ProcessGroup
+
 
 class ProcessGroupTransport:
     """Calls the process group's own methods.
 
     `torch.distributed.all_reduce` and its siblings do the same after some twenty microseconds of checks and
-    logging in Python, which a model with many buckets would pay many times in every step.
+    logging in Python, which a model with many buckets would pay many times in every step. The methods are taken
+    from the base class: from there a group that is written in Python gets the options that it expects, too.
     """
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
+        self._is_foreign = type(group) is not _Group
 
     @property
     def rank(self) -> int:
@@ -33,13 +38,38 @@ class ProcessGroupTransport:
         _, store = dist.distributed_c10d._world.pg_map.get(self.group, (None, None))
         return store
 
+    @property
+    def waits_again(self) -> bool:
+        return dist.get_backend(self.group) == "gloo"
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype, device=device)
+
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        return self.group.allreduce([tensor])
+        work = _Group.allreduce(self.group, [tensor])
+        return _ForeignWork(work, tensor) if self._is_foreign else work
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        return self.group.broadcast(tensor, source)
+        return _Group.broadcast(self.group, tensor, source)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        self.group.allgather([gathered], [tensor]).wait()
+        _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
+
+
+class _ForeignWork:
+    """Of a group that is written in Python: the result is what its future holds, perhaps another tensor."""
+
+    def __init__(self, work: dist.Work, tensor: torch.Tensor):
+        self._work = work
+        self._tensor = tensor
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        result = self._work.get_future().wait()
+        tensor = result[0] if isinstance(result, (list, tuple)) else result
+        if tensor is not self._tensor:
+            self._tensor.copy_(tensor)
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()

@@ -1,0 +1,168 @@
+"""How long does an all-reduce take in shared memory, as a multiple of gloo's time?
+
+    python -m benchmarks.all_reduce            # about half a minute
+    python -m benchmarks.all_reduce --world-size 4 --sizes-kib 64 1024
+
+Each message size is a race of its own between the transports: over the process group, in shared memory where the
+tensor lies there already (as buckets do), and in shared memory where it must be copied in and out. See
+[Note: paired rounds] for how the ratio is taken. Latency is the time of one all-reduce, begun and waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks import machine
+from benchmarks.harness import compare, mean_cpu, median_ms, race, schedule, slowest_rank
+from benchmarks.launch import run_ranks
+from minddp.transport import Transport, open_transport
+
+BASELINE = "process group"
+RESIDENT = "shared memory"
+COPIED = "shared memory, copied"
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Time an all-reduce in shared memory beside the process group's."""
+
+    sizes_kib: tuple[float, ...] = (4, 64, 1024, 25 * 1024)
+    dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
+    world_size: int = 2
+    rounds: int = 24
+    warmup_rounds: int = 3
+    turn_mib: float = 50.0
+    """How many bytes to reduce in a turn; but at least 2 messages and at most 100."""
+    threads: int = 1
+    """Compute threads of each rank."""
+    seed: int = 0
+    """Of the order of turns, the values and the bootstrap."""
+    out: Path | None = None
+    """JSON file to write; by default benchmarks/results/all_reduce.json."""
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for field in ("rounds", "warmup_rounds", "threads"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+        if self.world_size < 2:
+            raise ValueError(f"world_size is {self.world_size}, but an all-reduce takes at least 2 ranks.")
+        if not self.sizes_kib or min(self.sizes_kib) <= 0:
+            raise ValueError(f"sizes_kib is {self.sizes_kib}; give at least one size, all above 0.")
+
+    def resolved(self) -> Config:
+        """This configuration with the default of `out` spelled out."""
+        return dataclasses.replace(self, out=self.out or Path(__file__).parent / "results" / "all_reduce.json")
+
+
+def main(config: Config) -> None:
+    config = config.resolved()
+    report, *_ = run_ranks(
+        time_sizes, config, world_size=config.world_size, threads=config.threads, timeout_s=config.timeout_s
+    )
+    print_report(report, Console())
+    if config.out is not None:
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        config.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def time_sizes(rank: int, config: Config) -> dict[str, Any]:
+    """One race for each size, on this rank; returns the report, ready for JSON."""
+    group = dist.distributed_c10d._get_default_group()
+    over_group = open_transport("process_group", group)
+    shared = open_transport("shared_memory", group)
+    return {
+        "question": "time of an all-reduce in shared memory as a multiple of the process group's",
+        "machine": machine.describe() | {"load_average": machine.load_average()},
+        "config": {key: value for key, value in dataclasses.asdict(config).items() if key != "out"},
+        "sizes": [time_size(rank, config, kib, over_group, shared) for kib in config.sizes_kib],
+    }
+
+
+def time_size(rank: int, config: Config, kib: float, over_group: Transport, shared: Transport) -> dict[str, Any]:
+    """Race the transports with messages of one size, after a check that they agree."""
+    dtype = getattr(torch, config.dtype)
+    numel = max(1, int(kib * 1024) // dtype.itemsize)
+    tensors = {
+        BASELINE: torch.empty(numel, dtype=dtype),
+        RESIDENT: shared.allocate(numel, dtype, CPU),
+        COPIED: torch.empty(numel, dtype=dtype),
+    }
+    transports = {BASELINE: over_group, RESIDENT: shared, COPIED: shared}
+    all_reduces = {name: all_reduce(transports[name], tensors[name]) for name in tensors}
+    same_bits = agree(all_reduces, tensors, config.seed + rank)
+    for tensor in tensors.values():
+        tensor.zero_()  # whose sums stay finite, however often they are taken
+    order = schedule([list(tensors)], config.warmup_rounds + config.rounds, config.seed)
+    repeats = min(100, max(2, int(config.turn_mib * 1024 / kib)))
+    turns = race(all_reduces, order, repeats, dist.barrier)
+    turns_of_rank: list[Any] = [None] * config.world_size
+    dist.all_gather_object(turns_of_rank, {name: turns[name][config.warmup_rounds :] for name in turns})
+    wall, cpu = slowest_rank(turns_of_rank), mean_cpu(turns_of_rank)
+    return {
+        "kib": kib,
+        "same_bits": same_bits,
+        "median_ms": {name: round(median_ms(wall[name]), 5) for name in wall},
+        "median_cpu_ms": {name: round(median_ms(cpu[name]), 5) for name in cpu},
+        "ratios": {
+            name: dataclasses.asdict(compare(wall[name], wall[BASELINE], config.seed))
+            for name in (RESIDENT, COPIED)
+        },
+        "cpu_ratios": {
+            name: dataclasses.asdict(compare(cpu[name], cpu[BASELINE], config.seed)) for name in (RESIDENT, COPIED)
+        },
+    }
+
+
+def all_reduce(transport: Transport, tensor: Tensor) -> Callable[[], object]:
+    return lambda: transport.all_reduce(tensor).wait()
+
+
+def agree(all_reduces: Mapping[str, Callable[[], object]], tensors: Mapping[str, Tensor], seed: int) -> bool:
+    """Whether all transports add the same numbers up to the same bits."""
+    values = torch.randn(tensors[BASELINE].shape, generator=torch.Generator().manual_seed(seed))
+    for name, tensor in tensors.items():
+        tensor.copy_(values)
+        all_reduces[name]()
+    return all(torch.equal(tensor, tensors[BASELINE]) for tensor in tensors.values())
+
+
+def print_report(report: Mapping[str, Any], console: Console) -> None:
+    config = report["config"]
+    table = Table(title=f"All-reduce of {config['dtype']} on {config['world_size']} ranks")
+    for heading in ("KiB", "transport", "ms", "GiB/s", "ratio", "95% interval", "cpu ms", "cpu ratio"):
+        table.add_column(heading, justify="left" if heading == "transport" else "right", no_wrap=True)
+    for result in report["sizes"]:
+        for name, ms in result["median_ms"].items():
+            ratio, cpu_ratio = result["ratios"].get(name), result["cpu_ratios"].get(name)
+            table.add_row(
+                f"{result['kib']:g}",
+                name,
+                f"{ms:.3f}",
+                f"{result['kib'] / 2**20 / ms * 1e3:.2f}",
+                f"{ratio['median']:.3f}" if ratio else "",
+                f"{ratio['low']:.3f}–{ratio['high']:.3f}" if ratio else "",
+                f"{result['median_cpu_ms'][name]:.3f}",
+                f"{cpu_ratio['median']:.3f}" if cpu_ratio else "",
+            )
+        table.add_section()
+    console.print(table)
+    if not all(result["same_bits"] for result in report["sizes"]):
+        console.print("The transports' sums DIFFER in bits.")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,43 @@
+"""The reducer, but what goes wrong in it is noted in the logging data before it goes up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from minddp.reducer import Reducer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _noted(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    @functools.wraps(method)
+    def noting_errors(self: LoggedReducer, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.logger.set_error_and_log(str(error))
+            raise
+
+    return noting_errors
+
+
+class LoggedReducer(Reducer):
+    """`logger` is told of errors. The engine raises those of a backward past the wrapper, so it has to be here."""
+
+    logger: dist.Logger
+
+    attend = _noted(Reducer.attend)
+    on_run_ready = _noted(Reducer.on_run_ready)
+    on_ready_twice = _noted(Reducer.on_ready_twice)
+    become_static = _noted(Reducer.become_static)
+    _on_backward_end = _noted(Reducer._on_backward_end)
+
+    def _unfinished(self) -> RuntimeError:
+        error = super()._unfinished()
+        self.logger.set_error_and_log(str(error))
+        return error

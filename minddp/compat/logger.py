@@ -1,0 +1,245 @@
+"""`ddp.logger` and the logging data: what a module is made of, how its last sampled iteration went, what failed.
+
+Names and meanings are torch's (`torch/csrc/distributed/c10d/logger.cpp`). Frameworks and torch's own tests read
+them through `ddp._get_ddp_logging_data()`.
+
+[Note: a logger for torch's helpers]
+Helpers in C++, such as `dist._compute_bucket_assignment_by_size`, take a logger in which to note that they have
+failed, and it must be torch's. So this class derives from torch's. Torch's logger in turn wants torch's reducer: it
+gets one over a dummy parameter that takes part in nothing but counting iterations. Errors noted in C++ are found in
+the base class's data; everything else is minddp's own.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from minddp.compat.sampled_iteration import SPANS, SampledIteration
+from minddp.events import EventKind
+from minddp.plan import BucketPlan
+
+if TYPE_CHECKING:
+    from minddp.compat.surface import DistributedDataParallel
+
+ALWAYS_SAMPLED = 10  # iterations; afterwards one in `sample_rate`
+CPP_NAMES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}
+# Logged variables of the environment: those of every backend, and those of one. The first that is set counts.
+VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "": {
+        "master_port": ("MASTER_PORT",),
+        "master_addr": ("MASTER_ADDR",),
+        "torch_distributed_debug": ("TORCH_DISTRIBUTED_DEBUG",),
+        "cuda_visible_devices": ("CUDA_VISIBLE_DEVICES",),
+    },
+    "gloo": {
+        "gloo_socket_ifname": ("GLOO_SOCKET_IFNAME",),
+        "gloo_device_transport": ("GLOO_DEVICE_TRANSPORT",),
+    },
+    "nccl": {
+        "nccl_socket_ifname": ("NCCL_SOCKET_IFNAME",),
+        "nccl_blocking_wait": ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
+        "nccl_async_error_handling": ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+        "nccl_debug": ("NCCL_DEBUG",),
+        "nccl_nthreads": ("NCCL_NTHREADS",),
+        "nccl_ib_timeout": ("NCCL_IB_TIMEOUT",),
+    },
+}
+
+
+@dataclass(frozen=True)
+class LoggingData:
+    """Texts and numbers by name; sizes are bytes, times nanoseconds, flags 0 or 1."""
+
+    strs_map: dict[str, str]
+    ints_map: dict[str, int]
+
+
+class Logger(dist.Logger):
+    """See [Note: a logger for torch's helpers].
+
+    An iteration begins with a forward whose backward will be synchronised. It is sampled if it is one of the first
+    `ALWAYS_SAMPLED` or its number a multiple of `sample_rate`; only then does anything watch the reducer.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel):
+        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], ddp.process_group)
+        super().__init__(self._counterpart)
+        self._ddp = weakref.proxy(ddp)
+        self._strs: dict[str, str] = {}
+        self._ints: dict[str, int] = {}
+        self._totals_ns: Counter[str] = Counter()
+        self._num_spans: Counter[str] = Counter()
+        self._graph_may_change = ddp._options.finds_unused_each_pass
+        self._unused_so_far: set[tuple[int, ...]] = set()
+        self.iteration = 0
+        self.sample_rate = 100
+        self.sampled: SampledIteration | None = None
+
+    # ------------------------------------------------------------------ told by the wrapper
+
+    def set_construction_data_and_log(
+        self,
+        module_name: str,
+        device_ids: list[int],
+        output_device: int,
+        broadcast_buffers: bool,
+        has_sync_bn: bool,
+        static_graph: bool,
+    ) -> None:
+        """What is known from the beginning; `output_device` is -1 if there is none."""
+        reducer = self._ddp._reducer
+        params, options = reducer.plan.params, reducer.options
+        if static_graph:
+            self._set_static_graph()
+        self._strs |= {
+            "module_name": module_name,
+            "device_ids": _joined(device_ids),
+            "dtypes": _joined(sorted({_cpp_name(param.dtype) for param in params})),
+            "bucket_sizes": _bucket_sizes(reducer.plan),
+            "initial_bucket_size_limits": _bucket_caps(reducer.plan),
+        }
+        self._ints |= {
+            "iteration": 0,
+            "num_parameter_tensors": len(params),
+            "total_parameter_size_bytes": sum(param.nbytes for param in params),
+            "is_multi_device_module": int(self._ddp.is_multi_device_module),
+            "output_device": output_device,
+            "broadcast_buffers": int(broadcast_buffers),
+            "has_sync_bn": int(has_sync_bn),
+            "bucket_cap_bytes": options.caps.rest_bytes,
+            "find_unused_parameters": int(options.find_unused_parameters),
+            "gradient_as_bucket_view": int(options.gradient_as_bucket_view),
+        }
+        self.set_group(self._ddp.process_group)
+
+    def set_group(self, group: dist.ProcessGroup) -> None:
+        """Who takes part now, and what the environment tells its backend."""
+        backend = group.name()
+        variables = VARIABLES[""] | VARIABLES.get(backend, {})
+        self._strs |= {name: _first_set(keys) for name, keys in variables.items()}
+        self._strs["backend_name"] = backend
+        self._ints |= {"world_size": group.size(), "rank": group.rank()}
+        if backend == "gloo":
+            self._ints["gloo_num_threads"] = _gloo_threads(group)
+
+    def begin_iteration(self) -> None:
+        """A forward begins whose backward will be synchronised."""
+        if self._graph_may_change:
+            self._notice_unused()
+        if self.sampled is not None:
+            self._ddp._reducer.unwatch(self.sampled.observe)
+            self.sampled = None
+        self._counterpart.prepare_for_forward()
+        self.iteration += 1
+        if self.iteration <= ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0:
+            self.sampled = SampledIteration(self._ddp.device)
+            self._ddp._reducer.watch(self.sampled.observe)
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Take over what was sampled of the last iteration; called when the next one is about to begin."""
+        if self.sampled is None:
+            return
+        sampled, reducer = self.sampled, self._ddp._reducer
+        is_complete = sampled.has_seen(EventKind.BACKWARD_END)
+        unused = set(reducer.last_unused or ()) if is_complete else set()
+        self._ints |= {
+            "iteration": self.iteration,
+            "unused_parameter_size": sum(reducer.plan.params[param].nbytes for param in unused),
+            "num_buckets_reduced": sampled.num_buckets_reduced,
+            "has_rebuilt_buckets": int(reducer.has_rebuilt),
+            **sampled.unix_ns(),
+        }
+        if reducer.has_rebuilt:
+            self._strs |= {
+                "rebuilt_bucket_sizes": _bucket_sizes(reducer.plan),
+                "rebuilt_bucket_size_limits": _bucket_caps(reducer.plan),
+                "rebuilt_per_bucket_param_indices": _bucket_params(reducer.plan),
+            }
+        arrived = [param for param in sampled.param_ready_ns if param not in unused]
+        if arrived:
+            self._strs["prev_iteration_grad_ready_order_indices"] = _joined(arrived)
+        self._add_spans(sampled.spans_ns())
+
+    def _add_spans(self, spans_ns: dict[str, int]) -> None:
+        """Those of this iteration, 0 where there was none, and their means over all sampled iterations."""
+        self._totals_ns.update(spans_ns)
+        self._num_spans.update(spans_ns.keys())
+        for name in SPANS:
+            self._ints[name] = spans_ns.get(name, 0)
+            self._ints[f"avg_{name}"] = self._totals_ns[name] // max(self._num_spans[name], 1)
+
+    def _notice_unused(self) -> None:
+        unused = self._ddp._reducer.last_unused
+        if unused is not None:
+            self._unused_so_far.add(tuple(unused))
+
+    @property
+    def graph_is_static(self) -> bool:
+        """Whether every backward so far has left the same parameters unused."""
+        self._notice_unused()
+        return len(self._unused_so_far) <= 1
+
+    def _set_comm_hook_name(self, comm_hook: str) -> None:
+        self._strs["comm_hook"] = comm_hook
+
+    def _set_uneven_input_join(self) -> None:
+        self._ints["join_uneven_inputs"] = 1
+
+    def _set_static_graph(self) -> None:
+        self._ints["static_graph"] = int(self._ddp._reducer.options.static_graph)
+
+    # ------------------------------------------------------------------ asked by others
+
+    def _get_ddp_logging_data(self) -> LoggingData:  # type: ignore[override]
+        """Both kinds of data, as they are now. A later sample does not clear an error that was noted."""
+        errors = super()._get_ddp_logging_data()
+        ints = {**errors.ints_map, **self._ints}
+        ints["iteration"] = max(errors.ints_map.get("iteration", 0), self._ints.get("iteration", 0))
+        if self.iteration > 1 and not self._ddp._reducer.options.static_graph:
+            ints["can_set_static_graph"] = int(self.graph_is_static)
+        return LoggingData({**errors.strs_map, **self._strs}, ints)
+
+
+def _gloo_threads(group: dist.ProcessGroup) -> int:
+    gloo: Any = group._get_backend(torch.device("cpu"))
+    return getattr(gloo, "wrapped_pg", gloo).options._threads  # wrapped if TORCH_DISTRIBUTED_DEBUG=DETAIL
+
+
+def _joined(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _bucket_sizes(plan: BucketPlan) -> str:
+    return _joined(bucket.nbytes for bucket in plan.buckets)
+
+
+def _bucket_caps(plan: BucketPlan) -> str:
+    return _joined(bucket.cap_bytes for bucket in plan.buckets)
+
+
+def _bucket_params(plan: BucketPlan) -> str:
+    return _joined(" ".join(str(slot.param) for slot in bucket.slots) for bucket in plan.buckets)
+
+
+def _cpp_name(dtype: torch.dtype) -> str:
+    return CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _first_set(names: Sequence[str]) -> str:
+    return next((os.environ[name] for name in names if name in os.environ), "N/A")

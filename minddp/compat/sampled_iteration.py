@@ -1,0 +1,101 @@
+"""One iteration, observed: when its forward and backward began and ended, and what was communicated meanwhile.
+
+`observe` is a sink of the reducer's events. Events carry no time, so it takes the time itself: on the host, and for
+a module on an accelerator also on the device, whose work the host does not wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from minddp.events import Event, EventKind
+
+# The names of moments and spans in torch's logging data. Backward "begins" when forward has ended, as torch has it:
+# what lies between, such as the loss, is counted with it.
+MOMENTS = {
+    "forward_compute_time_start": EventKind.FORWARD_BEGIN,
+    "backward_compute_time_start": EventKind.FORWARD_END,
+    "backward_comm_time_start": EventKind.BUCKET_LAUNCHED,
+    "backward_compute_time_end": EventKind.GRADIENTS_COMPLETE,
+    "backward_comm_time_end": EventKind.BACKWARD_END,
+}
+TIMED = frozenset(MOMENTS.values())
+SPANS = {
+    "forward_compute_time": (EventKind.FORWARD_BEGIN, EventKind.FORWARD_END),
+    "backward_compute_time": (EventKind.FORWARD_END, EventKind.GRADIENTS_COMPLETE),
+    "backward_comm_time": (EventKind.BUCKET_LAUNCHED, EventKind.BACKWARD_END),
+    "backward_compute_comm_overlap_time": (EventKind.BUCKET_LAUNCHED, EventKind.GRADIENTS_COMPLETE),
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """`host_ns` is a reading of `time.perf_counter_ns`; `on_device` is `None` where the host does the computing."""
+
+    host_ns: int
+    on_device: torch.Event | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> Moment:
+        if device.type == "cpu":
+            return cls(time.perf_counter_ns(), None)
+        event = torch.Event(device, enable_timing=True)
+        event.record()
+        return cls(time.perf_counter_ns(), event)
+
+    def ns_until(self, later: Moment) -> int:
+        """Nanoseconds of computing time. Waits for the device to have come as far as `later`."""
+        if self.on_device is None or later.on_device is None:
+            return later.host_ns - self.host_ns
+        later.on_device.synchronize()
+        return int(self.on_device.elapsed_time(later.on_device) * 1e6)
+
+
+class SampledIteration:
+    """What a forward that trains, and its backward, looked like. Only the first event of a kind counts.
+
+    `param_ready_ns[p]` is when parameter p was ready, in nanoseconds after the end of forward.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._unix_ns = time.time_ns() - time.perf_counter_ns()  # added to a reading gives the time of day
+        self._moments: dict[EventKind, Moment] = {}
+        self.param_ready_ns: dict[int, int] = {}
+        self.num_buckets_reduced = 0
+
+    def observe(self, event: Event) -> None:
+        kind = event.kind
+        if kind is EventKind.PARAM_READY:
+            if not self.has_seen(EventKind.GRADIENTS_COMPLETE):  # else it only counts as ready: a recorded backward
+                begin = self._moments.get(EventKind.FORWARD_END)
+                now_ns = time.perf_counter_ns()
+                self.param_ready_ns.setdefault(event.subject, now_ns - (begin.host_ns if begin else now_ns))
+            return
+        if kind is EventKind.BUCKET_LAUNCHED:
+            self.num_buckets_reduced += 1
+        if kind in TIMED and kind not in self._moments:
+            self._moments[kind] = Moment.now(self._device)
+
+    def has_seen(self, kind: EventKind) -> bool:
+        return kind in self._moments
+
+    def unix_ns(self) -> dict[str, int]:
+        """The moments, in nanoseconds since 1970; 0 where something has not happened."""
+        return {
+            name: self._unix_ns + self._moments[kind].host_ns if kind in self._moments else 0
+            for name, kind in MOMENTS.items()
+        }
+
+    def spans_ns(self) -> dict[str, int]:
+        """The spans between two moments in this order: the first backward of a static graph overlaps nothing."""
+        return {
+            name: span
+            for name, (begin, end) in SPANS.items()
+            if begin in self._moments
+            and end in self._moments
+            and (span := self._moments[begin].ns_until(self._moments[end])) >= 0
+        }

@@ -1,0 +1,120 @@
+"""A notice board in the store: how ranks that may not reach each other yet tell each other what they know.
+
+Everything on it is JSON, under a topic and a rank. Nobody waits on it without a limit; a rank that posts nothing is
+noticed by the others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from minddp.doctor.patience import Abandoned, TimeUp, patiently
+
+_LOOK_EVERY_S = 0.05
+
+
+class StoreLost(RuntimeError):
+    """The store does not answer any more: who hosts it has ended."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank's part in something went: a `value` (JSON), or an `error`.
+
+    A rank that gave up because another one failed is `abandoned`, and its error says nothing new.
+    """
+
+    value: Any = None
+    error: str = ""
+    abandoned: bool = False
+
+
+class Board:
+    """One rank's view of the board."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int):
+        self._store = store
+        self.rank = rank
+        self.world_size = world_size
+
+    def claim(self) -> bool:
+        """Whether nobody else has claimed to be this rank before."""
+        return self._ask(lambda: self._store.add(f"claimed/{self.rank}", 1)) == 1
+
+    def post(self, topic: str, value: Any) -> None:
+        """Put `value` up for all to read."""
+        self._ask(lambda: self._store.set(f"{topic}/{self.rank}", json.dumps(value)))
+
+    def read(self, topic: str, rank: int) -> Any | None:
+        """What `rank` has posted; `None` if nothing yet."""
+        key = f"{topic}/{rank}"
+        return self._ask(lambda: json.loads(self._store.get(key)) if self._store.check([key]) else None)
+
+    def gather(
+        self, topic: str, timeout_s: float, waiting: Callable[[list[int], float], None] = lambda missing, waited: None
+    ) -> dict[int, Any]:
+        """What each rank has posted, of those that did within `timeout_s`.
+
+        `waiting` is called over and over with the ranks that are missing and the seconds waited so far.
+        """
+        began = time.monotonic()
+        told: dict[int, Any] = {}
+        while True:
+            for rank in sorted(set(range(self.world_size)) - told.keys()):
+                value = self.read(topic, rank)
+                if value is not None:
+                    told[rank] = value
+            missing = sorted(set(range(self.world_size)) - told.keys())
+            waited_s = time.monotonic() - began
+            if not missing or waited_s >= timeout_s:
+                return {rank: told[rank] for rank in sorted(told)}
+            waiting(missing, waited_s)
+            time.sleep(_LOOK_EVERY_S)
+
+    def together(self, topic: str, part: Callable[[], Any], timeout_s: float) -> dict[int, Outcome]:
+        """Have each rank do its `part`, and tell how it went everywhere: the same answer on every rank.
+
+        When one rank fails or is out of time, the others are told, and stop waiting for it.
+        """
+        try:
+            mine = Outcome(patiently(part, timeout_s, useless=lambda: self._has_failed(topic)))
+        except StoreLost:
+            raise
+        except Abandoned:
+            mine = Outcome(error="gave up, because another rank had failed", abandoned=True)
+        except TimeUp as error:
+            mine = self._fail(topic, str(error))
+        except Exception as error:
+            mine = self._fail(topic, f"{type(error).__name__}: {_first_line(error)}")
+        self.post(topic, asdict(mine))
+        told = self.gather(topic, timeout_s + 1)
+        silent = Outcome(error="has not said how it went; it may have ended")
+        return {rank: Outcome(**told[rank]) if rank in told else silent for rank in range(self.world_size)}
+
+    def _fail(self, topic: str, error: str) -> Outcome:
+        self._ask(lambda: self._store.set(f"{topic}/failed", "1"))
+        return Outcome(error=error)
+
+    def _has_failed(self, topic: str) -> bool:
+        return bool(self._ask(lambda: self._store.check([f"{topic}/failed"])))
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except RuntimeError as error:
+            raise StoreLost(_first_line(error)) from error
+
+
+def failed(outcomes: dict[int, Outcome]) -> bool:
+    return any(outcome.error for outcome in outcomes.values())
+
+
+def _first_line(error: BaseException) -> str:
+    """Without the C++ stack that torch appends."""
+    return str(error).partition("\nException raised from")[0].strip().partition("\n")[0]

@@ -1,0 +1,102 @@
+"""Who has said what about which all-reduce, and what follows from it. Decides; touches no memory and no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minddp.transport.shared_memory.messages import Addend
+
+SAME_CALLS = "All ranks must make the same calls in the same order."
+
+
+class Ledger:
+    """What rank `rank` knows. All-reduces are numbered from 0 in the order in which each rank launches them.
+
+    `num_done[r]`: rank r has done its chunks of so many all-reduces, the first ones. `left[r]`: rank r takes no further
+    part, and why, if not because it is done. `killed`: ranks that fell silent without a farewell.
+    """
+
+    def __init__(self, rank: int, world_size: int):
+        self.rank = rank
+        self.num_done = [0] * world_size
+        self.left: dict[int, str] = {}
+        self.killed: set[int] = set()
+        self._addends: dict[int, dict[int, Addend]] = {}  # by number of the all-reduce, then by rank
+
+    def note_addend(self, rank: int, addend: Addend) -> None:
+        self._addends.setdefault(addend.reduction, {})[rank] = addend
+
+    def next_to_add_up(self) -> list[Addend] | None:
+        """The addends, in rank order, of the first all-reduce that we have not done our part of; once all are in.
+
+        Raises:
+            RuntimeError: they do not match.
+        """
+        addends = self._addends.get(self.num_done[self.rank], {})
+        if len(addends) < len(self.num_done):
+            return None
+        in_order = [addends[rank] for rank in range(len(addends))]
+        _require_one_kind(in_order)
+        return in_order
+
+    def note_added_up(self) -> None:
+        """We have done our chunk of `next_to_add_up`."""
+        self._addends.pop(self.num_done[self.rank])
+        self.num_done[self.rank] += 1
+
+    def is_done(self, reduction: int) -> bool:
+        """By every rank: the sum may be used, and nobody else touches that memory any more."""
+        return min(self.num_done) > reduction
+
+    def missing(self, reduction: int) -> list[int]:
+        """The ranks that have not yet said all they will have to say about an all-reduce."""
+        return [rank for rank, count in enumerate(self.num_done) if count <= reduction and rank != self.rank]
+
+    def note_silence(self, rank: int) -> None:
+        """Nothing more will come from a rank."""
+        if rank not in self.left:
+            self.killed.add(rank)
+
+    def lost(self, reduction: int) -> str | None:
+        """Why an all-reduce can never be done, if so: in the words of who gave up first, so that all say the same."""
+        missing = self.missing(reduction)
+        killed = [rank for rank in missing if rank in self.killed]
+        if killed:
+            return (
+                f"{_ranks(killed, 'was', 'were')} killed before all-reduce {reduction} was done. Look for the "
+                f"cause there (a crash, no memory left, a signal), and start all ranks again."
+            )
+        left = [rank for rank in missing if rank in self.left]
+        if not left:
+            return None
+        leaving = f"{_ranks(left, 'has', 'have')} left before all-reduce {reduction} was done"
+        return next(
+            (self.left[rank] for rank in left if self.left[rank]),
+            f"{leaving}: the process has ended, or its wrapper was dropped. {SAME_CALLS}",
+        )
+
+    def overdue(self, reduction: int, timeout_s: float) -> str:
+        """Whom an all-reduce has waited for when its time was up."""
+        begun = self._addends.get(reduction, {})
+        not_begun = [rank for rank in self.missing(reduction) if rank not in begun]
+        culprits = (
+            f"{_ranks(not_begun, 'has', 'have')} not begun it."
+            if not_begun
+            else f"{_ranks(self.missing(reduction), 'has', 'have')} begun it and not finished."
+        )
+        return f"All-reduce {reduction} was not done within {timeout_s:g} s: {culprits} {SAME_CALLS}"
+
+
+def _require_one_kind(addends: Sequence[Addend]) -> None:
+    ours = addends[0]
+    for rank, theirs in enumerate(addends):
+        if (theirs.numel, theirs.dtype) != (ours.numel, ours.dtype):
+            raise RuntimeError(
+                f"in all-reduce {ours.reduction} rank 0 has {ours}, but rank {rank} has {theirs}. {SAME_CALLS}"
+            )
+
+
+def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]} {one}"
+    return f"Ranks {', '.join(map(str, ranks))} {several}"

@@ -1,0 +1,165 @@
+"""The transport: memory for the buckets, all-reduces in it, and everything else left to the process group."""
+
+from __future__ import annotations
+
+import datetime
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from minddp.transport.base import Work
+from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.shared_memory import segments
+from minddp.transport.shared_memory.messages import DTYPES, SegmentDropped, SegmentMade
+from minddp.transport.shared_memory.rendezvous import CannotConnect, Peer, connect
+from minddp.transport.shared_memory.segments import Segment
+from minddp.transport.shared_memory.worker import Reduction, Worker
+
+CONNECT_TIMEOUT_S = 30.0
+
+
+def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedMemoryTransport:
+    """The transport between the ranks of `group`, for tensors on `device`. Collective.
+
+    Raises:
+        CannotConnect: they cannot share memory. On every rank, for the same reason.
+    """
+    if device.type != "cpu":
+        raise CannotConnect(f"the tensors are on {device}, not in the memory of the host")
+    if group.world_size == 1:
+        raise CannotConnect("there is only one rank")
+    backend = _host_backend(group.group)
+    if backend is None or backend.name() != "gloo":
+        raise CannotConnect(
+            "the group's tensors on the CPU do not travel by gloo, whose order of addition it keeps"
+        )
+    return SharedMemoryTransport(group, connect(group, CONNECT_TIMEOUT_S), backend.options._timeout.total_seconds())
+
+
+class SharedMemoryTransport:
+    """All-reduces where the tensors lie, if `allocate` has made them; others are copied in and out."""
+
+    def __init__(self, group: ProcessGroupTransport, peers: Mapping[int, Peer], timeout_s: float):
+        self._group = group
+        self._worker = Worker(group.rank, peers, timeout_s)
+        self._segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # by address
+        self._num_made = 0
+        self._dropped: deque[int] = deque()  # numbers of segments that nobody here refers to any more
+        self._idle: list[Segment] = []  # for tensors that lie elsewhere
+        weakref.finalize(self, self._worker.close)
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._group.world_size
+
+    @property
+    def store(self) -> dist.Store | None:
+        return self._group.store
+
+    @property
+    def waits_again(self) -> bool:
+        return True
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._group.broadcast(tensor, source)
+
+    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self._group.all_gather(tensor)
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type != "cpu" or numel == 0:
+            return self._group.allocate(numel, dtype, device)
+        return segments.tensor_over(self._make_segment(numel * dtype.itemsize), dtype, numel)
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        if not _can_be_shared(tensor):
+            return self._group.all_reduce(tensor)
+        while self._dropped:
+            self._worker.forget(SegmentDropped(self._dropped.popleft()))
+        address = tensor.untyped_storage().data_ptr()
+        segment = self._segments.get(address)
+        if segment is None or not tensor.is_contiguous():
+            return self._all_reduce_a_copy(tensor.detach())
+        return self._worker.launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
+
+    def _all_reduce_a_copy(self, tensor: torch.Tensor) -> Work:
+        segment = self._idle_segment(tensor.nbytes)
+        flat = segments.tensor_over(segment, tensor.dtype, tensor.numel())
+        flat.view(tensor.shape).copy_(tensor)
+        return CopiedReduction(self._worker.launch(flat, segment, 0), tensor, segment, self._idle)
+
+    # ------------------------------------------------------------------ memory
+
+    def _make_segment(self, nbytes: int) -> Segment:
+        """A new one, known to all peers. See [Note: memory without a name].
+
+        Raises:
+            RuntimeError: there is no room for it.
+        """
+        made = SegmentMade(self._num_made, nbytes)
+        self._num_made += 1
+        try:
+            descriptor = segments.create(nbytes)
+            self._worker.introduce(descriptor, made)
+            segment = segments.attach(descriptor, nbytes, made.number)
+        except OSError as error:
+            raise RuntimeError(
+                f"Rank {self.rank} found no room for {nbytes:,} bytes of shared memory ({error}). Free some, or "
+                f'pass transport="process_group".'
+            ) from error
+        self._segments[segment.address] = segment
+        weakref.finalize(segment, self._dropped.append, made.number).atexit = False
+        return segment
+
+    def _idle_segment(self, nbytes: int) -> Segment:
+        """The smallest that is large enough, or a new one instead of one that was too small."""
+        large_enough = [segment for segment in self._idle if len(segment) >= nbytes]
+        if large_enough:
+            smallest = min(large_enough, key=len)
+            self._idle.remove(smallest)
+            return smallest
+        if self._idle:
+            self._idle.pop()
+        return self._make_segment(nbytes)
+
+
+class CopiedReduction:
+    """The all-reduce of a tensor that lies outside shared memory, by way of an otherwise idle segment."""
+
+    def __init__(self, reduction: Reduction, tensor: torch.Tensor, segment: Segment, idle: list[Segment]):
+        self._reduction = reduction
+        self._tensor = tensor
+        self._segment = segment
+        self._idle = idle
+        self._is_copied_back = False
+
+    def is_completed(self) -> bool:
+        return self._reduction.is_completed()
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        self._reduction.wait(timeout)
+        if not self._is_copied_back:
+            self._is_copied_back = True
+            self._tensor.copy_(self._reduction.tensor.view(self._tensor.shape))
+            self._idle.append(self._segment)
+
+
+def _can_be_shared(tensor: torch.Tensor) -> bool:
+    """The same on every rank, since it depends only on what must agree in any collective."""
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return is_plain and tensor.dtype in DTYPES and tensor.numel() > 0
+
+
+def _host_backend(group: dist.ProcessGroup) -> torch._C._distributed_c10d.Backend | None:
+    """What carries the group's tensors on the CPU, if anything does."""
+    try:
+        return group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None

@@ -1,0 +1,294 @@
+"""The thread that adds up: one in each rank, for as long as its transport lives.
+
+[Note: telling and waiting]
+Backward has to go on while buckets travel, so a thread of its own does a rank's share of the adding; torch lets go
+of Python's lock meanwhile. All that the ranks have to tell each other are two things:
+
+    Addend       "in":   my gradients of all-reduce n lie there; I do not touch them until it is done
+    ChunksDone   "done": I have written my chunks of the first n all-reduces, into everybody's memory
+
+The thread sleeps in `poll`, on a socket from each peer and one from the main thread of its own rank, which tells
+it about addends in the same words. So nobody spins, and waiting takes no time from the cores that compute. Messages
+also keep memory in order: what was written before one was sent can be read once it has arrived, since the kernel
+takes a lock to hand it over.
+
+Nobody waits for ever for somebody who is gone. When a process ends, by whatever signal, the kernel closes its
+sockets, and that wakes all peers; should a child that it has forked keep them open, the descriptor of the process
+tells. Who is not gone but late is given the group's time limit.
+
+The thread itself never waits for a socket to have room, so no two can wait for each other: `ChunksDone` counts from
+the beginning, and one that could not be sent is made up for by the next. The main thread may wait for room, since
+the threads at the other ends always read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from minddp.transport.shared_memory import messages, segments
+from minddp.transport.shared_memory.ledger import Ledger
+from minddp.transport.shared_memory.messages import (
+    DTYPES,
+    Addend,
+    ChunksDone,
+    Farewell,
+    Message,
+    SegmentDropped,
+    SegmentMade,
+)
+from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk
+from minddp.transport.shared_memory.rendezvous import Peer
+from minddp.transport.shared_memory.segments import Segment
+
+GRACE_S = 10.0  # for the thread to notice that a time limit has passed, or that it is to end
+
+
+class Reduction:
+    """One all-reduce on this rank. `tensor` is this rank's addend, flat, and in the end the sum."""
+
+    def __init__(self, number: int, tensor: torch.Tensor, deadline: float):
+        self.number = number
+        self.tensor = tensor
+        self.deadline = deadline
+        self._error: str | None = None
+        self._landed = threading.Event()
+
+    def land(self, error: str | None = None) -> None:
+        self._error = error
+        self._landed.set()
+
+    def is_completed(self) -> bool:
+        return self._landed.is_set()
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        """Return once the sum is there. One that has timed out goes on, and can be waited for again.
+
+        Raises:
+            RuntimeError: a peer is gone, or has made another call, or a time limit has passed.
+        """
+        limit_s = max(self.deadline - time.monotonic(), 0) + GRACE_S
+        if timeout is not None:
+            limit_s = min(limit_s, timeout.total_seconds())
+        if not self._landed.wait(limit_s):
+            raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for all-reduce {self.number}.")
+        if self._error is not None:
+            raise RuntimeError(self._error)
+
+
+class Worker:
+    """The thread, and how other threads talk to it: `introduce`, `launch`, `close`."""
+
+    def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
+        self._process = os.getpid()
+        self._rank = rank
+        self._peers = peers
+        self._timeout_s = timeout_s
+        self._to_thread, self._from_main = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._peer_sockets = [peer.socket for peer in peers.values()]
+        self._under_way: deque[Reduction] = deque()  # in order; the main thread adds, the other removes
+        self._num_launched = 0
+        self._ledger = Ledger(rank, len(peers) + 1)
+        self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
+        self._num_told = dict.fromkeys(peers, 0)  # of our chunks, how many each peer knows to be done
+        self._is_closed = False
+        self._failure: str | None = None
+        self._poll = select.poll()
+        self._on_event: dict[int, Callable[[], object]] = {}
+        self._listen()
+        self._thread = threading.Thread(target=self._run, name="minddp shared memory", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ called by other threads
+
+    def introduce(self, descriptor: int, made: SegmentMade) -> None:
+        """Give a new segment to all peers."""
+        self._send(self._peer_sockets, made, [descriptor])
+
+    def forget(self, dropped: SegmentDropped) -> None:
+        """Tell all peers that a segment will not be used any more."""
+        self._send(self._peer_sockets, dropped)
+
+    def launch(self, tensor: torch.Tensor, segment: Segment, offset_bytes: int) -> Reduction:
+        """Begin to all-reduce `tensor`, which is flat and lies in `segment`."""
+        reduction = Reduction(self._num_launched, tensor, time.monotonic() + self._timeout_s)
+        dtype = DTYPES.index(tensor.dtype)
+        addend = Addend(reduction.number, segment.number, offset_bytes, tensor.numel(), dtype)
+        self._num_launched += 1
+        self._under_way.append(reduction)
+        self._send([*self._peer_sockets, self._to_thread], addend)
+        return reduction
+
+    def close(self) -> None:
+        """End the thread; what is still under way fails."""
+        if os.getpid() != self._process:
+            return  # in a forked child the sockets are copies, and there is no thread
+        with suppress(OSError):  # it has been closed before
+            self._to_thread.shutdown(socket.SHUT_RDWR)  # closing is not heard while a forked child has a copy
+        if self._thread is not threading.current_thread():  # garbage is collected in any thread
+            self._thread.join(GRACE_S)
+
+    def _send(self, listeners: Sequence[socket.socket], message: Message, descriptors: Sequence[int] = ()) -> None:
+        encoded = messages.encode(message)
+        for listener in listeners:
+            if not messages.send(listener, encoded, descriptors, timeout_s=self._timeout_s):
+                raise RuntimeError(
+                    f"A rank has not taken in its messages for {self._timeout_s:g} s. Its process may be stopped; "
+                    f"let it go on, or start all ranks again."
+                )
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                try:
+                    self._hear()
+                    if self._failure is None:
+                        self._add_up()
+                        self._land()
+                    else:
+                        self._fail(self._failure)  # what has been launched since
+                except Exception as error:
+                    self._fail(f"Rank {self._rank} cannot go on with its all-reduces: {error}")
+        finally:
+            self._fail("The wrapper was dropped while this all-reduce was under way.", farewell="")
+            self._close()
+
+    def _add_up(self) -> None:
+        """Do our chunk of every all-reduce whose addends are all there. See [Note: all-reduce in shared memory]."""
+        while (addends := self._ledger.next_to_add_up()) is not None:
+            start, stop = chunk_bounds(
+                self._rank, len(addends), addends[0].numel, DTYPES[addends[0].dtype].itemsize
+            )
+            if start < stop:
+                chunks = [self._chunk(rank, addend, start, stop) for rank, addend in enumerate(addends)]
+                reduce_chunk(chunks, owner=self._rank)
+            self._ledger.note_added_up()
+            self._tell_peers()
+
+    def _chunk(self, rank: int, addend: Addend, start: int, stop: int) -> torch.Tensor:
+        if rank == self._rank:
+            return self._under_way[addend.reduction - self._under_way[0].number].tensor[start:stop]
+        dtype = DTYPES[addend.dtype]
+        segment = self._segments[rank, addend.segment]
+        return segments.tensor_over(segment, dtype, stop - start, addend.offset_bytes + start * dtype.itemsize)
+
+    def _land(self) -> None:
+        """Let go of who waits for what is done, or will never be."""
+        while self._under_way and self._ledger.is_done(self._under_way[0].number):
+            self._under_way.popleft().land()
+        if not self._under_way:
+            return
+        first = self._under_way[0]
+        failure = self._ledger.lost(first.number)
+        if failure is None and time.monotonic() >= first.deadline:
+            failure = self._ledger.overdue(first.number, self._timeout_s)
+        if failure is not None:
+            self._fail(failure)
+
+    def _fail(self, error: str, farewell: str | None = None) -> None:
+        """What is under way fails, and all that follows. The first time, the peers are told why."""
+        if self._failure is None:
+            self._failure = error
+            self._take_leave(error if farewell is None else farewell)
+        while self._under_way:
+            self._under_way.popleft().land(self._failure)
+
+    # ------------------------------------------------------------------ hearing and telling
+
+    def _hear(self) -> None:
+        """Sleep until somebody says something, or a time limit passes."""
+        time_left_ms = None
+        if self._under_way:
+            time_left_ms = max(0, math.ceil((self._under_way[0].deadline - time.monotonic()) * 1000))
+        for descriptor, _ in self._poll.poll(time_left_ms):
+            on_event = self._on_event.get(descriptor)
+            if on_event is not None:  # it may have been lost a moment ago, by its other descriptor
+                on_event()
+
+    def _listen(self) -> None:
+        self._on_event[self._from_main.fileno()] = partial(self._receive, self._rank, self._from_main)
+        for rank, peer in self._peers.items():
+            self._on_event[peer.socket.fileno()] = partial(self._receive, rank, peer.socket)
+            if peer.process is not None:
+                self._on_event[peer.process] = partial(self._on_process_end, rank)
+        for descriptor in self._on_event:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def _stop_listening_to(self, rank: int) -> None:
+        for descriptor in (self._peers[rank].socket.fileno(), self._peers[rank].process):
+            if descriptor in self._on_event:
+                del self._on_event[descriptor]
+                self._poll.unregister(descriptor)
+
+    def _receive(self, rank: int, connection: socket.socket) -> bool:
+        """Take in one message; whether there was one."""
+        try:
+            message, descriptors = messages.receive(connection)
+        except BlockingIOError:
+            self._tell_peers()  # what has happened is that there is room again
+            return False
+        match message:
+            case Addend():
+                self._ledger.note_addend(rank, message)
+            case ChunksDone():
+                self._ledger.num_done[rank] = message.total
+            case SegmentMade():
+                self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes)
+            case SegmentDropped():
+                del self._segments[rank, message.number]
+            case Farewell():
+                self._ledger.left[rank] = message.reason
+            case None if rank == self._rank:
+                self._is_closed = True
+            case None:
+                self._lose(rank)
+        return message is not None
+
+    def _on_process_end(self, rank: int) -> None:
+        """Take in what it has said before, then count it as gone."""
+        while self._receive(rank, self._peers[rank].socket):
+            pass
+        self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        self._ledger.note_silence(rank)
+        self._stop_listening_to(rank)
+
+    def _tell_peers(self) -> None:
+        """How many of our chunks are done, to all who do not know yet."""
+        ours = ChunksDone(self._ledger.num_done[self._rank])
+        for rank, peer in self._peers.items():
+            if self._num_told[rank] == ours.total or peer.socket.fileno() not in self._on_event:
+                continue
+            if messages.send(peer.socket, messages.encode(ours)):
+                self._num_told[rank] = ours.total
+            has_told = self._num_told[rank] == ours.total
+            self._poll.modify(peer.socket, select.POLLIN if has_told else select.POLLIN | select.POLLOUT)
+
+    def _take_leave(self, reason: str) -> None:
+        """Say farewell, and listen to nobody but our own rank any more."""
+        farewell = messages.encode(Farewell(reason))
+        for rank, peer in self._peers.items():
+            messages.send(peer.socket, farewell)
+            self._stop_listening_to(rank)
+
+    def _close(self) -> None:
+        self._from_main.close()
+        self._to_thread.close()
+        for peer in self._peers.values():
+            peer.close()
+        self._segments.clear()
+        self._on_event.clear()

@@ -1,0 +1,42 @@
+"""One recording, read: its steps, the cost model, the plans it is compared with. What all pictures are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from minddp.xray.plans import Alternative, alternatives
+from minddp.xray.predict import CostModel, fit, transfers
+from minddp.xray.recording import Recording
+from minddp.xray.timeline import Step, steps_of, typical
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Computed when asked for, once.
+
+    Raises:
+        ValueError: `typical` and what builds on it, if no step was recorded.
+    """
+
+    recording: Recording
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        return steps_of(self.recording)
+
+    @cached_property
+    def typical(self) -> Step:
+        """The step that stands for all: by its median length."""
+        return typical(self.steps)
+
+    @cached_property
+    def cost(self) -> CostModel | None:
+        """Fitted to all messages of the recording; None if none was seen to complete."""
+        return fit(transfers([step for step in self.steps if step.complete]))
+
+    @cached_property
+    def plans(self) -> list[Alternative]:
+        """The typical step under other plans, the recorded one first; empty where that makes no sense."""
+        can_plan = self.cost is not None and self.typical.complete and self.recording.has_plan
+        return alternatives(self.typical, self.cost) if can_plan and self.cost else []

@@ -1,0 +1,120 @@
+"""Bringing the ranks' recordings together, on the first rank that recorded.
+
+[Note: who records]
+Any set of ranks may record, and nobody tells a rank which. A collective would hang as soon as one of them does not
+take part, so the ranks agree through the store, where nobody waits for anybody. Each puts down its name when it
+begins. A synchronised step that one rank has recorded to its end was begun by all others too, so by then every
+rank that records it has put down its name; the first rank to stop writes the list of names, and that list holds
+for all. Only they open a group of their own (gloo, whatever the gradients travel by), every wait in it has a limit,
+and if that passes each rank is left with its own recording and a note that says so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from minddp.xray.clocks import answer, ask
+from minddp.xray.recording import ClockOffset, RankRecording
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What has come together here; `is_first` on the rank that has it all."""
+
+    ranks: tuple[RankRecording, ...]
+    notes: tuple[str, ...]
+    is_first: bool
+
+
+class Peers:
+    """The ranks that record, as one of them sees them. See [Note: who records]."""
+
+    def __init__(self, store: dist.Store | None, topic: str, rank: int, world_size: int, limit_s: float):
+        self._rank, self._world_size, self._limit_s = rank, world_size, limit_s
+        self._store: dist.Store | None = None
+        if store is not None:
+            times = store.add(f"{topic}/{rank}", 1)  # a rank may begin several times before the same step
+            self._store = dist.PrefixStore(f"{topic}/{times}", store)
+            self._store.set(f"records/{rank}", "yes")
+
+    def gather(self, ours: RankRecording) -> Gathered:
+        """All recordings on the first rank, with the offsets of their clocks; elsewhere our own."""
+        members = self._agree()
+        if len(members) == 1:
+            return Gathered((ours,), self._notes([self._rank]), is_first=True)
+        try:
+            group = self._open_group(members)
+            if members[0] != self._rank:
+                offset = ask(group, 0)
+                _send(group, replace(ours, clock=offset))
+                return Gathered((ours,), (), is_first=False)
+            others = []
+            for peer in range(1, len(members)):
+                answer(group, peer)
+                others.append(_receive(group, peer))
+        except RuntimeError as error:
+            note = (
+                f"Ranks {_listed(members)} recorded, but could not meet within {self._limit_s:g} s, so this is rank "
+                f"{self._rank} alone ({str(error).splitlines()[0]})."
+            )
+            return Gathered((ours,), (note,), is_first=True)
+        first = replace(ours, clock=ClockOffset(0, 0))
+        others = [replace(o, clock=ClockOffset(0, 0)) if _one_clock(o, ours) else o for o in others]
+        return Gathered((first, *others), self._notes(members), is_first=True)
+
+    def leave(self) -> None:
+        """Not take part any more, since this rank has failed: if it is the first to stop, nobody will wait."""
+        self._agree(without_us=True)
+
+    def _agree(self, *, without_us: bool = False) -> list[int]:
+        """The ranks that will meet, in order; our own alone if we are not among them."""
+        if self._store is None:
+            return [self._rank]
+        here = [r for r in range(self._world_size) if self._store.check([f"records/{r}"])]
+        proposal = ",".join(str(rank) for rank in here if not (without_us and rank == self._rank))
+        decided = self._store.compare_set("members", "", proposal or "nobody").decode()
+        members = [int(rank) for rank in decided.split(",")] if decided != "nobody" else []
+        return members if self._rank in members else [self._rank]
+
+    def _open_group(self, members: Sequence[int]) -> dist.ProcessGroup:
+        assert self._store is not None
+        limit = datetime.timedelta(seconds=self._limit_s)
+        store = dist.PrefixStore("group", self._store)
+        return dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
+
+    def _notes(self, members: Sequence[int]) -> tuple[str, ...]:
+        silent = [rank for rank in range(self._world_size) if rank not in members]
+        if not silent:
+            return ()
+        return (
+            f"Rank{'s' * (len(silent) > 1)} {_listed(silent)} did not record here: when they launched their buckets is "
+            f"not known, so waiting for them looks like slow communication.",
+        )
+
+
+def _one_clock(one: RankRecording, other: RankRecording) -> bool:
+    return one.clock_identity == other.clock_identity
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)
+
+
+def _send(group: dist.ProcessGroup, recording: RankRecording) -> None:
+    data = torch.frombuffer(bytearray(pickle.dumps(recording)), dtype=torch.uint8)
+    group.send([torch.tensor([data.numel()])], 0, 1).wait()
+    group.send([data], 0, 2).wait()
+
+
+def _receive(group: dist.ProcessGroup, peer: int) -> RankRecording:
+    size = torch.zeros(1, dtype=torch.int64)
+    group.recv([size], peer, 1).wait()
+    data = torch.empty(int(size), dtype=torch.uint8)
+    group.recv([data], peer, 2).wait()
+    return pickle.loads(data.numpy().tobytes())

@@ -1,0 +1,20 @@
+"""PyTorch's own tests of DistributedDataParallel, run with any class in its place.
+
+PyTorch ships most of its DDP tests in the wheel, as `torch.testing._internal.distributed`. Nothing of them is
+copied here: the class under test is put in DDP's place, then they are imported, and each test runs in processes of
+its own with a time limit. `python -m tests.conformance --help` says how.
+
+| which file answers ... | |
+|---|---|
+| which suites are there, which tests are run? | `selection.py`, with `core.txt` |
+| how does a class get into DDP's place? | `swap.py` |
+| how does a test written for GPUs run on the CPU? | `cpu_rewrite.py`, `cpu_stand_ins.py` |
+| where do test classes come from? | `wheel_ddp.py`, `wheel_rpc.py`; `upstream.py` for a checkout of PyTorch |
+| which tests of a file are about DDP? | `discovery.py` |
+| how is one test run, and within which time? | `stage.py` forks it, `solo.py` is what the fork does |
+| who runs them all? | `runner.py` |
+| what became of a test, in one line? | `verdict.py` |
+| what is written? | `report.py` |
+| what can no Python class offer? | `exempt.txt`, with reasons |
+| do failures get noticed? | `subjects.py`: a class that changes nothing, and one that never synchronises |
+"""

@@ -1,0 +1,105 @@
+"""Run tests of several suites at once, each suite on its stage, and tell of every verdict as it comes."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.synchronize import Semaphore
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.selection import Suite, TestId, by_suite
+from tests.conformance.stage import Programme, serve
+from tests.conformance.verdict import Status, Verdict
+
+# Spawned, not forked: whoever calls may have threads. What a stage forks, it forks from a single thread.
+_CONTEXT = mp.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which tests are run.
+
+    Attributes:
+        jobs: tests (or imports of suites) at once. A test starts two to four ranks, which mostly wait.
+        limit_s: a test still running after so long is killed.
+        world_size: ranks of those tests that leave it open.
+    """
+
+    jobs: int = os.cpu_count() or 1
+    limit_s: float = 90.0
+    world_size: int = 2
+
+
+def run(
+    tests: Sequence[TestId],
+    suites: Sequence[Suite],
+    subject: str,
+    conditions: Conditions,
+    *,
+    logs: Path | None = None,
+    on_verdict: Callable[[Verdict], None] = lambda _: None,
+) -> list[Verdict]:
+    """Run `tests` with the class `subject` in DDP's place; verdicts in the order of `tests`.
+
+    `logs` is emptied; the output of tests that fail is kept there.
+    """
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+        for stale in logs.glob("*.txt"):
+            stale.unlink()
+    verdicts: dict[TestId, Verdict] = {}
+    programmes = [
+        Programme(suite, subject, tuple(some), conditions.limit_s, conditions.world_size, logs)
+        for suite, some in by_suite(tests, suites).items()
+    ]
+    for verdict in _answers(programmes, conditions.jobs):
+        verdicts[verdict.test] = verdict
+        on_verdict(verdict)
+    return [verdicts.get(test) or _unheard_of(test) for test in tests]
+
+
+def discover(suites: Sequence[Suite], subject: str, conditions: Conditions) -> tuple[list[TestId], list[str]]:
+    """The tests about DDP in all suites, and the errors of those suites that cannot be imported."""
+    programmes = [Programme(suite, subject, None, conditions.limit_s, conditions.world_size) for suite in suites]
+    answers = list(_answers(programmes, conditions.jobs))
+    found = [test for answer in answers if isinstance(answer, list) for test in answer]
+    return sorted(found), [answer for answer in answers if isinstance(answer, str)]
+
+
+def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
+    """Whatever the stages send. A few exist at a time: while some run tests, the next one is importing."""
+    slots: Semaphore = _CONTEXT.Semaphore(jobs)
+    waiting = deque(programmes)
+    stages: dict[Connection, Any] = {}
+    try:
+        while waiting or stages:
+            while waiting and len(stages) <= jobs:
+                pipe, process = _start_stage(waiting.popleft(), slots)
+                stages[pipe] = process
+            for pipe in wait(list(stages)):
+                try:
+                    yield pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    stages.pop(pipe).join()  # type: ignore[arg-type]
+    finally:
+        for process in stages.values():
+            process.terminate()
+        for process in stages.values():
+            process.join(10)
+
+
+def _start_stage(programme: Programme, slots: Semaphore) -> tuple[Connection, Any]:
+    ours, theirs = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=serve, args=(programme, slots, theirs))
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _unheard_of(test: TestId) -> Verdict:
+    return Verdict(test, Status.FAIL, 0.0, "its stage died")

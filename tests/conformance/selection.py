@@ -1,0 +1,97 @@
+"""Which tests: suites, test ids, the lists kept beside this file, and choosing among them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CORE = HERE / "core.txt"
+SAMPLE = HERE / "sample.txt"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A module of unittest classes that is imported once, after which each of its tests runs in a fork.
+
+    Attributes:
+        name: the first part of its tests' ids; ends in "@cpu" where `on_cpu` holds.
+        module: the name under which it is imported.
+        sources: the modules in which its tests are written; not `module`, where that only gathers them.
+        on_cpu: `sources` are rewritten at import so that tests of GPUs run on the CPU; see `cpu_rewrite`.
+        folders: where to import from, if from elsewhere than usual.
+    """
+
+    name: str
+    module: str
+    sources: tuple[str, ...]
+    on_cpu: bool = False
+    folders: tuple[str, ...] = ()
+
+
+def both_ways(
+    name: str, module: str, sources: tuple[str, ...], folders: tuple[str, ...] = ()
+) -> tuple[Suite, Suite]:
+    """The suite as it is, and the same on the CPU."""
+    return (
+        Suite(name, module, sources, folders=folders),
+        Suite(f"{name}@cpu", module, sources, on_cpu=True, folders=folders),
+    )
+
+
+_INSIDE_TORCH = "torch.testing._internal.distributed"
+WHEEL = (
+    *both_ways("ddp", "tests.conformance.wheel_ddp", (f"{_INSIDE_TORCH}.distributed_test",)),
+    *both_ways("rpc", "tests.conformance.wheel_rpc", (f"{_INSIDE_TORCH}.ddp_under_dist_autograd_test",)),
+)
+
+
+@dataclass(frozen=True, order=True)
+class TestId:
+    """`suite::Class.method`."""
+
+    __test__ = False  # pytest: not a test class
+    suite: str
+    case: str
+
+    @classmethod
+    def parse(cls, text: str) -> TestId:
+        suite, separator, case = text.partition("::")
+        if not (suite and separator and case.count(".") == 1):
+            raise ValueError(f"A test id reads suite::Class.method, but this one is {text!r}.")
+        return cls(suite, case)
+
+    @property
+    def method(self) -> str:
+        return self.case.rpartition(".")[2]
+
+    def __str__(self) -> str:
+        return f"{self.suite}::{self.case}"
+
+
+def read_list(path: Path) -> list[TestId]:
+    """One id a line; lines that are empty or begin with # say nothing."""
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return [TestId.parse(line) for line in lines if line and not line.startswith("#")]
+
+
+def matching(tests: Iterable[TestId], pattern: str | None) -> list[TestId]:
+    """Those whose id contains a match of the regular expression `pattern`; all if it is None."""
+    return [test for test in tests if pattern is None or re.search(pattern, str(test))]
+
+
+def by_suite(tests: Iterable[TestId], suites: Iterable[Suite]) -> dict[Suite, list[TestId]]:
+    """The tests of each suite that has any.
+
+    Raises:
+        ValueError: an id names a suite that is not among `suites`.
+    """
+    known = {suite.name: suite for suite in suites}
+    grouped: dict[Suite, list[TestId]] = {}
+    for test in tests:
+        if test.suite not in known:
+            raise ValueError(f"{test} is of no known suite; there are: {', '.join(known)}.")
+        grouped.setdefault(known[test.suite], []).append(test)
+    return grouped

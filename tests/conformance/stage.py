@@ -1,0 +1,207 @@
+"""A stage: a process that imports one suite once, and forks itself for each test.
+
+Importing torch's test modules takes several seconds, a fork takes hundredths of one. The ranks of a test are forked
+as well, instead of being started anew and importing everything again; PyTorch's tests ran that way once, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Semaphore
+from pathlib import Path
+from types import ModuleType
+
+from tests.conformance import cpu_rewrite, discovery, solo, swap
+from tests.conformance.selection import Suite, TestId
+from tests.conformance.verdict import Status, Verdict, judge
+
+_POLL_S = 0.02
+_NAME_CHARACTERS = 200  # file systems allow 255 bytes
+
+
+@dataclass(frozen=True)
+class Programme:
+    """What a stage has to do.
+
+    Attributes:
+        suite: where the tests are.
+        subject: the class under test, `package.module:Class`, or `swap.NATIVE`.
+        tests: to run; None: only say which there are.
+        limit_s: a test still running after so long is killed.
+        world_size: ranks of those tests that take it from the environment.
+        logs: where to keep the logs of tests that fail, if anywhere.
+    """
+
+    suite: Suite
+    subject: str
+    tests: tuple[TestId, ...] | None
+    limit_s: float
+    world_size: int
+    logs: Path | None = None
+
+
+def serve(programme: Programme, slots: Semaphore, results: Connection) -> None:
+    """Body of a stage's process: send a `Verdict` for each test, or a list of `TestId` if there are none to run.
+
+    Importing takes one of the `slots`, and so does each running test; stages share them.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory(prefix="conformance-") as scratch, results:
+        try:
+            with slots:
+                module = _set(programme, Path(scratch))
+        except Exception:
+            _give_up(programme, results)
+            return
+        if programme.tests is None:
+            results.send(discovery.tests_of_ddp(module, programme.suite))
+        else:
+            _run_all(programme, module, slots, results, Path(scratch))
+
+
+def _set(programme: Programme, scratch: Path) -> ModuleType:
+    """Everything that the tests have in common: environment, torch, the class under test, their module."""
+    suite = programme.suite
+    _set_environment(programme, scratch)
+    _silence(scratch)
+    sys.path[:0] = suite.folders
+    if suite.on_cpu:
+        cpu_rewrite.rewrite_when_imported(suite.sources)
+    swap.put_in_place(programme.subject, on_cpu=suite.on_cpu)
+    if suite.on_cpu:
+        _stand_in_for_gpus()
+    _let_ranks_be_forked()
+    module = importlib.import_module(suite.module)
+    gc.collect()
+    gc.freeze()  # forks then share these pages for good
+    return module
+
+
+def _set_environment(programme: Programme, scratch: Path) -> None:
+    os.environ.update(
+        BACKEND="gloo",
+        WORLD_SIZE=str(programme.world_size),
+        TEMP_DIR=str(scratch),
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
+        TORCHINDUCTOR_COMPILE_THREADS="1",
+        # PyTorch's own limit comes first: it knows which rank hangs, and where.
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(max(10, int(programme.limit_s) - 10)),
+    )
+    sys.argv = sys.argv[:1]
+
+
+def _silence(scratch: Path) -> None:
+    """What libraries print while they are imported is of no interest."""
+    log = os.open(scratch / "import.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _stand_in_for_gpus() -> None:
+    from tests.conformance import cpu_stand_ins
+
+    cpu_stand_ins.stand_in_for_streams()
+    cpu_stand_ins.one_device_per_rank()
+
+
+def _let_ranks_be_forked() -> None:
+    """PyTorch's multi-process tests would spawn theirs."""
+    import torch.multiprocessing
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    def fork(self: MultiProcessTestCase) -> None:
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    MultiProcessTestCase._spawn_processes = fork
+
+
+def _give_up(programme: Programme, results: Connection) -> None:
+    """The suite cannot be imported: so fails each of its tests."""
+    text = traceback.format_exc()
+    if programme.tests is None:
+        results.send(text)
+    for test in programme.tests or ():
+        results.send(Verdict(test, Status.FAIL, 0.0, f"import: {text.strip().splitlines()[-1]}", text))
+
+
+# ------------------------------------------------------------------ running
+
+
+@dataclass
+class _Running:
+    """A test under way, in the process `pid`, which leads a session."""
+
+    test: TestId
+    pid: int
+    folder: Path
+    began_s: float
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began_s
+
+    def is_over(self, limit_s: float) -> bool:
+        """Whether it ended by itself, or has to end now."""
+        ended, _ = os.waitpid(self.pid, os.WNOHANG)
+        if not ended and self.seconds() < limit_s:
+            return False
+        _kill_session(self.pid)
+        if not ended:
+            os.waitpid(self.pid, 0)
+        return True
+
+
+def _kill_session(pid: int) -> None:
+    """A test and the ranks it may have left behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _run_all(
+    programme: Programme, module: ModuleType, slots: Semaphore, results: Connection, scratch: Path
+) -> None:
+    """As many tests at once as there are slots to be had."""
+    waiting, running = deque(programme.tests or ()), list[_Running]()
+    try:
+        while waiting or running:
+            if waiting and slots.acquire(block=not running, timeout=None if not running else 0):
+                running.append(_start(waiting.popleft(), module, scratch))
+            for one in [one for one in running if one.is_over(programme.limit_s)]:
+                running.remove(one)
+                slots.release()
+                results.send(_verdict_on(one, programme))
+            time.sleep(_POLL_S)
+    finally:
+        for one in running:
+            _kill_session(one.pid)
+
+
+def _start(test: TestId, module: ModuleType, scratch: Path) -> _Running:
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    pid = os.fork()
+    if pid == 0:
+        solo.perform(module, test.case, folder)
+    return _Running(test, pid, folder, time.monotonic())
+
+
+def _verdict_on(one: _Running, programme: Programme) -> Verdict:
+    log = (one.folder / solo.LOG).read_text(errors="replace") if (one.folder / solo.LOG).exists() else ""
+    verdict = judge(one.test, solo.read_report(one.folder), one.seconds(), log, programme.limit_s)
+    if programme.logs is not None and verdict.status in (Status.FAIL, Status.TIMEOUT):
+        name = str(one.test).replace("::", ".")[:_NAME_CHARACTERS]
+        (programme.logs / f"{name}.txt").write_text(f"{log}\n{verdict.detail}")
+    shutil.rmtree(one.folder, ignore_errors=True)
+    return verdict

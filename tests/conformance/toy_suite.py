@@ -1,0 +1,52 @@
+"""A suite to test the running of suites with: what a test can do, good and bad. Only ever imported in a stage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Toy(unittest.TestCase):
+    def test_builds(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        DistributedDataParallel(torch.nn.Linear(1, 1))
+
+    def test_is_vacuous(self) -> None:
+        print("DistributedDataParallel is only spoken of")
+
+    def test_fails(self) -> None:
+        raise ValueError("as was to be shown")
+
+    def test_skips(self) -> None:
+        self.skipTest("no reason")
+
+    def test_dies(self) -> None:
+        print("last words", flush=True)
+        os._exit(0)
+
+    def test_hangs(self) -> None:
+        print("waiting for ever", flush=True)
+        time.sleep(1000)
+
+    def test_leaves_a_process_behind(self) -> None:
+        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        raise ValueError(f"left behind: {left.pid}")
+
+
+class ToyOnGpu(unittest.TestCase):
+    @unittest.skipIf(not torch.cuda.is_available(), "HAS_GPU is what this asks")
+    def test_moves(self) -> None:
+        module = torch.nn.Linear(1, 1).cuda(3)
+        assert module.weight.to("cuda:1").device.type == "cpu"
+        assert torch.zeros(1, device=2).device == torch.device("cuda", 0)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.synchronize()
+        dist.init_process_group(backend="nccl", store=dist.HashStore(), rank=0, world_size=1)
+        DistributedDataParallel(module, device_ids=[3])

@@ -1,0 +1,371 @@
+"""Uneven inputs under `join`: the same bits as torch's on every rank, and the cases that torch hangs in."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import minddp
+from tests.features.beside import Trail, Wrap, play, random, snapshot
+
+
+class Net(nn.Module):
+    """BatchNorm for buffers, and a branch that a step may leave out."""
+
+    def __init__(self, has_buffers: bool = True):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6) if has_buffers else nn.Identity()
+        self.branch = nn.Linear(6, 6)
+        self.never = nn.Linear(2, 2)
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor, branch: bool = True, all_used: bool = True) -> torch.Tensor:
+        y = self.norm(self.first(x))
+        if branch:
+            y = torch.relu(self.branch(y))
+        y = self.last(y)
+        return y + self.never.weight.sum() + self.never.bias.sum() if all_used else y
+
+
+def train(wrap: Wrap, rank: int, case: dict[str, Any], steps_of_rank: list[int]) -> Trail:
+    """As many steps as `steps_of_rank` says under `join`, then two more on every rank."""
+    torch.manual_seed(0)
+    options = case.get("options", {})
+    finds_unused = options.get("find_unused_parameters", False)
+    ddp = wrap(Net(case.get("has_buffers", True)), **options)
+    if case.get("hook"):
+        ddp.register_comm_hook(*HOOKS[case["hook"]]())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    trail = []
+
+    def step(number: int, synchronised: bool = True) -> None:
+        x = random(3, 4, rank=rank, step=number)
+        with nullcontext() if synchronised else ddp.no_sync():
+            leaves_branch_out = finds_unused and number == rank  # one rank at a time, while no rank has run out
+            output = ddp(x, branch=not leaves_branch_out, all_used=not finds_unused)
+            output.square().sum().backward()
+        trail.append(snapshot(ddp))
+        if synchronised:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+
+    def evaluate() -> None:
+        ddp.eval()
+        with torch.no_grad():
+            ddp(torch.ones(1, 4))
+        ddp.train()
+
+    with ddp.join(**case.get("join", {})):
+        for number in range(steps_of_rank[rank]):
+            step(number, synchronised=not case.get("accumulates") or number % 2 == 1)
+            if case.get("evaluates"):
+                evaluate()
+    trail.append(snapshot(ddp))
+    optimizer.zero_grad()
+    for number in range(10, 12):
+        step(number)
+    return trail
+
+
+HOOKS: dict[str, Callable[[], tuple[Any, Callable[..., Any]]]] = {
+    "allreduce": lambda: (None, default_hooks.allreduce_hook),
+    "fp16": lambda: (None, default_hooks.fp16_compress_hook),
+    "power": lambda: (
+        powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5),
+        powerSGD_hook.powerSGD_hook,
+    ),
+}
+
+BY_ACTIVE = {"join": {"divide_by_initial_world_size": False}}
+CASES: dict[str, dict[str, Any]] = {
+    "all divide": {},
+    "active ones divide": BY_ACTIVE,
+    "enable=False": {"join": {"enable": False}},
+    "no buffers": {"has_buffers": False},
+    "buffers left alone": {"options": {"forward_sync_buffers": False}},
+    "accumulation": {"accumulates": True},
+    "unused": {"options": {"find_unused_parameters": True}},
+    "unused, active ones divide": {"options": {"find_unused_parameters": True}, **BY_ACTIVE},
+    "static graph": {"options": {"static_graph": True}},
+    "views": {"options": {"gradient_as_bucket_view": True}, **BY_ACTIVE},
+    "batched": {"options": {"batched_grad_copy": True}, **BY_ACTIVE},
+    "small buckets": {"options": {"bucket_cap_mb": 0.0001}},
+    "hook": {"hook": "allreduce"},
+    "hook, active ones divide": {"hook": "fp16", **BY_ACTIVE},
+    "PowerSGD": {"hook": "power"},
+}
+"""Cases in which torch's wrapper works, too."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bits_are_torchs(ranks: Any, case: str) -> None:
+    steps_of_rank = [5, 5] if case == "enable=False" else [6, 2]
+    trails = ranks(2).run(play, train, CASES[case], steps_of_rank)
+    assert [len(trail) for trail in trails] == [steps + 3 for steps in steps_of_rank]
+
+
+@pytest.mark.parametrize("steps_of_rank", [[1, 4, 2], [4, 0, 1], [0, 3, 3]])
+@pytest.mark.parametrize("case", ["all divide", "active ones divide", "views"])
+def test_bits_are_torchs_on_three_ranks(ranks: Any, case: str, steps_of_rank: list[int]) -> None:
+    """Also where a rank has no input at all, so that it has never seen the order of a backward."""
+    ranks(3).run(play, train, CASES[case], steps_of_rank)
+
+
+# ------------------------------------------------------------------ beside other joinables
+
+
+def _train_with_zero(wrap: Wrap, rank: int, joins: dict[str, Any]) -> Trail:
+    torch.manual_seed(0)
+    ddp = wrap(Net(), bucket_cap_mb=0.0001)
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
+    trail = []
+    with Join([ddp, optimizer], **joins):
+        for step in range(5 - 3 * rank):
+            ddp(random(3, 4, rank=rank, step=step)).square().sum().backward()
+            trail.append(snapshot(ddp))
+            optimizer.step()
+            optimizer.zero_grad()
+    return [*trail, snapshot(ddp)]
+
+
+@pytest.mark.parametrize("joins", [{}, {"divide_by_initial_world_size": False}], ids=["all", "active"])
+def test_a_sharded_optimizer_joins_too(ranks: Any, joins: dict[str, Any]) -> None:
+    ranks(2).run(play, _train_with_zero, joins)
+
+
+def _train_two(wrap: Wrap, rank: int) -> Trail:
+    torch.manual_seed(0)
+    one, other = wrap(Net()), wrap(Net(has_buffers=False), gradient_as_bucket_view=True)
+    trail = []
+    with Join([one, other], divide_by_initial_world_size=False):
+        for step in range(2 + 2 * rank):
+            x = random(3, 4, rank=rank, step=step)
+            for ddp in (one, other):  # each to its end: that is the order in which joined ranks take part
+                ddp.zero_grad()
+                ddp(x).square().sum().backward()
+                trail.append(snapshot(ddp))
+    return [*trail, snapshot(one), snapshot(other)]
+
+
+def test_two_modules_join_together(ranks: Any) -> None:
+    """As in torch, only the first one divides by the active ranks: only it announces its forwards."""
+    ranks(2).run(play, _train_two)
+
+
+# ------------------------------------------------------------------ ends and errors
+
+
+def _terminate_early(rank: int) -> list[str]:
+    """What both sides raise when rank 1 runs out, and whether they work afterwards."""
+    texts = []
+    for wrap in (nn.parallel.DistributedDataParallel, minddp.DistributedDataParallel):
+        ddp = wrap(Net())
+        try:
+            with ddp.join(throw_on_early_termination=True):
+                for step in range(3 - rank):
+                    ddp(random(3, 4, step=step)).sum().backward()
+            texts.append("no error")
+        except RuntimeError as error:
+            texts.append(str(error))
+        with ddp.join(enable=False):
+            ddp(torch.ones(2, 4)).sum().backward()
+    return texts
+
+
+def test_early_termination_has_torchs_texts_on_every_rank(ranks: Any) -> None:
+    (theirs, ours), (theirs_of_joined, ours_of_joined) = ranks(2).run(_terminate_early)
+    assert "Detected at least one rank that exhausted inputs" in theirs
+    assert "Rank 1 exhausted all inputs" in theirs_of_joined
+    assert (ours, ours_of_joined) == (theirs, theirs_of_joined)
+
+
+def _impossible(rank: int) -> list[str]:
+    small = {"skip_all_reduce_unused_params": True, "find_unused_parameters": True}
+    net = Net()
+    delayed = {
+        "delay_all_reduce_named_params": [("branch.weight", net.branch.weight)],
+        "param_to_hook_all_reduce": net.first.weight,
+    }
+    attempts = [
+        lambda: minddp.DistributedDataParallel(Net(), **small).join(),
+        lambda: minddp.DistributedDataParallel(net, **delayed).join(),
+        lambda: minddp.DistributedDataParallel(Net(), reduction="sum").join(divide_by_initial_world_size=False),
+    ]
+    texts = []
+    for attempt in attempts:
+        with pytest.raises(ValueError, match="join") as error:
+            attempt()
+        texts.append(str(error.value))
+    ddp = minddp.DistributedDataParallel(Net())
+    with ddp.join(), pytest.raises(ValueError, match="`weigh` and join exclude each other"):
+        ddp.weigh(1.0)
+    return texts
+
+
+def test_what_a_rank_without_inputs_cannot_follow_is_refused(ranks: Any) -> None:
+    for skip, delay, total in ranks(2).run(_impossible):
+        assert "skip_all_reduce_unused_params" in skip
+        assert "delay_all_reduce_named_params" in delay
+        assert "divide_by_initial_world_size=False" in total
+        assert 'reduction="sum"' in total
+
+
+# ------------------------------------------------------------------ where torch hangs or goes wrong
+
+
+def _lone_gradients(steps: int) -> Trail:
+    """Of rank 0 alone: the averages, times the number of ranks, while the others shadow it."""
+    torch.manual_seed(0)
+    net = Net()
+    trail = []
+    for step in range(steps):
+        net.zero_grad()
+        out = net(random(3, 4, step=step), branch=step != 1, all_used=False)
+        out.square().sum().backward()
+        trail.append({name: param.grad for name, param in net.named_parameters()})
+    return trail
+
+
+def _without_any_input(rank: int, options: dict[str, Any], steps: int) -> None:
+    """Only rank 0 has inputs. The branch goes unused in step 1, one layer in all; rank 1 joins at once."""
+    torch.manual_seed(0)
+    ddp = minddp.DistributedDataParallel(Net(), **options)
+    expected = _lone_gradients(steps)
+    with ddp.join():
+        for step in range(steps if rank == 0 else 0):
+            ddp.zero_grad()
+            ddp(random(3, 4, step=step), branch=step != 1, all_used=False).square().sum().backward()
+            for name, param in ddp.module.named_parameters():
+                lone = expected[step][name]
+                if lone is None:
+                    assert param.grad is None, (name, step)
+                else:
+                    torch.testing.assert_close(param.grad, lone / dist.get_world_size())
+
+
+def test_what_nobody_uses_keeps_its_missing_gradient(ranks: Any) -> None:
+    """Torch's joined ranks answer with uninitialised memory, so that everything seems used."""
+    ranks(2).run(_without_any_input, {"find_unused_parameters": True}, 4)
+
+
+def _static_graph(rank: int, steps_of_rank: list[int]) -> Trail:
+    """Some ranks have no or one input only; afterwards all train on."""
+    torch.manual_seed(0)
+    ddp = minddp.DistributedDataParallel(Net(), static_graph=True, bucket_cap_mb=0.0001)
+    trail = []
+
+    def step(number: int) -> None:
+        ddp.zero_grad()
+        ddp(random(3, 4, rank=rank, step=number), all_used=False).square().sum().backward()
+
+    with ddp.join():
+        for number in range(steps_of_rank[rank]):
+            step(number)
+    for number in range(10, 14):
+        step(number)
+        trail.append(snapshot(ddp))
+    return trail
+
+
+@pytest.mark.parametrize("steps_of_rank", [[3, 0], [0, 1], [1, 0], [2, 1]])
+def test_a_static_graph_can_be_learnt_late(ranks: Any, steps_of_rank: list[int]) -> None:
+    """The first backward of a static graph exchanges more than others; torch's joined ranks do not join in."""
+    one, other = ranks(2).run(_static_graph, steps_of_rank)
+    for here, there in zip(one, other, strict=True):
+        assert here["module.never.weight.grad"] is None
+        for name, tensor in here.items():
+            if name.endswith(".grad") and tensor is not None:
+                assert torch.equal(tensor, there[name]), name
+                assert tensor.abs().sum() > 0
+
+
+def _evaluate_between(rank: int) -> list[float]:
+    torch.manual_seed(0)
+    ddp = minddp.DistributedDataParallel(Net())
+    with ddp.join():
+        for step in range(4 - 2 * rank):
+            ddp(random(3, 4, rank=rank, step=step)).sum().backward()
+            with torch.no_grad():
+                ddp(torch.ones(2, 4))
+    return [param.sum().item() for param in ddp.parameters()]
+
+
+def test_forwards_without_gradients_are_not_shadowed_by_a_backward(ranks: Any) -> None:
+    one, other = ranks(2).run(_evaluate_between)
+    assert one == other
+
+
+def _afterwards(rank: int) -> list[float]:
+    """The divisor of a join is left behind with it."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    x = torch.ones(1, 1)
+    with ddp.join(divide_by_initial_world_size=False):
+        for _ in range(3 - 2 * rank):
+            ddp(x).sum().backward()
+        if rank == 0:  # this backward is not reduced, so it leaves what its forward has heard unused
+            with ddp.no_sync():
+                ddp(x).sum().backward()
+    grads = []
+    for enable in (True, False):  # in the state that the context has left, and out of it
+        with nullcontext() if enable else ddp.join(enable=False):
+            ddp.zero_grad()
+            ddp(x).sum().backward()
+            grads.append(ddp.module.weight.grad.item())
+    return grads
+
+
+def test_after_the_context_all_ranks_divide_again(ranks: Any) -> None:
+    """Torch goes on dividing by the number of ranks that were active last."""
+    assert ranks(2).run(_afterwards) == [[1.0, 1.0]] * 2
+
+
+def _buffer_hook(rank: int, after_forward: bool) -> float:
+    """The mean of the running means, also from ranks that have run out."""
+    torch.manual_seed(0)
+    ddp = minddp.DistributedDataParallel(Net())
+
+    def hook(_state: object, buffers: dict[str, torch.Tensor]) -> list[Any]:
+        mean = buffers["norm.running_mean"]
+        mean /= dist.get_world_size()
+        return [dist.all_reduce(mean, async_op=True).get_future()]
+
+    ddp.register_buffer_hook(None, hook, after_forward=after_forward)
+    with ddp.join():
+        for step in range(1 + 2 * rank):
+            ddp(random(3, 4, rank=rank, step=step)).sum().backward()
+    return ddp.module.norm.running_mean.sum().item()
+
+
+@pytest.mark.parametrize("after_forward", [False, True])
+def test_buffer_hooks_are_shadowed(ranks: Any, after_forward: bool) -> None:
+    one, other = ranks(2).run(_buffer_hook, after_forward)
+    assert one == other
+
+
+def _joined_amid_accumulation(rank: int) -> float:
+    """Rank 1 ends with a micro-batch that was never reduced; it is lost to the others, not to itself."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False), find_unused_parameters=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with ddp.join():
+            for step in range(4 if rank == 0 else 3):
+                with nullcontext() if step % 2 else ddp.no_sync():
+                    ddp(torch.full((1, 1), float(step + 1))).sum().backward()
+                if step == 1:
+                    ddp.zero_grad()
+    return ddp.module.weight.grad.item()
+
+
+def test_a_rank_may_run_out_amid_accumulation(ranks: Any) -> None:
+    assert ranks(2).run(_joined_amid_accumulation) == [(3 + 4) / 2, 3.0]

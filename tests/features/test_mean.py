@@ -1,0 +1,247 @@
+"""Which mean the gradients become: of the ranks, weighted by rank, or a sum (PyTorch's issue 37359)."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+import minddp
+from minddp.mean import Divisor
+from tests.fakes import FakeTransport
+from tests.features.beside import Trail, Wrap, assert_same, play, random, snapshot
+
+
+class Net(nn.Module):
+    """Layers of different kinds; the last one may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4, sparse=True)
+        self.waves = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+        self.body = nn.Linear(4, 4)
+        self.extra = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, extra: bool = True) -> torch.Tensor:
+        y = self.body(x + self.words(torch.arange(len(x)))) + (self.waves * x).abs()
+        return y + self.extra(y) if extra else y
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "batched": {"batched_grad_copy": True},
+    "batched views": {"gradient_as_bucket_view": True, "batched_grad_copy": True},
+    "unused": {"find_unused_parameters": True},
+    "static graph": {"static_graph": True},
+    "small buckets": {"bucket_cap_mb": 0.0001},
+}
+
+
+def _gradients(rank: int, options: dict[str, Any], weights: list[float] | None, accumulates: bool) -> Trail:
+    """Three steps with micro-batches of which rank 1 leaves a layer out, if unused ones are sought."""
+    torch.manual_seed(0)
+    ddp = minddp.DistributedDataParallel(Net(), **options)
+    trail = []
+    for step in range(3):
+        for batch in range(2 if accumulates else 1):
+            last = not accumulates or batch == 1
+            x = random(3, 4, rank=rank, step=10 * step + batch)
+            with nullcontext() if last else ddp.no_sync():
+                if weights is not None and last and step % 2:
+                    ddp.weigh(weights[rank])
+                output = ddp(x, extra=_uses_extra(options, rank))
+                if weights is not None and last and not step % 2:
+                    ddp.weigh(weights[rank])
+                output.square().sum().backward()
+        trail.append(snapshot(ddp))
+        ddp.zero_grad(set_to_none=step != 0)
+    return trail
+
+
+def _uses_extra(options: dict[str, Any], rank: int) -> bool:
+    return not (options.get("find_unused_parameters") and rank == 1)
+
+
+def _expected(rank: int, options: dict[str, Any], weights: list[float], accumulates: bool) -> Trail:
+    """Each rank's own gradients, times weight, summed in double precision."""
+    torch.manual_seed(0)
+    net = Net()
+    trail = []
+    for step in range(3):
+        net.zero_grad()
+        for batch in range(2 if accumulates else 1):
+            x = random(3, 4, rank=rank, step=10 * step + batch)
+            net(x, extra=_uses_extra(options, rank)).square().sum().backward()
+        sums = {}
+        for name, param in net.named_parameters():
+            own = torch.zeros_like(param) if param.grad is None else param.grad.to_dense()
+            total = torch.view_as_real(own) if own.is_complex() else own
+            total = total.double() * weights[rank]
+            dist.all_reduce(total)
+            sums[name] = torch.view_as_complex(total) if own.is_complex() else total
+        trail.append(sums)
+    return trail
+
+
+def _check(rank: int, options: dict[str, Any], weights: list[float], accumulates: bool) -> None:
+    summed = options.get("reduction") == "sum"
+    got = _gradients(rank, options, None if summed else weights, accumulates)
+    divisor = 1.0 if summed else sum(weights)
+    wanted = _expected(rank, options, [1.0] * len(weights) if summed else weights, accumulates)
+    for ours, sums in zip(got, wanted, strict=True):
+        for name, total in sums.items():
+            grad = _dense(ours, f"module.{name}")
+            torch.testing.assert_close(grad, (total / divisor).to(grad.dtype), rtol=1e-4, atol=1e-6)
+
+
+def _dense(snapshot: dict[str, Any], name: str) -> torch.Tensor:
+    if f"{name}.grad values" not in snapshot:
+        return snapshot[f"{name}.grad"]
+    indices, values = snapshot[f"{name}.grad indices"], snapshot[f"{name}.grad values"]
+    return torch.sparse_coo_tensor(indices, values, snapshot[name].shape).to_dense()
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_weighted_means_and_sums(ranks: Any, reduction: str, options: dict[str, Any], accumulates: bool) -> None:
+    ranks(3).run(_check, {"reduction": reduction, **options}, [3.0, 0.5, 0.0], accumulates)
+
+
+def _equal_weights(rank: int, options: dict[str, Any]) -> None:
+    plain = _gradients(rank, options, None, accumulates=False)
+    weighted = _gradients(rank, options, [4.0, 4.0, 4.0], accumulates=False)
+    assert_same(plain, weighted, f"rank {rank}")
+
+
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["batched views"]])
+def test_equal_weights_are_the_plain_mean_to_the_bit(ranks: Any, options: dict[str, Any]) -> None:
+    ranks(3).run(_equal_weights, options)
+
+
+def _loss_of_an_empty_batch(rank: int, options: dict[str, Any]) -> list[float]:
+    """Rank 1 has no samples, so that its mean loss and its gradients are NaN."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 1, bias=False), **options)
+    grads = []
+    for _ in range(2):
+        ddp.zero_grad()
+        x = torch.ones(3 if rank == 0 else 0, 2)
+        ddp.weigh(len(x))
+        ddp(x).mean().backward()
+        grads += ddp.module.weight.grad.flatten().tolist()
+    return grads
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_a_rank_of_weight_zero_cannot_spoil_the_others(ranks: Any, options: dict[str, Any]) -> None:
+    assert ranks(2).run(_loss_of_an_empty_batch, options) == [[1.0] * 4] * 2
+
+
+def _weights_last_one_backward(rank: int) -> list[float]:
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    grads = []
+    for step in range(3):
+        ddp.zero_grad()
+        if step == 1:
+            ddp.weigh(1.0 + 2.0 * rank)
+        ddp(torch.full((1, 1), float(rank))).sum().backward()
+        grads.append(ddp.module.weight.grad.item())
+    return grads
+
+
+def test_a_weight_is_for_one_backward(ranks: Any) -> None:
+    assert ranks(2).run(_weights_last_one_backward) == [[0.5, 0.75, 0.5]] * 2
+
+
+# ------------------------------------------------------------------ as torch, at three and four ranks
+
+
+def _train(wrap: Wrap, rank: int, options: dict[str, Any]) -> Trail:
+    torch.manual_seed(0)
+    ddp = wrap(Net(), **options)
+    trail = []
+    for step in range(3):
+        ddp(random(3, 4, rank=rank, step=step), extra=True).square().sum().backward()
+        trail.append(snapshot(ddp))
+        ddp.zero_grad(set_to_none=step != 0)
+    return trail
+
+
+@pytest.mark.parametrize("options", [v for k, v in OPTIONS.items() if k != "unused"])
+def test_the_mean_has_torchs_bits_on_three_ranks(ranks: Any, options: dict[str, Any]) -> None:
+    ranks(3).run(play, _train, options)
+
+
+# ------------------------------------------------------------------ errors
+
+
+def _refusals(rank: int) -> list[str]:
+    """What is refused, in words."""
+    texts = []
+
+    def note(*arguments: Any, call: str = "weigh", **options: Any) -> None:
+        ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), **options)
+        if call == "weigh under a hook":
+            ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+            call = "weigh"
+        with pytest.raises(ValueError) as error:
+            getattr(ddp, call)(*arguments)
+        texts.append(str(error.value))
+
+    note(1.0, call="weigh under a hook")
+    note(1.0, reduction="sum")
+    note(-1.0)
+    note(float("nan"))
+    note(None, default_hooks.allreduce_hook, call="register_comm_hook", reduction="sum")
+    return texts
+
+
+def test_what_contradicts_itself_is_refused(ranks: Any) -> None:
+    for hook, total, negative, nan, hook_of_sum in ranks(2).run(_refusals):
+        assert "`weigh` and a communication hook exclude each other" in hook
+        assert 'reduction="sum"' in total
+        assert "-1.0" in negative
+        assert "nan" in nan
+        assert "reduction" in hook_of_sum
+        assert "allreduce_hook" in hook_of_sum
+
+
+def _nobody_counts(rank: int) -> tuple[str, float]:
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    ddp.weigh(0.0)
+    with pytest.raises(RuntimeError) as error:
+        ddp(torch.ones(1, 1)).sum().backward()
+    ddp.zero_grad()
+    ddp(torch.ones(1, 1)).sum().backward()
+    return str(error.value), ddp.module.weight.grad.item()
+
+
+def test_when_nobody_counts_there_is_no_mean(ranks: Any) -> None:
+    """And the next step works."""
+    for text, grad in ranks(2).run(_nobody_counts):
+        assert "weight 0" in text
+        assert grad == 1.0
+
+
+# ------------------------------------------------------------------ without ranks
+
+
+def test_the_divisor_of_one_backward() -> None:
+    divisor = Divisor(FakeTransport(world_size=4), "mean")
+    assert divisor.for_this_backward() == 4
+    count: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    divisor.divide_by_active_ranks(count)
+    count.set_result([torch.tensor([3.0])])
+    assert [divisor.for_this_backward() for _ in range(2)] == [3, 4]
+    divisor.divide_by_active_ranks(count)
+    divisor.divide_by_active_ranks(None)
+    assert divisor.for_this_backward() == 4
+    divisor.weigh(0.25, torch.device("cpu"))  # the others of a FakeTransport weigh the same
+    assert divisor.for_this_backward() == 4.0
+    assert Divisor(FakeTransport(), "sum").for_this_backward() is None

@@ -1,0 +1,208 @@
+"""Whatever minddp or torch's helpers raise about a wrapper is found in its logging data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import minddp
+from minddp.events import EventKind
+from tests.surface.models import TwoLayers, batch
+
+
+def data_after(ddp: nn.Module, error: type[Exception], act: Any) -> dict[str, Any]:
+    with pytest.raises(error) as raised:
+        act()
+    return ddp._get_ddp_logging_data() | {"raised": str(raised.value)}
+
+
+def step(ddp: nn.Module, rank: int, **kwargs: Any) -> None:
+    ddp(batch(rank), **kwargs).sum().backward()
+
+
+# ------------------------------------------------------------------ of a backward and its end
+
+
+def unfinished(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
+    step(ddp, rank)
+    step(ddp, rank, both=False)
+    return data_after(ddp, RuntimeError, lambda: step(ddp, rank))
+
+
+def unfinished_before_the_optimizer(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
+    optimizer = torch.optim.SGD(ddp.parameters())
+    step(ddp, rank, both=False)
+    return data_after(ddp, RuntimeError, optimizer.step)
+
+
+def not_finalized(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
+    step(ddp, rank, both=False)
+    return data_after(ddp, RuntimeError, ddp._check_reducer_finalized)
+
+
+@pytest.mark.parametrize(
+    ("act", "iteration"), [(unfinished, 3), (unfinished_before_the_optimizer, 1), (not_finalized, 1)]
+)
+def test_an_unfinished_reduction_is_noted(ranks, act: Any, iteration: int) -> None:
+    for data in ranks(2).run(act):
+        assert data["has_error"] == 1
+        assert data["error"] == data["raised"]
+        assert "Expected to have finished reduction in the prior iteration" in data["error"]
+        assert data["iteration"] == iteration  # the one that met the error
+
+
+class HalfCheckpointed(TwoLayers):
+    """The second layer does not show in the graph: it counts as unused, and then has a gradient."""
+
+    def forward(self, x: torch.Tensor, both: bool = True) -> torch.Tensor:
+        return checkpoint(self.second, self.first(x), use_reentrant=True)
+
+
+def ready_twice(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(HalfCheckpointed(), find_unused_parameters=True, stuck_after_s=None)
+    return data_after(ddp, RuntimeError, lambda: step(ddp, rank))
+
+
+def test_a_parameter_that_is_ready_twice_is_noted(ranks) -> None:
+    for data in ranks(2).run(ready_twice):
+        assert "Expected to mark a variable ready only once" in data["error"]
+
+
+def wrong_dtype(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
+
+    def widen(param: torch.Tensor) -> None:
+        param.data, param.grad = param.data.double(), None
+        param.grad = torch.zeros_like(param)
+
+    ddp.module.first.bias.register_post_accumulate_grad_hook(widen)
+    return data_after(ddp, RuntimeError, lambda: step(ddp, rank))
+
+
+def test_a_gradient_that_does_not_fit_is_noted(ranks) -> None:
+    for data in ranks(2).run(wrong_dtype):
+        assert "Expected torch.float32, got torch.float64" in data["error"]
+
+
+def failing_reduction(rank: int) -> dict[str, Any]:
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_exception(ValueError("the cable is out"))
+        return future
+
+    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
+    ddp.register_comm_hook(None, hook)
+    return data_after(ddp, ValueError, lambda: step(ddp, rank))
+
+
+def test_a_reduction_that_fails_is_noted(ranks) -> None:
+    for data in ranks(2).run(failing_reduction):
+        assert "the cable is out" in data["error"]
+
+
+# ------------------------------------------------------------------ of calls
+
+
+def calls(rank: int) -> list[dict[str, Any]]:
+    def fresh() -> Any:
+        return minddp.DistributedDataParallel(TwoLayers())
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        raise AssertionError("never called")
+
+    hooked = fresh()
+    hooked.register_comm_hook(None, hook)
+    trained, no_hook, no_rate, no_names, nobody = fresh(), fresh(), fresh(), fresh(), fresh()
+    step(trained, rank)
+    group = dist.new_group([0, 1])
+    elsewhere = minddp.DistributedDataParallel(TwoLayers(), process_group=group)
+    return [
+        data_after(trained, RuntimeError, trained._set_static_graph),
+        data_after(hooked, RuntimeError, lambda: hooked.register_comm_hook(None, hook)),
+        data_after(no_hook, TypeError, lambda: no_hook.register_comm_hook({}, {})),
+        data_after(no_hook, TypeError, lambda: no_hook._check_comm_hook(1)),
+        data_after(no_rate, ValueError, lambda: no_rate._set_ddp_runtime_logging_sample_rate(0)),
+        data_after(no_names, ValueError, lambda: no_names._build_debug_param_to_name_mapping([])),
+        data_after(nobody, ValueError, lambda: nobody._find_common_rank(1, False)),
+        data_after(elsewhere, RuntimeError, elsewhere.__getstate__),
+        data_after(elsewhere, RuntimeError, elsewhere._check_default_group),
+    ]
+
+
+def test_errors_of_calls_are_noted(ranks) -> None:
+    for told in ranks(2).run(calls):
+        for data in told:
+            assert data["has_error"] == 1
+            assert data["raised"] in data["error"]
+
+
+# ------------------------------------------------------------------ of torch's helpers, in C++
+
+
+def helpers(rank: int) -> list[dict[str, Any]]:
+    sparse = [torch.ones(4).to_sparse()]
+    uneven = [torch.zeros(rank + 1)]
+    buckets, shapes = minddp.DistributedDataParallel(TwoLayers()), minddp.DistributedDataParallel(TwoLayers())
+    step(buckets, rank)
+    told = [
+        data_after(
+            buckets,
+            RuntimeError,
+            lambda: dist._compute_bucket_assignment_by_size(sparse, [400], logger=buckets.logger),
+        )
+    ]
+    try:
+        dist._verify_params_across_processes(shapes.process_group, uneven, shapes.logger)
+    except RuntimeError as error:
+        told.append(shapes._get_ddp_logging_data() | {"raised": str(error)})
+    return told
+
+
+def test_torchs_helpers_note_their_errors(ranks) -> None:
+    told = ranks(2).run(helpers)
+    assert [len(on_rank) for on_rank in told] == [1, 2]  # rank 0 is who the others are compared with
+    for data in told[0] + told[1]:
+        assert data["has_error"] == 1
+        assert data["error"].splitlines()[0] in data["raised"]
+    assert told[0][0]["error"] == "No support for sparse tensors."
+    assert told[0][0]["iteration"] == 1
+    assert "appears not to match sizes" in told[1][1]["error"]
+
+
+# ------------------------------------------------------------------ after an error
+
+
+def goes_on(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    with pytest.raises(TypeError):
+        ddp.register_comm_hook({}, {})
+    for _ in range(3):
+        step(ddp, rank)
+    return ddp._get_ddp_logging_data()
+
+
+def test_an_error_stays_noted_while_iterations_go_on(ranks) -> None:
+    for data in ranks(2).run(goes_on):
+        assert (data["has_error"], data["iteration"]) == (1, 2)
+
+
+def errors_end_no_watch(rank: int) -> list[str]:
+    """Another sink hears the same events as before."""
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    heard: list[Any] = []
+    ddp._reducer.watch(heard.append)
+    for _ in range(12):
+        step(ddp, rank)
+    return [str(event) for event in heard if event.kind is EventKind.BACKWARD_END]
+
+
+def test_another_sink_is_not_disturbed(ranks) -> None:
+    assert ranks(2).run(errors_end_no_watch) == [["backward ends"] * 12] * 2

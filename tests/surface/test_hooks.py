@@ -1,0 +1,214 @@
+"""Hooks that torch's wrapper brings along or registers itself: the same bits as with torch's."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from tests.surface.models import Normed, TwoLayers, batch
+
+WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
+
+
+def grads(ddp: nn.Module) -> list[torch.Tensor | None]:
+    return [None if param.grad is None else param.grad.clone() for param in ddp.parameters()]
+
+
+def equal(theirs: list[Any], ours: list[Any]) -> bool:
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+
+
+# ------------------------------------------------------------------ built-in communication hooks
+
+
+def builtin(rank: int, kind_name: str, options: dict[str, Any]) -> bool:
+    """Three ranks: a division and a multiplication by the inverse differ in bits."""
+    kind = getattr(dist.BuiltinCommHookType, kind_name)
+    histories = []
+    for wrapper in WRAPPERS:
+        ddp = wrapper(TwoLayers(), **options)
+        ddp._register_builtin_comm_hook(kind)
+        histories.append([])
+        for step in range(3):
+            ddp.zero_grad(set_to_none=step == 1)
+            ddp(batch(rank, step)).sum().backward()
+            histories[-1] += grads(ddp)
+    return equal(*histories)
+
+
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0}])
+def test_builtin_hooks_have_torchs_bits(ranks, kind: str, options: dict[str, Any]) -> None:
+    assert ranks(3).run(builtin, kind, options) == [True] * 3
+
+
+def one_hook_only(rank: int) -> list[str]:
+    messages = []
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, "ALLREDUCE"):
+        ddp = minddp.DistributedDataParallel(TwoLayers())
+        ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+        with pytest.raises((RuntimeError, TypeError)) as raised:
+            ddp._register_builtin_comm_hook(kind)
+        messages.append(str(raised.value))
+    return messages
+
+
+def test_one_hook_only_and_only_known_ones(ranks) -> None:
+    twice, unknown = ranks(2).run(one_hook_only)[0]
+    assert "can only be called once" in twice
+    assert "BuiltinCommHookType.FP16_COMPRESS" in unknown
+
+
+# ------------------------------------------------------------------ optimizers that step in backward
+
+
+def in_backward(rank: int, options: dict[str, Any]) -> list[str]:
+    """Against a plain module that is trained with averaged gradients. Returns what is wrong."""
+    wrong = []
+    module = TwoLayers()
+    reference = copy.deepcopy(module)
+    _apply_optimizer_in_backward(torch.optim.SGD, module.first.parameters(), {"lr": 0.1, "momentum": 0.9})
+    ddp = minddp.DistributedDataParallel(module, **options)
+    plain = minddp.DistributedDataParallel(reference, **options)
+    late = torch.optim.SGD(module.second.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        ddp(batch(rank, step)).sum().backward()
+        if any(param.grad is not None for param in module.first.parameters()):
+            wrong.append(f"step {step}: a gradient was kept")
+        late.step()
+        late.zero_grad()
+        plain(batch(rank, step)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for (name, ours), theirs in zip(module.named_parameters(), reference.parameters(), strict=True):
+            if not torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7):
+                wrong.append(f"step {step}: {name}")
+    if ddp._get_ddp_logging_data().get("comm_hook") != "apply_optim_in_backward_hook":
+        wrong.append("the hook has another name")
+    return wrong
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
+def test_optimizers_step_in_backward_with_averages(ranks, options: dict[str, Any]) -> None:
+    assert ranks(2).run(in_backward, options) == [[], []]
+
+
+def fused(rank: int, subset: bool) -> tuple[bool, bool]:
+    """Bits as torch's; and whether only the given parameters were stepped."""
+    weights, moved = [], []
+    for wrapper in WRAPPERS:
+        module = TwoLayers()
+        before = [param.detach().clone() for param in module.parameters()]
+        ddp = wrapper(module)
+        chosen = list(module.first.parameters()) if subset else None
+        ddp._register_fused_optim(torch.optim.Adam, 0.01, optim_params=chosen, betas=(0.9, 0.99), eps=1e-6)
+        for step in range(3):
+            ddp.zero_grad()
+            ddp(batch(rank, step)).sum().backward()
+        weights.append([param.detach() for param in module.parameters()])
+        moved.append([not torch.equal(a, b) for a, b in zip(before, weights[-1], strict=True)])
+    return equal(*weights), moved[1] == [True, True, not subset, not subset]
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_fused_optimizers_step_as_torchs(ranks, subset: bool) -> None:
+    assert ranks(2).run(fused, subset) == [(True, True)] * 2
+
+
+def unfusable(rank: int) -> str:
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        minddp.DistributedDataParallel(TwoLayers())._register_fused_optim(torch.optim.LBFGS, 0.1)
+    return str(raised.value)
+
+
+def test_an_optimizer_that_cannot_be_fused_is_refused(ranks) -> None:
+    assert "LBFGS" in ranks(2).run(unfusable)[0]
+
+
+# ------------------------------------------------------------------ buffers
+
+
+def buffer_hook(rank: int, location_name: str) -> dict[str, Any]:
+    """A hook that adds up the running means: before forward at once, after it by the end of backward."""
+    from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+    location = getattr(_BufferCommHookLocation, location_name)
+    means = []
+    for wrapper in WRAPPERS:
+        ddp = wrapper(Normed())
+        state: list[str] = []
+
+        def add_up(
+            state: list[str], buffers: dict[str, torch.Tensor], group: Any = ddp.process_group
+        ) -> list[Any] | None:
+            state.append(",".join(buffers))
+            work = group.allreduce([buffers["norm.running_mean"]])
+            if location is _BufferCommHookLocation.POST_FORWARD:
+                return [work.get_future()]
+            work.wait()
+            return None
+
+        ddp._register_buffer_comm_hook(state, add_up, location)
+        for step in range(2):
+            ddp(batch(rank, step)).sum().backward()
+        means.append(ddp.module.norm.running_mean.clone())
+    return {
+        "equal": torch.equal(*means),
+        "state": state,
+        "location": ddp.buffer_hook.buffer_comm_hook_location is location,
+        "hook": ddp.buffer_hook.buffer_comm_hook is add_up and ddp.buffer_hook.buffer_comm_hook_state is state,
+    }
+
+
+@pytest.mark.parametrize("location", ["PRE_FORWARD", "POST_FORWARD"])
+def test_buffer_hooks_do_as_in_torch(ranks, location: str) -> None:
+    for seen in ranks(2).run(buffer_hook, location):
+        assert [seen["equal"], seen["location"], seen["hook"]] == [True] * 3
+        assert seen["state"] == ["norm.running_mean,norm.running_var,norm.num_batches_tracked"] * 2
+
+
+def no_buffer_hook(rank: int) -> list[bool]:
+    seen = []
+    for wrapper in WRAPPERS:
+        ddp = wrapper(Normed())
+        seen.append(hasattr(ddp, "buffer_hook"))
+        with pytest.raises(AssertionError, match="must be callable"):
+            ddp._register_buffer_comm_hook(None, "sum")
+    return seen
+
+
+def test_no_buffer_hook(ranks) -> None:
+    assert ranks(2).run(no_buffer_hook) == [[False, False]] * 2
+
+
+# ------------------------------------------------------------------ lifetime
+
+
+def lifetime(rank: int) -> list[bool]:
+    """Without the collector: hooks of a dead wrapper must be off before the module is wrapped again."""
+    gc.disable()
+    try:
+        module = TwoLayers()
+        ddp = minddp.DistributedDataParallel(module)
+        for step in range(2):
+            ddp(batch(rank, step)).sum().backward()
+        observers = [weakref.ref(part) for part in (ddp, ddp._reducer, ddp.reducer, ddp.logger)]
+        del ddp
+        return [observer() is None for observer in observers]
+    finally:
+        gc.enable()
+
+
+def test_a_wrapper_dies_with_its_last_reference(ranks) -> None:
+    assert ranks(2).run(lifetime) == [[True] * 4] * 2

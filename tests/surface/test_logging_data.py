@@ -1,0 +1,339 @@
+"""The logging data: the same as torch's where it can be, and of the iteration that it names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from minddp.compat.sampled_iteration import MOMENTS, SPANS, Moment, SampledIteration
+from minddp.events import Event, EventKind
+from tests.ranks import RankPool
+from tests.surface.models import Normed, TwoLayers, batch
+
+TIMES = {*MOMENTS, *SPANS, *(f"avg_{name}" for name in SPANS)}
+# Torch sets it when its logger dies, where nobody can read it, and then for the first logger of a process only.
+WITHOUT_COUNTERPART = {"can_set_static_graph", "initial_bucket_size_limits", "rebuilt_bucket_size_limits"}
+
+
+def logged(ddp: nn.Module) -> dict[str, Any]:
+    return ddp._get_ddp_logging_data()
+
+
+def run(ddp: nn.Module, rank: int, step: int, **kwargs: Any) -> None:
+    ddp.zero_grad()
+    ddp(batch(rank, step), **kwargs).sum().backward()
+
+
+# ------------------------------------------------------------------ against torch
+
+
+def both(rank: int, options: dict[str, Any], uses: list[bool]) -> list[list[dict[str, Any]]]:
+    """The data of torch's wrapper and of ours before the first and after each step; `uses` is for `TwoLayers`."""
+    histories: list[list[dict[str, Any]]] = []
+    for wrapper in (TorchDDP, minddp.DistributedDataParallel):
+        ddp = wrapper(TwoLayers(), **options)
+        histories.append([logged(ddp)])
+        for step, use in enumerate(uses):
+            run(ddp, rank, step, both=use)
+            histories[-1].append(logged(ddp))
+    return histories
+
+
+def without_times(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name not in TIMES | WITHOUT_COUNTERPART}
+
+
+@pytest.mark.parametrize(
+    ("options", "uses"),
+    [
+        ({}, [True] * 4),
+        ({"bucket_cap_mb": 0, "gradient_as_bucket_view": True, "forward_sync_buffers": False}, [True] * 4),
+        ({"find_unused_parameters": True}, [True, False, True, False]),
+        (
+            {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": 0},
+            [False, False, False],
+        ),
+    ],
+)
+def test_torch_says_the_same(ranks, options: dict[str, Any], uses: list[bool]) -> None:
+    pool: RankPool = ranks(2)
+    for history_of_torch, history in pool.run(both, options, uses):
+        for theirs, ours in zip(history_of_torch, history, strict=True):
+            assert without_times(ours) == without_times(theirs)
+            assert TIMES & ours.keys() == TIMES & theirs.keys()
+
+
+def test_static_graph_as_torch_but_for_its_first_iteration(ranks) -> None:
+    """In it torch reduces every bucket and counts none."""
+    pool: RankPool = ranks(2)
+    for history_of_torch, history in pool.run(both, {"static_graph": True}, [False] * 4):
+        for theirs, ours in zip(history_of_torch, history, strict=True):
+            if ours["iteration"] == 1:
+                assert (theirs.pop("num_buckets_reduced", 0), ours.pop("num_buckets_reduced")) == (0, 1)
+            assert without_times(ours) == without_times(theirs)
+            assert "can_set_static_graph" not in ours
+
+
+class ManyDtypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+        self.weights = nn.ParameterList(torch.zeros(3, dtype=dtype) for dtype in dtypes)
+
+
+def dtypes(rank: int) -> tuple[str, str]:
+    return logged(TorchDDP(ManyDtypes()))["dtypes"], logged(minddp.DistributedDataParallel(ManyDtypes()))["dtypes"]
+
+
+def test_dtypes_have_their_names_in_cpp(ranks) -> None:
+    for theirs, ours in ranks(2).run(dtypes):
+        assert ours == theirs
+        assert "c10::Half" in ours
+
+
+def environment(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["MASTER_PORT"] = "12345"
+    try:
+        ddps = TorchDDP(TwoLayers()), minddp.DistributedDataParallel(TwoLayers())
+        return without_times(logged(ddps[0])), without_times(logged(ddps[1]))
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"], os.environ["MASTER_PORT"]
+
+
+def test_the_environment_is_told(ranks) -> None:
+    for theirs, ours in ranks(2).run(environment):
+        assert ours == theirs
+        assert (ours["gloo_socket_ifname"], ours["master_port"]) == ("lo", "12345")
+
+
+# ------------------------------------------------------------------ sampling
+
+
+def sampling(rank: int) -> list[tuple[int, bool]]:
+    """Iteration named, and whether the reducer was watched, after each of 21 steps at a rate of 4."""
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    ddp._set_ddp_runtime_logging_sample_rate(4)
+    seen = []
+    for step in range(21):
+        run(ddp, rank, step)
+        seen.append((logged(ddp)["iteration"], ddp._reducer._sink is not None))
+    return seen
+
+
+def test_ten_iterations_are_sampled_and_then_some(ranks) -> None:
+    seen, _ = ranks(2).run(sampling)
+    named = [iteration for iteration, _ in seen]
+    assert named == [*range(11), 10, 12, 12, 12, 12, 16, 16, 16, 16, 20]  # told when the next one begins
+    watched = [step + 1 for step, (_, is_watched) in enumerate(seen) if is_watched]
+    assert watched == [*range(1, 11), 12, 16, 20]
+
+
+def only_forwards_that_train_count(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    with torch.no_grad():
+        ddp(batch(rank))
+    with ddp.no_sync():
+        run(ddp, rank, 0)
+    run(ddp, rank, 1)
+    ddp(batch(rank))  # a forward without backward
+    ddp(batch(rank))
+    return logged(ddp)
+
+
+def test_only_forwards_that_train_count(ranks) -> None:
+    data, _ = ranks(2).run(only_forwards_that_train_count)
+    assert data["iteration"] == 2
+    assert data["forward_compute_time"] > 0
+    assert data["backward_compute_time"] == data["backward_comm_time"] == 0  # of the one without backward
+    assert data["avg_backward_compute_time"] > 0
+    assert data["num_buckets_reduced"] == 0
+
+
+def unwatched(rank: int) -> bool:
+    """Whether hooks take the short way in an iteration that is not sampled."""
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    for step in range(10):
+        run(ddp, rank, step)
+    attended: list[int] = []
+    attend = ddp._reducer.attend
+    ddp._reducer.attend = lambda param: attended.append(param) or attend(param)
+    run(ddp, rank, 10)
+    return len(attended) == 1  # the first hook of a backward always is
+
+
+def test_an_iteration_that_is_not_sampled_costs_nothing(ranks) -> None:
+    assert all(ranks(2).run(unwatched))
+
+
+# ------------------------------------------------------------------ one sampled iteration, event by event
+
+STEP = (
+    EventKind.FORWARD_BEGIN,
+    EventKind.FORWARD_END,
+    EventKind.BACKWARD_BEGIN,
+    EventKind.PARAM_READY,
+    EventKind.BUCKET_LAUNCHED,
+    EventKind.GRADIENTS_COMPLETE,
+    EventKind.BACKWARD_END,
+)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ten nanoseconds pass with each reading."""
+    now = [1000]
+
+    def read() -> int:
+        now[0] += 10
+        return now[0]
+
+    monkeypatch.setattr("time.perf_counter_ns", read)
+    monkeypatch.setattr("time.time_ns", lambda: 5_000_000)
+    return now
+
+
+def observed(kinds: tuple[EventKind, ...], device: str = "cpu") -> SampledIteration:
+    iteration = SampledIteration(torch.device(device))
+    for kind in kinds:
+        iteration.observe(Event(kind, 7))
+    return iteration
+
+
+def test_spans_lie_between_their_moments(clock: list[int]) -> None:
+    iteration = observed(STEP)
+    assert iteration.spans_ns() == {
+        "forward_compute_time": 10,
+        "backward_compute_time": 30,
+        "backward_comm_time": 20,
+        "backward_compute_comm_overlap_time": 10,
+    }
+    assert iteration.param_ready_ns == {7: 10}
+    assert iteration.num_buckets_reduced == 1
+    unix_ns = iteration.unix_ns()
+    assert unix_ns["forward_compute_time_start"] == 5_000_000 + 10
+    assert unix_ns["backward_comm_time_end"] - unix_ns["backward_comm_time_start"] == 20
+
+
+def test_a_later_forward_does_not_move_the_moments(clock: list[int]) -> None:
+    iteration = observed(STEP)
+    before = iteration.unix_ns()
+    iteration.observe(Event(EventKind.FORWARD_BEGIN))
+    iteration.observe(Event(EventKind.FORWARD_END))
+    assert iteration.unix_ns() == before
+
+
+def test_what_has_not_happened_has_no_span(clock: list[int]) -> None:
+    iteration = observed(STEP[:2])
+    assert iteration.spans_ns() == {"forward_compute_time": 10}
+    assert iteration.unix_ns()["backward_comm_time_end"] == 0
+
+
+def test_communication_after_the_gradients_overlaps_nothing(clock: list[int]) -> None:
+    recorded = (
+        EventKind.FORWARD_BEGIN,
+        EventKind.FORWARD_END,
+        EventKind.GRADIENTS_COMPLETE,
+        EventKind.PARAM_READY,
+        EventKind.BUCKET_LAUNCHED,
+        EventKind.BACKWARD_END,
+    )
+    iteration = observed(recorded)
+    assert "backward_compute_comm_overlap_time" not in iteration.spans_ns()
+    assert iteration.param_ready_ns == {}
+
+
+class DeviceEvent:
+    """Stands in for `torch.Event`: the device is a millisecond behind with each one."""
+
+    count = 0
+
+    def __init__(self, device: torch.device, enable_timing: bool):
+        assert enable_timing
+        self.waited_for = False
+
+    def record(self) -> None:
+        DeviceEvent.count += 1
+        self.ms = DeviceEvent.count * 1.0
+
+    def synchronize(self) -> None:
+        self.waited_for = True
+
+    def elapsed_time(self, end: DeviceEvent) -> float:
+        assert end.waited_for
+        return end.ms - self.ms
+
+
+def test_an_accelerator_times_itself(clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Event", DeviceEvent)
+    iteration = observed(STEP, device="cuda")
+    assert iteration.spans_ns()["forward_compute_time"] == 1_000_000
+    assert iteration.spans_ns()["backward_compute_time"] == 2_000_000
+    assert iteration.unix_ns()["forward_compute_time_start"] == 5_000_000 + 10  # the host's clock
+
+
+def test_a_moment_is_a_reading_of_the_clock(clock: list[int]) -> None:
+    assert Moment.now(torch.device("cpu")).ns_until(Moment.now(torch.device("cpu"))) == 10
+
+
+# ------------------------------------------------------------------ whether the graph is static
+
+
+def staticness(rank: int, uses: list[bool]) -> list[tuple[bool, int | None]]:
+    ddp = minddp.DistributedDataParallel(TwoLayers(), find_unused_parameters=True)
+    ddp._set_ddp_runtime_logging_sample_rate(1000)
+    seen = []
+    for step, use in enumerate(uses):
+        run(ddp, rank, step, both=use)
+        seen.append((ddp.reducer._ddp_graph_static(), logged(ddp).get("can_set_static_graph")))
+    return seen
+
+
+def test_a_graph_that_changes_is_not_static(ranks) -> None:
+    uses = [False] * 13 + [True, False]
+    seen, _ = ranks(2).run(staticness, uses)
+    assert seen[0] == (True, None)  # one iteration proves nothing
+    assert seen[1:13] == [(True, 1)] * 12
+    assert seen[13:] == [(False, 0)] * 2
+
+
+# ------------------------------------------------------------------ set by others
+
+
+def told(rank: int) -> list[dict[str, Any]]:
+    joined = minddp.DistributedDataParallel(Normed())
+    with joined.join():
+        for step in range(2 + rank):
+            run(joined, rank, step)
+    hooked = minddp.DistributedDataParallel(TwoLayers())
+    hooked._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    return [logged(joined), logged(hooked)]
+
+
+def test_join_and_hooks_are_told(ranks) -> None:
+    for joined, hooked in ranks(2).run(told):
+        assert joined["join_uneven_inputs"] == 1
+        assert hooked["comm_hook"] == "BuiltinCommHookType.ALLREDUCE"
+
+
+def stats(rank: int) -> tuple[list[int], list[int]]:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    run(ddp, rank, 0)
+    sampled = ddp.reducer.get_backward_stats()
+    for step in range(10):
+        run(ddp, rank, step)
+    return sampled, ddp.reducer.get_backward_stats()
+
+
+def test_backward_stats_are_of_a_sampled_iteration(ranks) -> None:
+    sampled, unsampled = ranks(2).run(stats)[0]
+    assert sorted(sampled, reverse=True) == sampled  # the last layer's come first
+    assert min(sampled) > 0
+    assert unsampled == [0, 0, 0, 0]

@@ -1,0 +1,85 @@
+"""Every member of torch's wrapper and of what hangs on it is here too, or its absence has a reason."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from minddp.compat.reducer_facade import ReducerFacade
+from tests.ranks import RankPool
+from tests.surface.models import Normed, batch
+
+OMITTED = {
+    "_accum_grad_hooks": "hooks of torch's python reducer, a mode that minddp does not have",
+    "_register_accum_grad_hook": "likewise",
+    "_bucket_config": "holds what bucket_bytes_cap and its siblings say; nobody reads it",
+    "_ddp_init_helper": "a piece of the constructor; see _connect",
+    "_register_delay_all_reduce_hook": "a piece of the constructor; see delayed.py",
+    "_delayed_all_reduce_hook": "registered by the former on a parameter; see delayed.py",
+    "_passing_sync_batchnorm_handle": "a piece of the constructor; see check_module in placement.py",
+    "_get_parameters": "left over from replicas on several devices; nobody calls it",
+    "_fire_reducer_autograd_hook": "how torch does mixed precision; see mixed_precision.py",
+    "_module_wait_for_copy_hook": "likewise",
+    "_root_copy_hook": "likewise",
+}
+# Members of pybind's making.
+PYBIND = {"_pybind11_conduit_v1_"}
+
+
+def members(rank: int) -> dict[str, set[str]]:
+    torch_ddp, ddp = TorchDDP(Normed()), minddp.DistributedDataParallel(Normed())
+    for wrapper in (torch_ddp, ddp):
+        wrapper(batch(rank)).sum().backward()
+    return {
+        "wrapper": set(dir(torch_ddp)) - set(dir(ddp)),
+        "reducer": set(dir(torch_ddp.reducer)) - set(dir(ddp.reducer)),
+        "logger": set(dir(torch_ddp.logger)) - set(dir(ddp.logger)),
+    }
+
+
+def test_what_torch_has_is_here_or_has_a_reason(ranks) -> None:
+    pool: RankPool = ranks(2)
+    missing, _ = pool.run(members)
+    # Another version of torch may lack what is listed, but must not have more than is listed.
+    assert missing["wrapper"] <= set(OMITTED)
+    assert missing["reducer"] <= PYBIND
+    assert missing["logger"] == set()
+
+
+def test_nothing_is_listed_that_is_here() -> None:
+    assert not set(OMITTED) & set(dir(minddp.DistributedDataParallel))
+
+
+def test_parameters_are_named_as_in_torch() -> None:
+    """Whoever passes by keyword or by position must be understood."""
+    for name, method in inspect.getmembers(TorchDDP, inspect.isfunction):
+        if name in OMITTED or name not in TorchDDP.__dict__ or name in ("__init__", "train", "__setstate__"):
+            continue
+        theirs = inspect.signature(method).parameters
+        ours = inspect.signature(getattr(minddp.DistributedDataParallel, name)).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in ours.values()):
+            continue
+        assert list(ours)[: len(theirs)] == list(theirs), name
+
+
+def test_reducer_and_logger_take_what_torchs_take() -> None:
+    """Their signatures are in the first line of the docstrings."""
+    for ours, theirs in ((ReducerFacade, dist.Reducer), (minddp.compat.logger.Logger, dist.Logger)):
+        for name, method in vars(ours).items():
+            documented = (getattr(theirs, name, None).__doc__ or "") if hasattr(theirs, name) else ""
+            if name.startswith("__") or not documented.startswith(name):
+                continue
+            num_arguments = documented.splitlines()[0].partition("->")[0].count(": ")
+            if "Overloaded" not in documented:
+                assert len(inspect.signature(method).parameters) == num_arguments, name
+
+
+def test_the_class_is_torchs_for_isinstance_once_registered() -> None:
+    with minddp.register():
+        assert issubclass(minddp.DistributedDataParallel, TorchDDP)
+    assert not issubclass(minddp.DistributedDataParallel, TorchDDP)
+    assert issubclass(minddp.DistributedDataParallel, torch.nn.Module)

@@ -1,0 +1,471 @@
+"""What can be read, set and called on the wrapper and its reducer, for frameworks and for torch's tests."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from tests.surface.models import Normed, TwoLayers, batch
+
+WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
+SETTINGS = (
+    "bucket_bytes_cap",
+    "bucket_bytes_cap_list",
+    "bucket_bytes_cap_default",
+    "broadcast_bucket_size",
+    "is_multi_device_module",
+    "batched_grad_copy",
+    "skip_all_reduce_unused_params",
+    "mixed_precision",
+    "use_side_stream_for_tensor_copies",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "require_backward_grad_sync",
+    "require_forward_param_sync",
+    "forward_sync_buffers",
+    "broadcast_buffers",
+    "device_ids",
+    "output_device",
+    "device_type",
+    "device",
+    "dim",
+    "parameters_to_ignore",
+    "_comm_hooks",
+    "_lazy_init_ran",
+    "_has_rebuilt_buckets",
+    "_use_python_reducer",
+    "_join_config",
+    "_distributed_rank",
+    "_delay_all_reduce_params",
+    "_delay_all_reduce_all_params",
+    "_delay_grad_buffer",
+    "_delay_grad_views",
+)
+
+
+# ------------------------------------------------------------------ settings
+
+
+def settings(rank: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    told = []
+    for wrapper in WRAPPERS:
+        ddp = wrapper(Normed(), **options)
+        told.append({name: getattr(ddp, name) for name in SETTINGS if name != "_authoritative_rank"})
+        names = {param: name for name, param in ddp.module.named_parameters()}
+        told[-1]["_module_parameters"] = [names[param] for param in ddp._module_parameters]
+        told[-1]["buffers"] = list(ddp.named_module_buffers), len(ddp.modules_buffers)
+        told[-1]["will_sync"] = ddp.will_sync_module_buffers()
+        for step in range(2):
+            ddp(batch(rank, step)).sum().backward()
+        told[-1]["rebuilt"] = ddp._has_rebuilt_buckets
+        told[-1]["initialised"] = ddp._lazy_init_ran
+    return told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bucket_cap_mb": 2, "gradient_as_bucket_view": True, "forward_sync_buffers": False},
+        {"bucket_cap_mb_list": [1, 3], "batched_grad_copy": True, "static_graph": True},
+        {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
+    ],
+)
+def test_settings_are_torchs(ranks, options: dict[str, Any]) -> None:
+    for theirs, ours in ranks(2).run(settings, options):
+        assert ours == theirs
+
+
+def assignments(rank: int) -> dict[str, bool]:
+    """Attributes that others set: each has its effect."""
+    seen = {}
+    ddp = minddp.DistributedDataParallel(Normed())
+    ddp.require_backward_grad_sync = False
+    ddp(batch(rank)).sum().backward()
+    mine = ddp.module.layer.weight.grad.clone()
+    both = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(both, mine)
+    seen["gradients stay local"] = not torch.equal(*both)
+    ddp.require_backward_grad_sync = True
+    ddp.require_forward_param_sync = True
+    ddp.module.norm.running_mean.fill_(rank + 5)
+    ddp.eval()
+    ddp(batch(rank))
+    seen["buffers are synchronised"] = ddp.module.norm.running_mean.tolist() == [5.0] * 4
+    for name in ("forward_sync_buffers", "broadcast_buffers"):
+        setattr(ddp, name, False)
+        seen[f"{name} can be switched off"] = not ddp.will_sync_module_buffers()
+        setattr(ddp, name, True)
+    return seen
+
+
+def test_what_others_assign_has_effect(ranks) -> None:
+    for seen in ranks(2).run(assignments):
+        assert all(seen.values()), seen
+
+
+# ------------------------------------------------------------------ names and ignored parameters
+
+
+def names(rank: int) -> list[Any]:
+    told = []
+    for wrapper in WRAPPERS:
+        module = nn.Sequential(TwoLayers(), Normed(), nn.Embedding(3, 4, sparse=True))
+        module[0].second.weight = module[0].first.weight  # tied
+        module[1].layer.bias.requires_grad_(False)
+        ignored = ["0.first.bias", "1.norm.running_var"]
+        wrapper._set_params_and_buffers_to_ignore_for_model(module, ignored)
+        ddp = wrapper(module)
+        params, sparse = ddp._build_params_for_reducer()
+        mapping = ddp._build_debug_param_to_name_mapping(params)
+        with pytest.raises(ValueError, match="Param with name"):
+            ddp._build_debug_param_to_name_mapping(params[1:])
+        with pytest.raises(ValueError, match="Expected param to name mapping"):
+            ddp._build_debug_param_to_name_mapping([*params, nn.Parameter(torch.ones(1))])
+        index = {param: place for place, param in enumerate(module.parameters())}
+        told.append(
+            (
+                [index[param] for param in params],
+                sparse,
+                {place: name for place, name in mapping.items() if name != "0.second.weight"},
+                [index[param] for param in ddp._get_data_parallel_params(module)],
+                list(ddp.named_module_buffers),
+                sorted(ddp.parameters_to_ignore),
+            )
+        )
+    # Torch leaves out none of them if asked for names.
+    managed = [name for name, _ in ddp._get_data_parallel_params(module, named_params=True)]
+    assert managed == [
+        name for name, _ in module.named_parameters() if name != "0.first.bias"
+    ]
+    return told
+
+
+def test_parameters_and_buffers_are_named_and_ignored_as_in_torch(ranks) -> None:
+    for theirs, ours in ranks(2).run(names):
+        assert ours[2].pop(0) == "0.first.weight"  # torch has the last name of a tied one
+        assert ours == theirs
+
+
+# ------------------------------------------------------------------ buffers
+
+
+def buffers(rank: int) -> list[bool]:
+    ddp = minddp.DistributedDataParallel(Normed())
+    mean = ddp.module.norm.running_mean
+    seen = []
+
+    def disturbed() -> None:
+        mean.fill_(rank + 1)
+
+    disturbed()
+    ddp._sync_buffers()
+    seen.append(mean.tolist() == [1.0] * 4)
+    disturbed()
+    ddp._sync_module_buffers(1)
+    seen.append(mean.tolist() == [2.0] * 4)
+    disturbed()
+    ddp._default_broadcast_coalesced(authoritative_rank=1)
+    seen.append(mean.tolist() == [2.0] * 4)
+    disturbed()
+    ddp._check_and_sync_module_buffers()
+    seen.append(mean.tolist() == [1.0] * 4)
+    tensor = torch.full((3,), float(rank))
+    ddp._distributed_broadcast_coalesced([tensor], 100, 1)
+    seen.append(tensor.tolist() == [1.0] * 3)
+    ddp.module.norm.running_mean = torch.zeros(4)
+    ddp._assign_modules_buffers()
+    seen.append(ddp.modules_buffers[0] is ddp.module.norm.running_mean)
+    seen.append(ddp._find_common_rank(rank, True) == 1)
+    seen.append(ddp._find_common_rank(rank, rank == 0) == 0)
+    return seen
+
+
+def test_buffers_can_be_synchronised_by_hand(ranks) -> None:
+    assert ranks(2).run(buffers) == [[True] * 8] * 2
+
+
+# ------------------------------------------------------------------ the reducer
+
+
+def armed_by_hand(rank: int) -> bool:
+    """Accelerate, Lightning, torch's pipelining: a backward is synchronised whose forward was not."""
+    grads = []
+    for wrapper in WRAPPERS:
+        ddp = wrapper(TwoLayers())
+        for step in range(3):
+            with ddp.no_sync():
+                output = ddp(batch(rank, step))
+            ddp.reducer.prepare_for_backward([] if step else output)
+            output.sum().backward()
+            ddp._check_reducer_finalized()
+            rebuilds = ddp.reducer._rebuild_buckets()
+            assert rebuilds == (step == 0)
+        grads.append([param.grad for param in ddp.parameters()])
+    return all(map(torch.equal, *grads))
+
+
+def test_backward_can_be_armed_by_hand(ranks) -> None:
+    assert ranks(2).run(armed_by_hand) == [True, True]
+
+
+def used_maps(rank: int) -> list[list[list[int]]]:
+    told = []
+    for wrapper in WRAPPERS:
+        ddp = wrapper(TwoLayers(), find_unused_parameters=True)
+        told.append([])
+        for step in range(3):
+            ddp(batch(rank, step), both=(step + rank) % 2 == 0).sum().backward()
+            told[-1].append(ddp.reducer._get_local_used_map().tolist())
+    return told
+
+
+def test_who_used_what_is_known_after_backward(ranks) -> None:
+    for theirs, ours in ranks(2).run(used_maps):
+        assert ours == theirs == [[2, 2, 1, 1]] * 3
+
+
+def unused_is_not_counted(rank: int) -> bool:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    return ddp.reducer._get_local_used_map() is None
+
+
+def test_nobody_counts_usage_unasked(ranks) -> None:
+    assert ranks(2).run(unused_is_not_counted) == [True, True]
+
+
+def shadowed(rank: int) -> list[bool]:
+    """Rank 1 takes part in rank 0's backward by hand, as torch's join hook does."""
+    seen = []
+    for hook in (None, dist.BuiltinCommHookType.ALLREDUCE):
+        ddp = minddp.DistributedDataParallel(TwoLayers())
+        if hook is not None:
+            ddp._register_builtin_comm_hook(hook)
+        alone = TwoLayers()
+        alone(batch(0)).sum().backward()
+        if rank == 0:
+            ddp(batch(0)).sum().backward()
+            seen.append(torch.equal(ddp.module.first.weight.grad, alone.first.weight.grad / 2))
+        else:
+            buckets = ddp.reducer._get_zeros_like_grad_buckets()
+            seen.append([bucket.is_last() for bucket in buckets] == [True])
+            for future in [ddp.reducer._run_comm_hook(bucket) for bucket in buckets]:
+                future.wait()
+            ddp.reducer._push_all_rebuilt_params()
+        seen.append(ddp.reducer._rebuild_buckets())
+    return seen
+
+
+def test_a_backward_can_be_shadowed_by_hand(ranks) -> None:
+    assert ranks(2).run(shadowed) == [[True] * 4] * 2
+
+
+def sums(rank: int) -> list[float]:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    [bucket] = ddp.reducer._get_zeros_like_grad_buckets()
+    bucket.buffer().fill_(rank + 1)
+    [total] = ddp.reducer._run_allreduce_hook(bucket).wait()
+    return [total.min().item(), bucket.buffer().max().item()]
+
+
+def test_the_plain_hook_sums_in_place(ranks) -> None:
+    assert ranks(2).run(sums) == [[3.0, 3.0]] * 2
+
+
+def futures(rank: int) -> bool:
+    """The end of backward waits for what others have installed."""
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    tensor = torch.ones(1 << 16)
+    ddp.reducer._install_post_backward_futures([ddp.process_group.allreduce([tensor]).get_future()])
+    ddp(batch(rank)).sum().backward()
+    return bool((tensor == 2).all())
+
+
+def test_backward_waits_for_installed_futures(ranks) -> None:
+    assert ranks(2).run(futures) == [True, True]
+
+
+def static_by_hand(rank: int) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    ddp = minddp.DistributedDataParallel(TwoLayers(), find_unused_parameters=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp._set_static_graph()
+        ddp._set_static_graph()
+    told["warnings"] = [str(warning.message) for warning in caught]
+    told["static"] = ddp.static_graph, ddp._get_ddp_logging_data()["static_graph"]
+    ddp(batch(rank), both=False).sum().backward()
+    before = ddp.module.first.weight.grad.clone()
+    ddp.reducer._delay_all_reduce()  # it has happened
+    told["once"] = torch.equal(before, ddp.module.first.weight.grad)
+    told["unused"] = ddp.module.second.weight.grad is None
+    return told
+
+
+def test_a_graph_can_be_declared_static(ranks) -> None:
+    for told in ranks(2).run(static_by_hand):
+        assert ["find_unused_parameters=true" in text for text in told["warnings"]] == [True, False]
+        assert "no need to set it again" in told["warnings"][1]
+        assert told["static"] == (True, 1)
+        assert (told["once"], told["unused"]) == (True, True)
+
+
+def removed(rank: int) -> bool:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    ddp._remove_autograd_hooks()
+    ddp(batch(rank)).sum().backward()
+    plain = TwoLayers()
+    plain(batch(rank)).sum().backward()
+    ddp(batch(rank))
+    return torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
+
+
+def test_without_hooks_gradients_stay_local(ranks) -> None:
+    assert ranks(2).run(removed) == [True, True]
+
+
+def refused(rank: int) -> list[str]:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    messages = []
+    for act in (
+        lambda: ddp._set_sparse_metadata({"first.weight": torch.tensor([1])}),
+        lambda: ddp.reducer._set_mixed_precision_param_dtype(torch.float16),
+    ):
+        with pytest.raises(NotImplementedError) as raised:
+            act()
+        messages.append(str(raised.value))
+    return messages
+
+
+def test_what_cannot_be_done_says_why(ranks) -> None:
+    metadata, dtype = ranks(2).run(refused)[0]
+    assert "first.weight" in metadata
+    assert "torch.float16" in dtype
+
+
+# ------------------------------------------------------------------ another group
+
+
+def another_group(rank: int) -> dict[str, Any]:
+    pair, alone = dist.new_group([0, 1]), dist.new_group([0])
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    for step in range(2):
+        ddp(batch(rank, step)).sum().backward()
+    rebuilt_before = ddp._has_rebuilt_buckets
+    ddp._update_process_group(alone)
+    told = {
+        "rebuilt": (rebuilt_before, ddp._has_rebuilt_buckets),
+        "group": ddp.process_group is (alone if rank == 0 else dist.group.WORLD),
+        "world_size": ddp._get_ddp_logging_data()["world_size"],
+    }
+    if rank == 0:
+        ddp.zero_grad()
+        ddp(batch(0)).sum().backward()
+        plain = TwoLayers()
+        plain(batch(0)).sum().backward()
+        told["alone"] = torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
+    ddp._update_process_group(pair)
+    ddp.zero_grad()
+    ddp(batch(rank)).sum().backward()
+    gathered = [torch.empty(4, 4) for _ in range(2)]
+    dist.all_gather(gathered, ddp.module.first.weight.grad)
+    told["together"] = torch.equal(*gathered)
+    return told
+
+
+def test_the_group_can_shrink_and_grow(ranks) -> None:
+    for rank, told in enumerate(ranks(2).run(another_group)):
+        assert told["rebuilt"] == (True, False)
+        assert [told["group"], told["together"], told.get("alone", True)] == [True] * 3
+        assert told["world_size"] == (1 if rank == 0 else 2)
+
+
+# ------------------------------------------------------------------ copies, and being the active module
+
+
+def copies(rank: int) -> list[bool]:
+    ddp = minddp.DistributedDataParallel(Normed(), find_unused_parameters=True)
+    ddp(batch(rank)).sum().backward()
+    seen = []
+    for twin in (copy.deepcopy(ddp), pickle.loads(pickle.dumps(ddp))):
+        twin.zero_grad()
+        for step in range(2):
+            twin(batch(rank, step)).sum().backward()
+        data = twin._get_ddp_logging_data()
+        seen.append(twin.reducer is not ddp.reducer and twin.logger is not ddp.logger)
+        seen.append((data["iteration"], data["module_name"]) == (1, "Normed"))
+    return seen
+
+
+def test_copies_have_a_reducer_and_a_logger_of_their_own(ranks) -> None:
+    assert ranks(2).run(copies) == [[True] * 4] * 2
+
+
+class Asks(nn.Module):
+    """Remembers whom torch.compile would take for active while it runs."""
+
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.inner = inner
+        self.seen: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [self.active()]
+        if self.inner is not None:
+            x = self.inner(x)
+            self.seen.append(self.active())
+        return self.layer(x)
+
+    def active(self) -> tuple[Any, ...]:
+        return (
+            TorchDDP._get_active_ddp_module(),
+            minddp.DistributedDataParallel._get_active_ddp_module(),
+            minddp.DistributedDataParallel._active_ddp_module,
+        )
+
+
+def active(rank: int) -> list[bool]:
+    inner = minddp.DistributedDataParallel(Asks())
+    outer = minddp.DistributedDataParallel(Asks(inner))
+    outer(batch(rank))
+    nobody = outer.module.active()
+    with outer._inside_ddp_forward():
+        inside = outer.module.active()
+    return [
+        outer.module.seen == [(outer,) * 3] * 2,
+        inner.module.seen == [(inner,) * 3],
+        nobody == (None,) * 3,
+        inside == (outer,) * 3,
+    ]
+
+
+def test_the_module_whose_forward_runs_is_the_active_one(ranks) -> None:
+    assert ranks(2).run(active) == [[True] * 4] * 2
+
+
+def old_helpers(rank: int) -> list[bool]:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    ddp._set_ddp_sink_clone(False)
+    output = ddp(batch(rank))
+    output += 1  # outputs may be modified in place
+    output.sum().backward()
+    return [
+        ddp.train() is ddp,
+        ddp.to_kwargs((torch.ones(2),), {"key": 1}, 0)[1] == ({"key": 1},),
+        ddp._ddp_sink_clone is False,
+    ]
+
+
+def test_old_helpers(ranks) -> None:
+    assert ranks(2).run(old_helpers) == [[True] * 3] * 2

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from minddp.transport.shared_memory import messages
+from minddp.transport.shared_memory.messages import Addend, ChunksDone, Farewell, SegmentDropped, SegmentMade
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    yield here, there
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SegmentMade(3, 2**40),
+        SegmentDropped(2**33),
+        Addend(1, 2, 3, 2**50, 5),
+        ChunksDone(2**40),
+        Farewell("é"),
+        Farewell(""),
+    ],
+)
+def test_messages_arrive_as_they_were_sent(ends: Ends, message: messages.Message) -> None:
+    assert messages.send(ends[0], messages.encode(message))
+    received, descriptors = messages.receive(ends[1])
+    assert received == message
+    assert type(received) is type(message)
+    assert descriptors == []
+
+
+def test_a_long_reason_is_cut(ends: Ends) -> None:
+    assert messages.send(ends[0], messages.encode(Farewell("é" * 5000)))
+    assert messages.receive(ends[1]) == (Farewell("é" * 511), [])
+
+
+def test_a_descriptor_comes_along_and_is_not_inherited(ends: Ends) -> None:
+    read, write = os.pipe()
+    messages.send(ends[0], messages.encode(SegmentMade(0, 1)), [write])
+    _, [received] = messages.receive(ends[1])
+    os.write(received, b"x")
+    assert os.read(read, 1) == b"x"
+    assert not os.get_inheritable(received)
+    for descriptor in (read, write, received):
+        os.close(descriptor)
+
+
+def test_nothing_there_is_not_the_end(ends: Ends) -> None:
+    with pytest.raises(BlockingIOError):
+        messages.receive(ends[1])
+
+
+def test_what_was_said_before_the_end_is_heard(ends: Ends) -> None:
+    messages.send(ends[0], messages.encode(ChunksDone(7)))
+    ends[0].close()
+    assert messages.receive(ends[1]) == (ChunksDone(7), [])
+    assert messages.receive(ends[1]) == (None, [])
+
+
+def test_one_who_is_gone_counts_as_told(ends: Ends) -> None:
+    ends[1].close()
+    assert messages.send(ends[0], messages.encode(ChunksDone(1)))
+
+
+def test_one_who_does_not_listen_is_not_waited_for_too_long(ends: Ends) -> None:
+    while messages.send(ends[0], messages.encode(ChunksDone(1))):
+        pass
+    assert not messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=0.05)
+    messages.receive(ends[1])
+    assert messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=5.0)

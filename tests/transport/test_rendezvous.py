@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from minddp.transport.shared_memory import messages, rendezvous, segments
+from minddp.transport.shared_memory.messages import ChunksDone
+from minddp.transport.shared_memory.rendezvous import CannotConnect, Peer, connect
+from tests.transport.threads import ThreadGroup, on_ranks
+
+
+def outcome(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer] | str:
+    try:
+        return connect(group.of(rank), timeout_s)
+    except CannotConnect as obstacle:
+        return str(obstacle)
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_every_rank_is_connected_with_every_other() -> None:
+    group = ThreadGroup(4)
+    peers = on_ranks(4, lambda rank: connect(group.of(rank), 5.0))
+    for rank, others in enumerate(peers):
+        assert sorted(others) == [other for other in range(4) if other != rank]
+        for other, peer in others.items():
+            messages.send(peer.socket, messages.encode(ChunksDone(10 * rank + other)))
+    for rank, others in enumerate(peers):
+        for other, peer in others.items():
+            assert messages.receive(peer.socket) == (ChunksDone(10 * other + rank), [])
+            peer.close()
+
+
+def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    introduce = rendezvous._introduce
+    made: list[Any] = []
+
+    def introduce_stranger(listener: socket.socket) -> Any:
+        made.append(introduce(listener) | ({"machine": "another"} if made else {}))
+        return made[-1]
+
+    monkeypatch.setattr(rendezvous, "_introduce", introduce_stranger)
+    before, group = num_descriptors(), ThreadGroup(2)
+    outcomes = on_ranks(2, lambda rank: outcome(group, rank))
+    assert outcomes[0] == outcomes[1]
+    assert "rank 1 is on another host than rank 0" in outcomes[0]
+    assert num_descriptors() == before
+
+
+def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "is_supported", lambda: False)
+    group = ThreadGroup(2)
+    assert (
+        on_ranks(2, lambda rank: outcome(group, rank))
+        == ["rank 0 runs on a system that cannot do it as Linux does"] * 2
+    )
+
+
+def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, calls = segments.create, []
+
+    def create_once(nbytes: int) -> int:
+        calls.append(nbytes)
+        if len(calls) == 2:
+            raise OSError(1, "Operation not permitted")
+        return create(nbytes)
+
+    monkeypatch.setattr(segments, "create", create_once)
+    before, group = num_descriptors(), ThreadGroup(3)
+    outcomes = on_ranks(3, lambda rank: outcome(group, rank, timeout_s=1.0))
+    assert len(set(outcomes)) == 1
+    assert "cannot share memory with the others" in outcomes[0]
+    assert num_descriptors() == before
+
+
+def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    introduce = rendezvous._introduce
+    strangers = []
+
+    def introduce_after_strangers(listener: socket.socket) -> Any:
+        for knock in (b"", b"hello", rendezvous._KNOCK.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stranger.connect(listener.getsockname())
+            stranger.send(knock) if knock else stranger.close()
+            strangers.append(stranger)
+        return introduce(listener)
+
+    monkeypatch.setattr(rendezvous, "_introduce", introduce_after_strangers)
+    group = ThreadGroup(2)
+    for others in on_ranks(2, lambda rank: connect(group.of(rank), 5.0)):
+        assert len(others) == 1
+        [peer] = others.values()
+        peer.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_processes_can_be_watched() -> None:
+    group = ThreadGroup(2)
+    peers = on_ranks(2, lambda rank: connect(group.of(rank), 5.0))
+    for others in peers:
+        for peer in others.values():
+            assert (peer.process is not None) == hasattr(os, "pidfd_open")
+            peer.close()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from minddp.transport.shared_memory import segments
+
+
+def num_mapped() -> int:
+    return sum("memfd:minddp" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_two_mappings_are_one_memory() -> None:
+    descriptor = segments.create(4096)
+    here = segments.attach(os.dup(descriptor), 4096)
+    there = segments.attach(descriptor, 4096)
+    assert here.address != there.address
+    segments.tensor_over(here, torch.float32, 4).copy_(torch.arange(4))
+    assert segments.tensor_over(there, torch.float32, 3, offset_bytes=4).tolist() == [1, 2, 3]
+
+
+def test_a_tensor_keeps_its_segment_and_nothing_else_does() -> None:
+    gc.collect()
+    mapped, opened = num_mapped(), len(os.listdir("/proc/self/fd"))
+    segment = segments.attach(segments.create(1 << 16), 1 << 16)
+    part = segments.tensor_over(segment, torch.float32, 1 << 14)[100:200].view(10, 10)
+    del segment
+    assert num_mapped() == mapped + 1
+    assert part.sum() == 0
+    del part
+    assert (num_mapped(), len(os.listdir("/proc/self/fd"))) == (mapped, opened)
+
+
+def test_it_has_no_name() -> None:
+    before = os.listdir("/dev/shm")
+    segment = segments.attach(segments.create(4096), 4096)
+    assert os.listdir("/dev/shm") == before
+    assert len(segment) == 4096
+
+
+def test_no_room_is_an_error_at_once() -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            segments.create((1 << 20) + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(os.listdir("/proc/self/fd")) == opened

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minddp.transport.shared_memory import segments, worker
+from minddp.transport.shared_memory.messages import SegmentDropped, SegmentMade
+from minddp.transport.shared_memory.segments import Segment
+from minddp.transport.shared_memory.worker import Reduction, Worker
+from tests.transport.threads import connected
+
+
+class Rank:
+    """A worker and one segment of `numel` float32."""
+
+    def __init__(self, rank: int, peers: dict, numel: int = 1000, timeout_s: float = 10.0):
+        self.worker = Worker(rank, peers, timeout_s)
+        self.segment = self.make_segment(0, numel * 4)
+        self.tensor = segments.tensor_over(self.segment, torch.float32, numel)
+
+    def make_segment(self, number: int, nbytes: int) -> Segment:
+        descriptor = segments.create(nbytes)
+        self.worker.introduce(descriptor, SegmentMade(number, nbytes))
+        return segments.attach(descriptor, nbytes, number)
+
+    def launch(self, start: int = 0, stop: int | None = None) -> Reduction:
+        return self.worker.launch(self.tensor[start:stop], self.segment, start * 4)
+
+
+@pytest.fixture
+def start():
+    """`start(n)` are n connected ranks."""
+    started: list[Rank] = []
+
+    def start_ranks(world_size: int, **kwargs) -> list[Rank]:
+        started.extend(Rank(rank, peers, **kwargs) for rank, peers in enumerate(connected(world_size)))
+        return started
+
+    yield start_ranks
+    for rank in started:
+        rank.worker.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "minddp shared memory"]
+
+
+Start = Callable[..., list[Rank]]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_all_get_the_sum(start: Start, world_size: int) -> None:
+    ranks = start(world_size)
+    for number, rank in enumerate(ranks):
+        rank.tensor.fill_(10**number)
+    for work in [rank.launch() for rank in ranks]:
+        work.wait()
+        assert work.is_completed()
+    for rank in ranks:
+        assert rank.tensor.eq(int("1" * world_size)).all()
+
+
+def test_parts_of_a_segment_are_all_reduced_by_themselves(start: Start) -> None:
+    ranks = start(2)
+    for rank in ranks:
+        rank.tensor.fill_(1)
+    for work in [rank.launch(10, 20) for rank in ranks]:
+        work.wait()
+    assert ranks[0].tensor.nonzero().numel() == 1000
+    assert [ranks[1].tensor[i].item() for i in (9, 10, 19, 20)] == [1, 2, 2, 1]
+
+
+def test_nothing_happens_before_all_addends_are_in(start: Start) -> None:
+    ranks = start(3)
+    for rank in ranks:
+        rank.tensor.fill_(1)
+    first = [rank.launch() for rank in ranks[:2]]
+    with pytest.raises(RuntimeError, match="Timed out"):
+        first[0].wait(datetime.timedelta(seconds=0.1))
+    assert not first[0].is_completed()
+    assert ranks[0].tensor.eq(1).all()
+    ranks[2].launch().wait()
+    first[0].wait()
+    assert ranks[0].tensor.eq(3).all()
+
+
+def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
+    """More messages than a socket holds, in both directions, before anybody waits."""
+    ranks = start(2)
+    for rank in ranks:
+        rank.tensor.fill_(1)
+    works: list[list[Reduction]] = [[], []]
+
+    def launch_all(rank: int) -> None:
+        works[rank] = [ranks[rank].launch(i % 1000, i % 1000 + 1) for i in range(2000)]
+
+    threads = [threading.Thread(target=launch_all, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for work in works[0] + works[1]:
+        work.wait()
+    assert ranks[0].tensor.eq(4).all()
+
+
+def test_done_is_told_again_when_there_is_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket to the peer is full whenever the thread itself sends for the first time."""
+    ranks, send = start(2), worker.messages.send
+    refused: set[int] = set()
+
+    def send_at_second_try(peer, encoded, descriptors=(), timeout_s=0.0) -> bool:
+        if timeout_s == 0.0 and peer.fileno() not in refused:
+            refused.add(peer.fileno())
+            return False
+        return send(peer, encoded, descriptors, timeout_s)
+
+    monkeypatch.setattr(worker.messages, "send", send_at_second_try)
+    for work in [rank.launch() for rank in ranks]:
+        work.wait()
+    assert len(refused) == 2
+
+
+def test_who_comes_late_is_named_when_time_is_up(start: Start) -> None:
+    ranks = start(3, timeout_s=0.2)
+    works = [rank.launch() for rank in ranks[:2]]
+    for work in works:
+        with pytest.raises(RuntimeError, match=r"All-reduce 0 was not done within 0.2 s: Rank 2 has not begun it"):
+            work.wait()
+    with pytest.raises(RuntimeError, match="All-reduce 0 was not done"):
+        ranks[0].launch().wait()
+
+
+def test_different_calls_are_an_error_on_every_rank(start: Start) -> None:
+    ranks = start(2)
+    for work in [ranks[0].launch(0, 10), ranks[1].launch(0, 11)]:
+        with pytest.raises(RuntimeError, match=r"rank 0 has 10 elements .*, but rank 1 has 11"):
+            work.wait()
+
+
+def test_who_leaves_while_others_wait_is_named(start: Start) -> None:
+    ranks = start(3)
+    works = [rank.launch() for rank in ranks[:2]]
+    ranks[2].worker.close()
+    for work in works:
+        with pytest.raises(RuntimeError, match="Rank 2 has left before all-reduce 0"):
+            work.wait()
+
+
+def test_who_has_left_already_is_named(start: Start) -> None:
+    ranks = start(2)
+    for work in [rank.launch() for rank in ranks]:
+        work.wait()
+    ranks[1].worker.close()
+    with pytest.raises(RuntimeError, match="Rank 1 has left before all-reduce 1"):
+        ranks[0].launch().wait()
+
+
+def test_who_leaves_after_its_part_is_done_does_not_matter(start: Start) -> None:
+    ranks = start(2)
+    for rank in ranks:
+        rank.tensor.fill_(1)
+    theirs, ours = ranks[1].launch(), ranks[0].launch()
+    theirs.wait()
+    ranks[1].worker.close()
+    ours.wait()
+    assert ranks[0].tensor.eq(2).all()
+
+
+def test_closing_fails_what_is_under_way(start: Start) -> None:
+    ranks = start(2)
+    work = ranks[0].launch()
+    ranks[0].worker.close()
+    with pytest.raises(RuntimeError, match="dropped while this all-reduce was under way"):
+        work.wait()
+
+
+def test_an_unexpected_error_in_the_thread_reaches_who_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(worker, "reduce_chunk", fail)
+    ranks = start(2)
+    for rank, work in enumerate([rank.launch() for rank in ranks]):
+        with pytest.raises(RuntimeError, match=f"Rank {rank} cannot go on .*no more"):
+            work.wait()
+
+
+def test_a_forked_child_leaves_its_parents_thread_alone(start: Start) -> None:
+    ranks = start(2)
+    child = os.fork()
+    if child == 0:
+        for rank in ranks:
+            rank.worker.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    for work in [rank.launch() for rank in ranks]:
+        work.wait()
+
+
+def test_closing_is_heard_even_if_a_forked_child_has_copies_of_the_sockets(start: Start) -> None:
+    ranks = start(2)
+    works = [ranks[0].launch()]
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent is through
+        os._exit(0)
+    ranks[1].worker.close()
+    with pytest.raises(RuntimeError, match="Rank 1 has left"):
+        works[0].wait()
+    os.close(write)
+    os.waitpid(child, 0)
+    os.close(read)
+
+
+def test_the_peers_let_go_of_a_dropped_segment(start: Start) -> None:
+    ranks = start(2)
+    for rank in ranks:
+        rank.make_segment(1, 4096)
+        rank.worker.forget(SegmentDropped(1))
+    for work in [rank.launch() for rank in ranks]:
+        work.wait()
+    gc.collect()
+    assert [sorted(rank.worker._segments) for rank in ranks] == [[(1, 0)], [(0, 0)]]
+
+
+def test_the_thread_adds_alone() -> None:
+    """Torch would wake a team of threads for long tensors, one team for each thread that adds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        ranks = [Rank(rank, peers, numel=3_000_000) for rank, peers in enumerate(connected(2))]
+        num_threads = len(os.listdir("/proc/self/task"))
+        for work in [rank.launch() for rank in ranks]:
+            work.wait()
+        assert len(os.listdir("/proc/self/task")) == num_threads
+        for rank in ranks:
+            rank.worker.close()
+    finally:
+        torch.set_num_threads(before)
