@@ -2,7 +2,7 @@
 PY  := .venv/bin/python
 BIN := .venv/bin
 
-.PHONY: demo test fuzz bench lint format types venv clean
+.PHONY: demo test conformance fuzz bench lint format types venv clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list.
@@ -13,6 +13,9 @@ demo: venv  ## Train a small GPT on two ranks for a minute, then prove the bits 
 
 test: venv  ## Run the tests (at most 6 minutes on 2 cores).
 	$(BIN)/pytest -q
+
+conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; renew docs/conformance.md.
+	$(PY) -m tests.conformance --table docs/conformance.md
 
 fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
 	MINDDP_FUZZ_EXAMPLES=$${MINDDP_FUZZ_EXAMPLES:-3000} $(BIN)/pytest -q -x --timeout 0 tests/parity

@@ -25,14 +25,16 @@ class Phase(enum.Enum):
     ARMED = "a forward has run; the next backward will be synchronised"
     ACCUMULATING = "hooks are firing"
     INCOMPLETE = "a backward has ended, but some gradients have not arrived"
+    REDUCING = "a backward has ended, and whoever called it has yet to finalize it"
     FINALIZING = "waiting for the buckets"
 
 
 ALLOWED = {
     Phase.IDLE: {Phase.ARMED},
     Phase.ARMED: {Phase.ARMED, Phase.ACCUMULATING},
-    Phase.ACCUMULATING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.IDLE},
+    Phase.ACCUMULATING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.REDUCING, Phase.IDLE},
     Phase.INCOMPLETE: {Phase.ACCUMULATING},
+    Phase.REDUCING: {Phase.FINALIZING},
     Phase.FINALIZING: {Phase.IDLE},
 }
 

@@ -13,7 +13,7 @@ when it is packed; without it, only when that cannot be seen, see [Note: handing
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,14 @@ from minddp import handover
 from minddp.packing import Run, Scaling, is_missing_or_at_home, run_bounds
 from minddp.plan import BucketPlan, BucketSpec, Slot
 from minddp.sparse_bucket import SparseBucket
+
+
+#: Makes a flat tensor of as many elements of a dtype on a device: memory where the transport wants it.
+Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
+
+
+def allocate_anywhere(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(numel, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,14 @@ class Bucket:
         *,
         grads_are_views: bool,
         dtypes: GradDtypes,
+        allocate: Allocate,
     ):
         self.spec = spec
         self.params = list(params)
         self.names = list(names)
         self.grads_are_views = grads_are_views
         self.dtypes = dtypes
+        self._new_memory = allocate
         self._unshared = handover.Unshared.measured()
         self._allocate()
         if grads_are_views:
@@ -108,7 +118,7 @@ class Bucket:
 
     def _allocate(self) -> None:
         dtype = self.dtypes.travelling or self.spec.dtype
-        self.flat = torch.empty(self.spec.numel, dtype=dtype, device=self.spec.device)
+        self.flat = self._new_memory(self.spec.numel, dtype, self.spec.device)
         self.wire = to_wire(self.flat)
         self.views = self.views_into(self.wire)
         self.runs = [
@@ -238,14 +248,15 @@ def allocate_buckets(
     *,
     grads_are_views: bool,
     dtypes: GradDtypes = GradDtypes(),
+    allocate: Allocate = allocate_anywhere,
 ) -> list[Bucket | SparseBucket]:
-    """The plan's buckets in launch order, with memory of their own."""
+    """The plan's buckets in launch order, with memory of their own, got from `allocate`."""
 
-    def allocate(spec: BucketSpec) -> Bucket | SparseBucket:
+    def bucket_of(spec: BucketSpec) -> Bucket | SparseBucket:
         members = [params[slot.param] for slot in spec.slots]
         names = plan.names(spec.index)
         if spec.sparse:
             return SparseBucket(spec, members[0], names[0])
-        return Bucket(spec, members, names, grads_are_views=grads_are_views, dtypes=dtypes)
+        return Bucket(spec, members, names, grads_are_views=grads_are_views, dtypes=dtypes, allocate=allocate)
 
-    return [allocate(spec) for spec in plan.buckets]
+    return [bucket_of(spec) for spec in plan.buckets]

@@ -20,6 +20,7 @@ COMMANDS = {
     "train": Command("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
     "run": Command("minddp.compat.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
     "exec": Command("minddp.compat.execute", "the same for any command, such as another launcher"),
+    "doctor": Command("minddp.doctor.command", "check whether a distributed job will work here, before the job"),
     "demo": Command("minddp.train.demo", "train a small GPT for a minute, then compare with torch's DDP"),
 }
 

@@ -83,6 +83,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         module: the wrapped module.
         plan: the current `BucketPlan`; print it.
         require_backward_grad_sync: whether the next backward is synchronised; see `no_sync`.
+        require_manual_backward_finalization: whether that is left to `finalize_backward`; False at first.
 
     Raises:
         ValueError, TypeError: wrong arguments, or no process group.
@@ -154,6 +155,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.dim = dim
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
+        self.require_manual_backward_finalization = False
         self.forward_sync_buffers = self._options.forward_sync_buffers
         self._authoritative_rank = 0  # of the last `join`; torch's own tests read it
         self._buffers_from = 0
@@ -189,7 +191,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._tuner = AutoBuckets(self._reducer) if self._tunes_buckets else None
 
     def _open_transport(self) -> Transport:
-        transport = open_transport(self._transport_kind, self.process_group)
+        transport = open_transport(self._transport_kind, self.process_group, self.device)
         return watched(transport, self._options.stuck_after_s, self._progress)
 
     def _progress(self) -> Progress:
@@ -231,7 +233,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         # rule, which keeps evaluation and accumulation free of communication.
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self.require_forward_param_sync:
-            self._reducer.arm(output)
+            self._reducer.arm(output, finalize_at_end=not self.require_manual_backward_finalization)
         elif torch.is_grad_enabled():
             self._reducer.tell(EventKind.NO_SYNC)
         if self._mixed_precision is not None:
@@ -253,6 +255,23 @@ class DistributedDataParallel(nn.Module, Joinable):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def finalize_backward(self) -> None:
+        """Wait for the reductions of the last backward and put the averages into `.grad`.
+
+        With `require_manual_backward_finalization` the end of backward leaves this to the caller, who may have
+        better things to do while gradients travel. Also within backward, for instance in a hook, as soon as all
+        gradients of this module have arrived; but see `should_finalize_after_backward`. As in torch after 2.13.
+
+        Raises:
+            RuntimeError: there is nothing to finalize, or some gradients have not arrived.
+        """
+        self._reducer.finish()
+
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether the coming backward launches nothing before it has ended: the first one of a static graph."""
+        return self._reducer.records_graph
 
     def weigh(self, weight: float) -> None:
         """Let the next backward take the mean weighted by each rank's `weight`, such as its number of samples.
@@ -497,6 +516,8 @@ class DistributedDataParallel(nn.Module, Joinable):
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: "
                 "a copy could not know which ranks to average over. Pickle `.module` instead."
             )
+        if self._delayed is not None:
+            raise RuntimeError("With delay_all_reduce_named_params there can be no copy. Copy `.module` instead.")
         state = copy.copy(self.__dict__)
         for connected in _CONNECTED:
             del state[connected]

@@ -9,7 +9,7 @@ was there before. Torch's reducer knows both places instead (`runGradCallbackFor
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -27,26 +27,25 @@ def context_of_forward() -> int | None:
 
 
 class LentGradients:
-    """The gradients of context `context_id`, shown as `.grad` of `params` one after the other."""
+    """The gradients of context `context_id`, shown as `.grad` of `params` from when they are packed."""
 
-    def __init__(self, context_id: int, params: Sequence[nn.Parameter]):
+    def __init__(self, context_id: int, params: Sequence[nn.Parameter], names: Sequence[str]):
         self._context_id = context_id
         self._params = params
+        self._names = names
         self._before: dict[int, torch.Tensor | None] = {}
-        self._lent: dict[int, torch.Tensor] = {}
+        self._lent: dict[int, torch.Tensor | None] = {}
 
     def has(self, param: int) -> bool:
         """Whether the context holds a gradient for this parameter: else the backward is an ordinary one."""
         return self._params[param] in self._gradients()
 
-    def lend(self, param: int) -> None:
-        """The backward has accumulated this parameter's gradient."""
-        grad = self._gradients().get(self._params[param])
-        if param not in self._before:
+    def lend(self, params: Iterable[int]) -> None:
+        """The backward is done with these parameters: show what it has accumulated for them, if anything."""
+        gradients = self._gradients()
+        for param in params:
             self._before[param] = self._params[param].grad
-        if grad is not None:
-            self._lent[param] = grad
-        self._params[param].grad = grad
+            self._lent[param] = self._params[param].grad = gradients.get(self._params[param])
 
     def give_back(self) -> None:
         """The averages are in `.grad`: see that the context has them, and restore what was there before.
@@ -54,18 +53,19 @@ class LentGradients:
         Raises:
             RuntimeError: a parameter that this rank has not used got an average from other ranks.
         """
+        homeless = []
         for param, before in self._before.items():
-            average, lent = self._params[param].grad, self._lent.get(param)
+            average, lent = self._params[param].grad, self._lent[param]
             self._params[param].grad = before
-            if average is None:
-                continue
-            if lent is None:
-                raise RuntimeError(
-                    f"Parameter {param} has got a gradient on other ranks only, and a distributed autograd "
-                    f"context cannot be given one from here. Use every parameter on every rank."
-                )
-            if average is not lent:
+            if lent is None and average is not None:
+                homeless.append(self._names[param])
+            elif lent is not None and average is not None and average is not lent:
                 lent.copy_(average)
+        if homeless:
+            raise RuntimeError(
+                f"Parameters that only other ranks have used: {', '.join(homeless)}. A distributed autograd context "
+                f"can be given no gradients from here; use every parameter on every rank."
+            )
 
     def _gradients(self) -> dict[torch.Tensor, torch.Tensor]:
         return torch.distributed.autograd.get_gradients(self._context_id)

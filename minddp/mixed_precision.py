@@ -16,12 +16,11 @@ second one through the same graph, lowers once more.
 
 Deliberately not as torch 2.13, whose implementation errs:
   - Every backward reduces gradients. Torch's first one reduces memory that nobody has written to, because the
-    buckets are converted and the views into them are not; so does every one if the buckets are never rebuilt.
-    With gradient_as_bucket_view the third and all later ones bring the second one's averages again.
-  - `find_unused_parameters`, tied parameters and `no_sync` work.
+    buckets are converted and the views into them are not; the second one of a static graph does so again.
+    With gradient_as_bucket_view the third and all later ones bring the second one's averages once more.
+  - `find_unused_parameters`, tied parameters, `no_sync` and evaluation under `torch.no_grad()` work; torch's raise.
   - Only floating-point buffers are cast, as torch documents it: a count of batches stays exact.
   - `param_dtype=None` is each parameter's own and `reduce_dtype=None` is `param_dtype`, as torch documents it.
-  - A forward under `torch.no_grad()` leaves full precision behind it.
 With gradient_as_bucket_view `.grad` has memory of its own all the same: it is never of a bucket's dtype.
 """
 

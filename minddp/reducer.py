@@ -73,6 +73,7 @@ class Reducer:
         self.optimizers: list[OverlappedOptimizer] = []
         self.last_unused: Sequence[int] | None = None
         self.phase = Phase.IDLE
+        self._finalizes_at_end = True
         self._sparse_names = frozenset(sparse_names)
         self._mixed_precision = mixed_precision
         self._rpc_context: int | None = None
@@ -106,11 +107,15 @@ class Reducer:
         """The parameters' dtype has changed."""
         self._hooks.renew()
 
-    def arm(self, output: Any) -> None:
-        """A forward that wants its backward synchronised has returned `output`."""
+    def arm(self, output: Any, *, finalize_at_end: bool = True) -> None:
+        """A forward that wants its backward synchronised has returned `output`.
+
+        Unless `finalize_at_end`, whoever calls backward calls `finish` as well.
+        """
         if not self.params:  # all of them are delayed
             return
         self._move_to(Phase.ARMED)
+        self._finalizes_at_end = finalize_at_end
         self._rpc_context = context_of_forward()
         self._forward_was_nested = autograd.inside_another_backward()
         self._out_of_reach = None
@@ -125,6 +130,8 @@ class Reducer:
         ended = not self._awaited_backwards  # the end is never reached if an exception cuts a backward short
         if self.phase is Phase.INCOMPLETE or (self.phase is Phase.ACCUMULATING and ended):
             raise self._unfinished()
+        if self.phase is Phase.REDUCING:
+            raise self._not_finalized()
         if self.phase in (Phase.ACCUMULATING, Phase.FINALIZING):
             self._drop_interrupted_pass()
         self._awaited_backwards.clear()
@@ -175,10 +182,11 @@ class Reducer:
         current = self._pass
         if current is None and self.phase is not Phase.IDLE:
             current = self._open_pass(param)
-        if current is not None and current.lent is not None:
-            current.lent.lend(param)
-        if self._usage is not None and self.params[param].grad is not None:
+        is_lent = current is not None and current.lent is not None
+        if self._usage is not None and (is_lent or self.params[param].grad is not None):
             self._usage.mark(param)
+        if current is None and self._awaited_backwards:
+            self.on_ready_twice(param)  # a nested backward has completed the pass, yet the outer one brings more
         if current is None:
             self.tell(EventKind.GRADIENT_KEPT, param)
             return False  # under no_sync, or a second backward through one graph: gradients stay local
@@ -198,12 +206,7 @@ class Reducer:
         """See [Note: the hot path]."""
         plan_is_final = self._has_rebuilt or not self.options.rebuilds_buckets
         counts_once = not self.options.static_graph
-        self._countdown.is_watched = not (
-            plan_is_final
-            and counts_once
-            and self._usage is None
-            and self._rpc_context is None
-        )
+        self._countdown.is_watched = not (plan_is_final and counts_once and self._usage is None)
 
     def _open_pass(self, param: int) -> BackwardPass:
         """The first hook of an armed backward, that of `param`."""
@@ -258,7 +261,7 @@ class Reducer:
         """Where the gradients of this backward are found, if not in `.grad`."""
         if self._rpc_context is None:
             return None
-        lent = LentGradients(self._rpc_context, self.params)
+        lent = LentGradients(self._rpc_context, self.params, self.names)
         return lent if lent.has(param) else None
 
     def _find_unused(self, current: BackwardPass) -> None:
@@ -282,8 +285,6 @@ class Reducer:
 
     def _count_as_ready(self, param: int) -> None:
         """A parameter that no hook will announce."""
-        if self._pass is not None and self._pass.lent is not None:
-            self._pass.lent.lend(param)
         self.tell(EventKind.PARAM_READY, param)
         self._countdown.strike_off(param)
 
@@ -297,6 +298,8 @@ class Reducer:
         assert self._pass is not None
         current = self._pass
         bucket, run_in_bucket = self._runs[run]
+        if current.lent is not None:
+            current.lent.lend(bucket.params_by_run()[run_in_bucket])
         self.tell(EventKind.PACK_BEGIN, bucket.spec.index)
         if torch.is_grad_enabled():  # as good as never: in backward(create_graph=True)
             with torch.no_grad():
@@ -381,12 +384,12 @@ class Reducer:
     def _on_backward_end(self, backward: int) -> None:
         self._awaited_backwards.discard(backward)
         self._countdown.is_watched = True
-        if self._pass is None:
+        if self._pass is None or self.phase is Phase.REDUCING:
             self._out_of_reach = None
-            return  # this backward has not reached any parameter
+            return  # this backward has not reached any parameter, or ends a second time
         if self._pass.is_complete:
             self.tell(EventKind.GRADIENTS_COMPLETE)
-            self._finalize(self._pass)
+            self._end_pass(self._pass)
         elif autograd.inside_another_backward() and not self._forward_was_nested:
             return  # a nested one after all; the next hook will ask again
         elif self._recorded_hooks is not None:
@@ -395,6 +398,33 @@ class Reducer:
         else:
             self._move_to(Phase.INCOMPLETE)
             self._guard = OptimizerGuard(self.params, self._unfinished)
+
+    def _end_pass(self, current: BackwardPass) -> None:
+        """Backward has ended, and all buckets are under way."""
+        if self._finalizes_at_end:
+            self._finalize(current)
+        else:
+            self._move_to(Phase.REDUCING)
+            self._guard = OptimizerGuard(self.params, self._not_finalized)
+
+    def finish(self) -> None:
+        """Finalize a backward that was not to do so by itself: after it, or in it once all buckets are under way.
+
+        Raises:
+            RuntimeError: some gradients have not arrived, or there is no such backward.
+        """
+        if self._pass is None or not self._pass.is_complete:
+            raise RuntimeError(
+                "There is no backward to finalize: none was synchronised since the last one was finalized, or not "
+                "all of its gradients have arrived. See `should_finalize_after_backward`."
+            )
+        self._finalize(self._pass)
+
+    def _not_finalized(self) -> RuntimeError:
+        return RuntimeError(
+            "The last backward has not been finalized, so `.grad` holds gradients that are not averaged. Call "
+            "finalize_backward(), or leave `require_manual_backward_finalization` at False."
+        )
 
     def _finalize(self, current: BackwardPass) -> None:
         """Wait for the buckets in launch order and put the averages where the optimizer will look."""
@@ -423,6 +453,8 @@ class Reducer:
         if self._awaits_order:
             any_order = list(range(len(self.params)))
             self._observed_order = current.ready_order + current.unused if current.ready_order else any_order
+        if self.options.static_graph:
+            self._usage = None  # who uses what is settled for good
         self.last_unused = current.unused
         self._move_to(Phase.IDLE)
         self._wait_for_others()
@@ -474,8 +506,7 @@ class Reducer:
         for param in range(len(self.params)):
             self._count_as_ready(param)
         current.unused = [param for param, num_hooks in enumerate(recorded) if num_hooks == 0]
-        self._finalize(current)
-        self._usage = None  # who uses what is settled for good
+        self._end_pass(current)
 
     # ------------------------------------------------------------------ changed after construction
 
@@ -531,6 +562,11 @@ class Reducer:
         return Progress(self.phase.name, self._num_passes, missing=missing)
 
     @property
+    def records_graph(self) -> bool:
+        """Whether the next backward only records a static graph, and is reduced when it has ended."""
+        return self._recorded_hooks is not None
+
+    @property
     def num_passes(self) -> int:
         """Synchronised backwards that have begun so far."""
         return self._num_passes
@@ -567,6 +603,7 @@ class Reducer:
             self.params,
             grads_are_views=self._grads_are_views,
             dtypes=self._mixed_precision.grad_dtypes if self._mixed_precision else GradDtypes(),
+            allocate=self.transport.allocate,
         )
         self._runs = [(bucket, run) for bucket in self.buckets for run in range(len(bucket.params_by_run()))]
         self._countdown.regroup([params for bucket in self.buckets for params in bucket.params_by_run()])

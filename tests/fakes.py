@@ -48,6 +48,9 @@ class FakeTransport:
         self.from_rank_0 = from_rank_0
         self.calls: list[tuple[str, int]] = []
 
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype, device=device)
+
     def all_reduce(self, tensor: torch.Tensor) -> FakeWork:
         self.calls.append(("all_reduce", tensor.numel()))
         return FakeWork(lambda: tensor.mul_(self.world_size))

@@ -200,7 +200,7 @@ MUTATIONS = (
     Mutation(
         "take unused on this rank for unused on all",
         "usage.py",
-        "[total == 0 for total in self._sums.tolist()]",
+        "[total == 0 for total in self.sums.tolist()]",
         "[mark == 0 for mark in self._marks]",
         _FINDING,
         shows=r"gradient of .* should be float32.*, is None",

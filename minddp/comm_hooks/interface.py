@@ -18,6 +18,7 @@ import torch.distributed as dist
 from minddp.bucket import Bucket, from_wire
 from minddp.sparse_bucket import SparseBucket
 
+_AS_TEXT = ("dist.GradBucket", "GradBucket")  # annotations under `from __future__ import annotations`
 _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes by the names, too
 
 
@@ -89,7 +90,7 @@ class CommHook:
         if "bucket" not in signature.parameters:
             raise KeyError(f"bucket: the communication hook takes (state, bucket), but has {signature}.")
         bucket_type = signature.parameters["bucket"].annotation
-        if bucket_type not in (inspect.Parameter.empty, dist.GradBucket, GradBucket, "dist.GradBucket", "GradBucket"):
+        if bucket_type not in (inspect.Parameter.empty, dist.GradBucket, GradBucket, *_AS_TEXT):
             raise ValueError(
                 f"Communication hook: bucket annotation should be dist.GradBucket, but is {bucket_type!r}."
             )

@@ -35,9 +35,15 @@ class LoggedReducer(Reducer):
     on_run_ready = _noted(Reducer.on_run_ready)
     on_ready_twice = _noted(Reducer.on_ready_twice)
     become_static = _noted(Reducer.become_static)
+    finish = _noted(Reducer.finish)
     _on_backward_end = _noted(Reducer._on_backward_end)
 
     def _unfinished(self) -> RuntimeError:
-        error = super()._unfinished()
+        return self._note(super()._unfinished())
+
+    def _not_finalized(self) -> RuntimeError:
+        return self._note(super()._not_finalized())
+
+    def _note(self, error: RuntimeError) -> RuntimeError:
         self.logger.set_error_and_log(str(error))
         return error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,20 +57,24 @@ class Board:
         return self._ask(lambda: json.loads(self._store.get(key)) if self._store.check([key]) else None)
 
     def gather(
-        self, topic: str, timeout_s: float, waiting: Callable[[list[int], float], None] = lambda missing, waited: None
+        self,
+        topic: str,
+        timeout_s: float,
+        waiting: Callable[[list[int], float], None] = lambda missing, waited: None,
+        ranks: Sequence[int] | None = None,
     ) -> dict[int, Any]:
-        """What each rank has posted, of those that did within `timeout_s`.
+        """What each rank (of `ranks`; by default all) has posted, of those that did within `timeout_s`.
 
         `waiting` is called over and over with the ranks that are missing and the seconds waited so far.
         """
         began = time.monotonic()
+        asked = range(self.world_size) if ranks is None else ranks
         told: dict[int, Any] = {}
         while True:
-            for rank in sorted(set(range(self.world_size)) - told.keys()):
-                value = self.read(topic, rank)
-                if value is not None:
+            for rank in asked:
+                if rank not in told and (value := self.read(topic, rank)) is not None:
                     told[rank] = value
-            missing = sorted(set(range(self.world_size)) - told.keys())
+            missing = [rank for rank in asked if rank not in told]
             waited_s = time.monotonic() - began
             if not missing or waited_s >= timeout_s:
                 return {rank: told[rank] for rank in sorted(told)}

@@ -1,4 +1,4 @@
-"""One recording, read: its steps, the cost model, the plans it is compared with. What all pictures are made from."""
+"""One recording, read: its steps, what a message costs, the plans it is compared with. What all pictures are made from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minddp.xray.plans import Alternative, alternatives
-from minddp.xray.predict import CostModel, fit, transfers
+from minddp.xray.predict import Fit, fit, transfers
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Step, steps_of, typical
 
@@ -31,12 +31,13 @@ class Analysis:
         return typical(self.steps)
 
     @cached_property
-    def cost(self) -> CostModel | None:
-        """Fitted to all messages of the recording; None if none was seen to complete."""
+    def fit(self) -> Fit | None:
+        """To all messages of the recording; None if none was seen to complete."""
         return fit(transfers([step for step in self.steps if step.complete]))
 
     @cached_property
     def plans(self) -> list[Alternative]:
         """The typical step under other plans, the recorded one first; empty where that makes no sense."""
-        can_plan = self.cost is not None and self.typical.complete and self.recording.has_plan
-        return alternatives(self.typical, self.cost) if can_plan and self.cost else []
+        if self.fit is None or not self.typical.complete or not self.recording.has_plan:
+            return []
+        return alternatives(self.typical, self.fit.link)

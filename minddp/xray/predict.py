@@ -1,11 +1,11 @@
-"""The same step under another plan: a cost model fitted to the recording, and a simulation with it. Pure.
+"""The same step under another plan: a link fitted to the recording, and a simulation with it. Pure.
 
-[Note: the cost model]
-A message of n bytes takes latency + n / bandwidth, from the moment at which all ranks have launched it and the one
-before it is through. Gradients become ready when they did in the recorded step; buckets leave in plan order; the
-rest of the step stays as it was. What this leaves out: that communication slows down backward where both need the
-same cores, what a bucket costs the thread that trains, and that small messages may travel side by side. So it says
-something about plans that are not too far from the recorded one; predicting that one, too, shows how far to trust it.
+[Note: what is predicted]
+A message costs what `tune.Link` says, from the moment at which all ranks have launched it and the one before is
+through. Gradients become ready when they did in the recorded step; buckets leave in plan order; the rest of the
+step stays as it was. What this leaves out: that communication slows down backward where both need the same cores,
+what a bucket costs the thread that trains, and that small messages may travel side by side. So it says something
+about plans that are not too far from the recorded one; predicting that one, too, shows how far to trust it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
+from minddp.tune.link import Link
 from minddp.xray.recording import Layout
-from minddp.xray.timeline import RankStep, Step
+from minddp.xray.timeline import Activity, RankStep, Span, Step
 
 
 class Transfer(NamedTuple):
@@ -29,16 +28,12 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CostModel:
-    """See [Note: the cost model]. `sizes` tells how many different sizes it was fitted to."""
+class Fit:
+    """A link as the recorded messages show it: how many there were, and of how many different sizes."""
 
-    latency_s: float
-    bytes_per_s: float
+    link: Link
     messages: int
     sizes: int
-
-    def seconds(self, nbytes: int) -> float:
-        return self.latency_s + nbytes / self.bytes_per_s
 
     @property
     def separates_latency(self) -> bool:
@@ -58,33 +53,18 @@ def _transfers_of(step: Step, rank: RankStep) -> Iterator[Transfer]:
             yield Transfer(bucket.nbytes, wire.length_ns / 1e9)
 
 
-def fit(observed: Sequence[Transfer]) -> CostModel | None:
-    """Latency and bandwidth that explain best, by relative error, the median time of each size.
-
-    None if nothing was observed.
-    """
+def fit(observed: Sequence[Transfer]) -> Fit | None:
+    """The link that explains best the median time of each size. None if nothing was observed."""
     times_of: dict[int, list[float]] = {}
     for nbytes, seconds in observed:
         if nbytes > 0:
             times_of.setdefault(nbytes, []).append(seconds)
     if not times_of:
         return None
-    sizes = np.array(sorted(times_of), dtype=np.float64)
-    medians = np.array([statistics.median(times_of[int(nbytes)]) for nbytes in sizes])
-    latency_s, seconds_per_byte = _non_negative_line(sizes, medians)
-    return CostModel(latency_s, 1 / seconds_per_byte, len(observed), len(sizes))
-
-
-def _non_negative_line(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    """(a, b) with a >= 0, b > 0 of least relative error in a + b * sizes = seconds."""
-    a, b = 0.0, 0.0
-    if len(sizes) > 1:
-        design = np.stack([1 / seconds, sizes / seconds], axis=1)
-        (a, b), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
-    if a < 0 or b <= 0:  # the nearest point with a = 0
-        ratio = sizes / seconds
-        a, b = 0.0, float(ratio.sum() / (ratio**2).sum())
-    return float(a), float(b)
+    medians = [(nbytes, statistics.median(times)) for nbytes, times in times_of.items()]
+    (nbytes, seconds), *others = medians
+    link = Link.fitted(medians) if others else Link(0.0, nbytes / seconds)
+    return Fit(link, len(observed), len(medians))
 
 
 @dataclass(frozen=True)
@@ -101,18 +81,18 @@ class PredictedBucket:
 
 @dataclass(frozen=True)
 class PredictedRank:
-    """One rank's step: `spans` of the recorded step up to `gradients_complete_ns` hold; then it waits, then the rest."""
+    """One rank's step: as recorded up to the end of backward, then it waits and copies in turn, then the rest."""
 
     rank: int
-    begin_ns: int
     gradients_complete_ns: int
-    exposed_ns: int
+    after: tuple[Span, ...]
     rest_ns: int
+    length_ns: int
     buckets: tuple[PredictedBucket, ...]
 
     @property
-    def length_ns(self) -> int:
-        return self.gradients_complete_ns - self.begin_ns + self.exposed_ns + self.rest_ns
+    def exposed_ns(self) -> int:
+        return sum(span.length_ns for span in self.after if span.activity is Activity.EXPOSED)
 
 
 @dataclass(frozen=True)
@@ -131,14 +111,14 @@ class Prediction:
         return max(self.ranks, key=lambda rank: rank.length_ns).exposed_ns
 
 
-def simulate(step: Step, layout: Layout, cost: CostModel) -> Prediction:
+def simulate(step: Step, layout: Layout, link: Link) -> Prediction:
     """`step`, which must be complete, with its gradients in the buckets of `layout`."""
     launches = [_launches(rank, layout) for rank in step.ranks]
     wire: list[tuple[int, int]] = []
     for index, bucket in enumerate(layout.buckets):
         all_launched_ns = max(launched[index][1] for launched in launches)
         begin_ns = max(all_launched_ns, wire[-1][1]) if wire else all_launched_ns
-        wire.append((begin_ns, begin_ns + round(cost.seconds(bucket.nbytes) * 1e9)))
+        wire.append((begin_ns, begin_ns + round(link.seconds(bucket.nbytes) * 1e9)))
     return Prediction(
         layout, tuple(_rank(r, layout, own, wire) for r, own in zip(step.ranks, launches, strict=True))
     )
@@ -158,18 +138,36 @@ def _rank(
     rank: RankStep, layout: Layout, launches: Sequence[tuple[int, int]], wire: Sequence[tuple[int, int]]
 ) -> PredictedRank:
     complete_ns = _complete_ns(rank)
-    recorded_wait_ns = sum(span.length_ns for span in rank.waits)
+    recorded_ns = rank.parts_ns[Activity.EXPOSED] + rank.parts_ns[Activity.COPY_BACK]
+    rest_ns = rank.interval.end_ns - complete_ns - recorded_ns
+    after = tuple(_waits_and_copies(rank, layout, complete_ns, [end_ns for _, end_ns in wire]))
     return PredictedRank(
         rank=rank.rank,
-        begin_ns=rank.interval.begin_ns,
         gradients_complete_ns=complete_ns,
-        exposed_ns=max(0, wire[-1][1] - complete_ns) if wire else 0,
-        rest_ns=rank.interval.end_ns - complete_ns - recorded_wait_ns,
+        after=after,
+        rest_ns=rest_ns,
+        length_ns=complete_ns - rank.interval.begin_ns + sum(span.length_ns for span in after) + rest_ns,
         buckets=tuple(
             PredictedBucket(index, bucket.nbytes, *launches[index], *wire[index])
             for index, bucket in enumerate(layout.buckets)
         ),
     )
+
+
+def _waits_and_copies(
+    rank: RankStep, layout: Layout, complete_ns: int, ends_ns: Sequence[int]
+) -> Iterator[Span]:
+    """From the end of backward on: for each bucket in order, wait until it is there, and copy it back."""
+    copy_ns_per_byte = rank.parts_ns[Activity.COPY_BACK] / max(1, layout.nbytes)
+    now_ns = complete_ns
+    for index, (bucket, end_ns) in enumerate(zip(layout.buckets, ends_ns, strict=True)):
+        if end_ns > now_ns:
+            yield Span(Activity.EXPOSED, now_ns, end_ns, index)
+            now_ns = end_ns
+        copied_ns = now_ns + round(copy_ns_per_byte * bucket.nbytes)
+        if copied_ns > now_ns:
+            yield Span(Activity.COPY_BACK, now_ns, copied_ns, index)
+            now_ns = copied_ns
 
 
 def _complete_ns(rank: RankStep) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import platform
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,24 +27,27 @@ CAPACITY = 2**17  # events; some 12 MB when full, 200 steps of a model of 500 pa
 
 
 class Recorder:
-    """Records what one rank's source tells, and its optimizers' steps, between `start` and `stop`."""
+    """Records what one rank's source tells, and its optimizers' steps, between `start` and `stop`.
 
-    def __init__(self, source: Source, capacity: int = CAPACITY):
+    Steps are numbered from `first_step` on; by default from how many the source has taken before.
+    """
+
+    def __init__(self, source: Source, capacity: int = CAPACITY, first_step: int | None = None):
         if capacity < 1:
             raise ValueError(f"The ring must hold at least 1 event, but capacity is {capacity}.")
         self._source = source
-        self._ring: deque[tuple[int, int, Event, Any]] = deque(maxlen=capacity)
-        self._told = itertools.count()
         self._capacity = capacity
-        self._optimizer_hooks: list[RemovableHandle] = []
+        self._numbered_from = first_step
 
     def start(self) -> None:
+        self._ring: deque[tuple[int, int, Event, Any]] = deque(maxlen=self._capacity)
+        self._told = itertools.count()
         device = self._source.device
         self._device_clock = DeviceClock(device) if device.type == "cuda" else None
         self._record = self._device_sink(self._device_clock) if self._device_clock else self._host_sink()
         self._first_layout = self._source.layout()
-        self._first_step = self._source.steps_taken
-        self._optimizer_hooks = [
+        self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
+        self._optimizer_hooks: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(lambda *_: self._record(Event(EventKind.OPTIMIZER_BEGIN))),
             register_optimizer_step_post_hook(lambda *_: self._record(Event(EventKind.OPTIMIZER_END))),
         ]

@@ -16,10 +16,11 @@ class Source(Protocol):
     """A data-parallel wrapper, as the recorder sees it.
 
     `topic` is equal on all ranks that are about to take the same step of the same wrapper, and differs otherwise.
-    `steps_taken` counts synchronised backwards before the recording.
+    `has_plan` tells that its buckets could be had otherwise by the wrapper's arguments.
     """
 
     wrapper: str
+    has_plan: bool
     title: str
     rank: int
     world_size: int
@@ -33,7 +34,9 @@ class Source(Protocol):
     def topic(self) -> str: ...
 
     @property
-    def steps_taken(self) -> int: ...
+    def steps_taken(self) -> int:
+        """Synchronised backwards so far."""
+        ...
 
     def layout(self) -> Layout:
         """Which gradient travels in which bucket now."""
@@ -50,6 +53,7 @@ class MinddpSource:
     """minddp's own wrapper: its reducer tells everything itself."""
 
     wrapper = "minddp"
+    has_plan = True
 
     def __init__(self, ddp: DistributedDataParallel):
         self._reducer = ddp._reducer

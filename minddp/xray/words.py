@@ -12,6 +12,7 @@ from minddp.xray.analysis import Analysis
 from minddp.xray.causes import Cause, Wait, total_by_cause, worst_wait
 from minddp.xray.intervals import Interval
 from minddp.xray.plans import Alternative
+from minddp.xray.recording import Recording
 from minddp.xray.timeline import Activity, BucketHistory, RankStep, Step
 
 NEGLIGIBLE = 0.01  # of a step: nobody should change a program for that
@@ -78,36 +79,39 @@ def worst_sentence(step: Step) -> str:
     if wait is None or wait.length_ns < NEGLIGIBLE / 2 * step.length_ns:
         return "No bucket is waited for noticeably."
     rank = _rank(step, wait.rank)
-    return (
-        f"Bucket {wait.bucket} hurts most: rank {wait.rank} stands still for it for {ms(wait.length_ns)}, "
-        f"{why(step, rank, wait)}."
-    )
+    return f"Bucket {wait.bucket} hurts most: rank {wait.rank} stands still for {ms(wait.length_ns)} {why(step, rank, wait)}"
 
 
 def why(step: Step, rank: RankStep, wait: Wait) -> str:
-    """The main cause of a wait, as the end of a sentence."""
+    """The main cause of a wait, as the end of a sentence, and what lies behind it, as another."""
     bucket, cause = rank.buckets[wait.bucket], wait.main_cause
     share_ns = wait.ns_by_cause[cause]
+    part = "" if share_ns > 0.9 * wait.length_ns else f"for it, {ms(share_ns)} of that "
     if cause is Cause.OTHER_RANK:
         last = step.last_launch(wait.bucket)
         assert last is not None, "that cause is only known from the last launch"
-        return f"{ms(share_ns)} of that because rank {last[1]} launches it later"
+        return f"{part}until rank {last[1]} launches it, too."
     if cause is Cause.EARLIER_BUCKET:
-        return f"{ms(share_ns)} of that because bucket {wait.bucket - 1} is still on the wire"
+        return f"{part}while bucket {wait.bucket - 1} is still on the wire."
     if cause is Cause.WIRE:
-        return f"{ms(share_ns)} of that while its {size(bucket.nbytes)} are on the wire: {_time_left(step, rank, bucket)}"
+        return f"{part}while its {size(bucket.nbytes)} are on the wire. {_reason_for_late_wire(step, rank, bucket)}"
     if cause is Cause.WAKING:
-        return f"{ms(share_ns)} of that after it has arrived: the rank did not get a core, or was in other code"
-    return "for agreements that are not about one bucket"
+        return f"{part}after it has arrived: the thread was not given a core, or was in other code."
+    return f"{part}for agreements that are not about one bucket."
 
 
-def _time_left(step: Step, rank: RankStep, bucket: BucketHistory) -> str:
-    """How much of backward was left to hide a bucket behind."""
-    wire, name = step.on_the_wire(bucket.index, rank), _name(rank, bucket.last_param)
-    left_ns = 0 if wire is None else bucket.hidden_ns(wire)
-    if left_ns < 0.05 * max(bucket.awaited_ns, 1):
-        return f"when its last gradient arrives, that of {name}, nothing is left of backward to hide it behind"
-    return f"when they begin to move, {ms(left_ns)} are left of backward to hide them behind"
+def _reason_for_late_wire(step: Step, rank: RankStep, bucket: BucketHistory) -> str:
+    """Why a bucket's bytes begin to move when little is left of backward to hide them behind."""
+    wire, last = step.on_the_wire(bucket.index, rank), step.last_launch(bucket.index)
+    assert wire is not None, "that cause is only known from the wire"
+    left_ns = bucket.hidden_ns(wire)
+    when = f"{ms(left_ns)} before backward ends" if left_ns > 0.02 * wire.length_ns else "backward is over"
+    if wire.begin_ns > (bucket.launched_ns or 0) and (last is None or wire.begin_ns > last[0]):
+        return f"Until {when}, the wire is busy with the buckets before it."
+    if last is not None and last[1] != rank.rank and last[0] - (bucket.launched_ns or 0) > 0.1 * bucket.awaited_ns:
+        return f"It can only begin when rank {last[1]} launches it: {when}."
+    when = when if left_ns > 0.02 * wire.length_ns else "when backward ends"
+    return f"Its last gradient, that of {_name(rank, bucket.last_param)}, arrives {when}."
 
 
 def suggestion(step: Step, plans: Sequence[Alternative]) -> str:
@@ -118,8 +122,8 @@ def suggestion(step: Step, plans: Sequence[Alternative]) -> str:
     late = _straggler(step)
     if late is not None:
         return late
-    gains = [(plans[0].prediction.length_ns - other.prediction.length_ns, other) for other in plans[1:]]
-    gain_ns, best = max(gains, key=lambda gain: gain[0], default=(0, None))
+    best = simplest_of_best(plans)
+    gain_ns = plans[0].prediction.length_ns - best.prediction.length_ns if best else 0
     if best is None or gain_ns < NEGLIGIBLE * step.length_ns:
         return (
             "Other bucket sizes would gain less than 1%. What is left is the communication itself: fewer bytes (a "
@@ -128,7 +132,7 @@ def suggestion(step: Step, plans: Sequence[Alternative]) -> str:
     buckets, now = len(best.prediction.layout.buckets), len(step.layout.buckets)
     instead = "cut elsewhere" if buckets == now else f"instead of {now}"
     return (
-        f"Pass `{shortened(best.code)}`. " if best.code else "Pass no bucket sizes: the default is better. "
+        f"Pass `{best.code}`. " if best.code else "Pass no bucket sizes: the default is better. "
     ) + (
         f"Predicted: {ms(gain_ns)} less a step ({percent(gain_ns / step.length_ns)}), with "
         f"{count(buckets, 'bucket')} {instead}."
@@ -137,25 +141,27 @@ def suggestion(step: Step, plans: Sequence[Alternative]) -> str:
 
 def model_sentence(analysis: Analysis) -> str:
     """What the predictions rest on, and how far to trust them."""
-    cost, step = analysis.cost, analysis.typical
-    assert cost is not None, "without messages there are no predictions"
+    fit, step = analysis.fit, analysis.typical
+    assert fit is not None, "without messages there are no predictions"
     predicted = analysis.plans[0].prediction.length_ns
-    latency = f"{1e3 * cost.latency_s:.2g} ms + " if cost.separates_latency else ""
+    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.separates_latency else ""
     caveat = (
         ""
-        if cost.separates_latency
+        if fit.separates_latency
         else " All messages have one size, so their latency is not known: do not trust plans with more buckets."
     )
     return (
-        f"The model: a message takes {latency}its bytes at {size(cost.bytes_per_s)} a second, fitted to "
-        f"{count(cost.messages, 'message')}; gradients become ready as recorded. For the recorded plan it says "
+        f"The model: a message takes {latency}its bytes at {size(fit.link.bytes_per_s)} a second, fitted to "
+        f"{count(fit.messages, 'message')}; gradients become ready as recorded. For the recorded plan it says "
         f"{ms(predicted)}, recorded were {ms(step.length_ns)}.{caveat}"
     )
 
 
-def shortened(code: str, most: int = 90) -> str:
-    """A list of many capacities says little: its beginning is enough to see what it is."""
-    return code if len(code) <= most else code[: most - 6].rsplit(",", 1)[0] + ", ...]"
+def simplest_of_best(plans: Sequence[Alternative]) -> Alternative | None:
+    """Of the plans that are predicted to be about as quick as the quickest, the one with the fewest buckets."""
+    shortest_ns = min((plan.prediction.length_ns for plan in plans), default=0)
+    good = [plan for plan in plans if plan.prediction.length_ns <= shortest_ns * (1 + NEGLIGIBLE / 4)]
+    return min(good, key=lambda plan: len(plan.prediction.layout.buckets), default=None)
 
 
 def _straggler(step: Step) -> str | None:
@@ -172,6 +178,41 @@ def _straggler(step: Step) -> str | None:
         f"it. Other buckets cannot help; equal batches, equal input pipelines and a core or GPU for each rank can, by "
         f"up to {ms(waits[patient])} a step."
     )
+
+
+# ---------------------------------------------------------------------- the recording
+
+
+def setting(recording: Recording) -> str:
+    """Where it was recorded, in a few """
+    first = recording.ranks[0]
+    ranks = count(recording.world_size, "rank")
+    return f"{recording.wrapper}, {ranks} on {first.device}, {first.backend}"
+
+
+def facts(recording: Recording) -> list[str]:
+    """What a reader should know about the recording itself."""
+    hosts = sorted({rank.host for rank in recording.ranks})
+    told = [f"Recorded on {plural_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
+    if len(recording.ranks) > 1:
+        told.append(_clock_fact(recording.clock_error_ns))
+    dropped = sum(rank.dropped for rank in recording.ranks)
+    kept = sum(len(rank.events) for rank in recording.ranks)
+    told.append(
+        f"{kept:,} events; none dropped."
+        if not dropped
+        else f"{kept:,} events; the {dropped:,} oldest did not fit the ring of {recording.ranks[0].capacity:,}."
+    )
+    told += [f"Rank {rank.rank} ended with {rank.error}" for rank in recording.ranks if rank.error]
+    return told + list(recording.notes)
+
+
+def _clock_fact(error_ns: int | None) -> str:
+    if error_ns is None:
+        return "The ranks' clocks were not compared: times of different ranks may be apart."
+    if error_ns == 0:
+        return "All ranks read one clock."
+    return f"The ranks' clocks agree within {ms(error_ns)}."
 
 
 # ---------------------------------------------------------------------- one bucket

@@ -12,7 +12,7 @@ its own with a time limit. `python -m tests.conformance --help` says how.
 | where do test classes come from? | `wheel_ddp.py`, `wheel_rpc.py`; `upstream.py` for a checkout of PyTorch |
 | which tests of a file are about DDP? | `discovery.py` |
 | how is one test run, and within which time? | `stage.py` forks it, `solo.py` is what the fork does |
-| who runs them all? | `runner.py` |
+| who runs them all, and how many at once? | `runner.py`, `slots.py` |
 | what became of a test, in one line? | `verdict.py` |
 | what is written? | `report.py` |
 | what can no Python class offer? | `exempt.txt`, with reasons |

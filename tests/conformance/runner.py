@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def run(
     for verdict in _answers(programmes, conditions.jobs):
         verdicts[verdict.test] = verdict
         on_verdict(verdict)
-    return [verdicts.get(test) or _unheard_of(test) for test in tests]
+    return [verdicts.get(test) or Verdict(test, Status.FAIL, 0.0, "its stage was killed") for test in tests]
 
 
 def discover(suites: Sequence[Suite], subject: str, conditions: Conditions) -> tuple[list[TestId], list[str]]:
@@ -73,13 +73,14 @@ def discover(suites: Sequence[Suite], subject: str, conditions: Conditions) -> t
 
 def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
     """Whatever the stages send. A few exist at a time: while some run tests, the next one is importing."""
-    slots: Semaphore = _CONTEXT.Semaphore(jobs)
     waiting = deque(programmes)
     stages: dict[Connection, Any] = {}
+    descriptor, slots = tempfile.mkstemp(prefix="conformance-slots-")
+    os.close(descriptor)
     try:
         while waiting or stages:
             while waiting and len(stages) <= jobs:
-                pipe, process = _start_stage(waiting.popleft(), slots)
+                pipe, process = _start_stage(waiting.popleft(), Path(slots), jobs)
                 stages[pipe] = process
             for pipe in wait(list(stages)):
                 try:
@@ -91,15 +92,12 @@ def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
             process.terminate()
         for process in stages.values():
             process.join(10)
+        os.unlink(slots)
 
 
-def _start_stage(programme: Programme, slots: Semaphore) -> tuple[Connection, Any]:
+def _start_stage(programme: Programme, slots: Path, jobs: int) -> tuple[Connection, Any]:
     ours, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=serve, args=(programme, slots, theirs))
+    process = _CONTEXT.Process(target=serve, args=(programme, slots, jobs, theirs))
     process.start()
     theirs.close()
     return ours, process
-
-
-def _unheard_of(test: TestId) -> Verdict:
-    return Verdict(test, Status.FAIL, 0.0, "its stage died")

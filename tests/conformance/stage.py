@@ -19,12 +19,12 @@ import traceback
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from types import ModuleType
 
 from tests.conformance import cpu_rewrite, discovery, solo, swap
 from tests.conformance.selection import Suite, TestId
+from tests.conformance.slots import Slots
 from tests.conformance.verdict import Status, Verdict, judge
 
 _POLL_S = 0.02
@@ -52,19 +52,21 @@ class Programme:
     logs: Path | None = None
 
 
-def serve(programme: Programme, slots: Semaphore, results: Connection) -> None:
+def serve(programme: Programme, slots_at: Path, jobs: int, results: Connection) -> None:
     """Body of a stage's process: send a `Verdict` for each test, or a list of `TestId` if there are none to run.
 
-    Importing takes one of the `slots`, and so does each running test; stages share them.
+    Importing takes one of `jobs` slots, and so does each running test; stages share them.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    slots = Slots(slots_at, jobs)
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch, results:
+        slot = slots.wait()
         try:
-            with slots:
-                module = _set(programme, Path(scratch))
+            module = _set(programme, Path(scratch))
         except Exception:
             _give_up(programme, results)
             return
+        slots.give_back(slot)
         if programme.tests is None:
             results.send(discovery.tests_of_ddp(module, programme.suite))
         else:
@@ -146,6 +148,7 @@ class _Running:
     """A test under way, in the process `pid`, which leads a session."""
 
     test: TestId
+    slot: int
     pid: int
     folder: Path
     began_s: float
@@ -155,33 +158,31 @@ class _Running:
 
     def is_over(self, limit_s: float) -> bool:
         """Whether it ended by itself, or has to end now."""
-        ended, _ = os.waitpid(self.pid, os.WNOHANG)
-        if not ended and self.seconds() < limit_s:
+        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if state is None and self.seconds() < limit_s:
             return False
-        _kill_session(self.pid)
-        if not ended:
-            os.waitpid(self.pid, 0)
+        _kill_session(self.pid)  # while its number cannot be given to another process yet
+        os.waitpid(self.pid, 0)
         return True
 
 
 def _kill_session(pid: int) -> None:
-    """A test and the ranks it may have left behind."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+    """A test and the ranks it may have left behind; the test alone, if it has not come to lead a session."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
 
 
-def _run_all(
-    programme: Programme, module: ModuleType, slots: Semaphore, results: Connection, scratch: Path
-) -> None:
+def _run_all(programme: Programme, module: ModuleType, slots: Slots, results: Connection, scratch: Path) -> None:
     """As many tests at once as there are slots to be had."""
     waiting, running = deque(programme.tests or ()), list[_Running]()
     try:
         while waiting or running:
-            if waiting and slots.acquire(block=not running, timeout=None if not running else 0):
-                running.append(_start(waiting.popleft(), module, scratch))
+            if waiting and (slot := slots.take()) is not None:
+                running.append(_start(waiting.popleft(), slot, module, results, scratch))
             for one in [one for one in running if one.is_over(programme.limit_s)]:
                 running.remove(one)
-                slots.release()
+                slots.give_back(one.slot)
                 results.send(_verdict_on(one, programme))
             time.sleep(_POLL_S)
     finally:
@@ -189,12 +190,13 @@ def _run_all(
             _kill_session(one.pid)
 
 
-def _start(test: TestId, module: ModuleType, scratch: Path) -> _Running:
+def _start(test: TestId, slot: int, module: ModuleType, results: Connection, scratch: Path) -> _Running:
     folder = Path(tempfile.mkdtemp(dir=scratch))
     pid = os.fork()
     if pid == 0:
+        results.close()  # or it would look open to the reader for as long as this test runs
         solo.perform(module, test.case, folder)
-    return _Running(test, pid, folder, time.monotonic())
+    return _Running(test, slot, pid, folder, time.monotonic())
 
 
 def _verdict_on(one: _Running, programme: Programme) -> Verdict:

@@ -73,6 +73,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_a_stage_that_is_killed_holds_nobody_up() -> None:
+    """As when memory runs short. It had the only slot."""
+    tests = [TestId("toy", "Toy.test_kills_its_stage"), TestId("toy@cpu", "ToyOnGpu.test_moves")]
+    killed, other = runner.run(tests, TOYS, NATIVE, runner.Conditions(jobs=1))
+    assert (killed.status, killed.reason) == (Status.FAIL, "its stage was killed")
+    assert other.status is Status.PASS
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("subject", "status"), [("Unchanged", Status.PASS), ("NeverSynchronises", Status.FAIL)])
 def test_a_class_that_never_synchronises_is_noticed(subject: str, status: Status) -> None:

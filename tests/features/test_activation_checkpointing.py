@@ -22,13 +22,16 @@ WIDTH = 6
 
 
 class Net(nn.Module):
-    """Three blocks, recomputed in backward as `how` says; `tied` uses the first block at both ends."""
+    """Three blocks, recomputed in backward as `how` says; `tied` uses the first block at both ends.
+
+    `bare` has no parameters outside the blocks, so that all hooks fire in nested backwards.
+    """
 
     def __init__(self, how: dict[str, Any]):
         super().__init__()
         self.how = how
         self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)])
-        self.head = nn.Linear(WIDTH, 2)
+        self.head = nn.Identity() if how.get("bare") else nn.Linear(WIDTH, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         reentrant = self.how["reentrant"]
@@ -80,6 +83,8 @@ STATIC = {"static_graph": True}
         ({"reentrant": True}, STATIC),
         ({"reentrant": True, "tied": True}, STATIC),
         ({"reentrant": True, "tied": True, "accumulate": True}, STATIC | {"bucket_cap_mb": 0.0001}),
+        ({"reentrant": True, "bare": True}, {}),
+        ({"reentrant": True, "bare": True}, STATIC),
         ({"reentrant": True, "sequential": True}, STATIC),
         ({"reentrant": False, "accumulate": True}, {}),
     ],

@@ -145,9 +145,7 @@ def names(rank: int) -> list[Any]:
         )
     # Torch leaves out none of them if asked for names.
     managed = [name for name, _ in ddp._get_data_parallel_params(module, named_params=True)]
-    assert managed == [
-        name for name, _ in module.named_parameters() if name != "0.first.bias"
-    ]
+    assert managed == [name for name, _ in module.named_parameters() if name != "0.first.bias"]
     return told
 
 

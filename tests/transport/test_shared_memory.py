@@ -53,7 +53,7 @@ def random_values(rank: int, numel: int, dtype: torch.dtype, seed: int) -> torch
 
 Case = tuple[int, torch.dtype, int]
 cases = st.tuples(
-    st.one_of(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 400_000), st.just(2_000_003)),
+    st.one_of(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 200_000), st.just(600_003)),
     st.sampled_from(DTYPES),
     st.integers(0, 1000),
 )
@@ -81,7 +81,7 @@ def differing(rank: int, cases: list[Case]) -> list[Case]:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_sums_have_gloos_bits(ranks: Ranks, world_size: int) -> None:
-    @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(cases, min_size=1, max_size=6))
     def search(drawn: list[Case]) -> None:
         assert ranks(world_size).run(differing, drawn) == [[]] * world_size
@@ -294,7 +294,7 @@ def test_unknown_kinds_are_refused() -> None:
 @pytest.fixture
 def mortal() -> Iterator[RankPool]:
     """Three ranks that may be killed, with a short time limit."""
-    pool = RankPool(3, group_timeout_s=3.0)
+    pool = RankPool(3, group_timeout_s=3.0, grace_s=1.0)
     yield pool
     pool.kill()
 
@@ -417,6 +417,7 @@ def replace_memory(rank: int) -> tuple[int, int, bool]:
     bucket = ones(transport, 1000)
     transport.all_reduce(bucket).wait()
     mapped_before = footprint()[2]
+    dist.barrier()  # or a faster peer's next segment would be counted
     held = bucket[5:7]
     for _ in range(10):
         bucket = ones(transport, 1000)
@@ -424,8 +425,8 @@ def replace_memory(rank: int) -> tuple[int, int, bool]:
     is_kept = held.tolist() == [2, 2]
     del held
     for _ in range(2):  # in the first, the peers are told; in the second, they have heard
-        dist.barrier()
         transport.all_reduce(bucket).wait()
+    dist.barrier()
     return mapped_before, footprint()[2], is_kept
 
 

@@ -61,7 +61,8 @@ def layout(sizes_mib: Sequence[Sequence[float]], names: Sequence[str] | None = N
         first = len(params)
         for size in sizes:
             name = names[len(params)] if names else f"layer{len(params)}.weight"
-            params.append(ParamInfo(name, round(size * MIB) // 4, round(size * MIB)))
+            numel = round(size * MIB / 4)
+            params.append(ParamInfo(name, numel, 4 * numel))
         members = tuple(range(first, len(params)))
         buckets.append(BucketInfo(members, sum(params[p].nbytes for p in members)))
     return Layout(tuple(params), tuple(buckets), "order of readiness")

@@ -12,8 +12,8 @@ SAME_CALLS = "All ranks must make the same calls in the same order."
 class Ledger:
     """What rank `rank` knows. All-reduces are numbered from 0 in the order in which each rank launches them.
 
-    `num_done[r]`: rank r has done its chunks of so many all-reduces, the first ones. `left[r]`: rank r takes no further
-    part, and why, if not because it is done. `killed`: ranks that fell silent without a farewell.
+    `num_done[r]`: rank r has done its chunks of so many all-reduces, the first ones. `left[r]`: rank r takes no
+    further part, and why, if not because it is done. `killed`: ranks that fell silent without a farewell.
     """
 
     def __init__(self, rank: int, world_size: int):
@@ -58,7 +58,7 @@ class Ledger:
             self.killed.add(rank)
 
     def lost(self, reduction: int) -> str | None:
-        """Why an all-reduce can never be done, if so: in the words of who gave up first, so that all say the same."""
+        """Why an all-reduce can never be done, if so; in the words of who gave up first, so all say the same."""
         missing = self.missing(reduction)
         killed = [rank for rank in missing if rank in self.killed]
         if killed:

@@ -391,7 +391,7 @@ function renderSummary() {
   byId("facts").replaceChildren(...exhibits.map((e) => element("p", {}, alone ? "" : `${e.title}: `, e.facts.join(" "))));
 }
 
-const STILL = data.activities.indexOf("exposed communication");
+const STILL = data.activities.indexOf("exposed communication"), COPY = data.activities.indexOf("copy back");
 const waitOf = (e) => Math.max(...stepOf(e).ranks.map((rank) => rank.parts[STILL]));
 
 function comparisonHeadline() {
@@ -437,7 +437,7 @@ function renderKey() {
   const ticks = svg("svg", { width: 22, height: 13, "aria-hidden": "true" }, svg("path", { class: "tick", d: "M4 1v11M9 1v11M12 1v11M18 1v11" }));
   const entries = [
     [swatch("forward"), "forward"], [swatch("backward"), "backward"], [ticks, "a gradient is ready"],
-    [swatch("wire"), "bucket on the wire, hidden"], [swatch("late"), "on the wire, exposed"],
+    [swatch("wire"), "on the wire, hidden"], [swatch("late"), "on the wire, exposed"],
     [swatch("pending"), "waits until all ranks send it"], [swatch("exposed-communication"), "rank stands still"],
     [swatch("optimizer"), "optimizer"],
   ];
@@ -541,14 +541,13 @@ function planRows(recorded, chosen) {
   ];
 }
 
-/** Up to the end of backward as recorded, then the predicted wait, then the rest of the recorded step. */
+/** Up to the end of backward as recorded, then the predicted waits and copies, then the rest of the recorded step. */
 function predictedSpans(rank, predicted) {
   const before = rank.spans.filter(([, , end]) => end <= rank.backwardEnd);
-  const after = rank.spans.filter(([kind, , end]) => end > rank.backwardEnd && kind !== STILL);
-  let t = rank.backwardEnd + predicted.exposed;
-  const moved = after.map(([kind, begin, end, bucket]) => { const from = t; t += end - begin; return [kind, from, t, bucket]; });
-  const wait = predicted.exposed > 0 ? [[STILL, rank.backwardEnd, rank.backwardEnd + predicted.exposed, -1]] : [];
-  return [...before, ...wait, ...moved];
+  let t = predicted.after.at(-1)?.[2] ?? rank.backwardEnd;
+  const rest = rank.spans.filter(([kind, , end]) => end > rank.backwardEnd && kind !== STILL && kind !== COPY)
+    .map(([kind, begin, end, bucket]) => [kind, t, (t += end - begin), bucket]);
+  return [...before, ...predicted.after, ...rest];
 }
 
 // ---------------------------------------------------------------------- beginning
@@ -583,6 +582,7 @@ byId("zoom-in").addEventListener("click", () => zoom(0.6));
 byId("zoom-out").addEventListener("click", () => zoom(1 / 0.6));
 byId("zoom-fit").addEventListener("click", () => show(0, Infinity));
 choosePlaceToBegin();
+state.plan = exhibits[0].bestPlan;
 renderKey();
 render();
 listen();

@@ -13,7 +13,7 @@ from minddp.xray.analysis import Analysis
 from minddp.xray.causes import Cause, total_by_cause, worst_wait
 from minddp.xray.intervals import Interval
 from minddp.xray.plans import Alternative
-from minddp.xray.recording import Layout, Recording
+from minddp.xray.recording import Layout
 from minddp.xray.timeline import Activity, BucketHistory, RankStep, Step
 
 Json = dict[str, Any]
@@ -37,47 +37,16 @@ def _exhibit(analysis: Analysis, *, alone: bool) -> Json:
     return {
         "title": recording.title,
         "wrapper": recording.wrapper,
-        "setting": setting(recording),
-        "facts": facts(recording),
+        "setting": words.setting(recording),
+        "facts": words.facts(recording),
         "typical": steps.index(typical),
         "steps": [_step(step, layouts.index(step.layout)) for step in steps],
         "layouts": [_layout(layout) for layout in layouts],
         "plans": [_plan(typical, plan) for plan in analysis.plans] if alone else [],
+        "bestPlan": analysis.plans.index(words.simplest_of_best(analysis.plans)) if alone and analysis.plans else 0,
         "model": words.model_sentence(analysis) if alone and analysis.plans else "",
         "suggestion": words.suggestion(typical, analysis.plans) if alone and typical.complete else "",
     }
-
-
-def setting(recording: Recording) -> str:
-    """Where it was recorded, in a few words."""
-    first = recording.ranks[0]
-    ranks = words.count(recording.world_size, "rank")
-    return f"{recording.wrapper}, {ranks} on {first.device}, {first.backend}"
-
-
-def facts(recording: Recording) -> list[str]:
-    """What a reader should know about the recording itself."""
-    hosts = sorted({rank.host for rank in recording.ranks})
-    told = [f"Recorded on {words.plural_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
-    if len(recording.ranks) > 1:
-        told.append(_clock_fact(recording.clock_error_ns))
-    dropped = sum(rank.dropped for rank in recording.ranks)
-    kept = sum(len(rank.events) for rank in recording.ranks)
-    told.append(
-        f"{kept:,} events; none dropped."
-        if not dropped
-        else f"{kept:,} events; the {dropped:,} oldest did not fit the ring of {recording.ranks[0].capacity:,}."
-    )
-    told += [f"Rank {rank.rank} ended with {rank.error}" for rank in recording.ranks if rank.error]
-    return told + list(recording.notes)
-
-
-def _clock_fact(error_ns: int | None) -> str:
-    if error_ns is None:
-        return "The ranks' clocks were not compared: times of different ranks may be apart."
-    if error_ns == 0:
-        return "All ranks read one clock."
-    return f"The ranks' clocks agree within {words.ms(error_ns)}."
 
 
 def _layout(layout: Layout) -> Json:
@@ -164,7 +133,7 @@ def _plan(step: Step, plan: Alternative) -> Json:
     prediction = plan.prediction
     return {
         "title": plan.title,
-        "code": words.shortened(plan.code),
+        "code": plan.code,
         "length": _ms(prediction.length_ns),
         "exposed": _ms(prediction.exposed_ns),
         "sizes": [bucket.nbytes for bucket in prediction.layout.buckets],
@@ -172,8 +141,7 @@ def _plan(step: Step, plan: Alternative) -> Json:
             {
                 "rank": rank.rank,
                 "backwardEnd": at(rank.gradients_complete_ns),
-                "exposed": _ms(rank.exposed_ns),
-                "rest": _ms(rank.rest_ns),
+                "after": [[list(Activity).index(s.activity), at(s.begin_ns), at(s.end_ns), s.bucket] for s in rank.after],
                 "buckets": [[at(b.launched_ns), at(b.begin_ns), at(b.end_ns)] for b in rank.buckets],
             }
             for rank in prediction.ranks

@@ -1,0 +1,166 @@
+"""Hooks that keep buffers in step in their own way: as torch's, before or after forward."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+import minddp
+from tests.features.beside import Trail, Wrap, play, random, snapshot
+
+
+class Net(nn.Module):
+    """Two kinds of buffers; `local` is to be left alone. One is a new tensor after each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("local", torch.zeros(1))
+        self._ddp_params_and_buffers_to_ignore = ["local"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.local += x.detach().sum()
+        self.seen = self.seen + x.detach().mean(0)
+        return self.norm(self.body(x)) + self.seen
+
+
+def register(ddp: Any, hook: Any, state: Any, *, after_forward: bool) -> None:
+    if isinstance(ddp, TorchDDP) and not isinstance(ddp, minddp.DistributedDataParallel):
+        location = _BufferCommHookLocation.POST_FORWARD if after_forward else _BufferCommHookLocation.PRE_FORWARD
+        ddp._register_buffer_comm_hook(state, hook, location)
+    else:
+        ddp.register_buffer_hook(state, hook, after_forward=after_forward)
+
+
+def average_now(_state: object, buffers: dict[str, torch.Tensor]) -> None:
+    for buffer in buffers.values():
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer)
+            buffer /= dist.get_world_size()
+
+
+def sum_later(calls: list[list[str]], buffers: dict[str, torch.Tensor]) -> list[Any]:
+    """Of what each rank has counted; complete by the end of backward."""
+    calls.append(list(buffers))
+    return [dist.all_reduce(buffers["seen"], async_op=True).get_future()]
+
+
+def nothing(_state: object, _buffers: dict[str, torch.Tensor]) -> None:
+    return None
+
+
+HOOKS = {"average now": average_now, "sum later": sum_later, "nothing": nothing}
+
+
+def train(wrap: Wrap, rank: int, name: str, after_forward: bool, options: dict[str, Any]) -> Trail:
+    torch.manual_seed(0)
+    ddp = wrap(Net(), **options)
+    calls: list[list[str]] = []
+    register(ddp, HOOKS[name], calls, after_forward=after_forward)
+    trail = []
+    for step in range(6):
+        ddp.train(step != 2)
+        with torch.no_grad() if step == 2 else ddp.no_sync() if step == 4 else nullcontext():
+            output = ddp(random(4, 3, rank=rank, step=step))
+        if step != 2:
+            output.square().mean().backward()
+        dist.barrier()  # for what was begun after a forward that no synchronised backward has followed
+        trail.append(snapshot(ddp, output=output, calls=torch.tensor(len(calls))))
+        ddp.zero_grad()
+    expected = ["seen", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+    assert all(names == expected for names in calls)
+    return trail
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "left alone": {"forward_sync_buffers": False},
+    "unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "after_forward"),  # what is summed later must not be needed in forward
+    [("average now", False), ("average now", True), ("sum later", True), ("nothing", False), ("nothing", True)],
+)
+def test_bits_are_torchs(ranks: Any, name: str, after_forward: bool, options: dict[str, Any]) -> None:
+    one, other = ranks(2).run(play, train, name, after_forward, options)
+    if name == "average now" and after_forward:
+        mean = "module.norm.running_mean"
+        assert torch.equal(one[1][mean], other[1][mean]) == (options != OPTIONS["left alone"])
+
+
+# ------------------------------------------------------------------ what is promised besides
+
+
+def _awaits(rank: int) -> tuple[bool, bool]:
+    """A future that another thread completes: whether it is complete when forward, and when backward returns."""
+    ddp = minddp.DistributedDataParallel(Net())
+    future: torch.futures.Future[None] = torch.futures.Future()
+    ddp.register_buffer_hook(None, lambda state, buffers: [future])
+    output = ddp(torch.ones(2, 3))
+    after_forward = future.done()
+    output.register_hook(lambda grad: future.set_result(None))
+    output.sum().backward()
+    return after_forward, future.done()
+
+
+def test_the_end_of_backward_waits_for_a_hooks_futures(ranks: Any) -> None:
+    assert ranks(2).run(_awaits) == [(False, True)] * 2
+
+
+def _refused(rank: int) -> str:
+    ddp = minddp.DistributedDataParallel(Net())
+    with pytest.raises(TypeError) as error:
+        ddp.register_buffer_hook(None, "average")
+    return str(error.value)
+
+
+def test_a_hook_that_cannot_be_called_is_refused(ranks: Any) -> None:
+    for text in ranks(2).run(_refused):
+        assert "'average'" in text
+
+
+def _raising(rank: int) -> list[float]:
+    ddp = minddp.DistributedDataParallel(Net())
+    fails = [True]
+
+    def hook(_state: object, _buffers: dict[str, torch.Tensor]) -> None:
+        if fails.pop():
+            raise KeyError("no such buffer")
+
+    ddp.register_buffer_hook(None, hook, after_forward=False)
+    with pytest.raises(KeyError, match="no such buffer"):
+        ddp(torch.ones(2, 3))
+    fails.append(False)
+    ddp(torch.full((2, 3), float(rank))).sum().backward()
+    return ddp.module.body.weight.grad.flatten().tolist()
+
+
+def test_after_a_hook_has_raised_the_next_step_works(ranks: Any) -> None:
+    one, other = ranks(2).run(_raising)
+    assert one == other
+
+
+def _replaced(rank: int) -> list[float]:
+    """A buffer that the module replaces is broadcast as it is then."""
+    ddp = minddp.DistributedDataParallel(Net())
+    for step in range(3):
+        ddp(torch.full((2, 3), float(rank + step))).sum().backward()
+    return [ddp.module.seen[0].item(), ddp.module.local.item()]
+
+
+def test_without_a_hook_rank_0s_buffers_are_broadcast(ranks: Any) -> None:
+    """`seen` is rank 0's sum of steps 0 and 1, and this rank's own of step 2; `local` is this rank's own sum."""
+    assert ranks(2).run(_replaced) == [[0 + 1 + 2, 6 * (0 + 1 + 2)], [0 + 1 + 3, 6 * (1 + 2 + 3)]]

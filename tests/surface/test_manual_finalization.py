@@ -1,0 +1,114 @@
+"""Whoever calls backward may finalize it later: `require_manual_backward_finalization`, as in torch after 2.13."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import minddp
+from minddp.backward_pass import Phase
+from minddp.events import EventKind
+from tests.surface.models import TwoLayers, batch
+
+
+def averages(rank: int, options: dict[str, Any]) -> list[str]:
+    """Against a wrapper that finalizes by itself. Returns what is wrong."""
+    wrong = []
+    ddp, plain = (minddp.DistributedDataParallel(TwoLayers(), **options) for _ in range(2))
+    ddp.require_manual_backward_finalization = True
+    for step in range(4):
+        both = not (options and step % 2)  # with options, parameters may go unused
+        both = both and "static_graph" not in options
+        ddp.zero_grad()
+        plain.zero_grad()
+        output = ddp(batch(rank, step), both=both)
+        if ddp.should_finalize_after_backward != (step == 0 and "static_graph" in options):
+            wrong.append(f"step {step}: should_finalize_after_backward")
+        output.sum().backward()
+        if ddp._reducer.phase is not Phase.REDUCING:
+            wrong.append(f"step {step}: {ddp._reducer.phase}")
+        ddp.finalize_backward()
+        plain(batch(rank, step), both=both).sum().backward()
+        for (name, ours), theirs in zip(ddp.named_parameters(), plain.parameters(), strict=True):
+            if (ours.grad is None) != (theirs.grad is None):
+                wrong.append(f"step {step}: {name} has a gradient on one side")
+            elif ours.grad is not None and not torch.equal(ours.grad, theirs.grad):
+                wrong.append(f"step {step}: {name}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}],
+)
+def test_averages_are_there_when_it_is_finalized(ranks, options: dict[str, Any]) -> None:
+    if "gradient_as_bucket_view" in options:
+        options = {**options, "find_unused_parameters": True}
+    assert ranks(2).run(averages, options) == [[], []]
+
+
+def within_backward(rank: int) -> dict[str, bool]:
+    """All gradients of the module have arrived, while backward has still to reach what came before it."""
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    ddp.require_manual_backward_finalization = True
+    reference = minddp.DistributedDataParallel(TwoLayers())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    stepped = torch.optim.SGD(reference.parameters(), lr=0.1)
+    before = torch.ones(3, 4, requires_grad=True)
+    events: list[Any] = []
+    ddp._reducer.watch(events.append)
+
+    def finalize_and_step(grad: torch.Tensor) -> None:
+        ddp.finalize_backward()
+        optimizer.step()
+
+    for step in range(3):
+        x = before * batch(rank, step)
+        x.register_hook(finalize_and_step)
+        ddp(x).sum().backward()
+        reference(batch(rank, step)).sum().backward()
+        stepped.step()
+        ddp.zero_grad()
+        reference.zero_grad()
+    return {
+        "equal": all(map(torch.equal, ddp.parameters(), reference.parameters())),
+        "ended": sum(event.kind is EventKind.BACKWARD_END for event in events) == 3,
+        "input has its gradient": before.grad is not None,
+    }
+
+
+def test_an_optimizer_may_step_within_backward(ranks) -> None:
+    for seen in ranks(2).run(within_backward):
+        assert all(seen.values()), seen
+
+
+def forgotten(rank: int) -> list[str]:
+    messages = []
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    ddp.require_manual_backward_finalization = True
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError) as nothing:
+        ddp.finalize_backward()
+    ddp(batch(rank)).sum().backward()
+    before = [param.detach().clone() for param in ddp.parameters()]
+    for act in (optimizer.step, lambda: ddp(batch(rank))):
+        with pytest.raises(RuntimeError) as raised:
+            act()
+        messages.append(str(raised.value))
+    assert all(map(torch.equal, before, ddp.parameters()))
+    messages.append(ddp._get_ddp_logging_data()["error"])
+    ddp.finalize_backward()
+    optimizer.step()
+    ddp.require_manual_backward_finalization = False
+    ddp(batch(rank)).sum().backward()
+    optimizer.step()
+    return [str(nothing.value), *messages]
+
+
+def test_what_is_not_finalized_is_noticed(ranks) -> None:
+    nothing, step, forward, noted = ranks(2).run(forgotten)[0]
+    assert "There is no backward to finalize" in nothing
+    assert step == forward == noted
+    assert "has not been finalized" in noted
