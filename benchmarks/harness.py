@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch.distributed as dist
 
 
 def schedule(heats: Sequence[Sequence[str]], rounds: int, seed: int) -> list[list[str]]:
@@ -64,11 +65,13 @@ def race(
     steps_per_turn: int,
     barrier: Callable[[], object],
     on_round: Callable[[], object] = lambda: None,
+    settle: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Turn]]:
     """Run every round of `order` on this rank; returns each contestant's turns, round by round.
 
     A turn is a barrier, one untimed step that brings the contestant's data back into the caches, then
-    `steps_per_turn` timed steps. The garbage collector runs between turns and never inside one.
+    `steps_per_turn` timed steps. The garbage collector runs between turns and never inside one. `settle` waits for
+    what a step has only begun: on a GPU, its kernels.
     """
     turns: dict[str, list[Turn]] = {name: [] for name in contestants}
     with _no_garbage_collection():
@@ -76,16 +79,18 @@ def race(
             for name in names:
                 gc.collect()
                 barrier()
-                turns[name].append(_timed_turn(contestants[name], steps_per_turn))
+                turns[name].append(_timed_turn(contestants[name], steps_per_turn, settle))
             on_round()
     return turns
 
 
-def _timed_turn(step: Callable[[], object], steps: int) -> Turn:
+def _timed_turn(step: Callable[[], object], steps: int, settle: Callable[[], object]) -> Turn:
     step()
+    settle()
     cpu_start, start = time.process_time(), time.perf_counter()
     for _ in range(steps):
         step()
+    settle()
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     return Turn(seconds / steps, cpu_seconds / steps)
 
@@ -124,28 +129,46 @@ def mean_cpu(turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> Times:
     }
 
 
+class Timed(NamedTuple):
+    """What the ranks together took."""
+
+    wall: Times  #: of the slowest rank
+    cpu: Times  #: mean over the ranks
+
+
+def timed_rounds(turns: Mapping[str, Sequence[Turn]], warmup_rounds: int) -> Timed:
+    """The same on every rank, from the turns of all of them after the warm-up. Collective."""
+    turns_of_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(turns_of_rank, {name: turns[name][warmup_rounds:] for name in turns})
+    return Timed(slowest_rank(turns_of_rank), mean_cpu(turns_of_rank))
+
+
 @dataclass(frozen=True)
-class Ratio:
-    """How long one contestant takes, as a multiple of another: below 1 is faster."""
+class Estimate:
+    """A median over rounds, and how far to trust it."""
 
     median: float
     low: float  #: lower end of the 95% bootstrap interval of the median
     high: float  #: upper end
-    spread: float  #: interquartile range of the rounds' ratios
+    spread: float  #: interquartile range of the rounds
     rounds: int
 
 
-def compare(seconds: np.ndarray, baseline: np.ndarray, seed: int) -> Ratio:
-    """The ratio `seconds / baseline`, paired round by round. See [Note: paired rounds]."""
+def estimate(samples: np.ndarray, seed: int) -> Estimate:
+    """The median of one sample per round, `[rounds]`."""
+    low, high = bootstrap_interval(samples, seed)
+    quarter, three_quarters = np.quantile(samples, [0.25, 0.75])
+    return Estimate(float(np.median(samples)), low, high, float(three_quarters - quarter), len(samples))
+
+
+def compare(seconds: np.ndarray, baseline: np.ndarray, seed: int) -> Estimate:
+    """How long one takes as a multiple of another, paired round by round. See [Note: paired rounds]."""
     if len(seconds) != len(baseline) or len(seconds) == 0:
         raise ValueError(
             f"A paired ratio needs the same rounds on both sides, but they have {len(seconds)} and "
             f"{len(baseline)}; give both the times of the same, at least one, rounds."
         )
-    ratios = seconds / baseline
-    low, high = bootstrap_interval(ratios, seed)
-    quarter, three_quarters = np.quantile(ratios, [0.25, 0.75])
-    return Ratio(float(np.median(ratios)), low, high, float(three_quarters - quarter), len(ratios))
+    return estimate(seconds / baseline, seed)
 
 
 def bootstrap_interval(

@@ -3,44 +3,74 @@
 from __future__ import annotations
 
 import datetime
+import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 
-def run_ranks(fn: Callable[..., Any], *args: Any, world_size: int, threads: int, timeout_s: float) -> list[Any]:
-    """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one gloo group.
+DeviceName = Literal["cpu", "cuda"]
 
-    `fn` is a module-level function; each rank computes with `threads` threads. Raises `TimeoutError` when the
-    ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with the traceback when one
-    raises. In either case no process is left behind.
+
+def run_ranks(
+    fn: Callable[..., Any], *args: Any, world_size: int, threads: int, timeout_s: float, device: DeviceName = "cpu"
+) -> list[Any]:
+    """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one process group.
+
+    `fn` is a module-level function; each rank computes with `threads` threads, or with the GPU of its number. Raises
+    `TimeoutError` when the ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with the
+    traceback when one raises. In either case no process is left behind.
     """
-    with tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory:
+    with tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory, _silent_profiler():
         context = start_processes(
-            _rank_main, (fn, args, world_size, threads, directory), nprocs=world_size, join=False
+            _rank_main, (fn, args, world_size, threads, directory, device), nprocs=world_size, join=False
         )
         assert context is not None, "start_processes returns a context when told not to join"
         _join(context, timeout_s)
         return [pickle.loads(_result_file(directory, rank).read_bytes()) for rank in range(world_size)]
 
 
+@contextmanager
+def _silent_profiler() -> Iterator[None]:
+    """The profiler announces itself on every rank unless it is told not to, before torch is loaded."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = "5"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+        else:
+            os.environ["KINETO_LOG_LEVEL"] = before
+
+
 def _rank_main(
-    rank: int, fn: Callable[..., Any], args: tuple[Any, ...], world_size: int, threads: int, directory: str
+    rank: int,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    world_size: int,
+    threads: int,
+    directory: str,
+    device: DeviceName,
 ) -> None:
     torch.set_num_threads(threads)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{directory}/store",
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=120),
+        device_id=torch.device("cuda", rank) if device == "cuda" else None,
     )
     _result_file(directory, rank).write_bytes(pickle.dumps(fn(rank, *args)))
     dist.barrier()  # a rank that leaves early takes its connections with it

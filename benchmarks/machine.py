@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 
-def describe() -> dict[str, Any]:
+def describe(device: str = "cpu") -> dict[str, Any]:
     """CPU, memory, operating system and versions, ready for JSON. No host, user or path names."""
-    return {
+    gpu = {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()} if device == "cuda" else {}
+    return gpu | {
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

@@ -1,47 +1,69 @@
-"""Is minddp's step as fast as torch's DistributedDataParallel, at equal settings?
+"""How long does a training step take beside torch's DistributedDataParallel, and beside what no wrapper can beat?
 
-    python -m benchmarks.versus_torch            # the measurement, about three minutes on two cores
-    python -m benchmarks.versus_torch --quick    # a look
-    python -m benchmarks.versus_torch --control  # torch's class in both seats: what the harness itself adds
+    python -m benchmarks.versus_torch                # the measurement, about ten minutes on two cores
+    python -m benchmarks.versus_torch --size quick   # a look
+    python -m benchmarks.versus_torch --control      # torch's class in both seats: what the harness itself adds
 
-Each workload is run without a wrapper, and at every setting by both implementations, in one process group.
-See [Note: paired rounds] for how the ratio is taken.
+Each workload is trained by torch and by minddp at every setting, by other wrappers, and without one, all in one
+process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.md for how to read the table.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import nn
 
-from benchmarks import contestants, machine
-from benchmarks.contestants import FLOOR, SettingName, candidate, native
-from benchmarks.harness import Times, Turn, compare, fastest, mean_cpu, median_ms, race, schedule, slowest_rank
-from benchmarks.launch import run_ranks
-from benchmarks.workloads import Workload, WorkloadName, training_step, workload
+from benchmarks import contestants, machine, results
+from benchmarks.contestants import ALONE, FLOOR, Contestant, OtherName, SettingName, TransportName, wire
+from benchmarks.display import StartBar, console_of, interval, progress_of, table_of
+from benchmarks.harness import Times, compare, estimate, fastest, median_ms, race, schedule, timed_rounds
+from benchmarks.launch import DeviceName, run_ranks
+from benchmarks.workloads import Workload, WorkloadName, batch_of, workload
+
+BARRIERS = 200
 
 
 @dataclass(frozen=True)
 class Config:
     """Time a training step of minddp beside torch's DistributedDataParallel."""
 
-    workloads: tuple[WorkloadName, ...] = ("many_small", "transformer", "wide_mlp")
+    workloads: tuple[WorkloadName, ...] = (
+        "many_small",
+        "transformer",
+        "wide_mlp",
+        "convnet",
+        "embedding",
+        "embedding_sparse",
+    )
     settings: tuple[SettingName, ...] = ("default", "views", "static", "batched", "views_static")
     """Constructor options, given to both implementations alike."""
-    rounds: int = 36
-    """Timed rounds; a multiple of twice the number of heats (the settings and the floor) is exactly fair."""
+    transports: tuple[TransportName, ...] | None = None
+    """How minddp's bytes travel; by default all three ways, and on a GPU by the process group."""
+    others: tuple[OtherName, ...] = (
+        "replicate",
+        "naive",
+        "flat",
+        "overlapped",
+        "bucketed",
+        "automatic",
+        "zero1",
+    )
+    """Other ways to train: torch's `replicate`, the rungs of the reference ladder, DeepSpeed's ZeRO-1."""
+    rounds: int = 26
+    """Timed rounds; a multiple of twice the number of heats is exactly fair."""
     warmup_rounds: int = 2
     """Rounds thrown away, in which the buckets are rebuilt."""
     steps_per_turn: int | None = None
@@ -49,42 +71,49 @@ class Config:
     world_size: int = 2
     threads: int = 1
     """Compute threads of each rank."""
+    device: DeviceName = "cpu"
+    """With "cuda", a GPU for each rank, and NCCL."""
     seed: int = 0
     """Of the weights, the data, the order of turns and the bootstrap."""
-    quick: bool = False
-    """Fewer rounds and settings: a look instead of a measurement, written only where `out` says."""
+    size: Literal["full", "quick", "smoke"] = "full"
+    """quick: fewer rounds, settings and others. smoke: tiny models too, to see that all runs. Both are written only
+    where `out` says."""
     control: bool = False
     """Put torch's class in minddp's seat: every ratio should be 1."""
     out: Path | None = None
     """JSON file to write; by default benchmarks/results/versus_torch.json (or versus_torch_control.json)."""
-    timeout_s: float = 900.0
+    timeout_s: float = 3600.0
     """Give up, and end the ranks, after this long."""
 
     def __post_init__(self) -> None:
-        for field in ("rounds", "warmup_rounds", "world_size", "threads"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+        for field, least in {"rounds": 2, "warmup_rounds": 1, "world_size": 1, "threads": 1}.items():
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least {least}.")
         if self.steps_per_turn is not None and self.steps_per_turn < 1:
             raise ValueError(f"steps_per_turn is {self.steps_per_turn}; it must be at least 1.")
         if not self.workloads or not self.settings:
             raise ValueError("There is nothing to time; name at least one workload and one setting.")
 
     def resolved(self) -> Config:
-        """This configuration with `quick` and the default of `out` spelled out."""
-        if self.quick:
-            settings: tuple[SettingName, ...] = tuple(
-                name for name in self.settings if name in ("default", "views_static")
-            )
-            return dataclasses.replace(
-                self, rounds=min(self.rounds, 8), warmup_rounds=1, settings=settings or self.settings[:1]
-            )
-        name = "versus_torch_control.json" if self.control else "versus_torch.json"
-        return dataclasses.replace(self, out=self.out or Path(__file__).parent / "results" / name)
+        """This configuration with the meaning of `size` and all defaults spelled out."""
+        everywhere: tuple[TransportName, ...] = ("process_group",)
+        on_a_host: tuple[TransportName, ...] = ("process_group", "shared_memory", "auto")
+        by_device = everywhere if self.device == "cuda" or self.control else on_a_host
+        config = dataclasses.replace(self, transports=self.transports or by_device)
+        if self.size == "full":
+            name = "versus_torch_control" if self.control else "versus_torch"
+            return dataclasses.replace(config, out=self.out or results.path_of(name))
+        if self.size == "smoke":
+            return dataclasses.replace(config, rounds=2, warmup_rounds=1, steps_per_turn=1)
+        quick = tuple(setting for setting in self.settings if setting in ("default", "views_static"))
+        return dataclasses.replace(
+            config, rounds=min(self.rounds, 8), settings=quick or self.settings[:1], others=()
+        )
 
 
 def main(config: Config) -> None:
-    console = Console()
-    config = without_unknown_settings(config.resolved(), console)
+    console = console_of()
+    config = without_absentees(config.resolved(), console)
     load_average = machine.load_average()
     if load_average > 0.5:
         console.print(f"The machine is busy (load average {load_average:.1f}): expect a wide spread.")
@@ -94,157 +123,249 @@ def main(config: Config) -> None:
         world_size=config.world_size,
         threads=config.threads,
         timeout_s=config.timeout_s,
+        device=config.device,
     )
     report["machine"]["load_average_before"] = load_average
     print_report(report, console)
     if config.out is not None:
-        config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(json.dumps(report, indent=1) + "\n")
+        results.write(report, config.out)
 
 
-def without_unknown_settings(config: Config, console: Console) -> Config:
-    """Leave out, and say so, the settings that this version of torch has no option for."""
+def without_absentees(config: Config, console: Console) -> Config:
+    """Leave out, and say so, what the installed torch has no option for and what is not installed."""
     unknown = contestants.unknown_to_torch(config.settings)
     if unknown:
         console.print(f"Left out, as torch {torch.__version__} has no such option: {', '.join(unknown)}.")
-    return dataclasses.replace(config, settings=tuple(s for s in config.settings if s not in unknown))
+    absent = contestants.not_installed(config.others)
+    if absent:
+        console.print(f"Left out, as DeepSpeed is not installed: {', '.join(absent)}.")
+    return dataclasses.replace(
+        config,
+        settings=tuple(setting for setting in config.settings if setting not in unknown),
+        others=tuple(name for name in config.others if name not in absent),
+    )
+
+
+# ------------------------------------------------------------------ on each rank
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """All workloads, one after another, on this rank; returns the report, ready for JSON."""
-    with Progress(
-        TextColumn("{task.description:12}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} rounds"),
-        TimeElapsedColumn(),
-        auto_refresh=False,  # a thread that draws would draw inside a timed turn
-        disable=rank != 0,
-    ) as progress:
+    with progress_of(rank) as start_bar:
         timed: dict[str, Any] = {
-            name: time_workload(rank, workload(name), config, progress) for name in config.workloads
+            name: time_workload(rank, workload(name, tiny=config.size == "smoke"), config, start_bar)
+            for name in config.workloads
         }
     return {
-        "question": "time per step of minddp's DistributedDataParallel as a multiple of torch's",
-        "candidate": "control" if config.control else "minddp",
-        "machine": machine.describe(),
-        "config": {key: value for key, value in dataclasses.asdict(config).items() if key != "out"},
+        "question": "time of a training step beside torch's DistributedDataParallel at equal settings",
+        "seat": "control" if config.control else "minddp",
+        "machine": machine.describe(config.device),
+        "config": results.of_config(config),
         "peak_memory_mib": round(machine.peak_memory_mib(), 1),
+        "barrier_us": barrier_us(config.seed),
         "workloads": timed,
         "across_workloads": across_workloads(timed),
     }
 
 
-def time_workload(rank: int, task: Workload, config: Config, progress: Progress) -> dict[str, Any]:
+def time_workload(rank: int, task: Workload, config: Config, start_bar: StartBar) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
     torch.manual_seed(config.seed)
-    models = contestants.build(task.model(), config.settings, config.control)
-    steps = {name: training_step(model, task, rank) for name, model in models.items()}
-    order = schedule(contestants.heats(config.settings), config.warmup_rounds + config.rounds, config.seed)
-    bar = progress.add_task(task.name, total=len(order))
+    assert config.transports is not None, "resolved"
+    field = contestants.field(config.settings, config.transports, config.others, control=config.control)
+    field = contestants.for_workload(field, task)
+    models = contestants.enter(field, task.model().to(config.device))
+    steps = {c.name: c.step(models[c.name], task, rank) for c in field}
+    order = schedule(contestants.heats(field), config.warmup_rounds + config.rounds, config.seed)
+    turns = race(
+        steps,
+        order,
+        config.steps_per_turn or task.steps_per_turn,
+        dist.barrier,
+        start_bar(task.name, len(order)),
+        torch.cuda.synchronize if config.device == "cuda" else lambda: None,
+    )
+    wall, cpu = timed_rounds(turns, config.warmup_rounds)
+    return describe_workload(task, models[FLOOR]) | {
+        "floors": floors(wall),
+        "contestants": {
+            c.name: figures(c, wall, cpu, task, config) | {"same_bits": trained_alike(models, c)}
+            for c in field
+            if c.baseline
+        },
+        "best": best(field, wall, config.seed),
+        "rounds_ms": in_ms(wall),
+        "rounds_cpu_ms": in_ms(cpu),
+    }
 
-    def on_round() -> None:
-        progress.advance(bar)
-        progress.refresh()
 
-    turns = race(steps, order, config.steps_per_turn or task.steps_per_turn, dist.barrier, on_round)
-    timed = {name: turns[name][config.warmup_rounds :] for name in turns}
-    turns_of_rank: list[Any] = [None] * config.world_size
-    dist.all_gather_object(turns_of_rank, timed)
-    same_bits: dict[str, bool] = {setting: equal_on_all_ranks(models, setting) for setting in config.settings}
-    return describe_model(task, models[FLOOR]) | summarise(turns_of_rank, same_bits, config)
-
-
-def equal_on_all_ranks(models: Mapping[str, nn.Module], setting: str) -> bool:
-    """Whether torch's and minddp's model hold the same bits after the race: they have done the same work."""
-    pairs = zip(models[native(setting)].parameters(), models[candidate(setting)].parameters(), strict=True)
-    equal = torch.tensor(int(all(torch.equal(theirs, ours) for theirs, ours in pairs)))
-    dist.all_reduce(equal, op=dist.ReduceOp.MIN)
-    return bool(equal)
-
-
-def describe_model(task: Workload, model: nn.Module) -> dict[str, Any]:
+def describe_workload(task: Workload, model: nn.Module) -> dict[str, Any]:
     parameters = list(model.parameters())
     return {
         "title": task.title,
         "tensors": len(parameters),
         "parameters": sum(p.numel() for p in parameters),
-        "gradient_mib": round(sum(p.numel() * p.element_size() for p in parameters) / 2**20, 2),
+        "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
+        "examples_per_step": len(batch_of(task, 0, torch.device("cpu"))[0]),
     }
 
 
-def summarise(
-    turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]], same_bits: Mapping[str, bool], config: Config
-) -> dict[str, Any]:
-    """Medians, paired ratios, and every single round so that they can be checked."""
-    wall, cpu = slowest_rank(turns_of_rank), mean_cpu(turns_of_rank)
+def trained_alike(models: Mapping[str, nn.Module], contestant: Contestant) -> bool:
+    """Whether it holds the same bits as its baseline after the race, on all ranks: both have done the same work."""
+    assert contestant.baseline is not None, "floors have no baseline"
+    pairs = zip(models[contestant.name].parameters(), models[contestant.baseline].parameters(), strict=True)
+    alike = all([torch.equal(ours, theirs) for ours, theirs in pairs])
+    everywhere = torch.tensor(int(alike), device=next(models[FLOOR].parameters()).device)
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+    return bool(everywhere)
 
-    def ratio(times: Times, numerator: str, denominator: str) -> dict[str, float]:
-        return dataclasses.asdict(compare(times[numerator], times[denominator], config.seed))
 
-    best_native = fastest(wall, [native(setting) for setting in config.settings])
-    best_candidate = fastest(wall, [candidate(setting) for setting in config.settings])
+def barrier_us(seed: int) -> dict[str, Any]:
+    """What it takes the ranks to meet. Collective."""
+    took = []
+    for _ in range(BARRIERS):
+        start = time.perf_counter()
+        dist.barrier()
+        took.append((time.perf_counter() - start) * 1e6)
+    return dataclasses.asdict(estimate(np.array(took[BARRIERS // 10 :]), seed))
+
+
+# ------------------------------------------------------------------ arithmetic
+
+
+def floors(wall: Times) -> dict[str, Any]:
+    """Milliseconds per step that no wrapper can beat, and what makes them up."""
     return {
-        "median_ms": {name: round(median_ms(wall[name]), 4) for name in wall},
-        "median_cpu_ms": {name: round(median_ms(cpu[name]), 4) for name in cpu},
-        "ratios": {s: ratio(wall, candidate(s), native(s)) for s in config.settings},
-        "cpu_ratios": {s: ratio(cpu, candidate(s), native(s)) for s in config.settings},
-        "same_bits": dict(same_bits),
-        "best": {
-            "torch": best_native,
-            "minddp": best_candidate,
-            "ratio": ratio(wall, best_candidate, best_native),
-            "cpu_ratio": ratio(cpu, best_candidate, best_native),
-        },
-        "rounds_ms": {name: [round(t * 1e3, 4) for t in wall[name]] for name in wall},
-        "rounds_cpu_ms": {name: [round(t * 1e3, 4) for t in cpu[name]] for name in cpu},
+        "one_rank_alone_ms": median_ms(wall[ALONE]),
+        "no_wrapper_ms": median_ms(wall[FLOOR]),
+        "all_reduce_ms": {t: median_ms(wall[wire(t)]) for t in measured_wires(wall)},
+        "floor_ms": {t: median_ms(floor_of(wall, t)) for t in measured_wires(wall)},
     }
+
+
+def measured_wires(wall: Times) -> list[str]:
+    return [t for t in ("process_group", "shared_memory") if wire(t) in wall]
+
+
+def floor_of(wall: Times, transport: str) -> np.ndarray:
+    """max(compute, bytes / bandwidth), round by round: all hidden that can be.
+
+    "auto" may have chosen any transport, so its floor is the lower one.
+    """
+    wires = [wall[wire(t)] for t in measured_wires(wall) if transport in (t, "auto")]
+    return np.maximum(wall[FLOOR], np.min(wires, axis=0)) if wires else wall[FLOOR]
+
+
+def figures(contestant: Contestant, wall: Times, cpu: Times, task: Workload, config: Config) -> dict[str, Any]:
+    """All that is said of one contestant; each estimate is paired round by round."""
+    name, baseline = contestant.name, contestant.baseline
+    assert baseline is not None, "floors have no baseline"
+    compared = partial(compare, seed=config.seed)
+    examples = config.world_size * len(batch_of(task, 0, torch.device("cpu"))[0])
+    speedup = compared(config.world_size * wall[ALONE], wall[name])
+    return {
+        "baseline": baseline,
+        "median_ms": median_ms(wall[name]),
+        "median_cpu_ms": median_ms(cpu[name]),
+        "examples_per_s": examples / float(np.median(wall[name])),
+        "ratio": dataclasses.asdict(compared(wall[name], wall[baseline])),
+        "cpu_ratio": dataclasses.asdict(compared(cpu[name], cpu[baseline])),
+        "exposed_ms": dataclasses.asdict(estimate((wall[name] - wall[FLOOR]) * 1e3, config.seed)),
+        "over_floor": dataclasses.asdict(compared(wall[name], floor_of(wall, contestant.transport))),
+        "speedup": dataclasses.asdict(speedup),
+        "efficiency": speedup.median / config.world_size,
+    }
+
+
+def best(field: Sequence[Contestant], wall: Times, seed: int) -> dict[str, Any]:
+    """minddp's fastest against torch's fastest, over the process group and over any transport.
+
+    They are chosen in every other round and timed in the rest, or luck would choose them and then be reported.
+    """
+    choosing = {name: seconds[::2] for name, seconds in wall.items()}
+    natives = [c.name for c in field if c.name == c.baseline]
+    of_transport = {
+        transport: [c.name for c in field if c.name.startswith("minddp ") and transport in (c.transport, "any")]
+        for transport in ("process_group", "any")
+    }
+    theirs = fastest(choosing, natives)
+    found = {}
+    for transport, names in of_transport.items():
+        if names:
+            ours = fastest(choosing, names)
+            ratio = dataclasses.asdict(compare(wall[ours][1::2], wall[theirs][1::2], seed))
+            found[transport] = {"torch": theirs, "minddp": ours, "ratio": ratio}
+    return found
 
 
 def across_workloads(timed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """For each setting, the median and the worst of the workloads' ratios."""
-    settings = next(iter(timed.values()))["ratios"]
-    medians = {name: [result["ratios"][name]["median"] for result in timed.values()] for name in settings}
+    """For each contestant in minddp's seat, the median and the worst of the workloads' ratios."""
+    medians: dict[str, list[float]] = {}
+    for result in timed.values():
+        for name, contestant in result["contestants"].items():
+            if name.startswith("minddp "):
+                medians.setdefault(name, []).append(contestant["ratio"]["median"])
     return {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in medians.items()}
+
+
+def in_ms(times: Times) -> dict[str, list[float]]:
+    return {name: [round(seconds * 1e3, 4) for seconds in times[name]] for name in times}
+
+
+# ------------------------------------------------------------------ on the terminal
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
     """One table for each workload, then what they say together."""
     for result in report["workloads"].values():
-        console.print(_table(result, seat=report["candidate"]))
+        console.print(table(result, report["seat"]))
+        for transport, pair in result["best"].items():
+            console.print(
+                f"  best by {transport.replace('_', ' ')}: {pair['minddp']} against {pair['torch']}: "
+                f"{pair['ratio']['median']:.3f} ({interval(pair['ratio'])})"
+            )
+    console.print(f"A barrier takes {report['barrier_us']['median']:.0f} µs.")
     console.print("Across workloads, time relative to torch at equal settings (median, worst):")
-    for setting, figures in report["across_workloads"].items():
-        console.print(f"  {setting:13} {figures['median']:.3f}x  {figures['worst']:.3f}x")
+    for name, across in report["across_workloads"].items():
+        console.print(f"  {name:32} {across['median']:.3f}x  {across['worst']:.3f}x")
 
 
-def _table(result: Mapping[str, Any], seat: str) -> Table:
-    ms, best = result["median_ms"], result["best"]
-    differ = [setting for setting, same in result["same_bits"].items() if not same]
-    bits = f"parameters DIFFER at: {', '.join(differ)}" if differ else "parameters equal to the bit"
-    table = Table(
-        title=f"{result['title']}: {result['tensors']} tensors, {result['gradient_mib']} MiB",
-        caption=f"no wrapper: {ms[FLOOR]:.2f} ms per step; {bits}",
+def table(result: Mapping[str, Any], seat: str) -> Table:
+    floors = result["floors"]
+    differ = [name for name, contestant in result["contestants"].items() if not contestant["same_bits"]]
+    wires = ", ".join(f"by {t.replace('_', ' ')} {ms:.2f}" for t, ms in floors["all_reduce_ms"].items())
+    rows = table_of(
+        f"{result['title']}: {result['tensors']} tensors, {result['gradient_mib']} MiB",
+        "contestant",
+        *("ms", "ratio", "95% interval", "spread", "cpu", "exposed ms", "over floor", "speed-up", "examples/s"),
+        caption=f"ms per step: one rank alone {floors['one_rank_alone_ms']:.2f}, no wrapper "
+        f"{floors['no_wrapper_ms']:.2f}, all-reduce only {wires}; "
+        + (f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"),
     )
-    table.add_column("setting", no_wrap=True)
-    for heading in ("torch ms", f"{seat} ms", "ratio", "95% interval", "spread", "cpu"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for setting, ratio in result["ratios"].items():
-        cpu_ratio = result["cpu_ratios"][setting]
-        table.add_row(setting, *_cells(ms[native(setting)], ms[candidate(setting)], ratio, cpu_ratio))
-    table.add_section()
-    table.add_row("best of each", *_cells(ms[best["torch"]], ms[best["minddp"]], best["ratio"], best["cpu_ratio"]))
-    return table
+    baseline = None
+    for name, contestant in result["contestants"].items():
+        if contestant["baseline"] != baseline:
+            baseline = contestant["baseline"]
+            rows.add_section()
+        rows.add_row(name.replace("minddp", seat), *_cells(contestant, is_baseline=name == baseline))
+    return rows
 
 
-def _cells(
-    torch_ms: float, candidate_ms: float, ratio: Mapping[str, float], cpu_ratio: Mapping[str, float]
-) -> list[str]:
-    return [
-        f"{torch_ms:.2f}",
-        f"{candidate_ms:.2f}",
+def _cells(contestant: Mapping[str, Any], *, is_baseline: bool) -> list[str]:
+    ratio = contestant["ratio"]
+    beside_torch = [
         f"{ratio['median']:.3f}",
-        f"{ratio['low']:.3f}–{ratio['high']:.3f}",
+        interval(ratio),
         f"{ratio['spread']:.3f}",
-        f"{cpu_ratio['median']:.3f}",
+        f"{contestant['cpu_ratio']['median']:.3f}",
+    ]
+    return [
+        f"{contestant['median_ms']:.2f}",
+        *([""] * 4 if is_baseline else beside_torch),
+        f"{contestant['exposed_ms']['median']:.2f}",
+        f"{contestant['over_floor']['median']:.2f}",
+        f"{contestant['speedup']['median']:.2f}",
+        f"{contestant['examples_per_s']:.0f}",
     ]
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "install",
     "register",
     "unregister",
+    "xray",
 ]
 
 # What many programs never ask for, and the module that has it.
@@ -32,6 +33,8 @@ ON_DEMAND = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "xray":  # a package that can be called: `with minddp.xray(ddp) as x:`
+        return importlib.import_module("minddp.xray")
     if name not in ON_DEMAND:
         raise AttributeError(f"module 'minddp' has no attribute {name!r}")
     return getattr(importlib.import_module(ON_DEMAND[name]), name)

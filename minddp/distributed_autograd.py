@@ -63,8 +63,8 @@ class LentGradients:
                 lent.copy_(average)
         if homeless:
             raise RuntimeError(
-                f"Parameters that only other ranks have used: {', '.join(homeless)}. A distributed autograd context "
-                f"can be given no gradients from here; use every parameter on every rank."
+                f"Parameters that only other ranks have used: {', '.join(homeless)}. Into a distributed autograd "
+                f"context no gradient can be put from here; use every parameter on every rank."
             )
 
     def _gradients(self) -> dict[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -140,9 +141,10 @@ def be_rank(settings: Settings, place: Place) -> None:
     status = 1
     limit_s = 8 * settings.timeout_s + 300
     try:
-        report = patiently(
-            lambda: examine(place, settings.device, settings.timeout_s, os.environ, progress, deliver), limit_s
-        )
+        with hushed_stderr():
+            report = patiently(
+                lambda: examine(place, settings.device, settings.timeout_s, os.environ, progress, deliver), limit_s
+            )
         status = report.exit_status
     except TimeUp:
         _complain(TimeUp(f"rank {place.rank} was not through after {limit_s:g} s, and gives up."))
@@ -152,3 +154,16 @@ def be_rank(settings: Settings, place: Place) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+@contextmanager
+def hushed_stderr() -> Iterator[None]:
+    """Keep off the terminal what torch's C++ writes to the standard error: stacks, for errors that it raises too."""
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)

@@ -6,6 +6,9 @@ then measure. After a step that makes the next ones impossible, those are named 
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +21,7 @@ from minddp.doctor.findings import Finding, Verdict, count, is_broken
 from minddp.doctor.fit import Reading
 from minddp.doctor.interfaces import list_interfaces, outward
 from minddp.doctor.measure import Connection, connect, on, read_clocks, time_collectives, time_step, time_work
-from minddp.doctor.meeting import CannotMeet, Meeting, hushed_stderr, open_store
+from minddp.doctor.meeting import CannotMeet, Meeting, open_store
 from minddp.doctor.patience import TimeUp, patiently
 from minddp.doctor.place import Place
 from minddp.doctor.progress import Progress
@@ -27,6 +30,16 @@ from minddp.doctor.report import Report
 from minddp.doctor.survey import survey
 from minddp.doctor.verdicts import devices, machine, meeting, network, software, speed
 
+_OF_THE_FACTS = (
+    "versions",
+    "environment",
+    "devices",
+    "cores",
+    "memory",
+    "shared memory",
+    "open files",
+    "interfaces",
+)
 _MARGIN_S = 5.0  # for ranks that wait for one that waits for others
 _MEASURING_TAKES_AT_MOST_S = 60.0
 _PARTING_TAKES_AT_MOST_S = 3.0
@@ -40,8 +53,9 @@ def examine(
     progress: Progress,
     deliver: Callable[[Report], None],
 ) -> Report:
-    """Go through all of it as one of the ranks. `deliver` is called with the report on the rank whose it is to tell:
-    rank 0, or one that did not get to the others.
+    """Go through all of it as one of the ranks.
+
+    `deliver` is called with the report on the rank that has to tell: rank 0, or one that did not get to the others.
     """
     progress.stage(f"going to {place.endpoint}")
     try:
@@ -60,9 +74,8 @@ def examine(
         )
     except _LeftAlone as error:
         finding = error.finding
-    report = Report(
-        f"minddp doctor: rank {place.rank} of {place.world_size}, alone", (finding,), not_checked=("all else",)
-    )
+    title = f"minddp doctor: rank {place.rank} of {place.world_size}, on {socket.gethostname()}, alone"
+    report = Report(title, (finding,), not_checked=("all else",))
     deliver(report)
     return report
 
@@ -105,7 +118,7 @@ class Examination:
         """Take the steps, as far as they lead; deliver the report; part from the others."""
         steps: list[tuple[str, Callable[[], bool], tuple[str, ...]]] = [
             ("calling the roll", self._call_the_roll, (meeting.CHECK,)),
-            ("comparing the ranks", self._compare, ("versions", "devices", "cores", "memory", "interfaces")),
+            ("comparing the ranks", self._compare, _OF_THE_FACTS),
             ("connecting", self._connect, ("network",)),
             ("comparing clocks", self._compare_clocks, ("clocks",)),
             ("timing collectives", self._time_collectives, ("collectives",)),
@@ -124,7 +137,7 @@ class Examination:
         self._part()
         return report
 
-    # ------------------------------------------------------------------ steps: each tells whether the next can follow
+    # ------------------------------------------------------------------ steps; each tells whether others can follow
 
     def _call_the_roll(self) -> bool:
         """Rank 0 waits for all; the others wait for it, so that all agree on who is there."""
@@ -166,10 +179,10 @@ class Examination:
             "reach", lambda: knock_at_all(board, address, self._timeout_s), self._timeout_s + _MARGIN_S
         )
         connected: Mapping[int, Outcome] = {}
+        began = time.monotonic()
         if not failed(reached) and not network.cut_off(reached):
-            with hushed_stderr():
-                connected = board.together("connect", self._make_group, self._timeout_s)
-        return self._found(*network.judge_network(self._facts, reached, connected))
+            connected = board.together("connect", self._make_group, self._timeout_s)
+        return self._found(*network.judge_network(self._facts, reached, connected, time.monotonic() - began))
 
     def _compare_clocks(self) -> bool:
         told = self._measure("clocks", read_clocks)
@@ -188,8 +201,8 @@ class Examination:
             return False
         curves = [one["curves"] for one in told.values()]
         self._curves = {name: speed.slowest([one[name] for one in curves]) for name in curves[0]}
-        same_machine = len({one.machine.identity for one in self._facts.values()}) == 1
-        return self._found(*speed.judge_curves(self._curves, told[0]["obstacle"], same_machine))
+        same_host = len({one.network.identity for one in self._facts.values()}) == 1
+        return self._found(*speed.judge_curves(self._curves, told[0]["obstacle"] if same_host else ""))
 
     def _time_step(self) -> bool:
         told = self._measure("step", time_step)
@@ -250,14 +263,9 @@ class Examination:
         """Leave when all have come this far, so that the store outlives everybody's last question."""
         if self._connection is not None:
             self._connection = None
-            try:
+            with contextlib.suppress(TimeUp):  # a peer has ended, and everything is said
                 patiently(dist.destroy_process_group, _PARTING_TAKES_AT_MOST_S)
-            except TimeUp:
-                pass  # a peer has ended, and everything is said
-        try:
+        others_s = _MEASURING_TAKES_AT_MOST_S if self._place.rank else _PARTING_TAKES_AT_MOST_S
+        with contextlib.suppress(StoreLost):
             self._board.post("parts", True)
-            self._board.gather(
-                "parts", _MEASURING_TAKES_AT_MOST_S if self._place.rank else _PARTING_TAKES_AT_MOST_S
-            )
-        except StoreLost:
-            pass
+            self._board.gather("parts", others_s)

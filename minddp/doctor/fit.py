@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_ITERATIONS = 50
+
 
 class Line(NamedTuple):
     """The model of a message's time: `latency_s + nbytes / bytes_per_s` (Hockney 1994)."""
@@ -14,23 +16,25 @@ class Line(NamedTuple):
     latency_s: float
     bytes_per_s: float
 
-    def seconds(self, nbytes: float) -> float:
-        return self.latency_s + nbytes / self.bytes_per_s
-
 
 def fit_line(seconds_of_bytes: Mapping[int, float]) -> Line:
-    """The line closest to the times of two or more sizes, where errors count in proportion to the time itself.
+    """The line closest to the times of two or more sizes, where closeness is a matter of ratios.
 
-    Otherwise the largest message alone would decide, and the latency would be what its noise leaves over.
+    Sizes span four orders of magnitude. In plain least squares the largest message alone would decide, and the
+    latency would be what its noise leaves over. So this minimises the squares of log(fitted / measured), over the
+    logarithms of both parameters, which keeps them positive: Gauss-Newton, from the line through the ends.
     """
     nbytes = np.array(list(seconds_of_bytes), dtype=float)
     seconds = np.array(list(seconds_of_bytes.values()))
-    rows = np.stack([np.ones_like(nbytes), nbytes], axis=1) / seconds[:, None]
-    (latency_s, s_per_byte), *_ = np.linalg.lstsq(rows, np.ones_like(seconds), rcond=None)
-    if latency_s < 0:  # then the best line among those through the origin
-        through = nbytes / seconds
-        latency_s, s_per_byte = 0.0, through.sum() / (through**2).sum()
-    return Line(float(latency_s), float(1 / max(s_per_byte, 1e-15)))
+    terms = np.stack([np.ones_like(nbytes), nbytes], axis=1)
+    parameters = np.array([seconds[nbytes.argmin()], seconds[nbytes.argmax()] / nbytes.max()])
+    for _ in range(_ITERATIONS):
+        fitted = terms @ parameters
+        slopes = terms * parameters / fitted[:, None]
+        step, *_ = np.linalg.lstsq(slopes, np.log(seconds / fitted), rcond=None)
+        parameters *= np.exp(np.clip(step, -1.0, 1.0))
+    latency_s, s_per_byte = parameters
+    return Line(float(latency_s), float(1 / s_per_byte))
 
 
 class Reading(NamedTuple):

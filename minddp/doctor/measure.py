@@ -29,6 +29,7 @@ _SLOW_S = 1.0  # a message that takes longer is the largest
 _BARRIERS = 16
 _PAIRS = 9
 _WIDTH = 512
+_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,10 @@ def read_clocks(connection: Connection) -> list[list[float]]:
 
 
 def time_collectives(connection: Connection) -> dict[str, Any]:
-    """`curves`: for each collective its median time, as pairs of bytes and seconds. `obstacle`: why ranks do not share
-    memory, empty if they do."""
+    """`curves`: for each collective its median time, as pairs of bytes and seconds.
+
+    `obstacle`: why ranks do not share memory, empty if they do.
+    """
     over_group, device = connection.over_group, connection.device
     backend = dist.get_backend(over_group.group)
     curves = {
@@ -114,7 +117,10 @@ def _curve(
     curve: list[list[float]] = []
     for nbytes in SIZES:
         tensor = transport.allocate(nbytes // 4, torch.float32, connection.device).zero_()
-        call = lambda: collective(tensor).wait()
+
+        def call(tensor: torch.Tensor = tensor) -> None:
+            collective(tensor).wait()
+
         call()  # the first time may connect, allocate or load
         trial_s = connection.agree(_seconds(connection, call))
         repeats = min(_MANY, max(_FEW, round(_BUDGET_S / trial_s))) if trial_s < _SLOW_S else 0
@@ -146,7 +152,7 @@ def time_step(connection: Connection) -> dict[str, float]:
         nn.Sequential(*layers).to(connection.device),
         device_ids=[connection.device.index] if connection.device.type == "cuda" else None,
     )
-    batch = torch.randn(32, _WIDTH, device=connection.device)
+    batch = torch.randn(_BATCH, _WIDTH, device=connection.device)
 
     def step() -> None:
         ddp(batch).sum().backward()

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import datetime
 import errno
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,10 +120,9 @@ def _enter(place: Place, timeout_s: float) -> dist.Store:
 
 def _tcp_store(address: str, port: int, hosts: bool, timeout_s: float) -> dist.Store:
     limit = datetime.timedelta(seconds=timeout_s)
-    with hushed_stderr():
-        return patiently(
-            lambda: dist.TCPStore(address, port, None, hosts, limit, wait_for_workers=False), timeout_s + 1
-        )
+    return patiently(
+        lambda: dist.TCPStore(address, port, None, hosts, limit, wait_for_workers=False), timeout_s + 1
+    )
 
 
 def classify(error: OSError) -> Obstacle:
@@ -139,19 +136,6 @@ def classify(error: OSError) -> Obstacle:
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
         return "no route"
     return "other"
-
-
-@contextmanager
-def hushed_stderr() -> Iterator[None]:
-    """Keep what C++ writes to the standard error off the terminal: stacks of frames, for errors that are raised too."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from minddp.doctor.facts import RankFacts
@@ -16,15 +16,16 @@ from minddp.doctor.fit import fit_line
 from minddp.doctor.verdicts.speed import Curve, describe
 
 WORDS = {Verdict.FINE: "fine", Verdict.NOTE: "note", Verdict.BROKEN: "BROKEN"}
-_STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.BROKEN: "bold red"}
+_STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.BROKEN: "red"}
+_WORD = max(map(len, WORDS.values()))
+_NARROWEST = 40  # columns for facts
 
 
 @dataclass(frozen=True)
 class Report:
     """What a rank has to report: of all ranks, or of itself alone if it did not get to the others.
 
-    `not_checked` names what was left out because of what was found; `left_behind` that threads still hang in calls
-    which do not return.
+    `not_checked` names what was left out because of what was found.
     """
 
     title: str
@@ -33,7 +34,6 @@ class Report:
     facts: Mapping[int, RankFacts] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
     not_checked: tuple[str, ...] = ()
-    is_of_all: bool = True
 
     @property
     def worst(self) -> Verdict:
@@ -67,49 +67,48 @@ class Report:
 
 def show(report: Report, console: Console) -> None:
     """Print it: the same lines in the same order, with or without colours."""
-    console.print(Text(report.title, style="bold"))
-    console.print()
-    console.print(_findings(report))
+    lines = [Text(report.title, style="bold"), Text(), *_findings(report.findings, console.width)]
     if report.curves:
-        console.print()
-        console.print(_curves(report.curves))
-    console.print()
-    console.print(_conclusion(report))
+        lines += [Text(), *_table_of(report.curves)]
+    conclusion = textwrap.wrap(_conclusion(report), console.width, break_on_hyphens=False)
+    lines += [Text(), *(Text(line, style=f"bold {_STYLES[report.worst]}") for line in conclusion)]
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
-def _findings(report: Report) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in report.findings:
-        style = _STYLES[finding.verdict]
-        table.add_row(Text(WORDS[finding.verdict], style), Text(finding.check), Text(finding.fact))
-        if finding.remedy:
-            table.add_row("", "", Text(f"-> {finding.remedy}", style="bold"))
-    return table
+def _findings(findings: Sequence[Finding], width: int) -> Iterator[Text]:
+    """`verdict  check  fact` with facts and remedies folded to the right of that."""
+    checks = max(len(finding.check) for finding in findings)
+    indent = " " * (_WORD + 2 + checks + 2)
+    room = max(_NARROWEST, width - len(indent))
+    for finding in findings:
+        first, *others = textwrap.wrap(finding.fact, room, break_on_hyphens=False)
+        head = Text(WORDS[finding.verdict].ljust(_WORD), style=f"bold {_STYLES[finding.verdict]}")
+        yield head.append(f"  {finding.check.ljust(checks)}  {first}", style="default")
+        remedy = textwrap.wrap(f"-> {finding.remedy}", room, subsequent_indent="   ", break_on_hyphens=False)
+        for line in [*others, *(remedy if finding.remedy else [])]:
+            yield Text(indent + line)
 
 
-def _curves(curves: Mapping[str, Curve]) -> Table:
+def _table_of(curves: Mapping[str, Curve]) -> Iterator[Text]:
+    """Median times by size, one line for each collective, and what was fitted to them."""
     sizes = sorted({nbytes for curve in curves.values() for nbytes in curve})
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column()
-    for _ in (*sizes, "latency + bandwidth"):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_row("median time", *(size(nbytes) for nbytes in sizes), "fitted")
+    rows = [("median time", *map(size, sizes), "latency + bandwidth")]
     for name, curve in curves.items():
         times = [f"{curve[nbytes] * 1e3:.2f} ms" if nbytes in curve else "-" for nbytes in sizes]
-        table.add_row(name, *times, describe(fit_line(curve)) if len(curve) > 1 else "-")
-    return table
+        rows.append((name, *times, describe(curve)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        yield Text("  ".join([name.ljust(widths[0]), *aligned]))
 
 
-def _conclusion(report: Report) -> Text:
+def _conclusion(report: Report) -> str:
     broken = sum(finding.verdict is Verdict.BROKEN for finding in report.findings)
     notes = sum(finding.verdict is Verdict.NOTE for finding in report.findings)
-    worth = f"{count(notes, 'thing')} {'is' if notes == 1 else 'are'} worth knowing" if notes else ""
-    if not broken:
-        return Text(f"Nothing is broken{'; ' + worth if worth else ''}.", style="bold green")
-    told = f"{count(broken, 'thing')} {'is' if broken == 1 else 'are'} broken{'; ' + worth if worth else ''}."
+    told = f"{count(broken, 'thing')} {'is' if broken == 1 else 'are'} broken" if broken else "Nothing is broken"
+    if notes:
+        told += f"; {count(notes, 'thing')} {'is' if notes == 1 else 'are'} worth knowing"
     if report.not_checked:
-        told += f" Not checked because of that: {', '.join(report.not_checked)}."
-    return Text(told, style="bold red")
+        told += f". Not checked because of that: {', '.join(report.not_checked)}"
+    return f"{told}."

@@ -20,7 +20,7 @@ from minddp.doctor.facts import GPU, Devices, Machine, Network, RankFacts, Softw
 from minddp.doctor.interfaces import choose_gloo_address, list_interfaces, network_identity, resolve_own_name
 from minddp.doctor.place import Place
 
-# Variables with these beginnings change how ranks compute or talk. What torchrun sets for itself is not among them.
+# Variables with these beginnings change how ranks compute or talk.
 TELLING = (
     "CUBLAS_",
     "CUDA_",
@@ -34,6 +34,7 @@ TELLING = (
     "TORCH_",
     "TP_",
 )
+BY_TORCHRUN = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)  # set for every rank, to what is the default anyway
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -79,7 +80,8 @@ def versions() -> dict[str, str]:
 
 def telling(environment: Mapping[str, str]) -> dict[str, str]:
     """Those of the environment variables that matter."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(TELLING)}
+    names = sorted(name for name in environment if name.startswith(TELLING) and name not in BY_TORCHRUN)
+    return {name: environment[name] for name in names}
 
 
 def _installed(package: str) -> str:

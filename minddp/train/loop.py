@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -16,6 +18,9 @@ from minddp.train.settings import Settings
 from minddp.train.stop import StopSignals, Vote, reason_to_end
 from minddp.train.trainer import Trainer
 from minddp.train.world import World
+
+if TYPE_CHECKING:
+    from minddp.xray.window import Window
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,26 @@ def train(settings: Settings, world: World) -> Outcome:
     trainer = Trainer(settings, world)
     if settings.resume:
         trainer.restore(checkpoint_path(settings))
-    with Display(world.is_main, settings.task) as display, StopSignals() as signals:
-        return Run(trainer, display, signals).to_the_end()
+    with Display(world.is_main, settings.task) as display, StopSignals() as signals, x_ray(trainer) as window:
+        return Run(trainer, display, signals, window).to_the_end()
+
+
+def x_ray(trainer: Trainer) -> AbstractContextManager[Window | None]:
+    """What records the steps that --xray names; it writes its files as soon as the last of them is over."""
+    settings = trainer.settings
+    if not settings.recorded_steps:
+        return nullcontext()
+    from minddp.xray.window import Window
+
+    files = [settings.folder / "xray.html", settings.folder / "xray.json"]
+    return Window(trainer.ddp, settings.recorded_steps, title=f"minddp train --task {settings.task}", save_to=files)
 
 
 class Run:
     """A trainer between its steps: when to log, validate, save, and end."""
 
-    def __init__(self, trainer: Trainer, display: Display, signals: StopSignals):
-        self.trainer, self.display, self.signals = trainer, display, signals
+    def __init__(self, trainer: Trainer, display: Display, signals: StopSignals, window: Window | None):
+        self.trainer, self.display, self.signals, self.window = trainer, display, signals, window
         self.settings, self.world = trainer.settings, trainer.world
         self.started_at = time.monotonic() - trainer.elapsed_s
         self.training_s = 0.0  # since the last training record, without validations and checkpoints
@@ -59,6 +75,8 @@ class Run:
             self._log_validation()  # before training: the loss must be that of a guess
         batches = iter(trainer.batches)
         while reason is None:
+            if self.window is not None:
+                self.window.before_step(trainer.step)
             step_began = time.monotonic()
             vote = Vote(self.world, self.signals, step_began - self.started_at)  # See [Note: the vote].
             trainer.optimizer_step(batches)

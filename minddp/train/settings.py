@@ -127,6 +127,8 @@ class Settings:
     """Validation samples, spread evenly over the held-out data."""
     checkpoint_every: int = 500
     """Steps between two checkpoints; there is always one at the end and on Ctrl-C."""
+    xray: str | None = None
+    """Record steps FIRST:LAST, LAST excluded, on every rank: xray.html and xray.json in the folder."""
 
     ddp: Literal["minddp", "torch", "none"] = "minddp"
     """Whose DistributedDataParallel; none: the bare model, for one rank."""
@@ -148,6 +150,12 @@ class Settings:
         if self.minutes is not None:
             return 60 * self.minutes
         return math.inf if self.steps is not None else 60 * DEFAULT_MINUTES
+
+    @property
+    def recorded_steps(self) -> range:
+        """The steps of --xray; none without it."""
+        first, _, last = (self.xray or "0:0").partition(":")
+        return range(int(first), int(last))
 
     @property
     def limit_steps(self) -> float:
@@ -192,6 +200,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         )
     if settings.task != "gpt" and gpt != GPTOptions():
         yield f"--task {settings.task} has no use for {_flags(_changed(gpt))}; leave that out."
+    if settings.xray is not None:
+        yield from _unfit_to_record(settings.xray, settings)
     if settings.ddp == "none" and wrapper != WrapperOptions():
         yield f"--ddp none has no use for {_flags(_changed(wrapper))}; leave that out."
     if settings.ddp == "none" and settings.nproc not in (None, 1):
@@ -203,6 +213,17 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"--transport {wrapper.transport} is minddp's own; leave it out or use --ddp minddp."
     if wrapper.bucket_cap_mb is not None and wrapper.bucket_cap_mb_list:
         yield "--bucket-cap-mb and --bucket-cap-mb-list exclude each other: one capacity for all, or a list."
+
+
+def _unfit_to_record(xray: str, settings: Settings) -> Iterator[str]:
+    """Why these steps cannot be recorded."""
+    first, _, last = xray.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        yield f"--xray {xray} is not FIRST:LAST, two numbers of steps, the first smaller."
+    elif int(last) > settings.limit_steps:
+        yield f"--xray {xray} ends after --steps {settings.steps}; record earlier steps or take more."
+    if settings.ddp == "none":
+        yield "--ddp none has no buckets to record; leave --xray out."
 
 
 def _changed(options: GPTOptions | WrapperOptions) -> list[str]:

@@ -1,4 +1,4 @@
-"""One recording, read: its steps, what a message costs, the plans it is compared with. What all pictures are made from."""
+"""One recording, read: its steps, what a message costs, other plans. All pictures are made from this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording in the terminal: a table, and what it means in words."""
+"""A recording in the terminal: a sum that adds up to a step, and what it means in words."""
 
 from __future__ import annotations
 
@@ -11,56 +11,58 @@ from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.timeline import Activity, RankStep, Step
 
-# What the columns add up to: a step.
-COLUMNS = {
+# The summands of a step.
+PARTS = {
     "forward": (Activity.FORWARD, Activity.BUFFERS, Activity.REBUILD),
     "loss": (Activity.LOSS,),
     "backward": (Activity.BACKWARD,),
-    "exposed\ncommunication": (Activity.EXPOSED,),
-    "copy\nback": (Activity.COPY_BACK,),
+    "exposed communication": (Activity.EXPOSED,),
+    "copy back": (Activity.COPY_BACK,),
     "optimizer": (Activity.OPTIMIZER,),
     "rest": (Activity.OTHER,),
 }
+MOST_COLUMNS = 8
 
 
 def explain(analysis: Analysis, console: Console) -> None:
     """The typical step: where its time goes, what hurts most, and what to do about it."""
     step = analysis.typical
-    console.print(f"[bold]{words.headline(step)}[/bold]", highlight=False)
-    console.print(table_of([(f"rank {rank.rank}", step, rank) for rank in step.ranks], "milliseconds"))
+    console.print(words.headline(step), style="bold", highlight=False)
+    columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
+    console.print(table_of(columns[:MOST_COLUMNS]))
+    if len(columns) > MOST_COLUMNS:
+        _say(console, f"And {len(columns) - MOST_COLUMNS} more ranks, see the page.", style="dim")
     if step.complete:
         for sentence in (words.overlap_sentence(step), words.worst_sentence(step)):
             _say(console, sentence)
-        _say(console, f"What to try: {words.suggestion(step, analysis.plans)}")
+        _say(console, f"What to try: {words.suggestion(analysis)}")
     _facts(console, analysis)
 
 
 def explain_several(analyses: Sequence[Analysis], console: Console) -> None:
-    """The typical steps of several recordings, one below the other."""
-    rows = [
-        (f"{analysis.recording.title}, rank {rank.rank}", analysis.typical, rank)
-        for analysis in analyses
-        for rank in analysis.typical.ranks
-    ]
-    console.print(table_of(rows, "milliseconds; of each recording the step of median length"))
+    """The typical step of each recording, on its slowest rank, side by side."""
+    columns = [(a.recording.title, a.typical, a.typical.slowest) for a in analyses]
+    console.print(table_of(columns[:MOST_COLUMNS]))
     for analysis in analyses:
         layout = analysis.typical.layout
-        messages = f"{words.count(len(layout.buckets), 'message')} of {words.size(layout.nbytes)} in all"
+        messages = f"{words.count(len(layout.buckets), 'message')}, {words.size(layout.nbytes)} in all"
         _say(console, f"{analysis.recording.title}: {words.ms(analysis.typical.length_ns)} a step, {messages}.")
 
 
-def table_of(rows: Sequence[tuple[str, Step, RankStep]], title: str) -> Table:
-    table = Table(caption=title, caption_justify="left", caption_style="dim")
-    table.add_column("")
-    table.add_column("step", justify="right", style="bold")
-    for heading in COLUMNS:
-        style = "red" if Activity.EXPOSED in COLUMNS[heading] else ""
-        table.add_column(f"{'=' if heading == 'forward' else '+'} {heading}", justify="right", style=style)
-    table.add_column("communication\nhidden", justify="right")
-    for name, step, rank in rows:
-        parts = [sum(rank.parts_ns[activity] for activity in part) for part in COLUMNS.values()]
-        cells = [f"{ns / 1e6:.2f}" for ns in (rank.length_ns, *parts)]
-        table.add_row(name, *cells, words.percent(step.overlap(rank)))
+def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
+    """A column for each (name, step, rank of it); times in milliseconds, and their share of the step."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("milliseconds", style="dim")
+    for name, _, _ in columns:
+        table.add_column(name, justify="right")
+    for name, activities in PARTS.items():
+        sums = [sum(rank.parts_ns[activity] for activity in activities) for _, _, rank in columns]
+        shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(sums, columns, strict=True)]
+        cells = [f"{ns / 1e6:.2f} {share:5.0%}" for ns, share in zip(sums, shares, strict=True)]
+        table.add_row(name, *cells, style="red" if Activity.EXPOSED in activities and max(shares) > 0.02 else "")
+    table.add_row("a step", *(f"{rank.length_ns / 1e6:.2f}  100%" for _, _, rank in columns), style="bold")
+    overlaps = [f"{step.overlap(rank):.0%}" for _, step, rank in columns]
+    table.add_row("communication hidden", *overlaps)
     return table
 
 

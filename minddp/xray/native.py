@@ -1,9 +1,11 @@
 """Recording torch's own DistributedDataParallel, from outside, as far as it lets itself be watched.
 
+Let it take two steps before the recording: torch makes its buckets anew after the first, and says so to nobody.
+
 What can be seen: forward, each gradient (a hook on each parameter), each bucket's launch and completion (a
 communication hook that only times), the end of backward. What cannot: waiting for one bucket rather than the next,
-packing and copying back, all of which happens in C++ between two of the moments that can be seen. So all waiting
-after backward counts as waiting for the buckets in order, until each completes.
+packing and copying back, all of which happens in C++ between two of the moments that can be seen. So `timeline.py`
+takes it that after backward each bucket is waited for, in order, until it completes.
 
 [Note: the hook that stays]
 A communication hook can be registered once and never removed, so it stays when the recording ends, reducing as
@@ -14,7 +16,6 @@ differ in the last bit. A module that has a communication hook already cannot be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from minddp.autograd import tensors_in
 from minddp.events import Event, EventKind, EventSink
 from minddp.xray.recording import BucketInfo, Layout, ParamInfo
 
@@ -49,9 +51,16 @@ class NativeSource:
         self.title = type(ddp.module).__name__
         self.rank, self.world_size = group.rank(), group.size()
         self.device = self._named[0][1].device
-        self.backend = dist.get_backend(group)
+        self.backend: str = dist.get_backend(group)
         self.steps_taken = 0
         self._install()
+
+    @classmethod
+    def of(cls, ddp: TorchDDP) -> NativeSource:
+        """The one source of this module: its hook can be registered only once."""
+        if "_minddp_xray" not in vars(ddp):
+            vars(ddp)["_minddp_xray"] = cls(ddp)
+        return vars(ddp)["_minddp_xray"]
 
     @property
     def store(self) -> dist.Store | None:
@@ -68,7 +77,8 @@ class NativeSource:
             ParamInfo(name, p.numel(), p.nbytes, str(p.dtype).removeprefix("torch.")) for name, p in self._named
         )
         buckets = tuple(
-            BucketInfo(members, sum(params[p].nbytes for p in members)) for _, members in sorted(self._buckets.items())
+            BucketInfo(members, sum(params[p].nbytes for p in members))
+            for _, members in sorted(self._buckets.items())
         )
         return Layout(params, buckets, "as torch's wrapper has it")
 
@@ -85,13 +95,13 @@ class NativeSource:
         self._ddp.register_forward_hook(self._on_forward_end)
         for index, (_, param) in enumerate(self._named):
             param.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
-        self._ddp.register_comm_hook(None, self._reduce)
+        self._ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))  # torch reads annotations
 
     def _on_forward_end(self, _module: Any, _inputs: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not self._ddp.require_backward_grad_sync:
             self._tell(EventKind.NO_SYNC)
         elif torch.is_grad_enabled():
-            for tensor in _tensors_in(output):
+            for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _grad: self._begin_backward())
         self._tell(EventKind.FORWARD_END)
@@ -100,8 +110,8 @@ class NativeSource:
         if not self._in_backward:
             self._in_backward = True
             self._tell(EventKind.BACKWARD_BEGIN)
-            # Callbacks run in the order in which they are queued, and torch's wrapper queues its own, which waits and
-            # copies back, when its last bucket leaves: ours comes before it, and queues another that comes after it.
+            # Callbacks run in the order in which they are queued, and torch's wrapper queues its own, which waits
+            # and copies back, when its last bucket leaves: ours comes before, and queues one that comes after.
             Variable._execution_engine.queue_callback(self._on_gradients_complete)
 
     def _on_gradient(self, index: int, _param: torch.Tensor) -> None:
@@ -111,7 +121,7 @@ class NativeSource:
         self._begin_backward()
         self._tell(EventKind.PARAM_READY, index)
 
-    def _reduce(self, _state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket as torch does without a hook. See [Note: the hook that stays]."""
         index = bucket.index()
         if index not in self._buckets or self._sink is not None:
@@ -136,13 +146,3 @@ class NativeSource:
     def _tell(self, kind: EventKind, subject: int = -1) -> None:
         if self._sink is not None:
             self._sink(Event(kind, subject))
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))

@@ -15,6 +15,7 @@ import datetime
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -60,8 +61,8 @@ class Peers:
                 others.append(_receive(group, peer))
         except RuntimeError as error:
             note = (
-                f"Ranks {_listed(members)} recorded, but could not meet within {self._limit_s:g} s, so this is rank "
-                f"{self._rank} alone ({str(error).splitlines()[0]})."
+                f"Ranks {_listed(members)} recorded, but could not meet within {self._limit_s:g} s, so this is "
+                f"rank {self._rank} alone ({str(error).splitlines()[0]})."
             )
             return Gathered((ours,), (note,), is_first=True)
         first = replace(ours, clock=ClockOffset(0, 0))
@@ -86,15 +87,17 @@ class Peers:
         assert self._store is not None
         limit = datetime.timedelta(seconds=self._limit_s)
         store = dist.PrefixStore("group", self._store)
-        return dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
+        return cast(
+            "dist.ProcessGroup", dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
+        )
 
     def _notes(self, members: Sequence[int]) -> tuple[str, ...]:
         silent = [rank for rank in range(self._world_size) if rank not in members]
         if not silent:
             return ()
         return (
-            f"Rank{'s' * (len(silent) > 1)} {_listed(silent)} did not record here: when they launched their buckets is "
-            f"not known, so waiting for them looks like slow communication.",
+            f"Rank{'s' * (len(silent) > 1)} {_listed(silent)} did not record: when buckets were launched there is "
+            f"not known, so waiting for that looks like slow communication.",
         )
 
 

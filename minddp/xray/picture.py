@@ -26,6 +26,7 @@ FILL = {
     Activity.OPTIMIZER: "#8f83ba",
     Activity.OTHER: "#e6e6e1",
 }
+STANDS_STILL: dict[str, Any] = {"facecolor": EXPOSED_PALE, "edgecolor": EXPOSED, "hatch": "////", "linewidth": 0}
 COMPUTES, TICKS, SENDS = 0.0, 0.36, 0.56  # where they begin within a rank's row of height 1
 INCHES_PER_RANK, WIDTH_INCHES, HEADING = 0.86, 11.0, 0.62
 
@@ -58,8 +59,8 @@ def save_picture(analyses: Sequence[Analysis], path: Path) -> None:
             y += 1
     _frame(axes, y, longest_ms)
     title = words.headline(steps[0]) if len(steps) == 1 else "One step of each, on one scale"
-    figure.text(0.012, 1 - 0.2 / height, title, fontsize=13, weight="bold", color=INK, va="top")
-    _key(figure, height)
+    figure.text(0.012, 1 - 0.16 / height, title, fontsize=13, weight="bold", color=INK, va="top")
+    _key(figure)
     figure.savefig(path, dpi=160)
 
 
@@ -88,14 +89,15 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         width = at(end_ns) - at(begin_ns)
         axes.broken_barh([(at(begin_ns), width)], (top + place, 0.32), **style)
         if width > longest_ms * (0.006 * len(label) + 0.012):
-            axes.text(at(begin_ns) + width / 2, top + place + 0.165, label, color=color, fontsize=8, ha="center", va="center")
+            centre = (at(begin_ns) + width / 2, top + place + 0.165)
+            axes.text(*centre, label, color=color, fontsize=8, ha="center", va="center")
 
-    axes.text(-0.008 * longest_ms, top + COMPUTES + 0.16, f"rank {rank.rank}", ha="right", va="center", fontsize=9, color=INK)
-    axes.text(-0.008 * longest_ms, top + SENDS + 0.16, "sends", ha="right", va="center", fontsize=8, color=SOFT)
+    for place, text, color in ((COMPUTES, f"rank {rank.rank}", INK), (SENDS, "sends", SOFT)):
+        beside = (-0.008 * longest_ms, top + place + 0.16)
+        axes.text(*beside, text, color=color, fontsize=9, ha="right", va="center")
     for span in rank.spans:
         if span.activity is Activity.EXPOSED:
-            hatched = {"facecolor": EXPOSED_PALE, "edgecolor": EXPOSED, "hatch": "////", "linewidth": 0}
-            box(span.begin_ns, span.end_ns, COMPUTES, "", INK, **hatched)
+            box(span.begin_ns, span.end_ns, COMPUTES, "", INK, **STANDS_STILL)
         else:
             color = "white" if span.activity is Activity.BACKWARD else INK
             style = {"facecolor": FILL[span.activity], "edgecolor": "white", "linewidth": 0.6}
@@ -115,7 +117,7 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
                 box(begin_ns, end_ns, SENDS, text, "white", facecolor=fill, edgecolor="white", linewidth=0.6)
 
 
-def _key(figure: Any, height: float) -> None:
+def _key(figure: Any) -> None:
     from matplotlib.patches import Patch
 
     signs = [
@@ -123,7 +125,7 @@ def _key(figure: Any, height: float) -> None:
         Patch(facecolor=FILL[Activity.BACKWARD], label="backward"),
         Patch(facecolor=WIRE, label="bucket on the wire, hidden"),
         Patch(facecolor=EXPOSED, label="on the wire, exposed"),
-        Patch(facecolor=EXPOSED_PALE, edgecolor=EXPOSED, hatch="////", linewidth=0, label="rank stands still"),
+        Patch(**STANDS_STILL, label="rank stands still"),
         Patch(facecolor=FILL[Activity.OPTIMIZER], label="optimizer"),
     ]
     figure.legend(

@@ -154,9 +154,7 @@ def _rank(
     )
 
 
-def _waits_and_copies(
-    rank: RankStep, layout: Layout, complete_ns: int, ends_ns: Sequence[int]
-) -> Iterator[Span]:
+def _waits_and_copies(rank: RankStep, layout: Layout, complete_ns: int, ends_ns: Sequence[int]) -> Iterator[Span]:
     """From the end of backward on: for each bucket in order, wait until it is there, and copy it back."""
     copy_ns_per_byte = rank.parts_ns[Activity.COPY_BACK] / max(1, layout.nbytes)
     now_ns = complete_ns

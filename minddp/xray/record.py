@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import platform
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,8 +49,8 @@ class Recorder:
         self._first_layout = self._source.layout()
         self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
         self._optimizer_hooks: list[RemovableHandle] = [
-            register_optimizer_step_pre_hook(lambda *_: self._record(Event(EventKind.OPTIMIZER_BEGIN))),
-            register_optimizer_step_post_hook(lambda *_: self._record(Event(EventKind.OPTIMIZER_END))),
+            register_optimizer_step_pre_hook(self._on_optimizer_begin),
+            register_optimizer_step_post_hook(self._on_optimizer_end),
         ]
         self._source.watch(self._record)
 
@@ -78,6 +79,12 @@ class Recorder:
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
 
+    def _on_optimizer_begin(self, *_: Any) -> None:
+        self._record(Event(EventKind.OPTIMIZER_BEGIN))
+
+    def _on_optimizer_end(self, *_: Any) -> None:
+        self._record(Event(EventKind.OPTIMIZER_END))
+
     def _host_sink(self) -> EventSink:
         """See [Note: the cost of recording]."""
         append, serial, clock = self._ring.append, self._told.__next__, now_ns
@@ -102,9 +109,9 @@ class Recorder:
         """A rebuild changes the layout, and happens at most once in a training."""
         last = self._source.layout()
         rebuilt_ns = next((t for t, kind, _ in reversed(events) if kind is EventKind.BUCKETS_REBUILT), None)
-        if rebuilt_ns is None or last == self._first_layout:
-            return (self._first_layout,)
-        return (self._first_layout, Layout(last.params, last.buckets, last.origin, since_ns=rebuilt_ns))
+        if rebuilt_ns is None:
+            return (last,)
+        return (self._first_layout, replace(last, since_ns=rebuilt_ns))
 
 
 def _device_name(device: torch.device) -> str:

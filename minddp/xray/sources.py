@@ -61,7 +61,7 @@ class MinddpSource:
         self.rank = self._reducer.transport.rank
         self.world_size = self._reducer.transport.world_size
         self.device = ddp.device
-        self.backend = dist.get_backend(ddp.process_group)
+        self.backend: str = dist.get_backend(ddp.process_group)
 
     @property
     def store(self) -> dist.Store | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from minddp.events import EventKind
@@ -198,7 +198,7 @@ class Step:
         return [wire for wire in wires if wire is not None]
 
     def overlap(self, rank: RankStep) -> float:
-        """The share of the communication, between 0 and 1, for which the rank did not stand still; 1 if there was none."""
+        """The share of the communication for which the rank did not stand still; 1 if there was none."""
         wires = self.communication(rank)
         exposed_ns = measure_ns(intersection(wires, [span.interval for span in rank.waits]))
         return 1 - exposed_ns / measure_ns(wires) if measure_ns(wires) else 1.0
@@ -235,7 +235,7 @@ def typical(steps: Sequence[Step]) -> Step:
 
 def steps_of_rank(recording: RankRecording) -> list[RankStep]:
     """The steps of one rank, on its own clock."""
-    parts = list(_split(recording))
+    parts = [replace(part, events=_with_waits(part.events)) for part in _split(recording)]
     return [_read(recording, number, part) for number, part in enumerate(parts, start=recording.first_step)]
 
 
@@ -264,6 +264,26 @@ def _split(recording: RankRecording) -> Iterator[_Part]:
     if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
         part.end_ns = recording.stopped_ns
         yield part
+
+
+def _with_waits(events: list[Stamped]) -> list[Stamped]:
+    """Add the waits of a wrapper that does not tell of them: in order, each until its bucket is complete.
+
+    What is left of backward after the last counts as copying back.
+    """
+    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
+    now_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
+    completed = sorted((b, t_ns) for (kind, b), t_ns in when.items() if kind is EventKind.BUCKET_COMPLETED)
+    if now_ns is None or not completed or any(kind is EventKind.BUCKET_WAITED for kind, _ in when):
+        return events
+    added = []
+    for bucket, completed_ns in completed:
+        now_ns = max(now_ns, completed_ns)
+        added += [
+            Stamped(now_ns, EventKind.BUCKET_WAITED, bucket),
+            Stamped(now_ns, EventKind.BUCKET_UNPACKED, bucket),
+        ]
+    return sorted([*events, *added[:-1]], key=lambda event: event.t_ns)
 
 
 _SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)

@@ -79,7 +79,8 @@ def worst_sentence(step: Step) -> str:
     if wait is None or wait.length_ns < NEGLIGIBLE / 2 * step.length_ns:
         return "No bucket is waited for noticeably."
     rank = _rank(step, wait.rank)
-    return f"Bucket {wait.bucket} hurts most: rank {wait.rank} stands still for {ms(wait.length_ns)} {why(step, rank, wait)}"
+    still = f"rank {wait.rank} stands still for {ms(wait.length_ns)}"
+    return f"Bucket {wait.bucket} hurts most: {still} {why(step, rank, wait)}"
 
 
 def why(step: Step, rank: RankStep, wait: Wait) -> str:
@@ -114,47 +115,25 @@ def _reason_for_late_wire(step: Step, rank: RankStep, bucket: BucketHistory) -> 
     return f"Its last gradient, that of {_name(rank, bucket.last_param)}, arrives {when}."
 
 
-def suggestion(step: Step, plans: Sequence[Alternative]) -> str:
+def suggestion(analysis: Analysis) -> str:
     """One concrete thing to do, with what it should gain; or that there is nothing to do."""
-    exposed_ns = max(rank.parts_ns[Activity.EXPOSED] for rank in step.ranks)
-    if exposed_ns < NEGLIGIBLE * step.length_ns:
+    step = analysis.typical
+    if max(rank.parts_ns[Activity.EXPOSED] for rank in step.ranks) < NEGLIGIBLE * step.length_ns:
         return "Leave the plan as it is: there is hardly anything left to hide."
-    late = _straggler(step)
-    if late is not None:
-        return late
-    best = simplest_of_best(plans)
-    gain_ns = plans[0].prediction.length_ns - best.prediction.length_ns if best else 0
+    if _mostly_waits_for_ranks(step):
+        return _balance(analysis)
+    best = simplest_of_best(analysis.plans)
+    gain_ns = analysis.plans[0].prediction.length_ns - best.prediction.length_ns if best else 0
     if best is None or gain_ns < NEGLIGIBLE * step.length_ns:
         return (
             "Other bucket sizes would gain less than 1%. What is left is the communication itself: fewer bytes (a "
             "compressing hook), fewer steps (`no_sync` over several batches), or a faster wire."
         )
     buckets, now = len(best.prediction.layout.buckets), len(step.layout.buckets)
+    what = f"Pass `{best.code}`." if best.code else "Pass no bucket sizes: the default is better."
     instead = "cut elsewhere" if buckets == now else f"instead of {now}"
-    return (
-        f"Pass `{best.code}`. " if best.code else "Pass no bucket sizes: the default is better. "
-    ) + (
-        f"Predicted: {ms(gain_ns)} less a step ({percent(gain_ns / step.length_ns)}), with "
-        f"{count(buckets, 'bucket')} {instead}."
-    )
-
-
-def model_sentence(analysis: Analysis) -> str:
-    """What the predictions rest on, and how far to trust them."""
-    fit, step = analysis.fit, analysis.typical
-    assert fit is not None, "without messages there are no predictions"
-    predicted = analysis.plans[0].prediction.length_ns
-    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.separates_latency else ""
-    caveat = (
-        ""
-        if fit.separates_latency
-        else " All messages have one size, so their latency is not known: do not trust plans with more buckets."
-    )
-    return (
-        f"The model: a message takes {latency}its bytes at {size(fit.link.bytes_per_s)} a second, fitted to "
-        f"{count(fit.messages, 'message')}; gradients become ready as recorded. For the recorded plan it says "
-        f"{ms(predicted)}, recorded were {ms(step.length_ns)}.{caveat}"
-    )
+    gain = f"{ms(gain_ns)} less a step ({percent(gain_ns / step.length_ns)})"
+    return f"{what} Predicted: {gain}, with {count(buckets, 'bucket')} {instead}."
 
 
 def simplest_of_best(plans: Sequence[Alternative]) -> Alternative | None:
@@ -164,19 +143,28 @@ def simplest_of_best(plans: Sequence[Alternative]) -> Alternative | None:
     return min(good, key=lambda plan: len(plan.prediction.layout.buckets), default=None)
 
 
-def _straggler(step: Step) -> str | None:
-    """Waiting for ranks that come later, if that is most of the waiting."""
-    total = {rank.rank: total_by_cause(step, rank) for rank in step.ranks}
-    waits = {rank: causes[Cause.OTHER_RANK] for rank, causes in total.items()}
-    patient = max(waits, key=lambda rank: waits[rank])
-    if waits[patient] < 0.5 * sum(total[patient].values()):
-        return None
-    last = step.last_launch(len(step.layout.buckets) - 1)
-    late = last[1] if last is not None else patient
+def _mostly_waits_for_ranks(step: Step) -> bool:
+    totals = [total_by_cause(step, rank) for rank in step.ranks]
+    most = max(totals, key=lambda total: total[Cause.OTHER_RANK])
+    return most[Cause.OTHER_RANK] > 0.5 * sum(most.values())
+
+
+def _balance(analysis: Analysis) -> str:
+    """What to do about ranks that wait for each other: is it always the same one that comes late?"""
+    step = analysis.typical
+    late = [last[1] for s in analysis.steps if s.complete and (last := s.last_launch(len(s.layout.buckets) - 1))]
+    often = max(set(late), key=late.count)
+    waits_ns = max(total_by_cause(step, rank)[Cause.OTHER_RANK] for rank in step.ranks)
+    gain = f"Other buckets cannot help. Predicted: up to {ms(waits_ns)} less a step"
+    if late.count(often) > 0.75 * len(late):
+        return (
+            f"Balance the ranks: rank {often} is the last to finish backward in {late.count(often)} of "
+            f"{count(len(late), 'step')}, and the others wait. {gain} if all have equally much to do and equally "
+            f"much to do it with."
+        )
     return (
-        f"Balance the ranks: rank {late} is last to finish backward, and rank {patient} waits {ms(waits[patient])} for "
-        f"it. Other buckets cannot help; equal batches, equal input pipelines and a core or GPU for each rank can, by "
-        f"up to {ms(waits[patient])} a step."
+        f"Look for what delays now one rank and now another: a shared machine, inputs of uneven length, the garbage "
+        f"collector. {gain} without it."
     )
 
 
@@ -184,7 +172,7 @@ def _straggler(step: Step) -> str | None:
 
 
 def setting(recording: Recording) -> str:
-    """Where it was recorded, in a few """
+    """Where it was recorded, in a few"""
     first = recording.ranks[0]
     ranks = count(recording.world_size, "rank")
     return f"{recording.wrapper}, {ranks} on {first.device}, {first.backend}"
@@ -294,10 +282,8 @@ def hidden_sentence(step: Step, rank: RankStep, bucket: BucketHistory) -> str:
     stood_still = f"The rank stood still for it for {ms(bucket.awaited_ns)}." if bucket.awaited_ns > 50_000 else ""
     if wire.length_ns - hidden_ns < 0.01 * wire.length_ns:
         return f"All of its communication is hidden behind backward. {stood_still}".rstrip()
-    return (
-        f"Of its communication {ms(hidden_ns)} are hidden behind backward, {ms(wire.length_ns - hidden_ns)} are not. "
-        f"{stood_still}".rstrip()
-    )
+    shown = f"{ms(hidden_ns)} are hidden behind backward, {ms(wire.length_ns - hidden_ns)} are not"
+    return f"Of its communication {shown}. {stood_still}".rstrip()
 
 
 def _name(rank: RankStep, param: int | None) -> str:

@@ -80,7 +80,9 @@ class XRay:
             gathered = self._peers.gather(ours)
         else:
             self._peers.leave()
-            gathered = Gathered((ours,), (f"Rank {ours.rank} alone, since an exception ended the recording.",), True)
+            gathered = Gathered(
+                (ours,), (f"Rank {ours.rank} alone, since an exception ended the recording.",), True
+            )
         recording = Recording(
             self._title, gathered.ranks, self._source.wrapper, gathered.notes, self._source.has_plan
         )
@@ -107,7 +109,9 @@ class XRay:
             RuntimeError: the recording is not over.
         """
         if self._result is None:
-            raise RuntimeError("This x-ray has not ended yet: use its result after the `with` block, or after stop().")
+            raise RuntimeError(
+                "This x-ray has not ended yet: use its result after the `with` block, or after stop()."
+            )
         return self._result
 
     def save(self, path: str | Path) -> None:
@@ -132,7 +136,7 @@ def source_of(ddp: Any) -> Source:
     if isinstance(ddp, DistributedDataParallel):
         return MinddpSource(ddp)
     if isinstance(ddp, TorchDDP):
-        return NativeSource(ddp)
+        return NativeSource.of(ddp)
     if all(hasattr(ddp, name) for name in ("watch", "unwatch", "layout", "topic")):
         return ddp
     raise TypeError(

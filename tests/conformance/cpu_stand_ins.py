@@ -132,7 +132,7 @@ class _DeviceModule:
 
     device = stream = _no_context
 
-    def current_stream(self, *_args: Any, **_kwargs: Any) -> Stream:
+    def current_stream(self, *_args: Any, **_kwargs: Any) -> Any:
         return Stream()
 
     default_stream = current_stream
@@ -153,6 +153,6 @@ def one_device_per_rank() -> None:
     """As many "devices" as ranks, where PyTorch's test helpers share out GPUs."""
     from torch.testing._internal import common_distributed
 
-    common_distributed.init_multigpu_helper = lambda world_size, _backend: {
+    common_distributed.init_multigpu_helper = lambda world_size, backend: {
         rank: [rank] for rank in range(int(world_size))
     }

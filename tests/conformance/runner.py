@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.conformance.selection import Suite, TestId, by_suite
 from tests.conformance.stage import Programme, serve
@@ -82,11 +82,12 @@ def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
             while waiting and len(stages) <= jobs:
                 pipe, process = _start_stage(waiting.popleft(), Path(slots), jobs)
                 stages[pipe] = process
-            for pipe in wait(list(stages)):
+            for ready in wait(list(stages)):
+                pipe = cast("Connection", ready)
                 try:
-                    yield pipe.recv()  # type: ignore[union-attr]
+                    yield pipe.recv()
                 except EOFError:
-                    stages.pop(pipe).join()  # type: ignore[arg-type]
+                    stages.pop(pipe).join()
     finally:
         for process in stages.values():
             process.terminate()

@@ -128,7 +128,7 @@ def _let_ranks_be_forked() -> None:
     def fork(self: MultiProcessTestCase) -> None:
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
-    MultiProcessTestCase._spawn_processes = fork
+    MultiProcessTestCase._spawn_processes = fork  # type: ignore[method-assign]
 
 
 def _give_up(programme: Programme, results: Connection) -> None:

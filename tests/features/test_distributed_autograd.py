@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,21 +27,21 @@ def pool() -> Iterator[RankPool]:
     """Ranks of their own, since a process joins an RPC group once in its life."""
     pool = RankPool(2)
     try:
-        pool.run(_start_rpc)
         yield pool
     finally:
         pool.kill()
 
 
-def _start_rpc(rank: int) -> None:
+def _have_rpc(rank: int) -> None:
+    """Join the RPC group, unless this process has."""
+    if rpc.api._is_current_rpc_agent_set():
+        return
     options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + _shared_path(), rpc_timeout=30)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
 
 
 def _shared_path() -> str:
     """Rank 0 says where."""
-    import tempfile
-
     where = [tempfile.mkdtemp(prefix="minddp-rpc-") + "/store" if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(where)
     return str(where[0])
@@ -84,6 +85,7 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
 
 def _beside(rank: int, options: dict[str, Any], remote: bool) -> None:
     """Three steps on both sides; in between an ordinary backward, whose gradients stay in `.grad`."""
+    _have_rpc(rank)
     trails = []
     for wrap in BOTH:
         torch.manual_seed(0)
@@ -122,8 +124,8 @@ def test_bits_in_the_context_are_torchs(pool: RankPool, options: dict[str, Any],
 
 def _outside_of_a_context(rank: int) -> None:
     """RPC is there, and a context too, but the backward is an ordinary one."""
+    _have_rpc(rank)
     assert context_of_forward() is None
-    torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     with dist_autograd.context() as context:
         assert context_of_forward() == context
@@ -137,6 +139,7 @@ def test_an_ordinary_backward_in_a_context_goes_to_grad(pool: RankPool) -> None:
 
 
 def _used_elsewhere_only(rank: int) -> tuple[str, bool]:
+    _have_rpc(rank)
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(Net(), find_unused_parameters=True)
     text = "no error"

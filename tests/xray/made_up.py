@@ -27,7 +27,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Rank:
-    """How long a rank computes: its gradients arrive evenly within backward, in the order of the layout's buckets."""
+    """How long a rank computes. Its gradients arrive evenly within backward, in the order of the buckets."""
 
     forward_ms: float = 10
     loss_ms: float = 1

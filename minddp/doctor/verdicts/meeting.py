@@ -35,7 +35,8 @@ def _unknown_name(attempt: Attempt) -> tuple[str, str]:
     name = attempt.place.address
     return (
         f"The name {name} (MASTER_ADDR) has no address on this host: {attempt.detail}.",
-        f"Set MASTER_ADDR to the IP address of the host of rank 0, or make {name} known here (DNS, /etc/hosts).",
+        f"Set MASTER_ADDR to the IP address of the host of rank 0, or make {name} known here (DNS, /etc/hosts). With a "
+        f"c10d rendezvous torchrun takes the host's own name, unless it is given --local-addr there.",
     )
 
 

@@ -135,7 +135,7 @@ def _cut(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
         "network",
         Verdict.BROKEN,
         f"Neither of these can connect to the other: {'; '.join(tales)}{more}.",
-        _lead_outward(facts, misled)
+        _lead_outward(misled)
         if misled
         else "Let the hosts connect to each other at any TCP port (gloo and NCCL listen where the system lets them), "
         "or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all hosts are in.",
@@ -150,7 +150,7 @@ def _not_connected(facts: Facts, connected: Outcomes) -> Iterator[Finding]:
             "network",
             Verdict.BROKEN,
             f"The process group could not be made on {name_ranks(ranks)}: {error}.",
-            _lead_outward(facts, misled)
+            _lead_outward(misled)
             if misled
             else "NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for gloo, has them say more; the interfaces they use "
             "are those above.",
@@ -174,14 +174,14 @@ def _one_way(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
             Verdict.NOTE,
             f"Rank {source} on {_door(facts, source)} cannot connect to rank {target} on {_door(facts, target)} "
             f"({why}), only the other way round.{more} It depends on addresses which way gloo connects.",
-            _lead_outward(facts, misled)
+            _lead_outward(misled)
             if misled
             else "Let the hosts connect to each other at any TCP port, in both directions.",
         )
 
 
 def _misled(facts: Facts) -> dict[str, Network]:
-    """Hosts of a job on several that tell the others to come to their loopback."""
+    """Hosts of a job on several that tell the others to come to the loopback, where each finds but itself."""
     if len({told.network.identity for told in facts.values()}) == 1:
         return {}
     return {
@@ -191,19 +191,16 @@ def _misled(facts: Facts) -> dict[str, Network]:
     }
 
 
-def _lead_outward(facts: Facts, misled: Mapping[str, Network]) -> str:
-    told = [
-        f"{host} tells the others to connect to {network.gloo_address}, which only {host} itself can reach, because "
-        f"{_reason(network)}. There, export GLOO_SOCKET_IFNAME={next(iter(outward(network.interfaces)), '...')}"
+def _lead_outward(misled: Mapping[str, Network]) -> str:
+    addresses = ", ".join(sorted({str(network.gloo_address) for network in misled.values()}))
+    exports = [
+        f"GLOO_SOCKET_IFNAME={next(iter(outward(network.interfaces)), '...')} on {host}"
         for host, network in misled.items()
     ]
-    return f"{'; '.join(told)}, or give the host's name its true address in /etc/hosts."
-
-
-def _reason(network: Network) -> str:
-    if network.gloo_address in network.name_addresses:
-        return "its own name resolves to that"
-    return "its own name has no address that is its own"
+    return (
+        f"The names of {', '.join(misled)} lead to {addresses} there, where other hosts find but themselves: export "
+        f"{', '.join(exports)}; or give these names their true addresses in /etc/hosts."
+    )
 
 
 def _door(facts: Facts, rank: int) -> str:

@@ -27,10 +27,10 @@ SLOWING = {
 
 def judge_software(facts: Mapping[int, RankFacts]) -> list[Finding]:
     software = {rank: told.software for rank, told in facts.items()}
-    machines = {rank: told.machine.identity for rank, told in facts.items()}
+    hosts = {rank: told.network.identity for rank, told in facts.items()}
     return [
         *(list(_different_versions(software)) or [_same_versions(software)]),
-        *(list(_settings(software, machines)) or [_plain_settings(software)]),
+        *(list(_settings(software, hosts)) or [_plain_settings(software)]),
     ]
 
 
@@ -57,10 +57,10 @@ def _same_versions(software: Mapping[int, Software]) -> Finding:
     return Finding("versions", Verdict.FINE, f"{', '.join(shown)}{where}.")
 
 
-def _settings(software: Mapping[int, Software], machines: Mapping[int, str]) -> Iterator[Finding]:
+def _settings(software: Mapping[int, Software], hosts: Mapping[int, str]) -> Iterator[Finding]:
     for name in sorted({name for told in software.values() for name in told.environment}):
         values = {rank: told.environment.get(name, "(unset)") for rank, told in software.items()}
-        if len(set(values.values())) > 1 and not _may_differ(name, values, machines):
+        if len(set(values.values())) > 1 and not _may_differ(name, values, hosts):
             yield Finding(
                 "environment",
                 Verdict.NOTE,
@@ -79,16 +79,20 @@ def _settings(software: Mapping[int, Software], machines: Mapping[int, str]) -> 
                 )
 
 
-def _may_differ(name: str, values: Mapping[int, str], machines: Mapping[int, str]) -> bool:
+def _may_differ(name: str, values: Mapping[int, str], hosts: Mapping[int, str]) -> bool:
     """Whether the differences are those between hosts, in a variable of which one expects it."""
     if name in OF_THE_RANK:
         return True
-    per_machine = {(machines[rank], value) for rank, value in values.items()}
-    return name in OF_THE_HOST and len(per_machine) == len(set(machines.values()))
+    per_host = {(hosts[rank], value) for rank, value in values.items()}
+    return name in OF_THE_HOST and len(per_host) == len(set(hosts.values()))
 
 
 def _plain_settings(software: Mapping[int, Software]) -> Finding:
     first = next(iter(software.values())).environment
     same = [f"{name}={value}" for name, value in first.items() if name not in OF_THE_RANK + OF_THE_HOST]
-    shown = ", ".join(same) or "no variable that changes what torch, NCCL, gloo or minddp do"
-    return Finding("environment", Verdict.FINE, f"{shown}{'' if len(software) == 1 else ', on every rank'}.")
+    if not same:
+        return Finding(
+            "environment", Verdict.FINE, "Nothing is set that changes what torch, NCCL, gloo or minddp do."
+        )
+    where = "" if len(software) == 1 else " on every rank"
+    return Finding("environment", Verdict.FINE, f"{', '.join(same)}{where}.")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from minddp.doctor.board import Outcome
 from minddp.doctor.facts import RankFacts
 from minddp.doctor.findings import Finding, Verdict, count
-from minddp.doctor.fit import Line, Offset, Reading, clock_offset, fit_line
+from minddp.doctor.fit import Offset, Reading, clock_offset, fit_line
 
 Outcomes = Mapping[int, Outcome]
 
@@ -59,7 +59,7 @@ def judge_clocks(facts: Mapping[int, RankFacts], readings: Mapping[int, Sequence
 
 def clock_offsets(facts: Mapping[int, RankFacts], readings: Mapping[int, Sequence[Reading]]) -> dict[str, Offset]:
     """By host, how far its clock is ahead of rank 0's; without those that read rank 0's."""
-    offsets = {}
+    offsets: dict[str, Offset] = {}
     for rank, told in facts.items():
         if told.machine.identity != facts[0].machine.identity:
             offsets.setdefault(told.machine.name, clock_offset(readings[rank], readings[0]))
@@ -76,29 +76,21 @@ def slowest(curves: Sequence[Sequence[Sequence[float]]]) -> dict[int, float]:
     return {int(points[0][0]): max(seconds for _, seconds in points) for points in zip(*curves, strict=True)}
 
 
-def judge_curves(curves: Mapping[str, Curve], obstacle: str, same_machine: bool) -> list[Finding]:
-    """`curves` by name, such as "all-reduce, gloo"; `obstacle` is why the ranks of a machine do not share memory."""
-    found = []
-    for name, curve in curves.items():
-        line = fit_line(curve) if len(curve) > 1 else None
-        slow = line is None or line.bytes_per_s < SLOW_BYTES_PER_S or line.latency_s > LATE_S
-        largest = max(curve)
-        fact = (
-            f"{name}: {describe(line)}."
-            if line
-            else f"{name}: {curve[largest]:.2f} s for {largest:,} bytes already."
-        )
-        if name.startswith("all-reduce") and line:
-            nbytes = 4 * EXAMPLE_PARAMETERS
-            fact += (
-                f" So {EXAMPLE_PARAMETERS // 10**6} million float32 gradients take {line.seconds(nbytes):.2g} s."
-            )
-        remedy = (
+def judge_curves(curves: Mapping[str, Curve], obstacle: str) -> list[Finding]:
+    """`curves` by name, such as "all-reduce, gloo"; `obstacle` is why the ranks of one host do not share memory."""
+    found = [
+        Finding(
+            "collectives",
+            Verdict.NOTE,
+            f"{name} is slow: {describe(curve)}.",
             "See that the hosts' fastest network is used (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME). Exchange less: "
-            "accumulate under no_sync(), or compress with torch's bf16_compress_hook."
+            "accumulate under no_sync(), or compress with torch's bf16_compress_hook.",
         )
-        found.append(Finding("collectives", Verdict.NOTE if slow else Verdict.FINE, fact, remedy if slow else ""))
-    if obstacle and same_machine:
+        for name, curve in curves.items()
+        if _is_slow(curve)
+    ]
+    found.append(Finding("collectives", Verdict.FINE, _example(curves)))
+    if obstacle:
         found.append(
             Finding(
                 "collectives",
@@ -110,8 +102,30 @@ def judge_curves(curves: Mapping[str, Curve], obstacle: str, same_machine: bool)
     return found
 
 
-def describe(line: Line) -> str:
+def _is_slow(curve: Curve) -> bool:
+    if len(curve) == 1:
+        return True  # the smallest message took so long that no larger one was tried
+    line = fit_line(curve)
+    return line.bytes_per_s < SLOW_BYTES_PER_S or line.latency_s > LATE_S
+
+
+def _example(curves: Mapping[str, Curve]) -> str:
+    """What it means for a model, whose gradients travel in buckets as large as the largest message, or larger."""
+    times = []
+    for name, curve in curves.items():
+        operation, _, carrier = name.partition(", ")
+        if operation == "all-reduce":
+            took_s = curve[max(curve)] * 4 * EXAMPLE_PARAMETERS / max(curve)
+            times.append(f"{took_s * 1e3:.0f} ms by {carrier}")
+    return f"To average {EXAMPLE_PARAMETERS // 10**6} million float32 gradients takes {', '.join(times)}."
+
+
+def describe(curve: Curve) -> str:
     """`0.12 ms + 1.10 GB/s`."""
+    if len(curve) == 1:
+        ((nbytes, seconds),) = curve.items()
+        return f"{seconds:.2f} s for {nbytes:,} bytes"
+    line = fit_line(curve)
     return f"{line.latency_s * 1e3:.2f} ms + {line.bytes_per_s / 1e9:.2f} GB/s"
 
 

@@ -457,8 +457,9 @@ function renderBucket() {
   for (const row of list.tBodies[0].rows) row.cells[0].title = row.cells[0].textContent;
   list.tBodies[0].lastElementChild?.classList.add("last");
   byId("bucket").replaceChildren(
-    element("h2", { id: "bucket-title" }, `Bucket ${bucket.index} of ${layout.buckets.length - 1}, ${place}rank ${rank.rank}`,
-      element("span", { class: "soft", style: "font-weight:400" }, `  ${bytes(info.nbytes)}, ${plural(info.params.length, "gradient")}`)),
+    element("h2", { id: "bucket-title" }, `Bucket ${bucket.index}, ${place}rank ${rank.rank} `,
+      element("span", { class: "aside" }, `${bytes(info.nbytes)}, ${plural(info.params.length, "gradient")}; `
+        + `number ${bucket.index + 1} of ${layout.buckets.length} to leave`)),
     element("div", { class: "two" },
       element("div", {},
         element("ol", { class: "life" }, bucket.life.map(([name, , took, sentence]) => element("li", {},

@@ -14,7 +14,7 @@ from minddp.xray.causes import Cause, total_by_cause, worst_wait
 from minddp.xray.intervals import Interval
 from minddp.xray.plans import Alternative
 from minddp.xray.recording import Layout
-from minddp.xray.timeline import Activity, BucketHistory, RankStep, Step
+from minddp.xray.timeline import Activity, BucketHistory, RankStep, Span, Step
 
 Json = dict[str, Any]
 
@@ -43,9 +43,9 @@ def _exhibit(analysis: Analysis, *, alone: bool) -> Json:
         "steps": [_step(step, layouts.index(step.layout)) for step in steps],
         "layouts": [_layout(layout) for layout in layouts],
         "plans": [_plan(typical, plan) for plan in analysis.plans] if alone else [],
-        "bestPlan": analysis.plans.index(words.simplest_of_best(analysis.plans)) if alone and analysis.plans else 0,
+        "bestPlan": _best_plan(analysis.plans) if alone else 0,
         "model": words.model_sentence(analysis) if alone and analysis.plans else "",
-        "suggestion": words.suggestion(typical, analysis.plans) if alone and typical.complete else "",
+        "suggestion": words.suggestion(analysis) if alone and typical.complete else "",
     }
 
 
@@ -76,20 +76,24 @@ def _rank(step: Step, rank: RankStep) -> Json:
     def at(t_ns: int | None) -> float | None:
         return None if t_ns is None else _ms(t_ns - step.begin_ns)
 
-    kinds = list(Activity)
     causes = total_by_cause(step, rank) if step.complete else {}
     return {
         "rank": rank.rank,
         "begin": at(rank.interval.begin_ns),
         "end": at(rank.interval.end_ns),
         "backwardEnd": at(rank.gradients_complete_ns),
-        "spans": [[kinds.index(s.activity), at(s.begin_ns), at(s.end_ns), s.bucket] for s in rank.spans],
+        "spans": [_span(step, span) for span in rank.spans],
         "parts": [_ms(rank.parts_ns[activity]) for activity in Activity],
         "overlap": round(step.overlap(rank), 4),
         "causes": [[cause.value, _ms(causes[cause])] for cause in Cause if causes.get(cause)],
         "ready": [[param, at(t_ns)] for param, t_ns in sorted(rank.ready_ns.items(), key=lambda item: item[1])],
         "buckets": _buckets(step, rank),
     }
+
+
+def _span(step: Step, span: Span) -> list[float]:
+    kind = list(Activity).index(span.activity)
+    return [kind, _ms(span.begin_ns - step.begin_ns), _ms(span.end_ns - step.begin_ns), span.bucket]
 
 
 def _buckets(step: Step, rank: RankStep) -> list[Json]:
@@ -141,12 +145,17 @@ def _plan(step: Step, plan: Alternative) -> Json:
             {
                 "rank": rank.rank,
                 "backwardEnd": at(rank.gradients_complete_ns),
-                "after": [[list(Activity).index(s.activity), at(s.begin_ns), at(s.end_ns), s.bucket] for s in rank.after],
+                "after": [_span(step, span) for span in rank.after],
                 "buckets": [[at(b.launched_ns), at(b.begin_ns), at(b.end_ns)] for b in rank.buckets],
             }
             for rank in prediction.ranks
         ],
     }
+
+
+def _best_plan(plans: Sequence[Alternative]) -> int:
+    best = words.simplest_of_best(plans)
+    return 0 if best is None else plans.index(best)
 
 
 def _ms(ns: int) -> float:
