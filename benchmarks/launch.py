@@ -42,7 +42,7 @@ def run_ranks(
 def _silent_profiler() -> Iterator[None]:
     """The profiler announces itself on every rank unless it is told not to, before torch is loaded."""
     before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = "5"
+    os.environ["KINETO_LOG_LEVEL"] = "6"
     try:
         yield
     finally:

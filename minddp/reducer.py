@@ -27,7 +27,7 @@ from minddp.backward_pass import ALLOWED, AllReduce, BackwardPass, HookedReducti
 from minddp.bucket import Bucket, GradDtypes, allocate_buckets
 from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
-from minddp.distributed_autograd import LentGradients, context_of_forward
+from minddp.distributed_autograd import LentGradients, context_of_forward, out_of_reach
 from minddp.events import Event, EventKind, EventSink, fan_out
 from minddp.lookout import Progress
 from minddp.mean import Divisor
@@ -119,6 +119,8 @@ class Reducer:
         self._rpc_context = context_of_forward()
         self._forward_was_nested = autograd.inside_another_backward()
         self._out_of_reach = None
+        if self._rpc_context is not None and self.options.finds_unused_each_pass:
+            self._out_of_reach = out_of_reach(output, self._hooks.accumulators)
         autograd.call_when_gradient_enters(output, self._on_gradient_enters)
 
     def ensure_finished(self) -> None:

@@ -28,6 +28,15 @@ def keep_dynamo_out() -> None:
         trace_rules.add(_PACKAGE)
 
 
+def let_dynamo_in() -> None:
+    """Take minddp's files off the skip list again: compiled autograd traces through the wrapper."""
+    from torch._dynamo import trace_rules
+
+    here = str(Path(__file__).parent.parent)
+    trace_rules.SKIP_DIRS[:] = [path for path in trace_rules.SKIP_DIRS if str(path).rstrip("/") != here]
+    trace_rules._recompile_re()
+
+
 class active:
     """`with active(module)`: dynamo takes it for the active data-parallel one. An inner one takes over for a while.
 

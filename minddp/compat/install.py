@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from types import ModuleType
 
 from minddp.compat.recognition import TorchDDP, register
-from minddp.ddp import DistributedDataParallel
+from minddp.compat.surface import DistributedDataParallel
 
 
 def install() -> ExitStack:

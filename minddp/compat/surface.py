@@ -23,12 +23,13 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
+from torch.utils.hooks import RemovableHandle
 
 from minddp import ddp as core
 from minddp import replicas
 from minddp.buffers import BufferHook
 from minddp.comm_hooks import CommHook
-from minddp.compat import compiled
+from minddp.compat import compiled, compiled_autograd
 from minddp.compat.builtin_hooks import apply_optim_in_backward_hook, builtin_hook
 from minddp.compat.logged_reducer import LoggedReducer
 from minddp.compat.logger import Logger
@@ -50,13 +51,17 @@ class DistributedDataParallel(core.DistributedDataParallel):
     _reducer_class = LoggedReducer
     _active_ddp_module: ClassVar[Any] = _ActiveModule()
 
-    _use_python_reducer = False  # torch's one for compiled autograd
     _ddp_sink_clone = False  # outputs are never cloned: nothing is wrapped around them
 
     def _connect(self) -> None:
         super()._connect()
-        compiled.keep_dynamo_out()
         self._comm_hooks: list[tuple[Callable, object]] = []
+        self._use_python_reducer = compiled_autograd.is_wanted()
+        self._accum_grad_hooks: list[RemovableHandle] = []
+        if self._use_python_reducer:
+            compiled_autograd.take_over(self)
+        else:
+            compiled.keep_dynamo_out()
         self._lazy_init_ran = False
         self.reducer = ReducerFacade(self)
         self.logger = Logger(self)
@@ -73,13 +78,21 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def __getstate__(self) -> dict[str, Any]:
         with self._noting_errors():
             state = super().__getstate__()
-        for connected in ("reducer", "logger", "_comm_hooks", "_lazy_init_ran"):
+        for connected in ("reducer", "logger", "_comm_hooks", "_lazy_init_ran", "_accum_grad_hooks"):
             del state[connected]
         return state
 
     # ------------------------------------------------------------------ forward
 
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs) if self._use_python_reducer else super().forward(*inputs, **kwargs)
+
+    def _post_forward(self, output: Any) -> Any:
+        return output if self._use_python_reducer else super()._post_forward(output)
+
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if self._use_python_reducer:
+            return inputs, kwargs
         if not self._lazy_init_ran:
             self._lazy_init()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -25,14 +25,14 @@ class StoreLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rank's part in something went: a `value` (JSON), or an `error`.
+    """How a rank's part in something `ended`: done, with a `value` (JSON); or not, with an `error`.
 
-    A rank that gave up because another one failed is `abandoned`, and its error says nothing new.
+    "abandoned" is a part given up because another rank's was not done; "silent" a rank that does not even say so.
     """
 
+    ended: Literal["done", "failed", "out of time", "abandoned", "silent"]
     value: Any = None
     error: str = ""
-    abandoned: bool = False
 
 
 class Board:
@@ -87,23 +87,22 @@ class Board:
         When one rank fails or is out of time, the others are told, and stop waiting for it.
         """
         try:
-            mine = Outcome(patiently(part, timeout_s, useless=lambda: self._has_failed(topic)))
+            mine = Outcome("done", patiently(part, timeout_s, useless=lambda: self._has_failed(topic)))
         except StoreLost:
             raise
         except Abandoned:
-            mine = Outcome(error="gave up, because another rank had failed", abandoned=True)
+            mine = Outcome("abandoned")
         except TimeUp as error:
-            mine = self._fail(topic, str(error))
+            mine = Outcome("out of time", error=str(error))
         except Exception as error:
-            mine = self._fail(topic, f"{type(error).__name__}: {_first_line(error)}")
+            mine = Outcome("failed", error=f"{type(error).__name__}: {_first_line(error)}")
+        if mine.ended in ("failed", "out of time"):
+            self._ask(lambda: self._store.set(f"{topic}/failed", "1"))
         self.post(topic, asdict(mine))
         told = self.gather(topic, timeout_s + 1)
-        silent = Outcome(error="has not said how it went; it may have ended")
-        return {rank: Outcome(**told[rank]) if rank in told else silent for rank in range(self.world_size)}
-
-    def _fail(self, topic: str, error: str) -> Outcome:
-        self._ask(lambda: self._store.set(f"{topic}/failed", "1"))
-        return Outcome(error=error)
+        return {
+            rank: Outcome(**told[rank]) if rank in told else Outcome("silent") for rank in range(self.world_size)
+        }
 
     def _has_failed(self, topic: str) -> bool:
         return bool(self._ask(lambda: self._store.check([f"{topic}/failed"])))
@@ -115,8 +114,18 @@ class Board:
             raise StoreLost(_first_line(error)) from error
 
 
-def failed(outcomes: dict[int, Outcome]) -> bool:
-    return any(outcome.error for outcome in outcomes.values())
+def is_done(outcomes: Mapping[int, Outcome]) -> bool:
+    """Whether every rank's part is."""
+    return all(outcome.ended == "done" for outcome in outcomes.values())
+
+
+def to_blame(outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
+    """The ranks to look at first: one that is silent makes others fail, and one that fails makes others wait."""
+    for kind in ("silent", "failed", "out of time"):
+        found = {rank: outcome for rank, outcome in outcomes.items() if outcome.ended == kind}
+        if found:
+            return found
+    return {}
 
 
 def _first_line(error: BaseException) -> str:

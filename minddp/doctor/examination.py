@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.doctor.board import Board, Outcome, StoreLost, failed
+from minddp.doctor.board import Board, Outcome, StoreLost, is_done
 from minddp.doctor.facts import RankFacts
 from minddp.doctor.findings import Finding, Verdict, count, is_broken
 from minddp.doctor.fit import Reading
@@ -180,7 +180,7 @@ class Examination:
         )
         connected: Mapping[int, Outcome] = {}
         began = time.monotonic()
-        if not failed(reached) and not network.cut_off(reached):
+        if is_done(reached) and not network.cut_off(reached):
             connected = board.together("connect", self._make_group, self._timeout_s)
         return self._found(*network.judge_network(self._facts, reached, connected, time.monotonic() - began))
 
@@ -248,8 +248,8 @@ class Examination:
                 return part(connection)
 
         outcomes = self._board.together(check, on_own_device, _MEASURING_TAKES_AT_MOST_S)
-        if failed(outcomes):
-            self._found(*speed.failures(check, outcomes))
+        if not is_done(outcomes):
+            self._found(speed.judge_failure(check, outcomes, self._facts))
             return None
         return {rank: outcome.value for rank, outcome in outcomes.items()}
 

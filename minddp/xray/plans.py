@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Alternative:
     @property
     def code(self) -> str:
         """The arguments as they are written."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return ", ".join(f"{name}={json.dumps(value)}" for name, value in self.arguments.items())
 
 
 def alternatives(step: Step, link: Link) -> list[Alternative]:

@@ -136,6 +136,24 @@ def suggestion(analysis: Analysis) -> str:
     return f"{what} Predicted: {gain}, with {count(buckets, 'bucket')} {instead}."
 
 
+def model_sentence(analysis: Analysis) -> str:
+    """What the predictions rest on, and how far to trust them."""
+    fit, step = analysis.fit, analysis.typical
+    assert fit is not None, "without messages there are no predictions"
+    predicted_ns = analysis.plans[0].prediction.length_ns
+    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.separates_latency else ""
+    caveat = (
+        ""
+        if fit.separates_latency
+        else " All messages have one size, so their latency is not known: do not trust plans with more buckets."
+    )
+    return (
+        f"The model: a message takes {latency}its bytes at {size(fit.link.bytes_per_s)} a second, fitted to "
+        f"{count(fit.messages, 'message')}; gradients become ready as recorded. For the recorded plan it says "
+        f"{ms(predicted_ns)}, recorded were {ms(step.length_ns)}.{caveat}"
+    )
+
+
 def simplest_of_best(plans: Sequence[Alternative]) -> Alternative | None:
     """Of the plans that are predicted to be about as quick as the quickest, the one with the fewest buckets."""
     shortest_ns = min((plan.prediction.length_ns for plan in plans), default=0)
@@ -163,8 +181,8 @@ def _balance(analysis: Analysis) -> str:
             f"much to do it with."
         )
     return (
-        f"Look for what delays now one rank and now another: a shared machine, inputs of uneven length, the garbage "
-        f"collector. {gain} without it."
+        f"Look for what delays now one rank and now another: a shared machine, inputs of uneven length, the "
+        f"garbage collector. {gain} without it."
     )
 
 

@@ -86,8 +86,8 @@ def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
                 pipe = cast("Connection", ready)
                 try:
                     yield pipe.recv()
-                except EOFError:
-                    stages.pop(pipe).join()
+                except (EOFError, OSError):  # closed, perhaps in the middle of an answer
+                    stages.pop(pipe).join(10)
     finally:
         for process in stages.values():
             process.terminate()

@@ -11,8 +11,9 @@ import torch
 
 from minddp.transport.shared_memory import segments, worker
 from minddp.transport.shared_memory.messages import SegmentDropped, SegmentMade
+from minddp.transport.shared_memory.reduction import Reduction
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.worker import Reduction, Worker
+from minddp.transport.shared_memory.worker import Worker
 from tests.transport.threads import connected
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from minddp.doctor.board import Outcome
+from minddp.doctor.board import Outcome, is_done, to_blame
 from minddp.doctor.facts import Network, RankFacts
 from minddp.doctor.findings import Finding, Verdict, by_value, count, name_ranks
 from minddp.doctor.interfaces import is_loopback, match_nccl_interfaces, outward
@@ -83,6 +83,8 @@ def _addresses(facts: Facts) -> str:
 
 def cut_off(reached: Outcomes) -> list[tuple[int, int]]:
     """Pairs of ranks of which neither can connect to the other."""
+    if not is_done(reached):
+        return []
     return [
         (low, high)
         for low, high in combinations(sorted(reached), 2)
@@ -92,7 +94,8 @@ def cut_off(reached: Outcomes) -> list[tuple[int, int]]:
 
 def judge_network(facts: Facts, reached: Outcomes, connected: Outcomes, took_s: float) -> list[Finding]:
     """Whether ranks reach each other. `connected` is empty where it was of no use to try."""
-    broken = [*_no_doors(facts, reached), *_cut(facts, reached)] or [*_not_connected(facts, connected)]
+    broken = [*_no_doors(facts, reached), *_cut(facts, reached)]
+    broken = broken or [*_not_made(facts, reached), *_not_made(facts, connected)]
     if broken:
         return broken
     notes = list(_one_way(facts, reached))
@@ -102,15 +105,14 @@ def judge_network(facts: Facts, reached: Outcomes, connected: Outcomes, took_s: 
 
 def _obstacle(reached: Outcomes, source: int, target: int) -> str:
     """Why `source` cannot connect to `target`; empty if it can."""
-    outcome = reached[source]
-    return outcome.error or outcome.value.get(str(target), "did not try")
+    return str(reached[source].value[str(target)])
 
 
 def _no_doors(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
     """Ranks that could not even try."""
-    for rank, outcome in reached.items():
-        if outcome.error and not outcome.abandoned:
-            network = facts[rank].network
+    for rank, outcome in to_blame(reached).items():
+        network = facts[rank].network
+        if outcome.ended == "failed":
             yield Finding(
                 "network",
                 Verdict.BROKEN,
@@ -122,7 +124,7 @@ def _no_doors(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
 
 def _cut(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
     pairs = cut_off(reached)
-    if not pairs or any(outcome.error for outcome in reached.values()):
+    if not pairs:
         return
     tales = [
         f"rank {high} on {_door(facts, high)} and rank {low} on {_door(facts, low)} "
@@ -142,9 +144,10 @@ def _cut(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
     )
 
 
-def _not_connected(facts: Facts, connected: Outcomes) -> Iterator[Finding]:
-    errors = by_value({rank: told.error for rank, told in connected.items() if told.error and not told.abandoned})
-    for error, ranks in errors.items():
+def _not_made(facts: Facts, outcomes: Outcomes) -> Iterator[Finding]:
+    """Ranks to blame for a step towards the group that was not done everywhere."""
+    blamed = to_blame(outcomes)
+    for error, ranks in by_value({rank: told.error or "it fell silent" for rank, told in blamed.items()}).items():
         misled = _misled(facts)
         yield Finding(
             "network",
@@ -152,8 +155,7 @@ def _not_connected(facts: Facts, connected: Outcomes) -> Iterator[Finding]:
             f"The process group could not be made on {name_ranks(ranks)}: {error}.",
             _lead_outward(misled)
             if misled
-            else "NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for gloo, has them say more; the interfaces they use "
-            "are those above.",
+            else "NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for gloo, has a job say more; the interfaces are above.",
         )
 
 

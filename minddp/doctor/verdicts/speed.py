@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from minddp.doctor.board import Outcome
+from minddp.doctor.board import Outcome, to_blame
 from minddp.doctor.facts import RankFacts
-from minddp.doctor.findings import Finding, Verdict, count
+from minddp.doctor.findings import Finding, Verdict, count, name_ranks
 from minddp.doctor.fit import Offset, Reading, clock_offset, fit_line
 
 Outcomes = Mapping[int, Outcome]
@@ -20,19 +20,28 @@ STRAGGLES = 1.25
 MOSTLY_WAITING = 3.0
 
 
-def failures(check: str, outcomes: Outcomes) -> list[Finding]:
-    """A measurement that broke off, with what the ranks that failed first say."""
-    return [
-        Finding(
+def judge_failure(check: str, outcomes: Outcomes, facts: Mapping[int, RankFacts]) -> Finding:
+    """A measurement that broke off."""
+    blamed = to_blame(outcomes)
+    rank, outcome = next(iter(blamed.items()))
+    ranks, host = name_ranks(list(blamed)).capitalize(), facts[rank].machine.name
+    if outcome.ended == "silent":
+        return Finding(
             check,
             Verdict.BROKEN,
-            f"Rank {rank} failed: {outcome.error}.",
-            "The ranks are connected, so look at this rank's host. If small messages passed and large ones hang, "
-            "compare the interfaces' MTU on all hosts (`ip link`).",
+            f"{ranks} (pid {facts[rank].pid} on {host}) fell silent in the middle of it: it has ended, or hangs.",
+            "See what it printed, and whether the kernel killed it for want of memory (dmesg).",
         )
-        for rank, outcome in outcomes.items()
-        if outcome.error and not outcome.abandoned
-    ]
+    lost = outcome.ended == "out of time" or "timed out" in outcome.error.lower()
+    return Finding(
+        check,
+        Verdict.BROKEN,
+        f"{ranks} on {host}: {outcome.error}.",
+        "Connections can be opened, but what is sent gets lost, or is very slow. If small messages pass and large ones "
+        "hang, compare the MTU of the interfaces on all hosts (`ip link`)."
+        if lost
+        else "The ranks are connected, so look for the cause on that host.",
+    )
 
 
 # ---------------------------------------------------------------------- clocks

@@ -14,9 +14,10 @@ from minddp.transport.base import Work
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.messages import DTYPES, SegmentDropped, SegmentMade
+from minddp.transport.shared_memory.reduction import Reduction
 from minddp.transport.shared_memory.rendezvous import CannotConnect, Peer, connect
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.worker import Reduction, Worker
+from minddp.transport.shared_memory.worker import Worker
 
 CONNECT_TIMEOUT_S = 30.0
 

@@ -23,7 +23,6 @@ the threads at the other ends always read.
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
 import select
@@ -49,42 +48,9 @@ from minddp.transport.shared_memory.messages import (
     SegmentMade,
 )
 from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk
+from minddp.transport.shared_memory.reduction import GRACE_S, Reduction
 from minddp.transport.shared_memory.rendezvous import Peer
 from minddp.transport.shared_memory.segments import Segment
-
-GRACE_S = 10.0  # for the thread to notice that a time limit has passed, or that it is to end
-
-
-class Reduction:
-    """One all-reduce on this rank. `tensor` is this rank's addend, flat, and in the end the sum."""
-
-    def __init__(self, number: int, tensor: torch.Tensor, deadline: float):
-        self.number = number
-        self.tensor = tensor
-        self.deadline = deadline
-        self._error: str | None = None
-        self._landed = threading.Event()
-
-    def land(self, error: str | None = None) -> None:
-        self._error = error
-        self._landed.set()
-
-    def is_completed(self) -> bool:
-        return self._landed.is_set()
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        """Return once the sum is there. One that has timed out goes on, and can be waited for again.
-
-        Raises:
-            RuntimeError: a peer is gone, or has made another call, or a time limit has passed.
-        """
-        limit_s = max(self.deadline - time.monotonic(), 0) + GRACE_S
-        if timeout is not None:
-            limit_s = min(limit_s, timeout.total_seconds())
-        if not self._landed.wait(limit_s):
-            raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for all-reduce {self.number}.")
-        if self._error is not None:
-            raise RuntimeError(self._error)
 
 
 class Worker:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from minddp.events import EventKind
+from minddp.xray.recording import ClockOffset, Layout, Recording
+from tests.xray.made_up import Rank, layout, recording
+
+PLAN = layout([[1, 2], [3]])
+
+
+def test_a_recording_survives_json() -> None:
+    made = recording([Rank(), Rank(late_ms=1)], PLAN, steps=2)
+    made = replace(made, notes=("a note",), has_plan=False)
+    assert Recording.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+def test_another_format_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"of format 99, but this minddp reads format \d+; record it again"):
+        Recording.from_dict({**recording([Rank()], PLAN).to_dict(), "format": 99})
+
+
+def test_all_times_move_with_the_clock() -> None:
+    rank = recording([Rank()], PLAN).ranks[0]
+    layouts = (*rank.layouts, replace(PLAN, since_ns=50))
+    moved = replace(rank, layouts=layouts, clock=ClockOffset(-7, 3)).on_the_clock_of_the_first_rank()
+    assert [after.t_ns - before.t_ns for before, after in zip(rank.events, moved.events, strict=True)] == [-7] * len(
+        rank.events
+    )
+    assert moved.layouts[1].since_ns == 43
+    assert moved.stopped_ns == rank.stopped_ns - 7
+    assert moved.clock == ClockOffset(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("errors", "together"), [([0], 0), ([0, 5, 3], 5), ([0, None], None), ([None], 0)], ids=str
+)
+def test_the_clock_error_of_a_recording_is_the_largest_one(errors: list[int | None], together: int | None) -> None:
+    made = recording([Rank()] * len(errors), PLAN)
+    ranks = tuple(replace(r, clock=ClockOffset(0, error)) for r, error in zip(made.ranks, errors, strict=True))
+    assert replace(made, ranks=ranks).clock_error_ns == together
+
+
+def test_a_layout_is_valid_from_its_time_on() -> None:
+    early, late = PLAN, replace(layout([[1], [2, 3]]), since_ns=100)
+    rank = replace(recording([Rank()], PLAN).ranks[0], layouts=(early, late))
+    assert [rank.layout_at(t) for t in (-5, 0, 99, 100)] == [early, early, early, late]
+
+
+def test_a_layout_is_what_the_planner_made_of_it() -> None:
+    from minddp.plan import plan_from_registration
+
+    plan = plan_from_registration(PLAN.specs(), [2**20])
+    made = Layout.of(plan, since_ns=5)
+    assert [made.names(b) for b in range(len(made.buckets))] == [plan.names(b) for b in range(len(plan.buckets))]
+    assert made.nbytes == plan.nbytes == PLAN.nbytes
+    assert made.since_ns == 5
+
+
+def test_every_kind_of_event_has_its_own_name() -> None:
+    assert len({kind.value for kind in EventKind}) == len(EventKind)
