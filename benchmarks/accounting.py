@@ -1,6 +1,6 @@
 """Bytes instead of seconds: what a stretch of code holds at its peak, and what it writes.
 
-Both are counted, not estimated, and do not depend on how busy the machine is.
+Both are counted, not estimated, and hardly depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """What torch's allocator for `device` hands out within the block. Memory shared by processes is not its own."""
+    """What torch's allocator for `device` hands out within the block; not the memory that processes share.
+
+    On a CPU, only what this thread frees is seen to be freed.
+    """
     peak = Peak()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated()

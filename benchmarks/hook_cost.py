@@ -1,15 +1,14 @@
-"""What does one parameter cost per step when nothing is communicated?
+"""What does one parameter cost per step when nothing is communicated, and does that depend on how many there are?
 
-    python -m benchmarks.hook_cost
+    python -m benchmarks.hook_cost     # about a minute
 
-One rank, 10,000 parameters of 4 elements. What a wrapper adds to forward and backward is then its bookkeeping
+One rank, up to 10,000 parameters of 4 elements. What a wrapper adds to forward and backward is then its bookkeeping
 (hooks, counting, packing); divided by the number of parameters it is the cost of one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ import torch
 import torch.distributed as dist
 import tyro
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks import contestants, machine
-from benchmarks.contestants import FLOOR, SettingName
-from benchmarks.harness import bootstrap_interval, median_ms, race, schedule, slowest_rank
+from benchmarks import contestants, machine, results
+from benchmarks.contestants import FLOOR, Contestant, SettingName
+from benchmarks.display import StartBar, console_of, interval, progress_of, table_of
+from benchmarks.harness import compare, estimate, median_ms, race, schedule, timed_rounds
 from benchmarks.launch import run_ranks
 
 
@@ -33,30 +32,33 @@ from benchmarks.launch import run_ranks
 class Config:
     """Time what one parameter costs per step when nothing is communicated."""
 
-    parameters: int = 10_000
+    parameters: tuple[int, ...] = (100, 1_000, 10_000)
     elements: int = 4
     """Of each parameter."""
     settings: tuple[SettingName, ...] = ("default", "views")
     """Constructor options, given to both implementations alike."""
     rounds: int = 20
     warmup_rounds: int = 2
-    steps_per_turn: int = 2
+    turn_parameters: int = 20_000
+    """How many parameters a turn gets through, at least; that makes its number of steps."""
     seed: int = 0
     control: bool = False
     """Put torch's class in minddp's seat: both should cost the same."""
     out: Path | None = None
     """JSON file to write; by default benchmarks/results/hook_cost.json (or hook_cost_control.json)."""
-    timeout_s: float = 300.0
+    timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for field in ("parameters", "elements", "rounds", "warmup_rounds", "steps_per_turn"):
+        for field in ("elements", "rounds", "warmup_rounds", "turn_parameters"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+        if not self.parameters or min(self.parameters) < 1:
+            raise ValueError(f"parameters is {self.parameters}; give at least one number, all at least 1.")
 
     def resolved(self) -> Config:
         """This configuration with the default of `out` spelled out."""
-        name = "hook_cost_control.json" if self.control else "hook_cost.json"
-        return dataclasses.replace(self, out=self.out or Path(__file__).parent / "results" / name)
+        name = "hook_cost_control" if self.control else "hook_cost"
+        return dataclasses.replace(self, out=self.out or results.path_of(name))
 
 
 class Separate(nn.Module):
@@ -72,28 +74,51 @@ class Separate(nn.Module):
 
 def main(config: Config) -> None:
     config = config.resolved()
-    (report,) = run_ranks(time_parameters, config, world_size=1, threads=1, timeout_s=config.timeout_s)
-    print_report(report, Console())
+    (report,) = run_ranks(time_counts, config, world_size=1, threads=1, timeout_s=config.timeout_s)
+    print_report(report, console_of())
     if config.out is not None:
-        config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(json.dumps(report, indent=1) + "\n")
+        results.write(report, config.out)
 
 
-def time_parameters(rank: int, config: Config) -> dict[str, Any]:
-    """Race all contestants; returns the report, ready for JSON."""
-    models = contestants.build(Separate(config.parameters, config.elements), config.settings, config.control)
-    steps = {name: forward_backward(model) for name, model in models.items()}
-    order = schedule(contestants.heats(config.settings), config.warmup_rounds + config.rounds, config.seed)
-    turns = race(steps, order, config.steps_per_turn, dist.barrier)
-    seconds = slowest_rank([{name: turns[name][config.warmup_rounds :] for name in turns}])
+def time_counts(rank: int, config: Config) -> dict[str, Any]:
+    """One race for each number of parameters; returns the report, ready for JSON."""
+    with progress_of(rank) as start_bar:
+        counts = {str(count): time_count(count, config, start_bar) for count in config.parameters}
     return {
         "question": "microseconds that one parameter adds to a step when nothing is communicated",
-        "candidate": "control" if config.control else "minddp",
+        "seat": "control" if config.control else "minddp",
         "machine": machine.describe(),
-        "config": {key: value for key, value in dataclasses.asdict(config).items() if key != "out"},
-        "median_ms": {name: round(median_ms(seconds[name]), 4) for name in seconds},
-        "us_per_parameter": {
-            name: added_us(seconds[name] - seconds[FLOOR], config) for name in seconds if name != FLOOR
+        "config": results.of_config(config),
+        "counts": counts,
+    }
+
+
+def time_count(count: int, config: Config, start_bar: StartBar) -> dict[str, Any]:
+    field = [
+        Contestant(FLOOR, "floors"),
+        *contestants.pairs(config.settings, ["process_group"], control=config.control),
+    ]
+    models = contestants.enter(field, Separate(count, config.elements))
+    steps = {name: forward_backward(model) for name, model in models.items()}
+    order = schedule(contestants.heats(field), config.warmup_rounds + config.rounds, config.seed)
+    steps_per_turn = max(2, config.turn_parameters // count)
+    advance = start_bar(f"{count:,} parameters", len(order))
+    wall, _ = timed_rounds(race(steps, order, steps_per_turn, dist.barrier, advance), config.warmup_rounds)
+
+    def added_us(name: str) -> np.ndarray:
+        return (wall[name] - wall[FLOOR]) / count * 1e6
+
+    return {
+        "no_wrapper_ms": median_ms(wall[FLOOR]),
+        "contestants": {
+            c.name: {
+                "baseline": c.baseline,
+                "median_ms": median_ms(wall[c.name]),
+                "added_us": dataclasses.asdict(estimate(added_us(c.name), config.seed)),
+                "ratio": dataclasses.asdict(compare(wall[c.name], wall[c.baseline], config.seed)),
+            }
+            for c in field
+            if c.baseline
         },
     }
 
@@ -108,24 +133,27 @@ def forward_backward(model: nn.Module) -> Callable[[], None]:
     return step
 
 
-def added_us(added_seconds: np.ndarray, config: Config) -> dict[str, float]:
-    """What a wrapper adds per parameter: the median over the rounds, and its 95% bootstrap interval."""
-    added = added_seconds / config.parameters * 1e6
-    low, high = bootstrap_interval(added, config.seed)
-    return {"median": float(np.median(added)), "low": low, "high": high}
-
-
 def print_report(report: Mapping[str, Any], console: Console) -> None:
-    table = Table(title=f"{report['config']['parameters']} parameters, nothing communicated")
-    table.add_column("contestant", no_wrap=True)
-    for heading in ("ms per step", "µs per parameter", "95% interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, ms in report["median_ms"].items():
-        label = name.replace("minddp", report["candidate"])
-        added = report["us_per_parameter"].get(name)
-        cells = (f"{added['median']:.2f}", f"{added['low']:.2f}–{added['high']:.2f}") if added else ()
-        table.add_row(label, f"{ms:.2f}", *cells)
-    console.print(table)
+    rows = table_of(
+        "One rank, nothing communicated",
+        "contestant",
+        *("parameters", "ms per step", "added µs per parameter", "95% interval", "ratio", "95% interval"),
+    )
+    for count, result in report["counts"].items():
+        rows.add_row(FLOOR, f"{int(count):,}", f"{result['no_wrapper_ms']:.3f}")
+        for name, contestant in result["contestants"].items():
+            added, ratio = contestant["added_us"], contestant["ratio"]
+            beside_torch = [] if name == contestant["baseline"] else [f"{ratio['median']:.3f}", interval(ratio)]
+            rows.add_row(
+                name.replace("minddp", report["seat"]),
+                f"{int(count):,}",
+                f"{contestant['median_ms']:.3f}",
+                f"{added['median']:.2f}",
+                interval(added, digits=2),
+                *beside_torch,
+            )
+        rows.add_section()
+    console.print(rows)
 
 
 if __name__ == "__main__":

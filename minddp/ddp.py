@@ -21,6 +21,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.distributed_c10d import _get_default_group
 
 from minddp import replicas
+from minddp.agreement import Replica, verify_replicas_agree
 from minddp.buffers import BufferHook, Buffers
 from minddp.comm_hooks import CommHook
 from minddp.delayed import DelayedAllReduce
@@ -33,11 +34,19 @@ from minddp.options import Options
 from minddp.placement import Placement, check_module, resolve_group, sparse_parameters
 from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
+from minddp.roster import Roster
 from minddp.transport import Transport, open_transport
 from minddp.tune import AutoBuckets, Tuning
 
-
-_CONNECTED = ("process_group", "_transport", "_reducer", "_mixed_precision", "_buffers_in_step", "_tuner")
+_CONNECTED = (
+    "process_group",
+    "_transport",
+    "_reducer",
+    "_mixed_precision",
+    "_buffers_in_step",
+    "_roster",
+    "_tuner",
+)
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -168,8 +177,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         if delayed:
             self._delayed = DelayedAllReduce(delayed, param_to_hook_all_reduce, self._transport)
         if self._options.init_sync:
-            if self._reducer.params:
-                replicas.verify_replicas_agree(self._transport, self._reduced_params())
+            self._verify_that_ranks_agree()
             self.synchronize(buffers=self._options.init_sync_buffers)
         elif self._delayed is not None:
             self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
@@ -188,7 +196,32 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._reduced_params(), self._transport, self._options, sparse, self._mixed_precision
         )
         self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
+        named = self.module.named_parameters(remove_duplicate=False)
+        left_alone = [param for name, param in named if name in self.parameters_to_ignore]
+        self._roster = Roster(self.module, [*self._reducer.params, *left_alone])
         self._tuner = AutoBuckets(self._reducer) if self._tunes_buckets else None
+
+    def _verify_that_ranks_agree(self) -> None:
+        """See `agreement.py`. Where torch goes by rank 0's bucket capacities, so does this."""
+        options, buffers = self._options, self._buffers_in_step.named
+        travels = options.init_sync_buffers or self.forward_sync_buffers
+        reduced, ignored = self._reduced_params(), self.parameters_to_ignore
+        frozen = [(n, p) for n, p in self.module.named_parameters() if not (p.requires_grad or n in ignored)]
+        delayed = [] if self._delayed is None else self._delayed.named_params
+        ours = Replica.of(
+            reduced,
+            others=[*frozen, *delayed, *(buffers.items() if travels else ())],
+            ignored=ignored,
+            options=options,
+            transport=self._transport_kind,
+            broadcast_buffers=options.init_sync_buffers and bool(buffers),
+            forward_sync_buffers=self.forward_sync_buffers and bool(buffers),
+            mixed_precision=repr(self.mixed_precision),
+            tunes_buckets=self._tunes_buckets,
+        )
+        agreed = verify_replicas_agree(self._transport, ours, self.device)
+        if agreed.caps != ours.caps:
+            self._options = self._reducer.options = replace(options, caps=agreed.bucket_caps())
 
     def _open_transport(self) -> Transport:
         transport = open_transport(self._transport_kind, self.process_group, self.device)
@@ -214,6 +247,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._reducer.tell(EventKind.FORWARD_BEGIN)
         if torch.is_grad_enabled():
             self._reducer.ensure_finished()
+            self._roster.look()
         self._meet_joined_ranks()
         if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
@@ -402,8 +436,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         checked = CommHook.checked(state, hook)
         if self._options.reduction != "mean":
             raise ValueError(
-                f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude each '
-                f"other: the hook owns the arithmetic."
+                f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude '
+                f"each other: the hook owns the arithmetic."
             )
         if self._reducer.comm_hook is not None:
             raise RuntimeError(

@@ -38,7 +38,14 @@ from minddp.packing import Scaling
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
 from minddp.sparse_bucket import SparseBucket
 from minddp.transport import Transport
-from minddp.unfinished import Missing, OptimizerGuard, exchange_missing, ready_twice, unfinished_reduction
+from minddp.unfinished import (
+    Missing,
+    OptimizerGuard,
+    exchange_missing,
+    not_yet_finished,
+    ready_twice,
+    unfinished_reduction,
+)
 from minddp.usage import UsageMap
 
 _log = logging.getLogger(__name__)
@@ -84,6 +91,7 @@ class Reducer:
         self._num_passes = 0
         self._serial = self._serial_number()
         self._guard: OptimizerGuard | None = None
+        self._warned_of: set[tuple[int, ...]] = set()
         self._observed_order: list[int] | None = None
         self._has_rebuilt = False
         self._unused_anywhere: Sequence[bool] | None = None
@@ -400,6 +408,7 @@ class Reducer:
         else:
             self._move_to(Phase.INCOMPLETE)
             self._guard = OptimizerGuard(self.params, self._unfinished)
+            self._warn_of_unfinished()
 
     def _end_pass(self, current: BackwardPass) -> None:
         """Backward has ended, and all buckets are under way."""
@@ -486,10 +495,21 @@ class Reducer:
             self._recorded_hooks = [0] * len(self.params)
         self._move_to(Phase.IDLE)
 
+    def _missing(self) -> Missing:
+        missing = tuple(self._countdown.missing())
+        frozen = tuple(param for param in missing if not self.params[param].requires_grad)
+        return Missing(self.transport.rank, missing, tuple(self.names), frozen)
+
+    def _warn_of_unfinished(self) -> None:
+        missing = self._missing()
+        if missing.indices not in self._warned_of:
+            self._warned_of.add(missing.indices)
+            warnings.warn(not_yet_finished(missing), stacklevel=2)
+
     def _unfinished(self) -> RuntimeError:
         assert self._pass is not None
         self.tell(EventKind.ERROR)
-        missing = Missing(self.transport.rank, tuple(self._countdown.missing()), tuple(self.names))
+        missing = self._missing()
         elsewhere = exchange_missing(
             self.transport.store, f"{self._serial}/{self._num_passes}", missing, self.transport.world_size
         )

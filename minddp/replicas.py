@@ -1,9 +1,7 @@
-"""Replicas must be equal before they can stay equal: verify, broadcast rank 0's state, keep buffers in step."""
+"""Make tensors on all ranks those of one rank: how replicas become equal, and how their buffers stay in step."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,32 +10,6 @@ import torch
 from minddp.transport import Transport
 
 COALESCE_BYTES = 250 * 1024 * 1024  # torch's bound on one coalesced broadcast
-
-
-def verify_replicas_agree(transport: Transport, named_params: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raise on every rank unless all ranks hold as many parameters, of the same shapes, strides and dtypes.
-
-    One small all-gather of a fingerprint when all is well; only when fingerprints differ are the descriptions
-    themselves exchanged, so that the error can name the parameter, the rank and both sides.
-
-    Raises:
-        RuntimeError: the replicas differ. Begins with torch's wording, which scripts match on.
-    """
-    device = named_params[0][1].device
-    ours = json.dumps([_describe(name, param) for name, param in named_params]).encode()
-    layout = json.dumps([_describe("", param) for _, param in named_params]).encode()
-    digest = int.from_bytes(hashlib.blake2b(layout, digest_size=7).digest(), "big")
-    header = torch.tensor([digest, len(ours)], dtype=torch.int64, device=device)
-    headers = [h.tolist() for h in transport.all_gather(header)]
-    if all(digest == headers[0][0] for digest, _ in headers):
-        return
-    padded = torch.zeros(max(length for _, length in headers), dtype=torch.uint8, device=device)
-    padded[: len(ours)] = torch.frombuffer(bytearray(ours), dtype=torch.uint8)
-    texts = [
-        bytes(text[:length].tolist())
-        for text, (_, length) in zip(transport.all_gather(padded), headers, strict=True)
-    ]
-    raise RuntimeError(_explain_difference(transport.rank, [json.loads(text) for text in texts]))
 
 
 def broadcast_coalesced(
@@ -112,41 +84,3 @@ def _chunks(tensors: Sequence[torch.Tensor], coalesce_bytes: int) -> Iterator[li
             nbytes += size
         if chunk:
             yield chunk
-
-
-def _describe(name: str, param: torch.Tensor) -> list[object]:
-    return [name, list(param.shape), list(param.stride()), str(param.dtype)]
-
-
-def _explain_difference(rank: int, descriptions: list[list[list]]) -> str:
-    """The first difference between rank 0 and another rank, as rank `rank` should tell it."""
-    reference = descriptions[0]
-    for other, theirs in enumerate(descriptions):
-        if len(theirs) != len(reference):
-            # Torch's sentence is from this rank's viewpoint, so it must name a rank that differs from it.
-            here = len(descriptions[rank])
-            peer = next(i for i, d in enumerate(descriptions) if len(d) != here)
-            only = sorted({p[0] for p in theirs} ^ {p[0] for p in reference})
-            return (
-                f"DDP expects same model across all ranks, but Rank {rank} has {here} params, while rank "
-                f"{peer} has inconsistent {len(descriptions[peer])} params.\n"
-                f"Parameters that rank 0 and rank {other} do not share: {', '.join(only) or 'none by name'}. "
-                f"Build the same module on every rank, with the same parameters requiring grad."
-            )
-        for index, (mine, yours) in enumerate(zip(reference, theirs, strict=True)):
-            if mine[1:] == yours[1:]:
-                continue
-            (aspect, left, right) = next(
-                (aspect, a, b)
-                for aspect, a, b in zip(("sizes", "strides", "dtype"), mine[1:], yours[1:], strict=True)
-                if a != b
-            )
-            process = "this process" if other == rank else f"process {other}"
-            return (
-                f"[{rank}]: params[{index}] in {process} with sizes {yours[1]} appears not to match {aspect} "
-                f"of the same param in process 0.\n"
-                f"`{mine[0]}` has {aspect} {left} on rank 0; "
-                f"{'it' if yours[0] == mine[0] else f'`{yours[0]}`'} has {right} on rank {other}. "
-                f"Build the same module on every rank before wrapping it."
-            )
-    return "The replicas' fingerprints differ although their descriptions agree."  # a hash cannot do this

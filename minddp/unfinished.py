@@ -4,8 +4,8 @@
 A backward that leaves parameters out is not an error yet: a second backward through another output may bring
 the rest. It becomes one when somebody relies on the result. Torch notices at the next forward, one iteration
 too late: the optimizer has then already stepped with gradients that were not reduced, and the ranks have
-parted. minddp arms a guard on the optimizers as soon as a backward ends unfinished; a step that would touch one
-of the module's parameters raises first. The next forward raises too, as in torch.
+parted. minddp warns when a backward ends unfinished, once for each set of parameters, and arms a guard on the
+optimizers: a step that would touch one of the module's parameters raises. The next forward raises too, as in torch.
 """
 
 from __future__ import annotations
@@ -30,14 +30,25 @@ _OUTPUTS = "by making sure all `forward` function outputs participate in calcula
 
 @dataclass(frozen=True)
 class Missing:
-    """The parameters that rank `rank` has no gradient for: indices into `names`, the names of all parameters."""
+    """The parameters that rank `rank` has no gradient for: indices into `names`, the names of all parameters.
+
+    `frozen` are those among them that no longer require grad.
+    """
 
     rank: int
     indices: tuple[int, ...]
     names: tuple[str, ...]
+    frozen: tuple[int, ...] = ()
 
     def listed(self) -> str:
         return ", ".join(self.names[index] for index in self.indices)
+
+    def why(self) -> str:
+        """What is known of the reason: a line of text, or nothing."""
+        if not self.frozen:
+            return ""
+        listed = ", ".join(self.names[index] for index in self.frozen)
+        return f"They required grad when the module was wrapped, but no longer do: {listed}\n"
 
 
 def unfinished_reduction(
@@ -69,9 +80,19 @@ def unfinished_reduction(
         f"Parameter indices which did not receive grad for rank {missing.rank}: "
         f"{' '.join(map(str, missing.indices))}\n"
         f"Parameters which did not receive grad for rank {missing.rank}: {missing.listed()}\n"
+        f"{missing.why()}"
         f"{elsewhere}"
         f"{_ALL_IS_SAID}"
         f"{remedy}Until that is mended `.grad` on rank {missing.rank} holds gradients that are not averaged."
+    )
+
+
+def not_yet_finished(missing: Missing) -> str:
+    """The warning at the end of a backward that lacks gradients, while a further backward may still bring them."""
+    return (
+        f"This backward has brought no gradient on rank {missing.rank} for: {missing.listed()}. Until they come in "
+        f"a further backward, `.grad` is not averaged, and an optimizer's step or the next forward will be an "
+        f"error that says what to do.\n{missing.why()}"
     )
 
 

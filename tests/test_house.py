@@ -23,7 +23,7 @@ CORE = sorted(
 FLOORS = (
     {"events", "options", "plan", "autograd", "unfinished", "handover", "countdown", "transport.base", "optimizer_overlap"},
     {"transport", "packing", "placement", "distributed_autograd"},
-    {"sparse_bucket", "replicas", "mean", "usage", "lookout"},
+    {"sparse_bucket", "replicas", "agreement", "roster", "mean", "usage", "lookout"},
     {"bucket", "buffers", "delayed"},
     {"comm_hooks", "mixed_precision"},
     {"backward_pass"},

@@ -97,19 +97,6 @@ def test_the_group_still_works_after_such_an_error(ranks: Any) -> None:
     assert ranks(3).run(_wrap_after_an_error) == [[1.0, 1.0]] * 3
 
 
-def test_agreement_costs_one_small_gather() -> None:
-    transport = FakeTransport()
-    replicas.verify_replicas_agree(transport, list(nn.Linear(1000, 1000).named_parameters()))
-    assert transport.calls == [("all_gather", 2)]
-
-
-def test_names_may_differ_shapes_may_not() -> None:
-    """Two ranks may call a parameter by other names: what is reduced is told by place and shape."""
-    one = replicas._describe("a", torch.zeros(2))
-    other = replicas._describe("b", torch.zeros(2))
-    assert one[1:] == other[1:]
-
-
 # ------------------------------------------------------------------ broadcast
 
 

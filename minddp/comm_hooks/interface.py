@@ -110,7 +110,11 @@ class CommHook:
         return hook
 
     def launch(self, bucket: GradBucket) -> torch._C.Future:
-        future = self.function(self.state, bucket)
+        try:
+            future = self.function(self.state, bucket)
+        except Exception as error:
+            self._blamed_for(error, bucket.index())
+            raise
         if not isinstance(future, torch._C.Future):
             raise RuntimeError(
                 f"The communication hook `{self.name}` must return a torch.futures.Future that holds the "
@@ -120,7 +124,11 @@ class CommHook:
 
     def result_of(self, future: torch._C.Future, bucket: Bucket | SparseBucket) -> torch.Tensor:
         """Wait for the hook's tensor and check that it fits the bucket."""
-        value = future.wait()
+        try:
+            value = future.wait()
+        except Exception as error:
+            self._blamed_for(error, bucket.spec.index)
+            raise
         tensor = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
         if not isinstance(tensor, torch.Tensor) or tensor.numel() != bucket.wire.numel():
             got = f"a tensor of {tensor.numel()} elements" if isinstance(tensor, torch.Tensor) else repr(tensor)
@@ -129,6 +137,11 @@ class CommHook:
                 f"bucket {bucket.spec.index}, but gave {got}."
             )
         return tensor
+
+    def _blamed_for(self, error: Exception, bucket: int) -> None:
+        """Let the error, whose type scripts may go by, say where it comes from."""
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"Raised by the communication hook `{self.name}`, for bucket {bucket}.")
 
 
 def _bf16_reduces() -> bool:

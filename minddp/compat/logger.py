@@ -86,7 +86,8 @@ class Logger(dist.Logger):
         self._totals_ns: Counter[str] = Counter()
         self._num_spans: Counter[str] = Counter()
         self._graph_may_change = ddp._options.finds_unused_each_pass
-        self._unused_so_far: set[tuple[int, ...]] = set()
+        self._unused_at_first: Sequence[int] | None = None
+        self._graph_is_static = True
         self.iteration = 0
         self.sample_rate = 100
         self.sampled: SampledIteration | None = None
@@ -186,14 +187,16 @@ class Logger(dist.Logger):
 
     def _notice_unused(self) -> None:
         unused = self._ddp._reducer.last_unused
-        if unused is not None:
-            self._unused_so_far.add(tuple(unused))
+        if self._unused_at_first is None:
+            self._unused_at_first = unused
+        elif unused != self._unused_at_first:
+            self._graph_is_static = False
 
     @property
     def graph_is_static(self) -> bool:
         """Whether every backward so far has left the same parameters unused."""
         self._notice_unused()
-        return len(self._unused_so_far) <= 1
+        return self._graph_is_static
 
     def _set_comm_hook_name(self, comm_hook: str) -> None:
         self._strs["comm_hook"] = comm_hook

@@ -1,7 +1,8 @@
 """One iteration, observed: when its forward and backward began and ended, and what was communicated meanwhile.
 
 `observe` is a sink of the reducer's events. Events carry no time, so it takes the time itself: on the host, and for
-a module on an accelerator also on the device, whose work the host does not wait for.
+a module on a GPU there as well, since the host does not wait for its work. As in torch, an iteration that is
+sampled cannot be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ SPANS = {
 
 @dataclass(frozen=True)
 class Moment:
-    """`host_ns` is a reading of `time.perf_counter_ns`; `on_device` is `None` where the host does the computing."""
+    """`host_ns` is a reading of `time.perf_counter_ns`; `on_device` is `None` where there is no CUDA to time."""
 
     host_ns: int
     on_device: torch.Event | None
 
     @classmethod
     def now(cls, device: torch.device) -> Moment:
-        if device.type == "cpu":
+        if device.type != "cuda":
             return cls(time.perf_counter_ns(), None)
         event = torch.Event(device, enable_timing=True)
         event.record()

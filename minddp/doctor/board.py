@@ -17,6 +17,7 @@ import torch.distributed as dist
 from minddp.doctor.patience import Abandoned, TimeUp, patiently
 
 _LOOK_EVERY_S = 0.05
+_GRACE_S = 5.0  # to say that one has given up
 
 
 class StoreLost(RuntimeError):
@@ -99,7 +100,7 @@ class Board:
         if mine.ended in ("failed", "out of time"):
             self._ask(lambda: self._store.set(f"{topic}/failed", "1"))
         self.post(topic, asdict(mine))
-        told = self.gather(topic, timeout_s + 1)
+        told = self.gather(topic, timeout_s + 1 if mine.ended == "done" else _GRACE_S)
         return {
             rank: Outcome(**told[rank]) if rank in told else Outcome("silent") for rank in range(self.world_size)
         }

@@ -1,4 +1,4 @@
-"""`minddp doctor`: start ranks to be examined, or be one of them; print the report; say by the exit status how it is."""
+"""`minddp doctor`: start the ranks that are examined, or be one of them, and print the report."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def main(arguments: Sequence[str]) -> int:
 def check_number_of_ranks(settings: Settings, place: Place) -> None:
     if settings.nproc_per_node not in (None, place.local_world_size):
         raise SettingsError(
-            f"--nproc-per-node {settings.nproc_per_node}, but this is rank {place.rank} of {place.world_size} that a "
-            f"launcher has started; leave it out, or give it to torchrun."
+            f"--nproc-per-node {settings.nproc_per_node}, but this is rank {place.rank} of {place.world_size} that "
+            f"a launcher has started; leave it out, or give it to torchrun."
         )
 
 
@@ -158,7 +158,7 @@ def be_rank(settings: Settings, place: Place) -> None:
 
 @contextmanager
 def hushed_stderr() -> Iterator[None]:
-    """Keep off the terminal what torch's C++ writes to the standard error: stacks, for errors that it raises too."""
+    """Keep off the terminal what torch's C++ writes to standard error: stacks, for errors that it raises too."""
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -151,7 +151,7 @@ class Examination:
             came = board.gather("facts", self._timeout_s, self._progress.waiting_for_ranks)
             duplicates = [rank for rank in came if board.read("duplicate", rank)]
             board.post("roll", {"came": list(came), "duplicates": duplicates})
-        roll = board.gather("roll", self._timeout_s + _MARGIN_S, self._progress.waiting_for_ranks, ranks=[0]).get(0)
+        roll = board.gather("roll", self._timeout_s + _MARGIN_S, ranks=[0]).get(0)
         if roll is None:
             present = {place.rank: own_facts}
             raise _LeftAlone(
@@ -254,7 +254,7 @@ class Examination:
         return {rank: outcome.value for rank, outcome in outcomes.items()}
 
     def _report(self, not_checked: tuple[str, ...]) -> Report:
-        hosts = len({told.machine.name for told in self._facts.values()})
+        hosts = len({told.network.identity for told in self._facts.values()})
         backend = "NCCL on GPUs" if self._device_type == "cuda" else "gloo on the CPU"
         title = f"minddp doctor: {count(len(self._facts), 'rank')} on {count(hosts, 'host')}, {backend}"
         return Report(title, tuple(self._findings), self._curves, self._facts, self._measured, not_checked)
@@ -268,4 +268,4 @@ class Examination:
         others_s = _MEASURING_TAKES_AT_MOST_S if self._place.rank else _PARTING_TAKES_AT_MOST_S
         with contextlib.suppress(StoreLost):
             self._board.post("parts", True)
-            self._board.gather("parts", others_s)
+            self._board.gather("parts", others_s, ranks=list(self._facts))

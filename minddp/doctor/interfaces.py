@@ -65,10 +65,10 @@ def resolve_own_name(timeout_s: float) -> tuple[str, ...]:
 def choose_gloo_address(
     wanted: str | None, interfaces: Mapping[str, Interface], name_addresses: Sequence[str]
 ) -> str | None:
-    """Where gloo listens: at the interface that GLOO_SOCKET_IFNAME has (the first, if several), else where the host's
-    name leads, else at the loopback. `None` if there is no such interface.
+    """Where gloo will listen; `None` if the interface that is `wanted` does not exist.
 
-    As torch does it (`ProcessGroupGloo::createDefaultDevice`): an address counts that can be bound here.
+    As torch does it (`ProcessGroupGloo`): at the interface that GLOO_SOCKET_IFNAME names (the first of several);
+    else at the address of the host's own name, if it can be bound here; else at the loopback.
     """
     if wanted:
         interface = interfaces.get(wanted.split(",")[0])

@@ -82,7 +82,7 @@ def open_store(
 
 
 def _host(place: Place, timeout_s: float) -> dist.Store:
-    """The store, listening at all addresses of this host. Whether the others' address leads here is seen by knocking."""
+    """The store, listening at all addresses of this host. Whether the endpoint is one of them shows by knocking."""
     try:
         return _tcp_store("localhost", place.port, True, timeout_s)
     except RuntimeError as error:

@@ -47,8 +47,8 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     if missing:
         raise PlaceError(
             f"{', '.join(told)} {'is' if len(told) == 1 else 'are'} set, so this would be one rank of a job, but "
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. Set all of {', '.join(REQUIRED)}, as "
-            f"torchrun does; or unset {', '.join(told)}, and minddp doctor starts its own ranks."
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. Set all of {', '.join(REQUIRED)}, "
+            f"as torchrun does; or unset {', '.join(told)}, and minddp doctor starts its own ranks."
         )
     rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     if not 0 <= rank < world_size:

@@ -36,7 +36,8 @@ def main(
             results.append(record(settings, world, wanted, save_to))
         ours, theirs = results
         report(ours)
-        ours.compare(theirs).save(out / "compare.html")
+        for suffix in (".html", ".json"):
+            ours.compare(theirs).save(out / f"compare{suffix}")
 
 
 def record(settings: Settings, world: World, steps: range, save_to: Sequence[Path]) -> Result:

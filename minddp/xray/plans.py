@@ -26,21 +26,25 @@ class Alternative:
     prediction: Prediction
 
     @property
+    def is_computed(self) -> bool:
+        return self.arguments.get("bucket_cap_mb") == "auto"
+
+    @property
     def code(self) -> str:
         """The arguments as they are written."""
         return ", ".join(f"{name}={json.dumps(value)}" for name, value in self.arguments.items())
 
 
 def alternatives(step: Step, link: Link) -> list[Alternative]:
-    """The recorded plan first, then others, each partition of the parameters once."""
-    found = [Alternative("as recorded", {}, simulate(step, step.layout, link))]
-    seen = {_partition(step.layout)}
+    """The recorded plan, then settings from few buckets to many, then a computed plan; each partition once."""
+    recorded = Alternative("as recorded", {}, simulate(step, step.layout, link))
+    others = {_partition(step.layout): recorded}
     for title, arguments, plan in [*_settings(step), _computed(step, link)]:
         layout = Layout.of(plan)
-        if _partition(layout) not in seen:
-            seen.add(_partition(layout))
-            found.append(Alternative(title, arguments, simulate(step, layout, link)))
-    return found
+        if _partition(layout) not in others:
+            others[_partition(layout)] = Alternative(title, arguments, simulate(step, layout, link))
+    recorded, *rest = others.values()
+    return [recorded, *sorted(rest, key=lambda plan: (plan.is_computed, len(plan.prediction.layout.buckets)))]
 
 
 def _settings(step: Step) -> Iterator[tuple[str, dict[str, Any], BucketPlan]]:
@@ -51,9 +55,9 @@ def _settings(step: Step) -> Iterator[tuple[str, dict[str, Any], BucketPlan]]:
     halves = [2.0**exponent for exponent in range(largest, largest - 5, -1)]
     settings: list[tuple[str, float | None]] = [
         ("one bucket", math.ceil(total_mib)),
+        ("a bucket per parameter", 0),
         ("default: 1 MiB, then 25 MiB", None),
         *((f"buckets of {_mib(cap)}", int(cap) if cap >= 1 else cap) for cap in halves),
-        ("a bucket per parameter", 0),
     ]
     for title, cap_mb in settings:
         caps_bytes = BucketCaps.from_mib(cap_mb, None).after_rebuild()

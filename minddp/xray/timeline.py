@@ -283,9 +283,14 @@ def _with_waits(events: list[Stamped]) -> list[Stamped]:
             Stamped(now_ns, EventKind.BUCKET_WAITED, bucket),
             Stamped(now_ns, EventKind.BUCKET_UNPACKED, bucket),
         ]
-    return sorted([*events, *added[:-1]], key=lambda event: event.t_ns)
+    return sorted([*events, *added[:-1]], key=lambda event: (event.t_ns, _AT_ONE_TIME.get(event.kind, 0)))
 
 
+# What comes after what, where an inferred time is equal to a seen one.
+_AT_ONE_TIME = {
+    **dict.fromkeys((EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED), 1),
+    **dict.fromkeys((EventKind.BACKWARD_END, EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END), 2),
+}
 _SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)
 
 _BEGINS = {

@@ -92,7 +92,7 @@ class FirstWrapper:
         if isinstance(module, (DistributedDataParallel, TorchDDP)) and torch.is_grad_enabled():
             self._hook.remove()
             self._window = self._make_window(module)
-            module.register_forward_pre_hook(self._on_forward)
+            module.register_forward_pre_hook(self._on_forward, prepend=True)  # before those that already record
             self._count(module)
 
     def _on_forward(self, module: nn.Module, _inputs: object) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -337,3 +340,27 @@ def test_backward_stats_are_of_a_sampled_iteration(ranks) -> None:
     assert sorted(sampled, reverse=True) == sampled  # the last layer's come first
     assert min(sampled) > 0
     assert unsampled == [0, 0, 0, 0]
+
+
+DETAIL = """
+import sys, torch, torch.distributed as dist, minddp
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+ddp = minddp.DistributedDataParallel(torch.nn.Linear(2, 2))
+for _ in range(2):
+    ddp(torch.ones(1, 2)).sum().backward()
+data = ddp._get_ddp_logging_data()
+assert (data["torch_distributed_debug"], data["gloo_num_threads"]) == ("DETAIL", 2), data
+"""
+
+
+def test_a_group_may_be_wrapped_for_debugging(tmp_path: Path) -> None:
+    """Torch 2.13's own logger takes the wrapper for gloo itself, and the process ends with a segmentation fault."""
+    done = subprocess.run(
+        [sys.executable, "-c", DETAIL, str(tmp_path / "store")],
+        env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

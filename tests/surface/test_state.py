@@ -245,10 +245,16 @@ def test_nobody_counts_usage_unasked(ranks) -> None:
 def shadowed(rank: int) -> list[bool]:
     """Rank 1 takes part in rank 0's backward by hand, as torch's join hook does."""
     seen = []
-    for hook in (None, dist.BuiltinCommHookType.ALLREDUCE):
+    hooked: list[int] = []
+
+    def halve_and_sum(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        hooked.append(bucket.index())
+        return group.allreduce([bucket.buffer().div_(2)]).get_future()
+
+    for hook in (None, halve_and_sum):
         ddp = minddp.DistributedDataParallel(TwoLayers())
         if hook is not None:
-            ddp._register_builtin_comm_hook(hook)
+            ddp.register_comm_hook(ddp.process_group, hook)
         alone = TwoLayers()
         alone(batch(0)).sum().backward()
         if rank == 0:
@@ -261,11 +267,11 @@ def shadowed(rank: int) -> list[bool]:
                 future.wait()
             ddp.reducer._push_all_rebuilt_params()
         seen.append(ddp.reducer._rebuild_buckets())
-    return seen
+    return [*seen, hooked == [0]]
 
 
 def test_a_backward_can_be_shadowed_by_hand(ranks) -> None:
-    assert ranks(2).run(shadowed) == [[True] * 4] * 2
+    assert ranks(2).run(shadowed) == [[True] * 5] * 2
 
 
 def sums(rank: int) -> list[float]:
@@ -392,7 +398,12 @@ def test_the_group_can_shrink_and_grow(ranks) -> None:
 
 
 def copies(rank: int) -> list[bool]:
+
+    def local_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return group.allreduce([bucket.buffer()]).get_future()
+
     ddp = minddp.DistributedDataParallel(Normed(), find_unused_parameters=True)
+    ddp.register_comm_hook(ddp.process_group, local_hook)  # cannot be pickled, and need not
     ddp(batch(rank)).sum().backward()
     seen = []
     for twin in (copy.deepcopy(ddp), pickle.loads(pickle.dumps(ddp))):

@@ -47,7 +47,7 @@ def test_time_after_a_bucket_has_arrived_is_told_apart() -> None:
 
 
 def test_nobody_waits_in_a_step_whose_communication_is_hidden() -> None:
-    (step,) = steps_of(recording([Rank()], layout([[1]]), wire=Wire(latency_ns=0, bytes_per_ms=1e12)))
+    (step,) = steps_of(recording([Rank()], layout([[1]]), wire=Wire(latency_ns=0, bytes_per_ms=1e15)))
     assert worst_wait(step) is None
 
 

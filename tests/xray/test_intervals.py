@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ def points(these: list[Interval]) -> set[int]:
 def test_a_union_has_the_same_points_and_no_two_parts_that_touch(these: list[Interval]) -> None:
     merged = union(these)
     assert points(merged) == points(these)
-    assert all(left.end_ns < right.begin_ns for left, right in zip(merged, merged[1:], strict=False))
+    assert all(left.end_ns < right.begin_ns for left, right in pairwise(merged))
 
 
 @given(intervals, intervals)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from minddp.tune.link import Link
 from minddp.xray.plans import alternatives, ready_order
 from minddp.xray.timeline import steps_of
@@ -41,8 +43,6 @@ def test_arguments_are_written_as_in_python() -> None:
 def test_gradients_that_never_came_are_last_in_order() -> None:
     rank = STEP.ranks[0]
     partial = {param: t for param, t in rank.ready_ns.items() if param != 3}
-    from dataclasses import replace
-
     step = replace(STEP, ranks=(replace(rank, ready_ns=partial), STEP.ranks[1]))
     assert ready_order(step) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 3]
     assert alternatives(step, LINK)

@@ -27,9 +27,9 @@ def test_all_times_move_with_the_clock() -> None:
     rank = recording([Rank()], PLAN).ranks[0]
     layouts = (*rank.layouts, replace(PLAN, since_ns=50))
     moved = replace(rank, layouts=layouts, clock=ClockOffset(-7, 3)).on_the_clock_of_the_first_rank()
-    assert [after.t_ns - before.t_ns for before, after in zip(rank.events, moved.events, strict=True)] == [-7] * len(
-        rank.events
-    )
+    assert [after.t_ns - before.t_ns for before, after in zip(rank.events, moved.events, strict=True)] == [
+        -7
+    ] * len(rank.events)
     assert moved.layouts[1].since_ns == 43
     assert moved.stopped_ns == rank.stopped_ns - 7
     assert moved.clock == ClockOffset(0, 3)

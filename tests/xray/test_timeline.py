@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,7 @@ def test_steps_are_cut_at_the_forward_after_a_synchronised_backward() -> None:
     assert [step.number for step in steps] == [0, 1, 2]
     assert len({step.length_ns for step in steps}) == 1
     assert all(step.complete for step in steps)
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         assert before.ranks[0].interval.end_ns == after.ranks[0].interval.begin_ns
 
 
@@ -98,7 +99,13 @@ def test_what_comes_before_the_first_forward_belongs_to_no_step() -> None:
 
 
 def test_accumulation_makes_one_step_of_several_forwards() -> None:
-    local = [(0, K.FORWARD_BEGIN), (4, K.NO_SYNC), (4, K.FORWARD_END), (6, K.GRADIENT_KEPT, 2), (9, K.GRADIENT_KEPT, 0)]
+    local = [
+        (0, K.FORWARD_BEGIN),
+        (4, K.NO_SYNC),
+        (4, K.FORWARD_END),
+        (6, K.GRADIENT_KEPT, 2),
+        (9, K.GRADIENT_KEPT, 0),
+    ]
     synchronised = [(12, K.FORWARD_BEGIN), (16, K.FORWARD_END), (17, K.BACKWARD_BEGIN), (20, K.PARAM_READY, 0)]
     end = [(22, K.GRADIENTS_COMPLETE), (23, K.BACKWARD_END), (25, K.OPTIMIZER_BEGIN), (26, K.OPTIMIZER_END)]
     (step,) = steps_of_rank(alone([*local, *synchronised, *end]))
@@ -186,10 +193,8 @@ def test_the_typical_step_is_the_median_of_those_with_the_final_layout() -> None
 
 
 def test_no_step_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="No step was recorded.*at least one whole step"):
+    with pytest.raises(ValueError, match=r"No step was recorded.*at least one whole step"):
         typical([])
-
-
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(K)), st.integers(-1, 2)), max_size=40))

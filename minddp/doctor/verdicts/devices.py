@@ -54,12 +54,8 @@ def _unusable(wanted: Device, facts: Mapping[int, RankFacts]) -> Iterator[Findin
             )
         elif hidden is not None:
             why, remedy = f"CUDA_VISIBLE_DEVICES={hidden!r}", "Unset CUDA_VISIBLE_DEVICES there, or list its GPUs."
-        yield Finding(
-            CHECK,
-            Verdict.NOTE,
-            f"{host} has an NVIDIA driver, but torch sees no GPU on {name_ranks(ranks)}{f': {why}' if why else ''}.",
-            remedy,
-        )
+        fact = f"{host} has an NVIDIA driver, but torch sees no GPU on {name_ranks(ranks)}"
+        yield Finding(CHECK, Verdict.NOTE, f"{fact}: {why}." if why else f"{fact}.", remedy)
 
 
 def _too_few(wanted: Device, facts: Mapping[int, RankFacts]) -> Iterator[Finding]:
@@ -73,7 +69,7 @@ def _too_few(wanted: Device, facts: Mapping[int, RankFacts]) -> Iterator[Finding
             CHECK,
             verdict,
             f"{name_ranks(without).capitalize()} {'has' if len(without) == 1 else 'have'} no GPU.{instead}",
-            "Start as many ranks on each host as it has GPUs (--nproc-per-node), or train on the CPU (--device cpu).",
+            "Start as many ranks on each host as it has GPUs (--nproc-per-node), or train on the CPU.",
         )
     for ranks in shared.values():
         gpu = facts[ranks[0]].own_gpu

@@ -97,8 +97,8 @@ def _memory_is_fine(ranks: Mapping[int, Machine]) -> str:
 
 def _shared_memory(ranks: Mapping[int, Machine]) -> Iterator[tuple[Verdict, str, str]]:
     remedy = (
-        "DataLoader workers hand batches over there, and die of a bus error when it is full: give the container more "
-        "(docker run --shm-size=8g, or --ipc=host). minddp's own shared-memory transport does not need it."
+        "DataLoader workers hand batches over there, and die of a bus error when it is full: give the container "
+        "more (docker run --shm-size=8g, or --ipc=host). minddp's own shared-memory transport does not need it."
     )
     known = [machine.shared_memory_bytes for machine in ranks.values() if machine.shared_memory_bytes is not None]
     if not known:

@@ -35,8 +35,8 @@ def _unknown_name(attempt: Attempt) -> tuple[str, str]:
     name = attempt.place.address
     return (
         f"The name {name} (MASTER_ADDR) has no address on this host: {attempt.detail}.",
-        f"Set MASTER_ADDR to the IP address of the host of rank 0, or make {name} known here (DNS, /etc/hosts). With a "
-        f"c10d rendezvous torchrun takes the host's own name, unless it is given --local-addr there.",
+        f"Set MASTER_ADDR to the IP address of the host of rank 0, or make {name} known here (DNS, /etc/hosts). "
+        f"With a c10d rendezvous torchrun takes the host's own name, unless it is given --local-addr there.",
     )
 
 
@@ -45,28 +45,28 @@ def _refused(attempt: Attempt) -> tuple[str, str]:
     fact = f"Nobody listens at {_endpoint(attempt)}: the connection is refused, for {attempt.waited_s:.0f} s."
     if any(map(is_loopback, attempt.resolved)) and place.rank != 0:
         return fact, (
-            f"{place.address} leads to this host itself. Unless rank 0 is here too, set MASTER_ADDR to an address of "
-            f"its host that the other hosts can reach. If it is here, see whether it runs, with MASTER_PORT="
+            f"{place.address} leads to this host itself. Unless rank 0 is here too, set MASTER_ADDR to an address "
+            f"of its host that the other hosts can reach. If it is here, see whether it runs, with MASTER_PORT="
             f"{place.port}."
         )
     return fact, (
-        f"See whether rank 0 runs on that host, with the same MASTER_PORT={place.port}; it has to be started within "
-        f"the time limit (--timeout-s)."
+        f"See whether rank 0 runs on that host, with the same MASTER_PORT={place.port}; it has to be started "
+        f"within the time limit (--timeout-s)."
     )
 
 
 def _no_answer(attempt: Attempt) -> tuple[str, str]:
     return (
         f"{_endpoint(attempt)} does not answer, for {attempt.waited_s:.0f} s: packets get lost on the way.",
-        f"Open TCP port {attempt.place.port} in the firewall between the hosts, or set MASTER_ADDR to an address of "
-        f"rank 0's host in a network that this host is in too (`ip addr` lists them).",
+        f"Open TCP port {attempt.place.port} in the firewall between the hosts, or set MASTER_ADDR to an address "
+        f"of rank 0's host in a network that this host is in too (`ip addr` lists them).",
     )
 
 
 def _no_route(attempt: Attempt) -> tuple[str, str]:
     return (
         f"There is no route from this host to {_endpoint(attempt)}: {attempt.detail}.",
-        "Set MASTER_ADDR to an address of rank 0's host in a network that this host is in too (`ip addr` lists them).",
+        "Set MASTER_ADDR to an address of rank 0's host in a network that this host is in too (see `ip addr`).",
     )
 
 
@@ -144,7 +144,7 @@ def judge_roll_call(
         )
     host = facts[0]
     interface = host.network.interface_of(host.network.store_address)
-    hosts = len({told.machine.name for told in facts.values()})
+    hosts = len({told.network.identity for told in facts.values()})
     return Finding(
         CHECK,
         Verdict.FINE,
@@ -166,6 +166,7 @@ def _absent(place: Place, facts: Mapping[int, RankFacts], missing: Sequence[int]
 def _fetch(place: Place, missing: Sequence[int]) -> str:
     it = "it" if len(missing) == 1 else "them"
     return (
-        f"Start {it} with WORLD_SIZE={place.world_size} MASTER_ADDR={place.address} MASTER_PORT={place.port}, within "
-        f"the time limit (--timeout-s). If {it} did start, what minddp doctor prints there says what is in the way."
+        f"Start {it} with WORLD_SIZE={place.world_size} MASTER_ADDR={place.address} MASTER_PORT={place.port}, "
+        f"within the time limit (--timeout-s). If {it} did start, what minddp doctor prints there says what was in "
+        f"the way."
     )

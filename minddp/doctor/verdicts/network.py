@@ -116,8 +116,8 @@ def _no_doors(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
             yield Finding(
                 "network",
                 Verdict.BROKEN,
-                f"Rank {rank} on {facts[rank].machine.name} cannot listen at {network.gloo_address}, which gloo would "
-                f"use: {outcome.error}.",
+                f"Rank {rank} on {facts[rank].machine.name} cannot listen at {network.gloo_address}, where gloo "
+                f"would: {outcome.error}.",
                 f"Set GLOO_SOCKET_IFNAME there to an interface of that host. {_choice(network)}",
             )
 
@@ -132,15 +132,16 @@ def _cut(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
         for low, high in pairs[:_MANY]
     ]
     more = f", and {len(pairs) - _MANY} more pairs" if len(pairs) > _MANY else ""
-    misled = _misled(facts)
     yield Finding(
         "network",
         Verdict.BROKEN,
         f"Neither of these can connect to the other: {'; '.join(tales)}{more}.",
-        _lead_outward(misled)
-        if misled
-        else "Let the hosts connect to each other at any TCP port (gloo and NCCL listen where the system lets them), "
-        "or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all hosts are in.",
+        _remedy(
+            facts,
+            "Let the hosts connect to each other at any TCP port, since the system chooses where gloo and "
+            "NCCL listen; or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all "
+            "hosts are in.",
+        ),
     )
 
 
@@ -148,14 +149,11 @@ def _not_made(facts: Facts, outcomes: Outcomes) -> Iterator[Finding]:
     """Ranks to blame for a step towards the group that was not done everywhere."""
     blamed = to_blame(outcomes)
     for error, ranks in by_value({rank: told.error or "it fell silent" for rank, told in blamed.items()}).items():
-        misled = _misled(facts)
         yield Finding(
             "network",
             Verdict.BROKEN,
             f"The process group could not be made on {name_ranks(ranks)}: {error}.",
-            _lead_outward(misled)
-            if misled
-            else "NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for gloo, has a job say more; the interfaces are above.",
+            _remedy(facts, "NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for gloo, has a job say more."),
         )
 
 
@@ -169,39 +167,35 @@ def _one_way(facts: Facts, reached: Outcomes) -> Iterator[Finding]:
     ]
     if closed:
         source, target, why = closed[0]
-        misled = _misled(facts)
         more = f" {count(len(closed) - 1, 'more connection')} likewise." if len(closed) > 1 else ""
         yield Finding(
             "network",
             Verdict.NOTE,
             f"Rank {source} on {_door(facts, source)} cannot connect to rank {target} on {_door(facts, target)} "
             f"({why}), only the other way round.{more} It depends on addresses which way gloo connects.",
-            _lead_outward(misled)
-            if misled
-            else "Let the hosts connect to each other at any TCP port, in both directions.",
+            _remedy(facts, "Let the hosts connect to each other at any TCP port, in both directions."),
         )
 
 
-def _misled(facts: Facts) -> dict[str, Network]:
-    """Hosts of a job on several that tell the others to come to the loopback, where each finds but itself."""
+def _remedy(facts: Facts, otherwise: str) -> str:
+    """What to do where hosts of a job on several have the others come to their loopback, and otherwise."""
     if len({told.network.identity for told in facts.values()}) == 1:
-        return {}
-    return {
+        return otherwise
+    misleading = {
         told.machine.name: told.network
         for told in facts.values()
         if told.network.gloo_address is not None and is_loopback(told.network.gloo_address)
     }
-
-
-def _lead_outward(misled: Mapping[str, Network]) -> str:
-    addresses = ", ".join(sorted({str(network.gloo_address) for network in misled.values()}))
+    if not misleading:
+        return otherwise
+    addresses = ", ".join(sorted({str(network.gloo_address) for network in misleading.values()}))
     exports = [
-        f"GLOO_SOCKET_IFNAME={next(iter(outward(network.interfaces)), '...')} on {host}"
-        for host, network in misled.items()
+        f"GLOO_SOCKET_IFNAME={next(iter(outward(network.interfaces)), '<interface>')} on {host}"
+        for host, network in misleading.items()
     ]
     return (
-        f"The names of {', '.join(misled)} lead to {addresses} there, where other hosts find but themselves: export "
-        f"{', '.join(exports)}; or give these names their true addresses in /etc/hosts."
+        f"{', '.join(misleading)} would have the others come to {addresses}, which leads every host to itself. "
+        f"Export {', '.join(exports)}; or give each host's own name its true address in /etc/hosts."
     )
 
 

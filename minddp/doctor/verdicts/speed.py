@@ -37,8 +37,8 @@ def judge_failure(check: str, outcomes: Outcomes, facts: Mapping[int, RankFacts]
         check,
         Verdict.BROKEN,
         f"{ranks} on {host}: {outcome.error}.",
-        "Connections can be opened, but what is sent gets lost, or is very slow. If small messages pass and large ones "
-        "hang, compare the MTU of the interfaces on all hosts (`ip link`)."
+        "Connections can be opened, but what is sent gets lost, or is very slow. If small messages pass and large "
+        "ones hang, compare the MTU of the interfaces on all hosts (`ip link`)."
         if lost
         else "The ranks are connected, so look for the cause on that host.",
     )

@@ -1,0 +1,71 @@
+"""Is the module still the one that was wrapped? A few submodules are looked at in each forward.
+
+[Note: altered modules]
+Construction settles which parameters are reduced: those that the module has and that require grad. One that is
+added later, or set to require grad later, is trained by each rank on its own, and the ranks part in silence (torch
+does not notice). To look at every parameter in every step would cost about as much as all hooks together. So a
+forward looks at `FEW` submodules, in turn. What is done to a whole model, such as unfreezing it, is noticed in the
+next forward; what is done to one of n submodules, within n / FEW forwards. The first two forwards look at all:
+before training is when models are changed most.
+
+A parameter that no longer requires grad, or has been removed, needs no search: its gradient is missing when
+backward ends, see [Note: unfinished reduction]; with find_unused_parameters it merely counts as unused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from torch import nn
+
+FEW = 4
+
+
+class Roster:
+    """What `module` was made of when it was wrapped. `known` are the parameters that somebody takes care of."""
+
+    def __init__(self, module: nn.Module, known: Iterable[nn.Parameter]):
+        self._module = module
+        self._known = {id(param): param for param in known}  # kept alive, so that no other one gets their ids
+        self._frozen = {id(param): param for param in module.parameters() if id(param) not in self._known}
+        self._looks = 0
+        self._enroll()
+
+    def look(self) -> None:
+        """Once in each forward that trains.
+
+        Raises:
+            RuntimeError: a parameter requires grad that nobody reduces. See [Note: altered modules].
+        """
+        self._looks += 1
+        seen = self._places if self._looks <= 2 else itertools.islice(self._turn, FEW)
+        if not all(map(self._is_as_it_was, seen)):
+            self._search()
+
+    def _enroll(self) -> None:
+        self._places = [(child, tuple(child._modules.values())) for child in self._module.modules()]
+        self._turn = itertools.cycle(self._places)
+
+    def _is_as_it_was(self, place: tuple[nn.Module, tuple[nn.Module | None, ...]]) -> bool:
+        submodule, children = place
+        if tuple(submodule._modules.values()) != children:
+            return False
+        for param in submodule._parameters.values():
+            if param is not None and param.requires_grad and id(param) not in self._known:
+                return False
+        return True
+
+    def _search(self) -> None:
+        """Find out what has changed. Other submodules are no harm as such: they are enrolled."""
+        strays = [
+            f"`{name}` {'did not require grad' if id(param) in self._frozen else 'was not there'}"
+            for name, param in self._module.named_parameters()
+            if param.requires_grad and id(param) not in self._known and isinstance(param, nn.Parameter)
+        ]
+        if strays:
+            raise RuntimeError(
+                f"Parameters require grad that are not reduced: {', '.join(strays)} when the module was wrapped. "
+                f"Wrap it after changing it, or name them in `_ddp_params_and_buffers_to_ignore`."
+            )
+        self._enroll()

@@ -1,0 +1,82 @@
+"""torch.compile: the same graphs as with torch's class, cut at the buckets, and the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from tests.ranks import RankPool
+
+
+class Layers(nn.Module):
+    """Six layers of 1.4 MiB, so that a capacity of 2 MiB holds two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(600, 600) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def _wrapper_compiled(wrapper: Any, backend: Any) -> Callable[[Tensor], Tensor]:
+    return torch.compile(wrapper(Layers(), bucket_cap_mb=2), backend=backend)
+
+
+def _module_compiled(wrapper: Any, backend: Any) -> Callable[[Tensor], Tensor]:
+    return wrapper(torch.compile(Layers(), backend=backend), bucket_cap_mb=2)
+
+
+def _step_compiled(wrapper: Any, backend: Any) -> Callable[[Tensor], Tensor]:
+    ddp = wrapper(Layers(), bucket_cap_mb=2)
+    step = torch.compile(lambda x: ddp(2 * x), backend=backend)
+    step.parameters = ddp.parameters
+    return step
+
+
+WAYS = {"wrapper": _wrapper_compiled, "module": _module_compiled, "step": _step_compiled}
+
+
+def _train(rank: int, way: str) -> dict[str, Any]:
+    """What came of three steps with each wrapper: sizes of the graphs, and names of gradients that differ."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    graphs, grads = [], []
+    for wrapper in (TorchDDP, minddp.DistributedDataParallel):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        counter = CompileCounterWithBackend("aot_eager")
+        model = WAYS[way](wrapper, counter)
+        for turn in range(3):
+            x = torch.randn(4, 600, generator=torch.Generator().manual_seed(10 * turn + rank))
+            model(x).sum().backward()
+        graphs.append([len(graph.graph.nodes) for graph in counter.graphs])
+        grads.append([param.grad for param in model.parameters()])
+    return {"graphs": graphs, "equal": all(map(torch.equal, *grads))}
+
+
+def _check(ranks: Callable[[int], RankPool], way: str) -> None:
+    for outcome in ranks(2).run(_train, way, timeout_s=100):
+        theirs, ours = outcome["graphs"]
+        assert ours == theirs
+        assert len(theirs) >= 4, "the buckets have cut the graph"
+        assert outcome["equal"]
+
+
+def test_the_compiled_wrapper(ranks: Callable[[int], RankPool]) -> None:
+    _check(ranks, "wrapper")
+
+
+def test_a_compiled_module_in_the_wrapper(ranks: Callable[[int], RankPool]) -> None:
+    _check(ranks, "module")
+
+
+def test_a_compiled_step_that_calls_the_wrapper(ranks: Callable[[int], RankPool]) -> None:
+    _check(ranks, "step")

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minddp.xray.command import STEPS, main, parse, steps_from
+from minddp.xray.result import Comparison, Result, load
+from minddp.xray.timeline import steps_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(Path(__file__).with_name("script.py"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As from a shell; the ranks' output is the command's."""
+    command = [sys.executable, "-m", "minddp", "xray", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_what_follows_the_script_is_the_scripts() -> None:
+    told = parse(["--steps", "3:5", "--nproc", "4", SCRIPT, "--steps", "9", "--out", "elsewhere"])
+    assert (told.steps, told.nproc, told.script) == (range(3, 5), 4, SCRIPT)
+    assert told.arguments == ["--steps", "9", "--out", "elsewhere"]
+    assert parse([]).steps == STEPS
+
+
+@pytest.mark.parametrize("text", ["5", "5:5", "6:5", "a:b", "-1:3", "1:2:3"])
+def test_steps_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not FIRST:LAST"):
+        steps_from(text)
+
+
+def test_a_script_that_is_not_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["no_such_script.py"])
+    assert "there is no script 'no_such_script.py'" in capsys.readouterr().err
+
+
+def test_anyones_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
+    """Also when it fails later: what was recorded is saved, and the failure is the command's."""
+    note = tmp_path / "note"
+    done = run(
+        "--out", str(tmp_path), "--steps", "2:4", SCRIPT, "--note", str(note), "--accumulate", "2", "--fail-at", "5"
+    )
+    assert done.returncode == 1
+    assert "the script has failed" in done.stderr
+    assert note.read_text().startswith("minddp.")
+    assert note.read_text().endswith("__main__")
+    assert "A step takes" in done.stdout
+    result = load(tmp_path / "step.json")
+    assert isinstance(result, Result)
+    assert [step.number for step in steps_of(result.recording)] == [2, 3]
+    assert result.recording.title == "script.py"
+    assert (tmp_path / "step.html").exists()
+
+
+def test_the_demo_records_both_wrappers(tmp_path: Path) -> None:
+    done = run("--task", "digits", "--out", str(tmp_path), "--steps", "3:5", "--bucket-cap-mb", "0.02")
+    assert done.returncode == 0, done.stderr
+    assert "What to try:" in done.stdout
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"step.html", "step.json", "compare.html", "compare.json"} <= names
+    assert isinstance(load(tmp_path / "compare.json"), Comparison)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from minddp.xray.analysis import Analysis
+from minddp.xray.explain import PARTS, explain, explain_several
+from minddp.xray.timeline import Activity
+from tests.xray.made_up import Rank, layout, recording
+
+
+def printed(*analyses: Analysis, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    if len(analyses) == 1:
+        explain(analyses[0], console)
+    else:
+        explain_several(analyses, console)
+    return console.file.getvalue()
+
+
+def test_the_parts_are_all_activities_once() -> None:
+    assert sorted(sum(PARTS.values(), ()), key=lambda a: a.value) == sorted(Activity, key=lambda a: a.value)
+
+
+def test_the_table_adds_up() -> None:
+    text = printed(Analysis(recording([Rank(), Rank(late_ms=2)], layout([[1], [2]]), steps=2)))
+    rows = {line[:22].strip(): line[22:].split() for line in text.splitlines() if "%" in line}
+    columns = [[float(rows[name][2 * k]) for name in PARTS] for k in range(2)]
+    steps = [float(rows["a step"][2 * k]) for k in range(2)]
+    assert [sum(column) for column in columns] == pytest.approx(steps, abs=0.05)
+    assert "What to try:" in text
+    assert "This is step 0, the median of 2 steps." in text
+
+
+def test_it_fits_a_terminal_of_80_columns() -> None:
+    assert max(map(len, printed(Analysis(recording([Rank()] * 3, layout([[1]])))).splitlines())) <= 80
+
+
+def test_many_ranks_are_cut_short_and_that_is_said() -> None:
+    assert "And 2 more ranks" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
+
+
+def test_an_interrupted_step_is_explained_without_advice() -> None:
+    made = recording([Rank()], layout([[1]]))
+    cut = replace(made.ranks[0], events=made.ranks[0].events[:4], stopped_ns=12 * 10**6)
+    text = printed(Analysis(replace(made, ranks=(cut,))))
+    assert "did not come to its end" in text
+    assert "What to try" not in text
+
+
+def test_several_recordings_share_a_table() -> None:
+    one, other = (recording([Rank()], layout(sizes), title=str(len(sizes))) for sizes in ([[1]], [[0.5], [0.5]]))
+    text = printed(Analysis(one), Analysis(other))
+    assert "1: " in text
+    assert "2 messages, 1 MiB in all" in text

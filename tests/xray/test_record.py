@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from minddp.events import Event, EventKind, EventSink
+from minddp.plan import plan_from_registration
+from minddp.xray.record import Recorder
+from minddp.xray.recording import Layout
+from tests.fakes import FakeDDP
+from tests.xray.made_up import layout
+
+
+class FakeSource:
+    """A source that tells what the test says."""
+
+    wrapper, has_plan, title = "fake", True, "a fake"
+    rank, world_size, store, topic, backend = 0, 1, None, "topic", "none"
+    device = torch.device("cpu")
+    steps_taken = 5
+
+    def __init__(self) -> None:
+        self.sinks: list[EventSink] = []
+        self.now = layout([[1], [1]])
+
+    def layout(self) -> Layout:
+        return self.now
+
+    def watch(self, sink: EventSink) -> None:
+        self.sinks.append(sink)
+
+    def unwatch(self, sink: EventSink) -> None:
+        self.sinks.remove(sink)
+
+    def tell(self, kind: EventKind, subject: int = -1) -> None:
+        for sink in self.sinks:
+            sink(Event(kind, subject))
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource()
+
+
+def test_events_are_kept_with_their_time_in_order(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    before = time.perf_counter_ns()
+    recorder.start()
+    source.tell(EventKind.FORWARD_BEGIN)
+    source.tell(EventKind.PARAM_READY, 3)
+    recorded = recorder.stop()
+    assert [event[1:] for event in recorded.events] == [(EventKind.FORWARD_BEGIN, -1), (EventKind.PARAM_READY, 3)]
+    times = [before, *(event.t_ns for event in recorded.events), recorded.stopped_ns, time.perf_counter_ns()]
+    assert times == sorted(times)
+    assert recorded.first_step == 5
+    assert source.sinks == []
+
+
+def test_the_ring_keeps_the_latest_and_counts_what_it_drops(source: FakeSource) -> None:
+    recorder = Recorder(source, capacity=10)
+    recorder.start()
+    for param in range(25):
+        source.tell(EventKind.PARAM_READY, param)
+    recorded = recorder.stop()
+    assert [event.subject for event in recorded.events] == list(range(15, 25))
+    assert (recorded.dropped, recorded.capacity) == (15, 10)
+
+
+def test_a_ring_without_room_is_refused(source: FakeSource) -> None:
+    with pytest.raises(ValueError, match="at least 1 event"):
+        Recorder(source, capacity=0)
+
+
+def test_optimizers_are_recorded_while_it_runs_and_only_then(source: FakeSource) -> None:
+    param = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    recorder = Recorder(source)
+    optimizer.step()
+    recorder.start()
+    optimizer.step()
+    recorded = recorder.stop()
+    optimizer.step()
+    assert [event.kind for event in recorded.events] == [EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END]
+    assert len(recorder._ring) == 2
+
+
+def test_a_second_recording_begins_anew(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    for _ in range(2):
+        recorder.start()
+        source.tell(EventKind.FORWARD_BEGIN)
+        assert len(recorder.stop().events) == 1
+
+
+def test_a_rebuild_makes_a_second_layout(source: FakeSource) -> None:
+    recorder = Recorder(source, first_step=0)
+    first = source.now
+    recorder.start()
+    source.now = layout([[1, 1]])
+    source.tell(EventKind.BUCKETS_REBUILT, 1)
+    recorded = recorder.stop()
+    assert [given.buckets for given in recorded.layouts] == [first.buckets, source.now.buckets]
+    assert recorded.layouts[1].since_ns == recorded.events[0].t_ns
+    assert recorded.first_step == 0
+
+
+def test_an_error_is_the_last_event(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    recorder.start()
+    source.tell(EventKind.FORWARD_BEGIN)
+    recorded = recorder.stop(ValueError("no such thing"))
+    assert recorded.events[-1].kind is EventKind.ERROR
+    assert recorded.error == "ValueError: no such thing"
+
+
+# ------------------------------------------------------------------ what the reducer tells
+
+
+def step(ddp: FakeDDP) -> None:
+    ddp(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_hook_tells_of_its_gradient_also_in_the_quick_path() -> None:
+    """See [Note: the hot path]: when the plan is final, `attend` is no longer called for each parameter."""
+    ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    for _ in range(3):
+        step(ddp)
+    ddp.told()
+    attended = []
+    attend = ddp.reducer.attend
+    ddp.reducer.attend = lambda param: attended.append(param) or attend(param)
+    step(ddp)
+    assert ddp.told(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (3, 2, 1, 0)]
+    assert attended == [3]
+
+
+def test_who_no_longer_watches_is_told_nothing() -> None:
+    ddp = FakeDDP(nn.Linear(4, 4))
+    seen: list[Event] = []
+    ddp.reducer.watch(seen.append)
+    step(ddp)
+    assert seen == ddp.events
+    ddp.reducer.unwatch(seen.append)
+    seen.clear()
+    step(ddp)
+    assert seen == []
+    assert ddp.told(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (1, 0)] * 2
+
+
+def test_the_layout_is_that_of_the_plan() -> None:
+    ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), bucket_cap_mb_list=[0])
+    plan = plan_from_registration(ddp.reducer.plan.params, [0])
+    assert Layout.of(plan).buckets == Layout.of(ddp.reducer.plan).buckets

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from minddp.events import EventKind as K
+from minddp.xray import words
+from minddp.xray.analysis import Analysis
+from minddp.xray.recording import ClockOffset, Recording, Stamped
+from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+
+SLOW = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
+
+
+def analysis(*ranks: Rank, sizes: list[list[float]], wire: Wire = SLOW, steps: int = 1) -> Analysis:
+    return Analysis(recording(ranks, layout(sizes), wire=wire, steps=steps))
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(1_234, "0.00 ms"), (1_234_567, "1.23 ms"), (12_345_678, "12.3 ms"), (123_456_789, "123 ms")]
+)
+def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
+    assert words.ms(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(12, "12 bytes"), (1536, "1.5 KiB"), (2**20, "1 MiB"), (3.14159 * 2**30, "3.14 GiB")]
+)
+def test_sizes_have_a_unit(nbytes: float, text: str) -> None:
+    assert words.size(nbytes) == text
+
+
+def test_the_headline_names_the_rank_that_waits_longest() -> None:
+    step = analysis(Rank(), Rank(late_ms=4), sizes=[[2], [2]]).typical
+    assert words.headline(step) == "A step takes 47.0 ms, of which rank 0 waits 12.0 ms for gradients."
+
+
+def test_a_step_without_waiting_is_said_to_be_one() -> None:
+    step = analysis(Rank(), sizes=[[2], [2]], wire=Wire(0, 1e15)).typical
+    assert "hardly any of it is spent waiting" in words.headline(step)
+    assert words.worst_sentence(step) == "No bucket is waited for noticeably."
+    assert words.overlap_sentence(step) == "100% of the communication is hidden behind computation."
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "says"),
+    [
+        (
+            [Rank(), Rank()],
+            [[2], [2]],
+            "2 MiB are on the wire. Its last gradient, that of `layer1.weight`, arrives when backward ends.",
+        ),
+        (
+            [Rank(), Rank()],
+            [[8], [1], [9]],
+            "while its 9 MiB are on the wire. Until backward is over, the wire is busy with the buckets before it.",
+        ),
+        ([Rank(), Rank(late_ms=50)], [[0.1], [0.1]], "until rank 1 launches it, too."),
+    ],
+    ids=["last gradient", "busy wire", "late rank"],
+)
+def test_the_worst_bucket_and_why(ranks: list[Rank], sizes: list[list[float]], says: str) -> None:
+    sentence = words.worst_sentence(analysis(*ranks, sizes=sizes).typical)
+    assert sentence.startswith("Bucket ")
+    assert sentence.endswith(says), sentence
+
+
+def test_a_plan_that_gains_is_suggested_with_its_gain() -> None:
+    told = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 12]))
+    assert told.startswith("Pass `bucket_cap_mb=")
+    assert "Predicted: " in told
+    assert "buckets instead of 1." in told
+
+
+def test_no_plan_is_suggested_where_none_gains() -> None:
+    assert "less than 1%" in words.suggestion(analysis(Rank(), Rank(), sizes=[[0.1], [8]]))
+
+
+def test_balance_is_suggested_where_one_rank_is_always_late() -> None:
+    told = words.suggestion(analysis(Rank(), Rank(late_ms=9), sizes=[[0.2]], steps=3))
+    assert "Balance the ranks: rank 1 is the last to finish backward in 3 of 3 steps" in told
+    assert "up to 9.00 ms less a step" in told
+
+
+def test_jitter_is_told_from_imbalance() -> None:
+    plan = layout([[0.2]])
+    steps = [recording([Rank(late_ms=9 * late), Rank(late_ms=9 - 9 * late)], plan) for late in (0, 1, 0, 1)]
+    assert "now one rank and now another" in words.suggestion(Analysis(joined(steps)))
+
+
+def joined(steps: list[Recording]) -> Recording:
+    """Recordings one after the other."""
+    ranks = []
+    for number, first in enumerate(steps[0].ranks):
+        events, begin = [], 0
+        for step in steps:
+            events += [Stamped(t + begin, kind, subject) for t, kind, subject in step.ranks[number].events]
+            begin += max(rank.stopped_ns for rank in step.ranks)
+        ranks.append(replace(first, events=tuple(events), stopped_ns=begin))
+    return replace(steps[0], ranks=tuple(ranks))
+
+
+def test_nothing_is_suggested_where_there_is_nothing_to_gain() -> None:
+    assert words.suggestion(analysis(Rank(), sizes=[[1]], wire=Wire(0, 1e15))).startswith("Leave the plan as it is")
+
+
+def test_the_model_is_told_with_its_error() -> None:
+    told = words.model_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in told
+    assert "do not trust plans with more buckets" not in told
+    assert "do not trust plans with more buckets" in words.model_sentence(analysis(Rank(), sizes=[[1], [1]]))
+
+
+def test_the_life_of_a_bucket_has_no_gap_from_its_first_gradient_to_its_arrival() -> None:
+    step = analysis(Rank(), Rank(late_ms=3), sizes=[[3, 3], [2], [1, 1]]).typical
+    for rank in step.ranks:
+        for bucket in rank.buckets:
+            life = words.life_of(step, rank, bucket)
+            assert life[0].begin_ns == bucket.first_gradient_ns
+            assert life[-1].end_ns == bucket.completed_ns
+            assert [stage.name for stage in life][-1] == "on the wire"
+            for before, after in pairwise(life):
+                assert after.begin_ns == before.end_ns
+
+
+def test_a_bucket_that_never_completed_has_lived_up_to_its_launch() -> None:
+    made = recording([Rank()], layout([[1]]))
+    events = tuple(e for e in made.ranks[0].events if e.t_ns < 32 * MS and e.kind is not K.BUCKET_COMPLETED)
+    (step,) = Analysis(replace(made, ranks=(replace(made.ranks[0], events=events),))).steps
+    (bucket,) = step.ranks[0].buckets
+    assert [stage.name for stage in words.life_of(step, step.ranks[0], bucket)][:2] == ["fills", "held"]
+    assert words.hidden_sentence(step, step.ranks[0], bucket) == "It was never through."
+
+
+def test_facts_about_the_recording() -> None:
+    made = recording([Rank(), Rank()], layout([[1]]))
+    first, second = made.ranks
+    second = replace(second, clock=ClockOffset(5, 40_000), dropped=7, error="ValueError: no")
+    told = " ".join(words.facts(replace(made, ranks=(first, second), notes=("A note.",))))
+    assert "Recorded on ranks 0 and 1 (somewhere)." in told
+    assert "clocks agree within 0.04 ms" in told
+    assert "the 7 oldest did not fit the ring of 1,000" in told
+    assert "Rank 1 ended with ValueError: no" in told
+    assert told.endswith("A note.")
+    assert "All ranks read one clock." in words.facts(made)
