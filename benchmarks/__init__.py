@@ -1,0 +1,1 @@
+"""How fast, how large: one question per file, one harness for all of them. See NOTES.md."""

@@ -59,8 +59,8 @@ def shared_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
     """
     if not rollup.exists():
         return 0
-    [kib] = [line.split()[1] for line in rollup.read_text().splitlines() if line.startswith("Pss_Shmem:")] or [0]
-    return int(kib) * 1024
+    fields = dict(line.split(":", 1) for line in rollup.read_text().splitlines()[1:])
+    return int(fields["Pss_Shmem"].removesuffix("kB")) * 1024
 
 
 class WrittenBytes(TorchDispatchMode):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.bucket_size     # about four minutes on two cores
 
-Small buckets leave early but pay a latency each; large ones leave late, and nothing hides the last one. Each capacity
-is a heat of torch's class and minddp's, by the process group and by shared memory.
+Small buckets leave early but pay a latency each; large ones leave late, and nothing hides the last one. Each
+capacity is a heat of torch's class and minddp's, by the process group and by shared memory.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Config:
     tiny: bool = False
     """Models of no size, to see that all runs."""
     seed: int = 0
-    out: Path = results.path_of("bucket_size")
-    """JSON file to write."""
+    out: Path | None = None
+    """JSON file to write; by default benchmarks/results/bucket_size.json."""
     timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ def main(config: Config) -> None:
         timeout_s=config.timeout_s,
     )
     print_report(report, console_of())
-    results.write(report, config.out)
+    results.write(report, config.out or results.path_of("bucket_size"))
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def seat(family: str, heat: str) -> str:
 
 
 def torch_beside(heat: str) -> str:
-    """With whom the time is compared: torch at the same capacity, and at its default where it has none of its own."""
+    """With whom the time is compared: torch at the same capacity; what chooses its own, with torch's default."""
     return seat("torch", "default" if heat == "auto" else heat)
 
 

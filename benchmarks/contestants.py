@@ -1,4 +1,4 @@
-"""Who races: minddp, torch's DistributedDataParallel, other ways to the same weights, and the floors under them all."""
+"""Who races: minddp, torch's DistributedDataParallel, other ways to the same weights, and the floors under all."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 from benchmarks.workloads import Workload, batch_of, device_of, training_step
 from minddp import DistributedDataParallel
 from minddp.transport import open_transport
+from reference.interface import DataParallel
 from reference.ladder import rungs
 
 SettingName = Literal["default", "views", "static", "batched", "views_static"]
@@ -183,6 +184,7 @@ def step_of_rank_0(model: nn.Module, task: Workload, rank: int) -> Step:
 
 def step_then_synchronize(ddp: nn.Module, task: Workload, rank: int) -> Step:
     """For the reference ladder; see its [Note: the explicit call]."""
+    assert isinstance(ddp, DataParallel), "a rung of the ladder"
     return training_step(ddp, task, rank, after_backward=ddp.synchronize)
 
 

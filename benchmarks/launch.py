@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
-
 DeviceName = Literal["cpu", "cuda"]
 
 
@@ -25,9 +24,9 @@ def run_ranks(
 ) -> list[Any]:
     """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one process group.
 
-    `fn` is a module-level function; each rank computes with `threads` threads, or with the GPU of its number. Raises
-    `TimeoutError` when the ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with the
-    traceback when one raises. In either case no process is left behind.
+    `fn` is a module-level function; each rank computes with `threads` threads, or with the GPU of its number.
+    Raises `TimeoutError` when the ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with
+    the traceback when one raises. In either case no process is left behind.
     """
     with tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory, _silent_profiler():
         context = start_processes(

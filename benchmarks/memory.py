@@ -2,9 +2,9 @@
 
     python -m benchmarks.memory     # about three minutes on two cores; other load does not change the figures
 
-Every contestant in turn wraps a fresh copy of the model and takes a few steps, enough for the buckets to be rebuilt.
-The peak covers all of that; the copies are those of one step after it. Both are counted, see `accounting.py`. Of the
-memory that ranks share, what is only there for a moment, while buckets are rebuilt, is missed.
+Every contestant in turn wraps a fresh copy of the model and takes a few steps, enough for the buckets to be
+rebuilt. The peak covers all of that; the copies are those of one step after it. Both are counted, see
+`accounting.py`. Of the memory that ranks share, what is only there while buckets are rebuilt is missed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import tyro
 from rich.table import Table
@@ -53,8 +52,8 @@ class Config:
     device: DeviceName = "cpu"
     tiny: bool = False
     """Models of no size, to see that all runs."""
-    out: Path = results.path_of("memory")
-    """JSON file to write."""
+    out: Path | None = None
+    """JSON file to write; by default benchmarks/results/memory.json."""
     timeout_s: float = 1800.0
 
 
@@ -75,7 +74,7 @@ def main(config: Config) -> None:
     )
     for result in report["workloads"].values():
         console.print(table(result))
-    results.write(report, config.out)
+    results.write(report, config.out or results.path_of("memory"))
 
 
 def count_workloads(rank: int, config: Config, settings: list[str], others: list[str]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 DIRECTORY = Path(__file__).parent / "results"
 
 
-def path_of(question: str, suffix: str = ".json") -> Path:
+def path_of(question: str, directory: Path = DIRECTORY) -> Path:
     """Where the answer to `question` is kept unless the user says otherwise."""
-    return DIRECTORY / f"{question}{suffix}"
+    return directory / f"{question}.json"
 
 
 def write(report: Mapping[str, Any], path: Path) -> None:

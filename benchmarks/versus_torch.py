@@ -214,7 +214,7 @@ def trained_alike(models: Mapping[str, nn.Module], contestant: Contestant) -> bo
     """Whether it holds the same bits as its baseline after the race, on all ranks: both have done the same work."""
     assert contestant.baseline is not None, "floors have no baseline"
     pairs = zip(models[contestant.name].parameters(), models[contestant.baseline].parameters(), strict=True)
-    alike = all([torch.equal(ours, theirs) for ours, theirs in pairs])
+    alike = all(torch.equal(ours, theirs) for ours, theirs in pairs)
     everywhere = torch.tensor(int(alike), device=next(models[FLOOR].parameters()).device)
     dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
     return bool(everywhere)

@@ -1,7 +1,8 @@
 """The models whose steps are timed, each the hard case of another part of data parallelism.
 
-`many_small` is bookkeeping per parameter, `wide_mlp` is bytes moved, `transformer` is what people train, `convnet` has
-buffers to keep in step, and of an `embedding`'s gradient nearly all is zero, which `embedding_sparse` does not send.
+`many_small` is bookkeeping per parameter, `wide_mlp` is bytes moved, `transformer` is what people train, `convnet`
+has buffers to keep in step, and of an `embedding`'s gradient nearly all is zero, which `embedding_sparse` does not
+send.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def _convolution(before: int, after: int, stride: int = 1) -> nn.Sequential:
 
 
 class BagOfTokens(nn.Module):
-    """`[batch, tokens]` int64 in; the mean of their embeddings through two layers, `[batch, width]` float32, out."""
+    """`[batch, tokens]` int64 in; the mean of their embeddings, through two layers: `[batch, width]` float32."""
 
     def __init__(self, rows: int, width: int, *, sparse: bool):
         super().__init__()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -114,7 +114,7 @@ def _described(name: str, tensor: torch.Tensor) -> list[Any]:
 # ------------------------------------------------------------------ what differs, as rank `rank` should tell it
 
 
-def _disagreements(rank: int, replicas: Sequence[Replica]) -> Iterable[str]:
+def _disagreements(rank: int, replicas: Sequence[Replica]) -> Iterator[str]:
     """Sentences, the most telling one first. Each compares some rank with rank 0."""
     yield from _different_options([replica.options for replica in replicas])
     yield from _different_counts(rank, [replica.reduced for replica in replicas])
@@ -123,7 +123,7 @@ def _disagreements(rank: int, replicas: Sequence[Replica]) -> Iterable[str]:
     yield from _different_others([replica.others for replica in replicas])
 
 
-def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     differing = [
         f"`{name}` is {value!r} on rank 0, but {theirs.get(name)!r} on rank {other}."
         for other, theirs in enumerate(options)
@@ -134,7 +134,7 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         yield "\n".join(["The ranks disagree on options of DistributedDataParallel:", *differing])
 
 
-def _different_counts(rank: int, params: Sequence[list[list[Any]]]) -> Iterable[str]:
+def _different_counts(rank: int, params: Sequence[list[list[Any]]]) -> Iterator[str]:
     for other, theirs in enumerate(params):
         if len(theirs) != len(params[0]):
             # Torch's sentence is from this rank's viewpoint, so it must name a rank that differs from it.
@@ -148,7 +148,7 @@ def _different_counts(rank: int, params: Sequence[list[list[Any]]]) -> Iterable[
             )
 
 
-def _different_params(rank: int, params: Sequence[list[list[Any]]]) -> Iterable[str]:
+def _different_params(rank: int, params: Sequence[list[list[Any]]]) -> Iterator[str]:
     for other, theirs in enumerate(params):
         for index, (mine, yours) in enumerate(zip(params[0], theirs, strict=False)):
             if mine[1:] == yours[1:]:
@@ -168,7 +168,7 @@ def _different_params(rank: int, params: Sequence[list[list[Any]]]) -> Iterable[
             )
 
 
-def _ignored_elsewhere(replicas: Sequence[Replica]) -> Iterable[str]:
+def _ignored_elsewhere(replicas: Sequence[Replica]) -> Iterator[str]:
     """What one rank leaves alone while another reduces it would be summed with a neighbour of the same shape."""
     for rank, replica in enumerate(replicas):
         for other, elsewhere in enumerate(replicas):
@@ -180,7 +180,7 @@ def _ignored_elsewhere(replicas: Sequence[Replica]) -> Iterable[str]:
                 )
 
 
-def _different_others(others: Sequence[list[list[Any]]]) -> Iterable[str]:
+def _different_others(others: Sequence[list[list[Any]]]) -> Iterator[str]:
     """Buffers, and parameters that are not trained. Their strides do not matter to a broadcast."""
     for other, theirs in enumerate(others):
         if len(theirs) != len(others[0]):

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 from minddp import replicas
 from minddp.agreement import Replica, verify_replicas_agree
+from minddp.backward_pass import Phase
 from minddp.buffers import BufferHook, Buffers
 from minddp.comm_hooks import CommHook
 from minddp.delayed import DelayedAllReduce
@@ -172,12 +173,16 @@ class DistributedDataParallel(nn.Module, Joinable):
         if delayed and (mixed_precision is not None or reduction != "mean"):
             other = "reduction" if mixed_precision is None else "mixed_precision"
             raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
+        self._transport = self._open_transport("process_group")
+        if self._options.init_sync:
+            self._verify_that_ranks_agree(delayed)
+        if transport != "process_group":
+            self._transport = self._open_transport(transport)
         self._connect()
         self._delayed: DelayedAllReduce | None = None
         if delayed:
             self._delayed = DelayedAllReduce(delayed, param_to_hook_all_reduce, self._transport)
         if self._options.init_sync:
-            self._verify_that_ranks_agree()
             self.synchronize(buffers=self._options.init_sync_buffers)
         elif self._delayed is not None:
             self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
@@ -185,8 +190,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 
     def _connect(self) -> None:
-        """Transport, reducer and hooks: all that a pickle leaves behind."""
-        self._transport = self._open_transport()
+        """Reducer and hooks: with the transport all that a pickle leaves behind."""
         sparse = sparse_parameters(self.module)
         self._mixed_precision: MixedPrecision | None = None
         if self.mixed_precision is not None:
@@ -201,16 +205,15 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._roster = Roster(self.module, [*self._reducer.params, *left_alone])
         self._tuner = AutoBuckets(self._reducer) if self._tunes_buckets else None
 
-    def _verify_that_ranks_agree(self) -> None:
-        """See `agreement.py`. Where torch goes by rank 0's bucket capacities, so does this."""
-        options, buffers = self._options, self._buffers_in_step.named
+    def _verify_that_ranks_agree(self, delayed: dict[str, nn.Parameter]) -> None:
+        """Before anything else is sent, and by the transport that every rank has. See `agreement.py`."""
+        options, buffers = self._options, Buffers(self.module, self.parameters_to_ignore).named
         travels = options.init_sync_buffers or self.forward_sync_buffers
         reduced, ignored = self._reduced_params(), self.parameters_to_ignore
         frozen = [(n, p) for n, p in self.module.named_parameters() if not (p.requires_grad or n in ignored)]
-        delayed = [] if self._delayed is None else self._delayed.named_params
         ours = Replica.of(
             reduced,
-            others=[*frozen, *delayed, *(buffers.items() if travels else ())],
+            others=[*frozen, *delayed.items(), *(buffers.items() if travels else ())],
             ignored=ignored,
             options=options,
             transport=self._transport_kind,
@@ -220,11 +223,10 @@ class DistributedDataParallel(nn.Module, Joinable):
             tunes_buckets=self._tunes_buckets,
         )
         agreed = verify_replicas_agree(self._transport, ours, self.device)
-        if agreed.caps != ours.caps:
-            self._options = self._reducer.options = replace(options, caps=agreed.bucket_caps())
+        self._options = replace(options, caps=agreed.bucket_caps())
 
-    def _open_transport(self) -> Transport:
-        transport = open_transport(self._transport_kind, self.process_group, self.device)
+    def _open_transport(self, kind: str) -> Transport:
+        transport = open_transport(kind, self.process_group, self.device)
         return watched(transport, self._options.stuck_after_s, self._progress)
 
     def _progress(self) -> Progress:
@@ -246,8 +248,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         self._reducer.tell(EventKind.FORWARD_BEGIN)
         if torch.is_grad_enabled():
+            self._roster.look(everywhere=self._reducer.phase is Phase.INCOMPLETE)
             self._reducer.ensure_finished()
-            self._roster.look()
         self._meet_joined_ranks()
         if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
@@ -457,7 +459,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         To be called on all its ranks between steps. Communication hooks keep the group that they know.
         """
         self.process_group = process_group
-        self._transport = self._open_transport()
+        self._transport = self._open_transport(self._transport_kind)
         self._reducer.move_to(self._transport)
 
     # ------------------------------------------------------------------ uneven inputs
@@ -561,6 +563,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         """A copy is connected to the default group; as in torch, without the communication hook."""
         super().__setstate__(state)
         self.process_group = _get_default_group()
+        self._transport = self._open_transport(self._transport_kind)
         self._connect()
 
     # ------------------------------------------------------------------ parameters

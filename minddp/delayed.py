@@ -31,7 +31,6 @@ class DelayedAllReduce:
     """
 
     def __init__(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter, transport: Transport):
-        self.named_params = list(named_params.items())
         self._names = list(named_params)
         self._params = list(named_params.values())
         self._transport = transport

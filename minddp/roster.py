@@ -32,14 +32,14 @@ class Roster:
         self._looks = 0
         self._enroll()
 
-    def look(self) -> None:
-        """Once in each forward that trains.
+    def look(self, *, everywhere: bool = False) -> None:
+        """Once in each forward that trains; `everywhere` if something is the matter already.
 
         Raises:
             RuntimeError: a parameter requires grad that nobody reduces. See [Note: altered modules].
         """
         self._looks += 1
-        seen = self._places if self._looks <= 2 else itertools.islice(self._turn, FEW)
+        seen = self._places if everywhere or self._looks <= 2 else itertools.islice(self._turn, FEW)
         if not all(map(self._is_as_it_was, seen)):
             self._search()
 

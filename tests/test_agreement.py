@@ -47,19 +47,24 @@ def side(model: nn.Module | None = None, ignored: Sequence[str] = (), **changed:
     return Replica.of(reduced, [*frozen, *model.named_buffers()], ignored, options(**changed))
 
 
-def outcomes(*sides: Replica) -> list[str]:
-    """What each rank is told."""
+def on_all_ranks(sides: Sequence[Replica]) -> list[Any]:
+    """What verification returns, or the error it raises, on each rank."""
     meeting = Meeting(len(sides))
 
-    def on_rank(rank: int) -> str:
+    def on_rank(rank: int) -> Any:
         try:
-            verify_replicas_agree(meeting.transport(rank), sides[rank], CPU)
+            return verify_replicas_agree(meeting.transport(rank), sides[rank], CPU)
         except RuntimeError as error:
-            return str(error)
-        return "agreed"
+            return error
 
     with ThreadPoolExecutor(len(sides)) as threads:
         return list(threads.map(on_rank, range(len(sides))))
+
+
+def outcomes(*sides: Replica) -> list[str]:
+    """What each rank is told."""
+    results = on_all_ranks(sides)
+    return [str(result) if isinstance(result, RuntimeError) else "agreed" for result in results]
 
 
 def test_agreement_costs_one_small_gather() -> None:
@@ -135,10 +140,9 @@ def test_what_is_broadcast_must_fit(other: Replica, words: list[str]) -> None:
 
 def test_capacities_are_those_of_rank_0() -> None:
     sides = [side(bucket_cap_mb=1), side(bucket_cap_mb=7)]
-    meeting = Meeting(2)
-    with ThreadPoolExecutor(2) as threads, pytest.warns(UserWarning, match="rank 1 are not those on rank 0"):
-        agreed = threads.map(lambda rank: verify_replicas_agree(meeting.transport(rank), sides[rank], CPU), [0, 1])
-        assert [replica.bucket_caps() for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
+    with pytest.warns(UserWarning, match="rank 1 are not those on rank 0"):
+        agreed = on_all_ranks(sides)
+    assert [replica.bucket_caps() for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
 
 
 def test_a_fingerprint_knows_every_field() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minddp"
-UPPER_FLOORS = ("__init__", "train", "cli", "__main__", "xray", "compat", "doctor")
+UPPER_FLOORS = ("__init__", "train", "cli", "__main__", "xray", "compat", "doctor", "bench")
 CORE = sorted(
     path
     for path in PACKAGE.rglob("*.py")
@@ -21,7 +21,17 @@ CORE = sorted(
 
 # The floors of the core, lowest first: a module imports only from floors below its own (or its own package).
 FLOORS = (
-    {"events", "options", "plan", "autograd", "unfinished", "handover", "countdown", "transport.base", "optimizer_overlap"},
+    {
+        "events",
+        "options",
+        "plan",
+        "autograd",
+        "unfinished",
+        "handover",
+        "countdown",
+        "transport.base",
+        "optimizer_overlap",
+    },
     {"transport", "packing", "placement", "distributed_autograd"},
     {"sparse_bucket", "replicas", "agreement", "roster", "mean", "usage", "lookout"},
     {"bucket", "buffers", "delayed"},

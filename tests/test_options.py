@@ -38,7 +38,12 @@ def test_the_constructor_has_torchs_parameters_then_its_own() -> None:
     for name, parameter in theirs.items():
         assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
     own = list(ours.values())[len(theirs) :]
-    assert [parameter.name for parameter in own] == ["transport", "first_bucket_cap_mb", "reduction", "stuck_after_s"]
+    assert [parameter.name for parameter in own] == [
+        "transport",
+        "first_bucket_cap_mb",
+        "reduction",
+        "stuck_after_s",
+    ]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in own)
     assert all(parameter.default is not inspect.Parameter.empty for parameter in own)
 

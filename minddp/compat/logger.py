@@ -78,7 +78,10 @@ class Logger(dist.Logger):
     """
 
     def __init__(self, ddp: DistributedDataParallel):
-        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], ddp.process_group)
+        # Over nobody's group: a C++ reducer that held the last reference to a real one would join the group's
+        # threads with Python's lock in its hand, and those may be waiting for just that.
+        nobody = dist.ProcessGroup(0, 1)
+        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], nobody)
         super().__init__(self._counterpart)
         self._ddp = weakref.proxy(ddp)
         self._strs: dict[str, str] = {}

@@ -10,6 +10,8 @@ from minddp.xray.predict import Fit, fit, transfers
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Step, steps_of, typical
 
+AS_GOOD = 0.0025  # of a step: less is no reason to prefer one plan
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -41,3 +43,18 @@ class Analysis:
         if self.fit is None or not self.typical.complete or not self.recording.has_plan:
             return []
         return alternatives(self.typical, self.fit.link)
+
+    @cached_property
+    def best_plan(self) -> Alternative | None:
+        """Of the plans about as quick as the quickest, by prediction, the one with the fewest buckets.
+
+        Where the latency of a message is not known, more buckets than there were may cost what nobody can predict.
+        """
+        trusted = [plan for plan in self.plans if self._can_predict(plan)]
+        shortest_ns = min((plan.prediction.length_ns for plan in trusted), default=0)
+        good = [plan for plan in trusted if plan.prediction.length_ns <= shortest_ns * (1 + AS_GOOD)]
+        return min(good, key=lambda plan: len(plan.prediction.layout.buckets), default=None)
+
+    def _can_predict(self, plan: Alternative) -> bool:
+        separates_latency = self.fit is not None and self.fit.separates_latency
+        return separates_latency or len(plan.prediction.layout.buckets) <= len(self.typical.layout.buckets)

@@ -17,7 +17,7 @@ from minddp.xray.window import Window
 from minddp.xray.xray import XRay
 
 WRAPPERS: tuple[Literal["minddp", "torch"], ...] = ("minddp", "torch")
-TITLES = {"gpt": "a small GPT", "digits": "a small conv net"}
+TITLES = {"gpt": "A small GPT", "digits": "A small conv net"}
 
 
 def main(

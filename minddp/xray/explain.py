@@ -21,7 +21,7 @@ PARTS = {
     "optimizer": (Activity.OPTIMIZER,),
     "rest": (Activity.OTHER,),
 }
-MOST_COLUMNS = 8
+MOST_COLUMNS, MOST_WITH_SHARES = 8, 3
 
 
 def explain(analysis: Analysis, console: Console) -> None:
@@ -58,9 +58,18 @@ def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     for name, activities in PARTS.items():
         sums = [sum(rank.parts_ns[activity] for activity in activities) for _, _, rank in columns]
         shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(sums, columns, strict=True)]
-        cells = [f"{ns / 1e6:.2f} {share:5.0%}" for ns, share in zip(sums, shares, strict=True)]
+        with_shares = len(columns) <= MOST_WITH_SHARES
+        cells = [
+            f"{ns / 1e6:.2f} {share:5.0%}" if with_shares else f"{ns / 1e6:.1f}"
+            for ns, share in zip(sums, shares, strict=True)
+        ]
         table.add_row(name, *cells, style="red" if Activity.EXPOSED in activities and max(shares) > 0.02 else "")
-    table.add_row("a step", *(f"{rank.length_ns / 1e6:.2f}  100%" for _, _, rank in columns), style="bold")
+    full = " 100%" if len(columns) <= MOST_WITH_SHARES else ""
+    table.add_row(
+        "a step",
+        *(f"{rank.length_ns / 1e6:.{2 if full else 1}f} {full}".rstrip() for _, _, rank in columns),
+        style="bold",
+    )
     overlaps = [f"{step.overlap(rank):.0%}" for _, step, rank in columns]
     table.add_row("communication hidden", *overlaps)
     return table

@@ -257,8 +257,15 @@ def _split(recording: RankRecording) -> Iterator[_Part]:
                 part.end_ns = event.t_ns
                 yield part
             part = _Part()
-        if part is None:
-            continue  # the recording began in the middle of a step
+        if part is None or (part.complete and event.kind in _OF_A_BACKWARD):
+            continue  # the recording began in the middle of a step; or these collectives are a shadow's (`join.py`)
+        if (
+            event.kind is EventKind.ERROR
+            and part.events[-1].kind is EventKind.FORWARD_BEGIN
+            and len(part.events) > 1
+        ):
+            part, interrupted = _Part([part.events[-1]]), part  # a forward has found out about the one before
+            yield _Part(interrupted.events[:-1], end_ns=part.events[0].t_ns)
         part.events.append(event)
         part.complete = part.complete or event.kind is EventKind.BACKWARD_END
     if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
@@ -292,6 +299,7 @@ _AT_ONE_TIME = {
     **dict.fromkeys((EventKind.BACKWARD_END, EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END), 2),
 }
 _SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)
+_OF_A_BACKWARD = (EventKind.BUCKET_LAUNCHED, EventKind.COMM_HOOK_RETURNED, EventKind.BUCKET_COMPLETED)
 
 _BEGINS = {
     EventKind.FORWARD_BEGIN: Activity.FORWARD,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from minddp.xray.analysis import Analysis
 from minddp.xray.causes import Cause, Wait, total_by_cause, worst_wait
 from minddp.xray.intervals import Interval
-from minddp.xray.plans import Alternative
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Activity, BucketHistory, RankStep, Step
 
@@ -122,7 +121,7 @@ def suggestion(analysis: Analysis) -> str:
         return "Leave the plan as it is: there is hardly anything left to hide."
     if _mostly_waits_for_ranks(step):
         return _balance(analysis)
-    best = simplest_of_best(analysis.plans)
+    best = analysis.best_plan
     gain_ns = analysis.plans[0].prediction.length_ns - best.prediction.length_ns if best else 0
     if best is None or gain_ns < NEGLIGIBLE * step.length_ns:
         return (
@@ -154,13 +153,6 @@ def model_sentence(analysis: Analysis) -> str:
     )
 
 
-def simplest_of_best(plans: Sequence[Alternative]) -> Alternative | None:
-    """Of the plans that are predicted to be about as quick as the quickest, the one with the fewest buckets."""
-    shortest_ns = min((plan.prediction.length_ns for plan in plans), default=0)
-    good = [plan for plan in plans if plan.prediction.length_ns <= shortest_ns * (1 + NEGLIGIBLE / 4)]
-    return min(good, key=lambda plan: len(plan.prediction.layout.buckets), default=None)
-
-
 def _mostly_waits_for_ranks(step: Step) -> bool:
     totals = [total_by_cause(step, rank) for rank in step.ranks]
     most = max(totals, key=lambda total: total[Cause.OTHER_RANK])
@@ -189,11 +181,11 @@ def _balance(analysis: Analysis) -> str:
 # ---------------------------------------------------------------------- the recording
 
 
-def setting(recording: Recording) -> str:
-    """Where it was recorded, in a few"""
+def place(recording: Recording) -> str:
+    """Where it was recorded, in a few words."""
     first = recording.ranks[0]
-    ranks = count(recording.world_size, "rank")
-    return f"{recording.wrapper}, {ranks} on {first.device}, {first.backend}"
+    device = "CPU" if first.device == "cpu" else first.device
+    return f"{count(recording.world_size, 'rank')} on {device}, {first.backend}"
 
 
 def facts(recording: Recording) -> list[str]:

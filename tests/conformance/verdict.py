@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -37,6 +37,10 @@ class Verdict:
     seconds: float
     reason: str = ""
     detail: str = ""
+
+    def after_hanging(self) -> Verdict:
+        """The same of a second attempt."""
+        return replace(self, reason=f"the first attempt hung. {self.reason}".strip())
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "test": str(self.test), "status": self.status.value}

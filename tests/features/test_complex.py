@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import minddp
-from tests.features.beside import Trail, Wrap, play, random, snapshot
+from tests.features.beside import Trail, Wrap, play, play_over, random, snapshot
 
 
 class Waves(nn.Module):
@@ -82,6 +82,11 @@ CASES: dict[str, dict[str, Any]] = {
 def test_bits_are_torchs(ranks: Any, case: str, dtype: torch.dtype, world_size: int) -> None:
     for trail in ranks(world_size).run(play, train, dtype, CASES[case]):
         assert trail[0]["module.waves.grad"].is_complex()
+
+
+@pytest.mark.parametrize("case", ["plain", "views", "hook"])
+def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
+    ranks(2).run(play_over, "shared_memory", train, torch.complex64, CASES[case])
 
 
 def _gradients_shown(rank: int) -> list[bool]:

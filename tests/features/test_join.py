@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import minddp
-from tests.features.beside import Trail, Wrap, play, random, snapshot
+from tests.features.beside import Trail, Wrap, play, play_over, random, snapshot
 
 
 class Net(nn.Module):
@@ -120,6 +120,11 @@ def test_bits_are_torchs(ranks: Any, case: str) -> None:
 def test_bits_are_torchs_on_three_ranks(ranks: Any, case: str, steps_of_rank: list[int]) -> None:
     """Also where a rank has no input at all, so that it has never seen the order of a backward."""
     ranks(3).run(play, train, CASES[case], steps_of_rank)
+
+
+@pytest.mark.parametrize("case", ["all divide", "unused", "views"])
+def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
+    ranks(2).run(play_over, "shared_memory", train, CASES[case], [6, 2])
 
 
 # ------------------------------------------------------------------ beside other joinables

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 
 import minddp
-from tests.features.beside import Trail, Wrap, play, random, snapshot
+from tests.features.beside import Trail, Wrap, play, play_over, random, snapshot
 
 ROWS, WIDTH = 12, 5
 
@@ -93,6 +93,11 @@ ARITHMETIC = ("plain", "views", "batched")  # the cases in which the number of r
 def test_bits_are_torchs(ranks: Any, case: str, world_size: int) -> None:
     for trail in ranks(world_size).run(play, train, CASES[case]):
         assert "module.words.weight.grad values" in trail[0]
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulation", "unused sought"])
+def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
+    ranks(2).run(play_over, "shared_memory", train, CASES[case])
 
 
 # ------------------------------------------------------------------ what torch does not do

@@ -78,6 +78,23 @@ def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> N
     assert num_descriptors() == before
 
 
+def test_what_only_one_rank_notices_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    attach, calls = segments.attach, []
+
+    def attach_but_once(descriptor: int, nbytes: int) -> segments.Segment:
+        segment = attach(descriptor, nbytes)
+        calls.append(segment)
+        if len(calls) == 2:
+            raise OSError(12, "Cannot allocate memory")
+        return segment
+
+    monkeypatch.setattr(segments, "attach", attach_but_once)
+    group = ThreadGroup(2)
+    outcomes = on_ranks(2, lambda rank: outcome(group, rank))
+    assert outcomes[0] == outcomes[1]
+    assert "Cannot allocate memory" in outcomes[0]
+
+
 def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     introduce = rendezvous._introduce
     strangers = []

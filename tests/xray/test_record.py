@@ -8,6 +8,7 @@ from torch import nn
 
 from minddp.events import Event, EventKind, EventSink
 from minddp.plan import plan_from_registration
+from minddp.xray import record
 from minddp.xray.record import Recorder
 from minddp.xray.recording import Layout
 from tests.fakes import FakeDDP
@@ -154,3 +155,39 @@ def test_the_layout_is_that_of_the_plan() -> None:
     ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), bucket_cap_mb_list=[0])
     plan = plan_from_registration(ddp.reducer.plan.params, [0])
     assert Layout.of(plan).buckets == Layout.of(ddp.reducer.plan).buckets
+
+
+# ------------------------------------------------------------------ on a GPU, as far as it can be seen without one
+
+
+class FakeDeviceClock:
+    """A device that is 1 ms behind the host when it comes to the first stamp, 2 ms at the second, ..."""
+
+    def __init__(self, device: torch.device):
+        self.host_ns: list[int] = []
+
+    def stamp(self) -> int:
+        self.host_ns.append(time.perf_counter_ns())
+        return len(self.host_ns)
+
+    def read(self, stamps: list[int | None]) -> list[int | None]:
+        return [None if stamp is None else self.host_ns[stamp - 1] + stamp * 10**6 for stamp in stamps]
+
+
+def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "DeviceClock", FakeDeviceClock)
+    monkeypatch.setattr(record, "_device_name", lambda device: "a fake")
+    source.device = torch.device("cuda")
+    recorder = Recorder(source)
+    recorder.start()
+    before = time.perf_counter_ns()
+    source.tell(EventKind.BACKWARD_BEGIN)
+    source.tell(EventKind.PARAM_READY, 0)
+    source.tell(EventKind.BUCKET_LAUNCHED, 0)
+    recorded = recorder.stop()
+    begin, ready, launched = (event.t_ns - before for event in recorded.events)
+    assert begin >= 10**6
+    assert launched >= 2 * 10**6
+    assert begin <= ready <= launched, "a gradient has no stamp of its own, but lies between those around it"
+    assert recorded.device == "a fake"
+    assert recorded.stopped_ns >= recorded.events[-1].t_ns

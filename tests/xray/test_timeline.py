@@ -209,3 +209,24 @@ def test_spans_tile_the_steps_whatever_was_told(told: list[tuple[int, K, int]]) 
         ends = [step.interval.begin_ns, *(span.end_ns for span in step.spans)]
         assert [span.begin_ns for span in step.spans] == ends[:-1]
         assert ends[-1] == step.interval.end_ns
+
+
+def test_an_interrupted_backward_and_the_next_attempt_are_two_steps() -> None:
+    whole = recording([Rank()], PLAN).ranks[0]
+    cut = [event for event in whole.events if event.t_ns <= 20 * MS]
+    again = [Stamped(event.t_ns + 40 * MS, *event[1:]) for event in whole.events]
+    found_out = Stamped(again[0].t_ns + 5, K.ERROR)  # the next forward finds it, and tells
+    events = (*cut, again[0], found_out, *again[1:])
+    first, second = steps_of_rank(replace(whole, events=events, stopped_ns=80 * MS))
+    assert (first.complete, second.complete) == (False, True)
+    assert first.interval.end_ns == second.interval.begin_ns == again[0].t_ns
+    assert second.buckets[0].launched_ns == steps_of_rank(whole)[0].buckets[0].launched_ns + 40 * MS
+
+
+def test_collectives_after_a_backward_belong_to_no_bucket_of_it() -> None:
+    """A rank that has run out of inputs takes part in the others' backwards; see `join.py`."""
+    whole = recording([Rank()], PLAN).ranks[0]
+    end = whole.stopped_ns
+    shadows = [Stamped(end + 1, K.BUCKET_LAUNCHED, 0), Stamped(end + 2, K.BUCKET_COMPLETED, 0)]
+    (step,) = steps_of_rank(replace(whole, events=(*whole.events, *shadows), stopped_ns=end + 3))
+    assert step.buckets == steps_of_rank(whole)[0].buckets

@@ -68,10 +68,16 @@ def test_the_worst_bucket_and_why(ranks: list[Rank], sizes: list[list[float]], s
 
 
 def test_a_plan_that_gains_is_suggested_with_its_gain() -> None:
-    told = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 12]))
+    told = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8]))
     assert told.startswith("Pass `bucket_cap_mb=")
     assert "Predicted: " in told
-    assert "buckets instead of 1." in told
+    assert "buckets instead of 2." in told
+
+
+def test_more_buckets_are_not_suggested_where_their_latency_is_unknown() -> None:
+    same_sizes = analysis(Rank(), Rank(), sizes=[[1] * 6, [1] * 6])
+    assert "Pass" not in words.suggestion(same_sizes)
+    assert min(plan.prediction.length_ns for plan in same_sizes.plans) < same_sizes.plans[0].prediction.length_ns
 
 
 def test_no_plan_is_suggested_where_none_gains() -> None:

@@ -29,8 +29,9 @@ overwritten.
     rank 1   pack -------- "in"  ... add and write chunk 1 ...... "done"  ... wait ......... use
 
 In which order an owner adds decides the bits: [Note: the order of addition] in `order.py`. How ranks tell each
-other, wait, and find out that one has died: [Note: telling and waiting] in `worker.py`. Why nothing is left
-behind: [Note: memory without a name] in `segments.py`. How they find each other: `rendezvous.py`.
+other, wait, and find out that one has died: [Note: telling and waiting] in `exchange.py`; when they do the work:
+[Note: who attends] in `attendance.py`. Why nothing is left behind: [Note: memory without a name] in `segments.py`.
+How they find each other: `rendezvous.py`.
 """
 
 from minddp.transport.shared_memory.rendezvous import CannotConnect

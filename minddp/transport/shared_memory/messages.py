@@ -68,20 +68,20 @@ Message = SegmentMade | SegmentDropped | Addend | ChunksDone | Farewell
 
 _TYPES: tuple[type[Message], ...] = (SegmentMade, SegmentDropped, Addend, ChunksDone, Farewell)
 _CODES = {kind: (code, struct.Struct(f"<B{len(kind._fields)}q")) for code, kind in enumerate(_TYPES)}
-_LARGEST_BYTES = 1024
+_LARGEST_BYTES = 1024  # what is longer, a reason, is cut when it is received
 
 
 def encode(message: Message) -> bytes:
     code, layout = _CODES[type(message)]
     if isinstance(message, Farewell):
-        return bytes([code]) + message.reason.encode()[: _LARGEST_BYTES - 1]
+        return bytes([code]) + message.reason.encode()
     return layout.pack(code, *message)
 
 
 def decode(encoded: bytes) -> Message:
     kind = _TYPES[encoded[0]]
     if kind is Farewell:
-        return Farewell(encoded[1:].decode(errors="ignore"))  # a character may have been cut off
+        return Farewell(encoded[1:].decode(errors="ignore"))  # a character may have been cut in two
     return kind(*_CODES[kind][1].unpack(encoded)[1:])
 
 

@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -48,9 +48,6 @@ class Peer:
     process: int | None
 
     def close(self) -> None:
-        """The other end hears of it, even if a forked child keeps a copy of the socket."""
-        with suppress(OSError):  # it has closed already
-            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
         if self.process is not None:
             os.close(self.process)

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from minddp.transport.base import Work
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import segments
+from minddp.transport.shared_memory.attendance import Attendance
+from minddp.transport.shared_memory.exchange import Exchange, Reduction
 from minddp.transport.shared_memory.messages import DTYPES, SegmentDropped, SegmentMade
-from minddp.transport.shared_memory.reduction import Reduction
 from minddp.transport.shared_memory.rendezvous import CannotConnect, Peer, connect
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.worker import Worker
 
 CONNECT_TIMEOUT_S = 30.0
 
@@ -32,11 +32,11 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
         raise CannotConnect(f"the tensors are on {device}, not in the memory of the host")
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
+    if type(group.group) is not dist.ProcessGroup:
+        raise CannotConnect(f"{type(group.group).__name__} may have an all-reduce of its own")
     backend = _host_backend(group.group)
     if backend is None or backend.name() != "gloo":
-        raise CannotConnect(
-            "the group's tensors on the CPU do not travel by gloo, whose order of addition it keeps"
-        )
+        raise CannotConnect("on the CPU the group does not use gloo, whose order of addition is kept")
     return SharedMemoryTransport(group, connect(group, CONNECT_TIMEOUT_S), backend.options._timeout.total_seconds())
 
 
@@ -45,12 +45,12 @@ class SharedMemoryTransport:
 
     def __init__(self, group: ProcessGroupTransport, peers: Mapping[int, Peer], timeout_s: float):
         self._group = group
-        self._worker = Worker(group.rank, peers, timeout_s)
+        self._exchange = Exchange(group.rank, peers, timeout_s)
+        self._attendance = Attendance(self._exchange)
         self._segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # by address
         self._num_made = 0
         self._dropped: deque[int] = deque()  # numbers of segments that nobody here refers to any more
         self._idle: list[Segment] = []  # for tensors that lie elsewhere
-        weakref.finalize(self, self._worker.close)
 
     @property
     def rank(self) -> int:
@@ -83,18 +83,21 @@ class SharedMemoryTransport:
         if not _can_be_shared(tensor):
             return self._group.all_reduce(tensor)
         while self._dropped:
-            self._worker.forget(SegmentDropped(self._dropped.popleft()))
+            self._exchange.forget(SegmentDropped(self._dropped.popleft()))
         address = tensor.untyped_storage().data_ptr()
         segment = self._segments.get(address)
         if segment is None or not tensor.is_contiguous():
             return self._all_reduce_a_copy(tensor.detach())
-        return self._worker.launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
+        return self._launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
+
+    def _launch(self, flat: torch.Tensor, segment: Segment, offset_bytes: int) -> ResidentWork:
+        return ResidentWork(self._exchange.launch(flat, segment, offset_bytes), self._attendance)
 
     def _all_reduce_a_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
         flat = segments.tensor_over(segment, tensor.dtype, tensor.numel())
         flat.view(tensor.shape).copy_(tensor)
-        return CopiedReduction(self._worker.launch(flat, segment, 0), tensor, segment, self._idle)
+        return CopiedWork(self._launch(flat, segment, 0), flat, tensor, segment, self._idle)
 
     # ------------------------------------------------------------------ memory
 
@@ -108,7 +111,7 @@ class SharedMemoryTransport:
         self._num_made += 1
         try:
             descriptor = segments.create(nbytes)
-            self._worker.introduce(descriptor, made)
+            self._exchange.introduce(descriptor, made)
             segment = segments.attach(descriptor, nbytes, made.number)
         except OSError as error:
             raise RuntimeError(
@@ -131,24 +134,50 @@ class SharedMemoryTransport:
         return self._make_segment(nbytes)
 
 
-class CopiedReduction:
-    """The all-reduce of a tensor that lies outside shared memory, by way of an otherwise idle segment."""
+class ResidentWork:
+    """The all-reduce of a tensor that lies in a segment."""
 
-    def __init__(self, reduction: Reduction, tensor: torch.Tensor, segment: Segment, idle: list[Segment]):
+    def __init__(self, reduction: Reduction, attendance: Attendance):
         self._reduction = reduction
+        self._attendance = attendance
+
+    def is_completed(self) -> bool:
+        return self._reduction.has_landed
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        """Return once the sum is there. One that has timed out goes on, and can be waited for again.
+
+        Raises:
+            RuntimeError: a peer is gone, or has made another call, or a time limit has passed.
+        """
+        limit_s = float("inf") if timeout is None else timeout.total_seconds()  # every reduction has a deadline
+        if not self._attendance.wait_for(self._reduction, limit_s):
+            raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for all-reduce {self._reduction.number}.")
+        if self._reduction.error is not None:
+            raise RuntimeError(self._reduction.error)
+
+
+class CopiedWork:
+    """The all-reduce of a tensor that lies elsewhere, by way of an otherwise idle segment."""
+
+    def __init__(
+        self, work: ResidentWork, flat: torch.Tensor, tensor: torch.Tensor, segment: Segment, idle: list[Segment]
+    ):
+        self._work = work
+        self._flat = flat
         self._tensor = tensor
         self._segment = segment
         self._idle = idle
         self._is_copied_back = False
 
     def is_completed(self) -> bool:
-        return self._reduction.is_completed()
+        return self._work.is_completed()
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        self._reduction.wait(timeout)
+        self._work.wait(timeout)
         if not self._is_copied_back:
             self._is_copied_back = True
-            self._tensor.copy_(self._reduction.tensor.view(self._tensor.shape))
+            self._tensor.copy_(self._flat.view(self._tensor.shape))
             self._idle.append(self._segment)
 
 

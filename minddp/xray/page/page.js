@@ -8,6 +8,7 @@ const state = {
   steps: exhibits.map((exhibit) => exhibit.typical), // for each exhibit, the index of the step shown
   exhibit: 0, rank: 0, bucket: null, // what is selected; `rank` is an index into the step's ranks
   view: null, // [from, to] in ms, or null for all
+  allRanks: false,
   plan: 0,
 };
 
@@ -233,27 +234,36 @@ function arrow(row, { x }, isOn) {
 
 // ---------------------------------------------------------------------- the timeline and its keys
 
+const MOST_RANKS = 8;
 let scale = null;
 
 function renderTimeline() {
-  const rows = exhibits.flatMap((exhibit, e) => stepOf(e).ranks.map((rank, r) => ({
-    ...rank,
-    exhibit: e, rank: r, layout: layoutOf(e), label: `rank ${rank.rank}`,
-    heading: alone || r > 0 ? null : exhibit.title,
+  const rows = exhibits.flatMap((exhibit, e) => shownRanks(e).map((r, place) => ({
+    ...stepOf(e).ranks[r],
+    exhibit: e, rank: r, layout: layoutOf(e), label: `rank ${stepOf(e).ranks[r].rank}`,
+    heading: alone || place > 0 ? null : exhibit.title,
     note: alone ? "" : `${ms(stepOf(e).length)}, ${plural(layoutOf(e).buckets.length, "message")}`,
   })));
+  const hidden = exhibits.reduce((sum, _, e) => sum + stepOf(e).ranks.length - shownRanks(e).length, 0);
+  byId("all-ranks").hidden = hidden === 0;
+  byId("all-ranks").textContent = `Show ${hidden} more ranks`;
   const isOn = (row, bucket) => row.exhibit === state.exhibit && bucket.index === state.bucket;
   scale = chart(byId("timeline"), rows, view(), isOn);
-  const bucket = state.bucket === null ? null : selectedBucket();
-  byId("timeline").setAttribute("aria-label", bucket
-    ? `Bucket ${bucket.index} on rank ${selectedRank().rank} selected. Arrow keys choose another.`
-    : "Buckets on a timeline. Arrow keys choose one.");
+}
+
+/** Of many ranks, the first, and the one that is selected. */
+function shownRanks(e) {
+  const places = stepOf(e).ranks.map((_, r) => r);
+  return state.allRanks ? places : places.filter((r) => r < MOST_RANKS || (e === state.exhibit && r === state.rank));
 }
 
 function select(exhibit, rank, bucket) {
   Object.assign(state, { exhibit, rank, bucket });
   renderTimeline();
   renderBucket();
+  const selected = selectedBucket();
+  byId("announcement").textContent = selected
+    ? `Bucket ${bucket}, rank ${selectedRank().rank}: ${selected.life.map(([name, , took]) => `${name} ${took}`).join(", ")}.` : "";
 }
 
 function selectNeighbour(by) {
@@ -363,8 +373,8 @@ function pan(pixels) {
 function listenForTips() {
   const tip = byId("tip");
   document.addEventListener("pointermove", (event) => {
-    const target = event.pointerType === "touch" ? null : event.target.closest?.("rect, .bucket");
-    const about = target && (target.closest(".bucket") || target).tip;
+    const target = event.pointerType === "touch" ? null : event.target;
+    const about = target?.closest && (target.closest(".bucket") || target).tip;
     tip.hidden = !about;
     if (!about) return;
     const [title, text] = about();
@@ -380,7 +390,7 @@ function listenForTips() {
 
 function renderSummary() {
   const exhibit = exhibits[0], step = stepOf(0);
-  byId("setting").textContent = alone ? `${exhibit.title} · ${exhibit.setting}` : exhibit.setting;
+  byId("setting").textContent = alone ? `${exhibit.title}, ${exhibit.wrapper}, ${exhibit.place}` : exhibit.place;
   byId("headline").textContent = alone ? step.headline : comparisonHeadline();
   byId("sentences").replaceChildren(...(alone ? step.sentences.flatMap((s) => [...prose(s), " "]) : [comparisonLead()]));
   const tells = alone && exhibit.suggestion && state.steps[0] === exhibit.typical;
@@ -582,6 +592,7 @@ listenForTheme();
 byId("zoom-in").addEventListener("click", () => zoom(0.6));
 byId("zoom-out").addEventListener("click", () => zoom(1 / 0.6));
 byId("zoom-fit").addEventListener("click", () => show(0, Infinity));
+byId("all-ranks").addEventListener("click", () => { state.allRanks = true; renderTimeline(); });
 choosePlaceToBegin();
 state.plan = exhibits[0].bestPlan;
 renderKey();

@@ -37,13 +37,13 @@ def _exhibit(analysis: Analysis, *, alone: bool) -> Json:
     return {
         "title": recording.title,
         "wrapper": recording.wrapper,
-        "setting": words.setting(recording),
+        "place": words.place(recording),
         "facts": words.facts(recording),
         "typical": steps.index(typical),
         "steps": [_step(step, layouts.index(step.layout)) for step in steps],
         "layouts": [_layout(layout) for layout in layouts],
         "plans": [_plan(typical, plan) for plan in analysis.plans] if alone else [],
-        "bestPlan": _best_plan(analysis.plans) if alone else 0,
+        "bestPlan": analysis.plans.index(analysis.best_plan) if alone and analysis.best_plan else 0,
         "model": words.model_sentence(analysis) if alone and analysis.plans else "",
         "suggestion": words.suggestion(analysis) if alone and typical.complete else "",
     }
@@ -151,11 +151,6 @@ def _plan(step: Step, plan: Alternative) -> Json:
             for rank in prediction.ranks
         ],
     }
-
-
-def _best_plan(plans: Sequence[Alternative]) -> int:
-    best = words.simplest_of_best(plans)
-    return 0 if best is None else plans.index(best)
 
 
 def _ms(ns: int) -> float:

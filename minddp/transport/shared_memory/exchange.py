@@ -1,37 +1,34 @@
-"""The thread that adds up: one in each rank, for as long as its transport lives.
+"""One rank's part in all-reduces: it hears what the others say, adds up its chunks, and tells.
 
 [Note: telling and waiting]
-Backward has to go on while buckets travel, so a thread of its own does a rank's share of the adding; torch lets go
-of Python's lock meanwhile. All that the ranks have to tell each other are two things:
+All that ranks have to tell each other are two things:
 
     Addend       "in":   my gradients of all-reduce n lie there; I do not touch them until it is done
     ChunksDone   "done": I have written my chunks of the first n all-reduces, into everybody's memory
 
-The thread sleeps in `poll`, on a socket from each peer and one from the main thread of its own rank, which tells
-it about addends in the same words. So nobody spins, and waiting takes no time from the cores that compute. Messages
-also keep memory in order: what was written before one was sent can be read once it has arrived, since the kernel
-takes a lock to hand it over.
+Each pair of ranks has a socket for them, and a rank that waits sleeps in `poll` on all of its sockets, so that
+waiting takes no time from the cores that compute. Messages also keep memory in order: what was written before one
+was sent can be read once it has arrived, since the kernel takes a lock to hand it over.
 
 Nobody waits for ever for somebody who is gone. When a process ends, by whatever signal, the kernel closes its
 sockets, and that wakes all peers; should a child that it has forked keep them open, the descriptor of the process
-tells. Who is not gone but late is given the group's time limit.
+tells. Who leaves in good order says farewell, and why. Who is merely late is given the group's time limit.
 
-The thread itself never waits for a socket to have room, so no two can wait for each other: `ChunksDone` counts from
-the beginning, and one that could not be sent is made up for by the next. The main thread may wait for room, since
-the threads at the other ends always read.
+Who attends to the sockets never waits for one to have room, so no two ranks can wait for each other: `ChunksDone`
+counts from the beginning, and one that could not be sent is made up for by the next. Who launches may wait for
+room, since the others always attend: see [Note: who attends].
 """
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -48,35 +45,51 @@ from minddp.transport.shared_memory.messages import (
     SegmentMade,
 )
 from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk
-from minddp.transport.shared_memory.reduction import GRACE_S, Reduction
 from minddp.transport.shared_memory.rendezvous import Peer
 from minddp.transport.shared_memory.segments import Segment
 
 
-class Worker:
-    """The thread, and how other threads talk to it: `introduce`, `launch`, `close`."""
+@dataclass(eq=False)
+class Reduction:
+    """One all-reduce on this rank. `tensor` is this rank's addend, flat, and the sum once it has landed."""
+
+    number: int
+    tensor: torch.Tensor
+    deadline: float  # of time.monotonic()
+    has_landed: bool = False
+    error: str | None = None
+
+    def land(self, error: str | None = None) -> None:
+        self.error = error
+        self.has_landed = True
+
+
+class Exchange:
+    """The sockets, the peers' segments, and what is under way.
+
+    Any thread may `introduce`, `forget` and `launch`. `attend` and `leave` are for one thread at a time, and so is
+    everything that they touch.
+    """
 
     def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
         self._process = os.getpid()
         self._rank = rank
         self._peers = peers
-        self._timeout_s = timeout_s
-        self._to_thread, self._from_main = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._peer_sockets = [peer.socket for peer in peers.values()]
-        self._under_way: deque[Reduction] = deque()  # in order; the main thread adds, the other removes
+        self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._timeout_s = timeout_s
         self._num_launched = 0
+        self._under_way: deque[Reduction] = deque()  # in order; `launch` adds, `attend` removes
         self._ledger = Ledger(rank, len(peers) + 1)
         self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
         self._num_told = dict.fromkeys(peers, 0)  # of our chunks, how many each peer knows to be done
-        self._is_closed = False
         self._failure: str | None = None
-        self._poll = select.poll()
+        self.is_closed = False
         self._on_event: dict[int, Callable[[], object]] = {}
+        self._polls = (select.poll(), select.poll())  # one to sleep in `attend`, one in `await_news`
         self._listen()
-        self._thread = threading.Thread(target=self._run, name="minddp shared memory", daemon=True)
-        self._thread.start()
 
-    # ------------------------------------------------------------------ called by other threads
+    # ------------------------------------------------------------------ for any thread
 
     def introduce(self, descriptor: int, made: SegmentMade) -> None:
         """Give a new segment to all peers."""
@@ -93,17 +106,19 @@ class Worker:
         addend = Addend(reduction.number, segment.number, offset_bytes, tensor.numel(), dtype)
         self._num_launched += 1
         self._under_way.append(reduction)
-        self._send([*self._peer_sockets, self._to_thread], addend)
+        self._send([*self._peer_sockets, self._to_self], addend)
         return reduction
 
+    def await_news(self) -> None:
+        """Sleep until there is something to attend to."""
+        self._polls[1].poll(self._limit_ms(float("inf")))
+
     def close(self) -> None:
-        """End the thread; what is still under way fails."""
+        """Let `attend` find that it is over."""
         if os.getpid() != self._process:
-            return  # in a forked child the sockets are copies, and there is no thread
+            return  # a forked child has copies of the sockets, but no part in this
         with suppress(OSError):  # it has been closed before
-            self._to_thread.shutdown(socket.SHUT_RDWR)  # closing is not heard while a forked child has a copy
-        if self._thread is not threading.current_thread():  # garbage is collected in any thread
-            self._thread.join(GRACE_S)
+            self._to_self.shutdown(socket.SHUT_RDWR)
 
     def _send(self, listeners: Sequence[socket.socket], message: Message, descriptors: Sequence[int] = ()) -> None:
         encoded = messages.encode(message)
@@ -114,26 +129,38 @@ class Worker:
                     f"let it go on, or start all ranks again."
                 )
 
-    # ------------------------------------------------------------------ the thread
+    # ------------------------------------------------------------------ for one thread at a time
 
-    def _run(self) -> None:
+    def attend(self, limit_s: float) -> None:
+        """Sleep for at most `limit_s` seconds until somebody says something, and do what there is to do then."""
+        events = self._polls[0].poll(self._limit_ms(limit_s))
         try:
-            while not self._is_closed:
-                try:
-                    self._hear()
-                    if self._failure is None:
-                        self._add_up()
-                        self._land()
-                    else:
-                        self._fail(self._failure)  # what has been launched since
-                except Exception as error:
-                    self._fail(f"Rank {self._rank} cannot go on with its all-reduces: {error}")
-        finally:
-            self._fail("The wrapper was dropped while this all-reduce was under way.", farewell="")
-            self._close()
+            for descriptor, _ in events:
+                on_event = self._on_event.get(descriptor)
+                if on_event is not None:  # it may have been lost a moment ago, by its other descriptor
+                    on_event()
+            if self._failure is None:
+                self._add_up()
+                self._land()
+            else:
+                self._fail(self._failure)  # what has been launched since
+        except BaseException as error:  # half a sum is of no use to anybody, and a second try would add twice
+            self._fail(f"Rank {self._rank} cannot go on with its all-reduces: {error!r}")
+            if not isinstance(error, Exception):
+                raise
+
+    def leave(self) -> None:
+        """Say farewell; what is still under way fails."""
+        self._fail("The wrapper was dropped while this all-reduce was under way.", farewell="")
+        self._to_self.close()
+        self._from_self.close()
+        for peer in self._peers.values():
+            peer.close()
+        self._segments.clear()
+        self._on_event.clear()
 
     def _add_up(self) -> None:
-        """Do our chunk of every all-reduce whose addends are all there. See [Note: all-reduce in shared memory]."""
+        """Do our chunk of every all-reduce whose addends are all in. See [Note: all-reduce in shared memory]."""
         while (addends := self._ledger.next_to_add_up()) is not None:
             start, stop = chunk_bounds(
                 self._rank, len(addends), addends[0].numel, DTYPES[addends[0].dtype].itemsize
@@ -174,30 +201,24 @@ class Worker:
 
     # ------------------------------------------------------------------ hearing and telling
 
-    def _hear(self) -> None:
-        """Sleep until somebody says something, or a time limit passes."""
-        time_left_ms = None
-        if self._under_way:
-            time_left_ms = max(0, math.ceil((self._under_way[0].deadline - time.monotonic()) * 1000))
-        for descriptor, _ in self._poll.poll(time_left_ms):
-            on_event = self._on_event.get(descriptor)
-            if on_event is not None:  # it may have been lost a moment ago, by its other descriptor
-                on_event()
+    def _limit_ms(self, limit_s: float) -> float | None:
+        """How long to sleep, at most: also until the first time limit passes."""
+        with suppress(IndexError):  # nothing is under way
+            limit_s = min(limit_s, self._under_way[0].deadline - time.monotonic())
+        return None if limit_s == float("inf") else max(limit_s, 0) * 1000
 
     def _listen(self) -> None:
-        self._on_event[self._from_main.fileno()] = partial(self._receive, self._rank, self._from_main)
+        self._on_event[self._from_self.fileno()] = partial(self._receive, self._rank, self._from_self)
         for rank, peer in self._peers.items():
             self._on_event[peer.socket.fileno()] = partial(self._receive, rank, peer.socket)
             if peer.process is not None:
                 self._on_event[peer.process] = partial(self._on_process_end, rank)
         for descriptor in self._on_event:
-            self._poll.register(descriptor, select.POLLIN)
+            self._watch(descriptor, select.POLLIN)
 
-    def _stop_listening_to(self, rank: int) -> None:
-        for descriptor in (self._peers[rank].socket.fileno(), self._peers[rank].process):
-            if descriptor in self._on_event:
-                del self._on_event[descriptor]
-                self._poll.unregister(descriptor)
+    def _watch(self, descriptor: int, events: int) -> None:
+        for poll in self._polls:
+            poll.register(descriptor, events)
 
     def _receive(self, rank: int, connection: socket.socket) -> bool:
         """Take in one message; whether there was one."""
@@ -218,7 +239,7 @@ class Worker:
             case Farewell():
                 self._ledger.left[rank] = message.reason
             case None if rank == self._rank:
-                self._is_closed = True
+                self.is_closed = True
             case None:
                 self._lose(rank)
         return message is not None
@@ -233,6 +254,13 @@ class Worker:
         self._ledger.note_silence(rank)
         self._stop_listening_to(rank)
 
+    def _stop_listening_to(self, rank: int) -> None:
+        for descriptor in (self._peers[rank].socket.fileno(), self._peers[rank].process):
+            if descriptor in self._on_event:
+                del self._on_event[descriptor]
+                for poll in self._polls:
+                    poll.unregister(descriptor)
+
     def _tell_peers(self) -> None:
         """How many of our chunks are done, to all who do not know yet."""
         ours = ChunksDone(self._ledger.num_done[self._rank])
@@ -242,19 +270,11 @@ class Worker:
             if messages.send(peer.socket, messages.encode(ours)):
                 self._num_told[rank] = ours.total
             has_told = self._num_told[rank] == ours.total
-            self._poll.modify(peer.socket, select.POLLIN if has_told else select.POLLIN | select.POLLOUT)
+            self._watch(peer.socket.fileno(), select.POLLIN if has_told else select.POLLIN | select.POLLOUT)
 
     def _take_leave(self, reason: str) -> None:
-        """Say farewell, and listen to nobody but our own rank any more."""
+        """Say farewell, and listen to nobody but ourselves any more."""
         farewell = messages.encode(Farewell(reason))
         for rank, peer in self._peers.items():
             messages.send(peer.socket, farewell)
             self._stop_listening_to(rank)
-
-    def _close(self) -> None:
-        self._from_main.close()
-        self._to_thread.close()
-        for peer in self._peers.values():
-            peer.close()
-        self._segments.clear()
-        self._on_event.clear()

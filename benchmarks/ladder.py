@@ -1,0 +1,258 @@
+"""What does each rung of the reference ladder look like, beside torch's DDP and minddp?
+
+    python -m benchmarks.ladder --out DIR     # ladder.html and ladder.png: all of them on one scale
+
+Every wrapper trains the same layers in the same process group, and some of its steps are recorded. A rung tells
+nobody what it does, so it is watched from outside: `RungSource` stands between it and its wire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import tyro
+from rich.console import Console
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from benchmarks.launch import run_ranks
+from minddp.events import Event, EventKind, EventSink
+from minddp.xray.recording import BucketInfo, Layout, ParamInfo
+from minddp.xray.result import Result
+from minddp.xray.sources import Source
+from minddp.xray.xray import XRay
+from reference.automatic import Automatic
+from reference.bucketed import Bucketed
+from reference.flat import Flat
+from reference.interface import DataParallel
+from reference.naive import Naive
+from reference.overlapped import Overlapped
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Config:
+    """Record some steps of each rung, and show them side by side."""
+
+    out: Path = Path("runs/ladder")
+    """Folder for ladder.html, ladder.json and, with matplotlib, ladder.png."""
+    depth: int = 6
+    width: int = 512
+    """Of each of the layers; 512 makes 1 MiB of gradients each."""
+    batch_size: int = 128
+    cap_mib: float = 2.0
+    """Capacity of a bucket."""
+    warmup_steps: int = 5
+    steps: int = 9
+    """Recorded; the one of median length is shown."""
+    world_size: int = 2
+    threads: int = 1
+    timeout_s: float = 300.0
+
+
+Rung = Callable[[nn.Module], DataParallel]
+
+
+def main(config: Config) -> None:
+    run_ranks(record_all, config, world_size=config.world_size, threads=config.threads, timeout_s=config.timeout_s)
+
+
+def record_all(rank: int, config: Config) -> None:
+    rungs: Mapping[str, Rung] = {
+        "naive": Naive,
+        "flat": Flat,
+        "overlapped": Overlapped,
+        "bucketed": partial(Bucketed, cap_bytes=int(config.cap_mib * MIB)),
+        "automatic": partial(Automatic, cap_bytes=int(config.cap_mib * MIB)),
+    }
+    results = [record_rung(name, make, rank, config) for name, make in rungs.items()]
+    for title, wrap in {"torch's DDP": TorchDDP, "minddp": minddp.DistributedDataParallel}.items():
+        ddp = wrap(layers(config), bucket_cap_mb=config.cap_mib)
+        results.append(record(title, ddp, ddp, lambda: None, rank, config))
+    first, *others = results
+    comparison = first.compare(*others)
+    for suffix in (".html", ".json", *([".png"] if find_spec("matplotlib") else [])):
+        comparison.save(config.out / f"ladder{suffix}")
+    comparison.explain(Console())
+
+
+def record_rung(name: str, make: Rung, rank: int, config: Config) -> Result:
+    source = RungSource(name, layers(config), make)
+    return record(name, source, source.rung, source.rung.synchronize, rank, config)
+
+
+def record(
+    title: str,
+    source: nn.Module | Source,
+    model: nn.Module,
+    synchronize: Callable[[], None],
+    rank: int,
+    config: Config,
+) -> Result:
+    """Train for some steps, and record the last ones."""
+    inputs = torch.randn(config.batch_size, config.width, generator=torch.Generator().manual_seed(rank))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        model(inputs).square().mean().backward()
+        synchronize()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(config.warmup_steps):
+        step()
+    dist.barrier()
+    with XRay(source, title=title) as x:
+        for _ in range(config.steps):
+            step()
+    return x.result
+
+
+def layers(config: Config) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(config.width, config.width) for _ in range(config.depth)))
+
+
+class RungSource:
+    """A rung of the ladder, watched at its wire, at its module and at its parameters."""
+
+    wrapper = "a rung of the ladder"
+    has_plan = False
+
+    def __init__(self, title: str, module: nn.Module, make: Rung):
+        self.title = title
+        self._named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
+        for index, (_, param) in enumerate(self._named):  # before the rung's own hooks, which may send the gradient
+            param.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+        self.rung = make(module)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.device = self._named[0][1].device
+        self.backend: str = dist.get_backend()
+        self.steps_taken = 0
+        self._sink: EventSink | None = None
+        self._labels: list[str] = []  # of this step's messages
+        self._seen: list[str] = []  # of the last whole step's
+        self._unpacking = -1
+        self._install()
+
+    @property
+    def store(self) -> dist.Store | None:
+        return dist.distributed_c10d._get_default_store()
+
+    @property
+    def topic(self) -> str:
+        return f"minddp/ladder/{self.title}/{self.steps_taken}"
+
+    def layout(self) -> Layout:
+        params = tuple(ParamInfo(name, param.numel(), param.nbytes) for name, param in self._named)
+        buckets = []
+        for label in self._seen:
+            members = self._members(label)
+            buckets.append(BucketInfo(members, sum(params[member].nbytes for member in members)))
+        return Layout(params, tuple(buckets), "messages as they were sent")
+
+    def watch(self, sink: EventSink) -> None:
+        self._sink = sink
+
+    def unwatch(self, sink: EventSink) -> None:
+        self._sink = None
+
+    # ------------------------------------------------------------------ what is seen
+
+    def _install(self) -> None:
+        self.rung.register_forward_pre_hook(lambda *_: self._tell(EventKind.FORWARD_BEGIN))
+        self.rung.register_forward_hook(self._on_forward_end)
+        wire: Any = self.rung.wire
+        average, wire.average = wire.average, self._average
+        self._send = average
+        rung: Any = self.rung
+        synchronize, rung.synchronize = rung.synchronize, self._synchronize
+        self._wait = synchronize
+
+    def _members(self, label: str) -> tuple[int, ...]:
+        """Which parameters a message carries: its label names one, a bucket, or everything."""
+        names = [name for name, _ in self._named]
+        if label in names:
+            return (names.index(label),)
+        number = label.removeprefix("bucket ")
+        if number == label:
+            return tuple(range(len(names)))
+        plan: Any = self.rung
+        return tuple(names.index(name) for name in plan.plan[int(number)].names)
+
+    def _on_forward_end(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
+        output.register_hook(self._on_backward_begin)
+        self._tell(EventKind.FORWARD_END)
+
+    def _on_backward_begin(self, _grad: Tensor) -> None:
+        self._labels = []
+        self._tell(EventKind.BACKWARD_BEGIN)
+        Variable._execution_engine.queue_callback(partial(self._tell, EventKind.GRADIENTS_COMPLETE))
+
+    def _on_gradient(self, index: int, _param: Tensor) -> None:
+        self._tell(EventKind.PARAM_READY, index)
+
+    def _average(self, tensor: Tensor, label: str) -> WatchedWork:
+        index = len(self._labels)
+        self._labels.append(label)
+        self._close_unpacking()
+        self._tell(EventKind.BUCKET_READY, index)
+        self._tell(EventKind.BUCKET_LAUNCHED, index)
+        work = self._send(tensor, label)
+        if self._sink is not None:
+            work.get_future().add_done_callback(lambda _: self._tell(EventKind.BUCKET_COMPLETED, index))
+        return WatchedWork(work, partial(self._on_wait, index), partial(self._on_waited, index))
+
+    def _on_wait(self, index: int) -> None:
+        self._close_unpacking()
+
+    def _on_waited(self, index: int) -> None:
+        self._tell(EventKind.BUCKET_WAITED, index)
+        self._unpacking = index
+
+    def _close_unpacking(self) -> None:
+        """What a rung does between two waits is to unpack the first."""
+        if self._unpacking >= 0:
+            self._tell(EventKind.BUCKET_UNPACKED, self._unpacking)
+            self._unpacking = -1
+
+    def _synchronize(self) -> None:
+        self._wait()
+        self._unpacking = -1
+        self._seen = self._labels
+        self.steps_taken += 1
+        self._tell(EventKind.BACKWARD_END)
+
+    def _tell(self, kind: EventKind, subject: int = -1) -> None:
+        if self._sink is not None:
+            self._sink(Event(kind, subject))
+
+
+@dataclass(frozen=True)
+class WatchedWork:
+    """A message under way that tells when it is waited for."""
+
+    work: dist.Work
+    before: Callable[[], None]
+    after: Callable[[], None]
+
+    def wait(self) -> None:
+        self.before()
+        self.work.wait()
+        self.after()
+
+
+if __name__ == "__main__":
+    config = tyro.cli(Config)
+    main(dataclasses.replace(config, out=config.out.absolute()))

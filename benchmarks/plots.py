@@ -1,0 +1,218 @@
+"""Draw what has been measured: PNGs for each question that has been answered, and the tables as Markdown.
+
+    python -m benchmarks.plots    # or `make plots`; needs matplotlib, which the `bench` extra has
+
+Points are medians, bars their 95% bootstrap intervals. Everything is read from the JSON files; nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks import results, tables
+from benchmarks.contestants import ALONE, FLOOR
+from benchmarks.sheet import (
+    FAINT,
+    MINDDP,
+    SHARED,
+    TEXT,
+    TORCH,
+    across,
+    beside,
+    colour_of,
+    everybody,
+    footnote,
+    key,
+    on_one_scale,
+    rows_of,
+    sheet,
+    titled,
+    upright,
+)
+
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Draw the figures and write the tables, beside the JSON files that they are made from."""
+
+    directory: Path = results.DIRECTORY
+
+
+def main(config: Config) -> None:
+    console = Console()
+    for question, figures in FIGURES_OF_QUESTION.items():
+        report = results.read(results.path_of(question, config.directory))
+        if report is None:
+            console.print(f"{question}: not measured yet")
+            continue
+        for name, draw in figures.items():
+            path = config.directory / f"{name}.png"
+            draw(report).savefig(path, dpi=160, facecolor="white")
+            console.print(f"{question}: {path.name}")
+    console.print(f"tables: {tables.write(config.directory).name}")
+
+
+def ratios(report: Report) -> Figure:
+    """Beside torch at equal settings: one panel for each workload, a row for each setting."""
+    settings, workloads = report["config"]["settings"], report["workloads"].values()
+    title = "Time of a training step relative to torch's DDP at the same setting"
+    figure, panels = sheet(title, len(workloads), panel_inches=0.3 * len(settings))
+    for axes, result in zip(panels, workloads, strict=True):
+        titled(axes, result["title"])
+        axes.axvline(1, color=TORCH, linewidth=1)
+        for row, setting in enumerate(settings):
+            for shift, transport, colour in ((-0.13, "", MINDDP), (0.13, ", shared memory", SHARED)):
+                name = f"minddp {setting}{transport}"
+                if name in result["contestants"]:
+                    across(axes, result["contestants"][name]["ratio"], row + shift, colour)
+        rows_of(axes, settings)
+    on_one_scale(panels)
+    key(figure, {"minddp": MINDDP, "minddp by shared memory": SHARED, "line at 1: torch": TORCH})
+    footnote(figure, report)
+    return figure
+
+
+def step_times(report: Report) -> Figure:
+    """What each wrapper adds to the bare step, and how low it could be."""
+    workloads = report["workloads"].values()
+    names = everybody(workloads)
+    title = "Milliseconds per training step: what averaging the gradients adds"
+    figure, panels = sheet(title, len(workloads), panel_inches=0.17 * len(names))
+    for axes, result in zip(panels, workloads, strict=True):
+        titled(axes, result["title"])
+        floors = result["floors"]
+        bare = floors["no_wrapper_ms"]
+        axes.axvspan(0, bare, color=FAINT, linewidth=0)
+        axes.axvline(floors["one_rank_alone_ms"], color=TEXT, linewidth=0.8, linestyle=":")
+        present = [(row, name) for row, name in enumerate(names) if name in result["contestants"]]
+        for row, name in present:
+            milliseconds, colour = result["contestants"][name]["median_ms"], colour_of(name)
+            axes.plot([bare, milliseconds], [row, row], color=colour, linewidth=1.6)
+            axes.plot(milliseconds, row, "o", color=colour, markersize=3.5)
+            beside(axes, f"{milliseconds:.3g}", milliseconds, row, TEXT, size=6.5)
+            floor = floors["floor_ms"].get("shared_memory" if "shared" in name else "process_group", bare)
+            axes.plot(floor, row, "|", color=TEXT, markersize=6, markeredgewidth=1)
+        rows_of(axes, names)
+        axes.set_xlim(0, 1.15 * max(result["contestants"][name]["median_ms"] for _, name in present))
+    key(
+        figure,
+        {f"shaded: {FLOOR}": "#9a9a9a", f"dotted: {ALONE}": TEXT, "|  max(compute, bytes / bandwidth)": TEXT},
+    )
+    footnote(figure, report)
+    return figure
+
+
+def bucket_sizes(report: Report) -> Figure:
+    """A line for each family over the capacities that were set, points for those that were not."""
+    workloads = report["workloads"].values()
+    title = "Time of a training step relative to no wrapper, by capacity of the buckets"
+    figure, panels = sheet(title, len(workloads), panel_inches=2.2, wide=2)
+    colours = {"torch": TORCH, "minddp": MINDDP, "minddp, shared memory": SHARED}
+    for axes, result in zip(panels, workloads, strict=True):
+        titled(axes, result["title"])
+        caps = [heat for heat in result["families"]["minddp"] if heat not in ("default", "auto")]
+        place = {heat: number for number, heat in enumerate([*caps, "default", "auto"])}
+        for shift, (family, colour) in enumerate(colours.items()):
+            figured = {heat: f["over_no_wrapper"] for heat, f in result["families"][family].items()}
+            for heat, estimate in figured.items():
+                upright(axes, estimate, place[heat] + 0.08 * (shift - 1), colour)
+            axes.plot(
+                [place[heat] + 0.08 * (shift - 1) for heat in caps],
+                [figured[heat]["median"] for heat in caps],
+                color=colour,
+                linewidth=1.2,
+            )
+        axes.axvline(len(caps) - 0.5, color=FAINT)
+        axes.set_xticks(
+            list(place.values()), [heat if heat in ("default", "auto") else f"{heat} MiB" for heat in place]
+        )
+    key(figure, colours)
+    footnote(figure, report)
+    return figure
+
+
+def hook_costs(report: Report) -> Figure:
+    """Microseconds by number of parameters."""
+    title = "Microseconds that a wrapper adds per parameter (one rank, nothing communicated)"
+    figure, [axes] = sheet(title, 1, panel_inches=2.4)
+    counts = [int(count) for count in report["counts"]]
+    names = list(report["counts"][str(counts[0])]["contestants"])
+    for place, name in enumerate(names):
+        added = [result["contestants"][name]["added_us"] for result in report["counts"].values()]
+        at = [count * 1.04 ** (place - len(names) / 2) for count in counts]
+        style = "-" if name.endswith("default") else "--"
+        axes.plot(at, [estimate["median"] for estimate in added], style, color=colour_of(name), linewidth=1.2)
+        for x, estimate in zip(at, added, strict=True):
+            upright(axes, estimate, x, colour_of(name))
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.set_xlabel("parameters")
+    axes.set_ylim(0)
+    key(figure, {f"{name} {'(dashed)' if 'default' not in name else ''}": colour_of(name) for name in names})
+    footnote(figure, report)
+    return figure
+
+
+def memory(report: Report) -> Figure:
+    """Peak and copies, as multiples of the model."""
+    workloads = [result for name, result in report["workloads"].items() if not name.endswith("sparse")]
+    names = everybody(workloads)
+    title = "Beyond the step without a wrapper, in multiples of the model's size"
+    figure, panels = sheet(title, 2, panel_inches=0.19 * len(names), wide=2)
+    for axes, what, heading in zip(
+        panels, ("added", "copied"), ("memory at the peak", "bytes copied"), strict=True
+    ):
+        titled(axes, heading)
+        for row, name in enumerate(names):
+            values = [result["contestants"][name][what] for result in workloads if name in result["contestants"]]
+            axes.plot(values, [row] * len(values), "o", color=colour_of(name), markersize=5, alpha=0.4)
+        rows_of(axes, names)
+        axes.grid(axis="x", color=FAINT)
+        axes.set_axisbelow(True)
+        axes.set_xlim(-0.1)
+    footnote(figure, report, "a point for each workload, sparse gradients left out; counted, not timed")
+    return figure
+
+
+def all_reduces(report: Report) -> Figure:
+    """Shared memory beside gloo, by the size of the message."""
+    title = "Time of an all-reduce in shared memory relative to gloo's"
+    figure, [axes] = sheet(title, 1, panel_inches=2.4)
+    sizes = [result["kib"] for result in report["sizes"]]
+    names = dict(zip(report["sizes"][0]["ratios"], (SHARED, MINDDP), strict=True))
+    for name, colour in names.items():
+        estimates = [result["ratios"][name] for result in report["sizes"]]
+        axes.plot(sizes, [estimate["median"] for estimate in estimates], color=colour, linewidth=1.2)
+        for kib, estimate in zip(sizes, estimates, strict=True):
+            upright(axes, estimate, kib, colour)
+    axes.axhline(1, color=TORCH, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.minorticks_off()
+    axes.set_xticks(sizes, [f"{kib:g} KiB" if kib < 1024 else f"{kib / 1024:g} MiB" for kib in sizes])
+    axes.set_ylim(0)
+    key(figure, {**names, "line at 1: gloo": TORCH})
+    footnote(figure, report)
+    return figure
+
+
+FIGURES_OF_QUESTION: Mapping[str, Mapping[str, Callable[[Report], Figure]]] = {
+    "versus_torch": {"ratio": ratios, "step_time": step_times},
+    "bucket_size": {"bucket_size": bucket_sizes},
+    "hook_cost": {"hook_cost": hook_costs},
+    "memory": {"memory": memory},
+    "all_reduce": {"all_reduce": all_reduces},
+}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

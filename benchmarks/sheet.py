@@ -1,0 +1,126 @@
+"""The look of all figures: a white sheet of panels, four colours, marks with their intervals, words beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+TORCH, MINDDP, SHARED, OTHERS = "#6f6f6f", "#1f5fa8", "#c8611a", "#8c7aa9"
+TEXT, FRAME, FAINT = "#404040", "#bdbdbd", "#ececec"
+
+
+def sheet(title: str, panels: int, *, panel_inches: float, wide: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure of `panels` panels, at most `wide` of them in a row, each `panel_inches` high."""
+    columns, rows = min(panels, wide), math.ceil(panels / wide)
+    width = 6.2 if columns == 1 else 1.8 + 2.7 * columns
+    figure = Figure(figsize=(width, 1.0 + rows * (panel_inches + 0.55)), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, color=TEXT)
+    axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for unused in axes[panels:]:
+        unused.remove()
+    for panel in axes[:panels]:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.spines[["left", "bottom"]].set_color(FRAME)
+        panel.tick_params(labelsize=7.5, color=FRAME, labelcolor=TEXT)
+        panel.xaxis.label.set(fontsize=8, color=TEXT)
+    return figure, axes[:panels]
+
+
+def titled(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=8.5, color=TEXT)
+
+
+def key(figure: Figure, colours: Mapping[str, str]) -> None:
+    """Words in the colours that they stand for."""
+    handles = [Line2D([], [], linestyle="none") for _ in colours]
+    figure.legend(
+        handles,
+        list(colours),
+        labelcolor=list(colours.values()),
+        loc="outside upper left",
+        ncols=len(colours),
+        frameon=False,
+        fontsize=8.5,
+        handlelength=0,
+        handletextpad=0,
+        columnspacing=1.5,
+        borderaxespad=0.1,
+    )
+
+
+def footnote(figure: Figure, report: Mapping[str, Any], note: str = "") -> None:
+    """On what it was measured, and how."""
+    machine, config = report["machine"], report["config"]
+    ranks = config.get("world_size", 1)
+    said = [
+        note or f"medians and 95% intervals of {config['rounds']} paired rounds",
+        f"{ranks} rank{'s' if ranks > 1 else ''}",
+        f"{machine['cores']} cores of {machine['cpu']}",
+        f"torch {machine['torch']}",
+    ]
+    figure.supxlabel("; ".join(said), x=0.01, ha="left", fontsize=6.5, color=TORCH)
+
+
+# ------------------------------------------------------------------ marks
+
+
+def across(axes: Axes, estimate: Mapping[str, float], row: float, colour: str) -> None:
+    """A median and its interval along x."""
+    axes.plot([estimate["low"], estimate["high"]], [row, row], color=colour, linewidth=1.6, alpha=0.5)
+    axes.plot(estimate["median"], row, "o", color=colour, markersize=4)
+
+
+def upright(axes: Axes, estimate: Mapping[str, float], x: float, colour: str) -> None:
+    """A median and its interval along y."""
+    axes.plot([x, x], [estimate["low"], estimate["high"]], color=colour, linewidth=1.6, alpha=0.5)
+    axes.plot(x, estimate["median"], "o", color=colour, markersize=4)
+
+
+def beside(axes: Axes, text: str, x: float, y: float, colour: str, size: float) -> None:
+    """A label to the right of a point."""
+    axes.annotate(
+        text, (x, y), (5, 0), textcoords="offset points", va="center_baseline", color=colour, fontsize=size
+    )
+
+
+def rows_of(axes: Axes, names: Sequence[str]) -> None:
+    """A row for each name, the first on top."""
+    axes.set_yticks(range(len(names)), list(names))
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+
+
+def on_one_scale(panels: Sequence[Axes]) -> None:
+    """So that panels can be compared."""
+    low = min(axes.get_xlim()[0] for axes in panels)
+    high = max(axes.get_xlim()[1] for axes in panels)
+    for axes in panels:
+        axes.set_xlim(low, high)
+        axes.grid(axis="x", color=FAINT)
+        axes.set_axisbelow(True)
+
+
+# ------------------------------------------------------------------ who, and in which colour
+
+
+def everybody(workloads: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The contestants of any workload, but of the paired settings only the first two."""
+    names = dict.fromkeys(name for result in workloads for name in result["contestants"])
+    left_out = ("static", "batched", "views_static")
+    return [name for name in names if setting_of(name) not in left_out and not name.endswith(", auto")]
+
+
+def setting_of(name: str) -> str:
+    """Of "minddp views, shared memory" the "views"."""
+    return name.partition(" ")[2].partition(",")[0]
+
+
+def colour_of(name: str) -> str:
+    if "shared memory" in name:
+        return SHARED
+    return {"torch": TORCH, "minddp": MINDDP}.get(name.split()[0], OTHERS)

@@ -1,0 +1,68 @@
+"""Who does a rank's share of the work: the thread that waits for it, or else a substitute.
+
+[Note: who attends]
+Somebody has to attend to an exchange: hear that all addends are in, add, tell. If a thread of its own did so at
+once, it would take the core away from backward, and Python's lock from its hooks, for work that is not urgent yet. The
+best moment is when the main thread has nothing else to do: so *whoever waits for an all-reduce attends*, and finds
+much of it done by the others already.
+
+But the main thread may compute for long, or wait for something else, a barrier perhaps, while the others need our
+chunks. So there is a substitute: a thread that sleeps until there is news, gives the main thread `PATIENCE_S` to
+come and see to it, and then does so itself. Progress never depends on what a rank waits for, or in which order; as
+with gloo, which has threads of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+
+from minddp.transport.shared_memory.exchange import Exchange, Reduction
+
+PATIENCE_S = 0.001  # an all-reduce of 1 MiB takes about as long
+GRACE_S = 10.0  # for the substitute to end
+
+
+class Attendance:
+    """The turns that threads take at an exchange, and the substitute, which ends when this object does."""
+
+    def __init__(self, exchange: Exchange):
+        self._exchange = exchange
+        self._turn = threading.Lock()
+        substitute = threading.Thread(
+            target=_substitute, args=(exchange, self._turn), name="minddp shared memory", daemon=True
+        )
+        substitute.start()
+        self.end = weakref.finalize(self, _dismiss, exchange, substitute)
+
+    def wait_for(self, reduction: Reduction, limit_s: float) -> bool:
+        """Attend until `reduction` has landed; whether it has, within the limit."""
+        end = time.monotonic() + limit_s
+        while not reduction.has_landed:
+            time_left_s = end - time.monotonic()
+            if time_left_s <= 0:
+                return False
+            if self._turn.acquire(timeout=min(time_left_s, PATIENCE_S)):  # or else another thread attends
+                try:
+                    if not reduction.has_landed:
+                        self._exchange.attend(time_left_s)
+                finally:
+                    self._turn.release()
+        return True
+
+
+def _substitute(exchange: Exchange, turn: threading.Lock) -> None:
+    while not exchange.is_closed:
+        exchange.await_news()
+        time.sleep(PATIENCE_S)
+        with turn:
+            exchange.attend(limit_s=0)
+    with turn:
+        exchange.leave()
+
+
+def _dismiss(exchange: Exchange, substitute: threading.Thread) -> None:
+    exchange.close()
+    if substitute is not threading.current_thread():  # garbage is collected in any thread
+        substitute.join(GRACE_S)

@@ -1,0 +1,607 @@
+"""What users of torch's DDP have asked for, each with the number of PyTorch's issue; and bad input."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.utils.checkpoint import checkpoint
+
+import minddp
+from minddp.roster import FEW, Roster
+from tests.features.beside import Trail, Wrap, play, random, snapshot
+
+
+class Heads(nn.Module):
+    """A body with two heads, either of which may be left out; `deep` are many layers without use."""
+
+    def __init__(self, deep: int = 0):
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+        self.left = nn.Linear(3, 2)
+        self.right = nn.Linear(3, 2)
+        self.deep = nn.ModuleList(nn.Identity() for _ in range(deep))
+
+    def forward(self, x: torch.Tensor, use: str = "both") -> torch.Tensor:
+        y = self.body(x)
+        heads = {"left": [self.left], "right": [self.right], "both": [self.left, self.right]}[use]
+        return torch.stack([head(y) for head in heads]).sum(0)
+
+
+def wrapped(*args: Any, deep: int = 0, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return minddp.DistributedDataParallel(Heads(deep), *args, **options)
+
+
+def texts_of(warned: list[warnings.WarningMessage], words: str) -> list[str]:
+    return [str(one.message) for one in warned if words in str(one.message)]
+
+
+# ------------------------------------------------------------------ parameters are named (57776)
+
+
+def _unused_is_named(rank: int) -> str:
+    ddp = wrapped()
+    ddp(torch.ones(1, 3), "left").sum().backward()
+    with pytest.raises(RuntimeError) as error:
+        ddp(torch.ones(1, 3))
+    return str(error.value)
+
+
+def test_57776_unused_parameters_are_named(ranks: Any) -> None:
+    for rank, text in enumerate(ranks(2).run(_unused_is_named)):
+        assert f"did not receive grad for rank {rank}: right.weight, right.bias" in text
+
+
+class Twice(nn.Module):
+    """Two reentrant checkpoints share a layer, whose gradient therefore arrives twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.shared, checkpoint(self.shared, x, use_reentrant=True), use_reentrant=True)
+
+
+def _twice_is_named(rank: int) -> str:
+    ddp = minddp.DistributedDataParallel(Twice())
+    with pytest.raises(RuntimeError) as error:
+        ddp(torch.ones(1, 3, requires_grad=True)).sum().backward()
+    return str(error.value)
+
+
+def test_57776_parameters_that_are_ready_twice_are_named(ranks: Any) -> None:
+    for text in ranks(2).run(_twice_is_named):
+        assert "mark a variable ready only once" in text
+        assert "shared." in text
+
+
+# ------------------------------------------------------------------ an unfinished reduction is told at once (68297)
+
+
+def _warns_in_backward(rank: int) -> list[str]:
+    """One head's gradient comes in a second backward: twice the right one's, then the left one's."""
+    ddp = wrapped()
+    body, heads = ddp.module.body, [ddp.module.left, ddp.module.right]
+    ddp.module.forward = lambda x, first: (heads[first](body(x)), heads[1 - first](body(x).detach()))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for first in (0, 0, 1):
+            for output in ddp(torch.ones(1, 3), first):
+                output.sum().backward()
+            optimizer.step()
+    return texts_of(warned, "brought no gradient")
+
+
+def test_68297_a_backward_that_ends_unfinished_warns_once(ranks: Any) -> None:
+    """Not an error: a second backward may bring the rest, as here."""
+    for rank, warned in enumerate(ranks(2).run(_warns_in_backward)):
+        assert len(warned) == 2
+        assert f"rank {rank} for: right.weight, right.bias." in warned[0]
+        assert f"rank {rank} for: left.weight, left.bias." in warned[1]
+
+
+# ------------------------------------------------------------------ ranks that disagree are told so (68803, 102438)
+
+
+def _disagree(rank: int, name: str) -> str:
+    model = Heads()
+    model.register_buffer("seen", torch.zeros(3))
+    first, second = SIDES[name]
+    try:
+        (first if rank == 0 else second)(model)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def ignoring(*names: str) -> Callable[[Heads], Any]:
+    def wrap(model: Heads) -> Any:
+        model._ddp_params_and_buffers_to_ignore = list(names)
+        return minddp.DistributedDataParallel(model)
+
+    return wrap
+
+
+def with_options(**options: Any) -> Callable[[Heads], Any]:
+    return lambda model: minddp.DistributedDataParallel(model, **options)
+
+
+def with_another_buffer(model: Heads) -> Any:
+    model.register_buffer("more", torch.zeros(2))
+    return minddp.DistributedDataParallel(model)
+
+
+def with_a_larger_buffer(model: Heads) -> Any:
+    model.seen = torch.zeros(5)
+    return minddp.DistributedDataParallel(model)
+
+
+PLAIN = with_options()
+SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
+    "find_unused_parameters": (PLAIN, with_options(find_unused_parameters=True)),
+    "static_graph": (with_options(static_graph=True), PLAIN),
+    "reduction": (PLAIN, with_options(reduction="sum")),
+    "bucket_cap_mb_list": (PLAIN, with_options(bucket_cap_mb_list=[1, 2])),
+    "skip": (PLAIN, with_options(skip_all_reduce_unused_params=True)),
+    "forward_sync_buffers": (PLAIN, with_options(forward_sync_buffers=False)),
+    "broadcast_buffers": (with_options(broadcast_buffers=False), PLAIN),
+    "ignored": (ignoring("left.weight", "left.bias"), ignoring("right.weight", "right.bias")),
+    "buffers": (PLAIN, with_another_buffer),
+    "larger buffer": (PLAIN, with_a_larger_buffer),
+    "views": (PLAIN, with_options(gradient_as_bucket_view=True)),
+    "capacity": (PLAIN, with_options(bucket_cap_mb=3)),
+    "transport": (PLAIN, with_options(transport="shared_memory")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("find_unused_parameters", ["`find_unused_parameters` is False on rank 0, but True on rank 1"]),
+        ("static_graph", ["`static_graph` is True on rank 0, but False on rank 1"]),
+        ("reduction", ["`reduction` is 'mean' on rank 0, but 'sum' on rank 1"]),
+        ("bucket_cap_mb_list", ["first capacities", "on rank 0, but [1048576, 2097152] on rank 1"]),
+        ("skip", ["`skip_all_reduce_unused_params` is False on rank 0, but True on rank 1"]),
+        ("forward_sync_buffers", ["`forward_sync_buffers` is True on rank 0, but False on rank 1"]),
+        ("broadcast_buffers", ["`broadcast_buffers` is False on rank 0, but True on rank 1"]),
+        ("ignored", ["rank 0 reduces `right.bias`, `right.weight`, but rank 1 ignores them"]),
+        ("buffers", ["Rank 0 broadcasts 1", "rank 1 expects 2", "more"]),
+        ("larger buffer", ["`seen` on rank 0 has sizes [3]", "on rank 1 has sizes [5]"]),
+        ("transport", ["`transport` is 'process_group' on rank 0, but 'shared_memory' on rank 1"]),
+        ("views", ["no error"]),
+        ("capacity", ["no error"]),
+    ],
+)
+def test_68803_102438_ranks_that_disagree_are_told_so(ranks: Any, name: str, words: list[str]) -> None:
+    for text in ranks(2).run(_disagree, name):
+        for word in words:
+            assert word in text
+
+
+def _other_capacities(wrap: Wrap, rank: int) -> Trail:
+    torch.manual_seed(0)
+    ddp = wrap(Heads(), bucket_cap_mb=0.00001 if rank == 0 else 25)
+    trail = []
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(random(2, 3, rank=rank, step=step)).square().sum().backward()
+        trail.append(snapshot(ddp))
+    return trail
+
+
+def test_capacities_of_buckets_may_differ_as_in_torch(ranks: Any) -> None:
+    """Rank 0's count. At three ranks another layout would have other bits."""
+    ranks(3).run(play, _other_capacities)
+
+
+# ------------------------------------------------------------------ the first bucket (121640), and other options
+
+
+def _first_bucket(rank: int, options: dict[str, Any]) -> list[int]:
+    ddp = minddp.DistributedDataParallel(nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))), **options)
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(torch.ones(1, 16)).sum().backward()
+    return [bucket.nbytes for bucket in ddp.plan.buckets]
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"first_bucket_cap_mb": 1e-5, "bucket_cap_mb": 0.002}, [64, 2112, 2176, 2176]),
+        ({"first_bucket_cap_mb": 0.002, "bucket_cap_mb": 1}, [2176, 4352]),
+        ({"bucket_cap_mb": 0.002}, [2176] * 3),
+    ],
+)
+def test_121640_the_first_bucket_has_a_capacity_of_its_own(
+    ranks: Any, options: dict[str, Any], sizes: list[int]
+) -> None:
+    for got in ranks(2).run(_first_bucket, options):
+        assert sum(got) == 6 * 4 * (16 * 16 + 16)
+        assert got == sizes
+
+
+# ------------------------------------------------------------------ no_sync with the options (69031, 143580, 79171)
+
+
+@dataclass
+class Outputs:
+    used: torch.Tensor
+    unused: torch.Tensor
+
+
+def _accumulate(wrap: Wrap, rank: int, options: dict[str, Any]) -> Trail:
+    """Each micro-batch uses another head; the last one, which is reduced, uses the left one only."""
+    torch.manual_seed(0)
+    ddp = wrap(Heads(), **options)
+    static = options.get("static_graph", False)
+    trail = []
+    for step in range(3):
+        if static and step == 0:  # with which torch cannot begin under no_sync
+            ddp(random(2, 3, rank=rank, step=99)).sum().backward()
+        for batch, use in enumerate(["right", "both", "left"]):
+            with ddp.no_sync() if batch < 2 else nullcontext():
+                ddp(
+                    random(2, 3, rank=rank, step=10 * step + batch), "both" if static else use
+                ).square().sum().backward()
+        trail.append(snapshot(ddp))
+        ddp.zero_grad(set_to_none=step == 0)
+    return trail
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("name", ["find_unused_parameters", "static_graph"])
+def test_69031_accumulated_gradients_of_unused_parameters_are_kept(ranks: Any, name: str, views: bool) -> None:
+    one, other = ranks(2).run(play, _accumulate, {name: True, "gradient_as_bucket_view": views})
+    for here, there in zip(one, other, strict=True):
+        assert here["module.right.weight.grad"].abs().sum() > 0
+        assert torch.equal(here["module.right.weight.grad"], there["module.right.weight.grad"])
+
+
+def _static_begins_with_no_sync(rank: int) -> list[float]:
+    """Twice the same gradients, once reduced in one go and once accumulated first."""
+    sums = []
+    for begins_locally in (False, True):
+        ddp = wrapped(static_graph=True)
+        x = random(2, 3, rank=rank)
+        with ddp.no_sync() if begins_locally else nullcontext():
+            ddp(x, "left").sum().backward()
+        if begins_locally:
+            ddp(x, "left").sum().backward()
+        assert ddp.module.right.weight.grad is None
+        factor = 0.5 if begins_locally else 1.0
+        sums += [factor * param.grad.sum().item() for param in ddp.parameters() if param.grad is not None]
+    return sums
+
+
+def test_143580_a_static_graph_may_begin_with_no_sync(ranks: Any) -> None:
+    one, other = ranks(2).run(_static_begins_with_no_sync)
+    assert one == other
+    half = len(one) // 2
+    assert one[:half] == pytest.approx(one[half:])
+
+
+def _static_with_unused_output(rank: int) -> list[Any]:
+    ddp = wrapped(static_graph=True)
+    module = ddp.module
+    module.forward = lambda x: Outputs(module.left(module.body(x)), module.right(module.body(x)))
+    for step in range(4):
+        ddp.zero_grad()
+        ddp(random(2, 3, rank=rank, step=step)).used.square().sum().backward()
+    assert module.right.weight.grad is None
+    return [param.grad.sum().item() for param in module.left.parameters()]
+
+
+def test_79171_a_static_graph_may_have_an_output_without_use(ranks: Any) -> None:
+    one, other = ranks(2).run(_static_with_unused_output)
+    assert one == other
+
+
+# ------------------------------------------------------------------ 30718, 83909 and 74115
+
+
+def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
+    model = Heads()
+    model.register_buffer("seen", torch.zeros(1))
+    model.frozen = nn.Parameter(torch.zeros(1), requires_grad=False)
+    model.own = nn.Parameter(torch.zeros(1), requires_grad=False)
+    model._ddp_params_and_buffers_to_ignore = ["own"]
+    ddp = minddp.DistributedDataParallel(model)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(float(rank))
+    ddp.synchronize(source, buffers=buffers)
+    return [tensor.flatten()[0].item() for tensor in (model.body.weight, model.frozen, model.seen, model.own)]
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+@pytest.mark.parametrize("source", [0, 2])
+def test_30718_parameters_and_buffers_are_broadcast_on_demand(ranks: Any, source: int, buffers: bool) -> None:
+    for rank, got in enumerate(ranks(3).run(_synchronize, source, buffers)):
+        assert got == [source, source, source if buffers else rank, rank]
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(2, 2)
+        self.picture = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x).sum() + _Turn.apply(self.picture).sum()
+
+
+class _Turn(torch.autograd.Function):
+    """Passes on a gradient of other strides than its parameter has."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.full(grad.shape, 2.0)
+
+
+def _strides(rank: int) -> list[str]:
+    model = Turned()
+    ddp = minddp.DistributedDataParallel(model)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model.picture.grad = torch.zeros(2, 3, 4, 4)  # which autograd adds to
+            ddp(torch.ones(1, 2)).backward()
+    assert torch.equal(model.picture.grad, torch.full((2, 3, 4, 4), 2.0))
+    return texts_of(warned, "strides do not match")
+
+
+def test_83909_the_warning_of_strides_names_its_parameter(ranks: Any) -> None:
+    for warned in ranks(2).run(_strides):
+        assert warned
+        assert all("`picture`" in text for text in warned)
+
+
+def _outputs(rank: int, options: dict[str, Any]) -> None:
+    ddp = wrapped(**options)
+    made: list[Any] = []
+
+    def forward(x: torch.Tensor) -> dict[str, Any]:
+        y = ddp.module.left(ddp.module.body(x))
+        made.append({"y": y, "same": [y, (y.detach(), Outputs(y, y))]})
+        return made[-1]
+
+    ddp.module.forward = forward
+    for _ in range(3):
+        output = ddp(torch.ones(2, 3))
+        assert output is made[-1]
+        assert output["y"] is output["same"][0] is output["same"][1][1].used
+        output["y"].mul_(2.0)  # which a clone would allow, and a view not
+        output["y"].sum().backward()
+
+
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_74115_outputs_are_the_objects_that_the_module_returned(ranks: Any, options: dict[str, Any]) -> None:
+    ranks(2).run(_outputs, options)
+
+
+# ------------------------------------------------------------------ communication hooks that are wrong
+
+
+def _raises(_state, bucket):  # type: ignore[no-untyped-def]
+    raise ArithmeticError("no sums today")
+
+
+def _fails_later(_state, bucket):  # type: ignore[no-untyped-def]
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_exception(ArithmeticError("no sums today"))
+    return future
+
+
+def _too_small(_state, bucket):  # type: ignore[no-untyped-def]
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer()[:-1])
+    return future
+
+
+def _no_tensor(_state, bucket):  # type: ignore[no-untyped-def]
+    future: torch.futures.Future[str] = torch.futures.Future()
+    future.set_result("sum")
+    return future
+
+
+def _no_future(_state, bucket):  # type: ignore[no-untyped-def]
+    return bucket.buffer()
+
+
+BAD_HOOKS = {hook.__name__: hook for hook in (_raises, _fails_later, _too_small, _no_tensor, _no_future)}
+
+
+def _bad_hook(rank: int, name: str, when: int) -> tuple[str, str, float]:
+    """Bad in step `when`, as torch's all-reduce in the others: the error, and what the next step brings."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    step = [0]
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        return BAD_HOOKS[name](state, bucket) if step[0] == when else default_hooks.allreduce_hook(None, bucket)
+
+    hook.__qualname__ = name
+    ddp.register_comm_hook(None, hook)
+    kind, text = "no error", ""
+    for step[0] in range(when + 2):
+        ddp.zero_grad()
+        try:
+            ddp(torch.full((1, 1), float(rank))).sum().backward()
+        except Exception as error:
+            kind, text = type(error).__name__, "".join(traceback.format_exception(error))
+    return kind, text, ddp.module.weight.grad.item()
+
+
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("_raises", "ArithmeticError", ["no sums today"]),
+        ("_fails_later", "ArithmeticError", ["no sums today"]),
+        ("_too_small", "RuntimeError", ["a tensor of 1 elements", "a tensor of 0 elements"]),
+        ("_no_tensor", "RuntimeError", ["'sum'"]),
+        ("_no_future", "RuntimeError", ["torch.futures.Future", "Tensor"]),
+    ],
+)
+def test_a_bad_communication_hook_is_named_and_the_next_step_works(
+    ranks: Any, name: str, kind: str, words: list[str], when: int
+) -> None:
+    for got, text, grad in ranks(2).run(_bad_hook, name, when):
+        assert got == kind
+        assert name in text
+        for word in words:
+            assert word in text
+        assert grad == 0.5
+
+
+def _misshapen(rank: int) -> list[str]:
+    """What registering says of hooks that cannot be called with a state and a bucket."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1))
+    texts = []
+    for hook in ("a name", lambda state, gradients: None):
+        with pytest.raises((TypeError, KeyError)) as error:
+            ddp.register_comm_hook(None, hook)
+        texts.append(str(error.value))
+    return texts
+
+
+def test_a_hook_of_the_wrong_shape_is_refused(ranks: Any) -> None:
+    for no_function, no_bucket in ranks(2).run(_misshapen):
+        assert "'a name'" in no_function
+        assert "bucket" in no_bucket
+        assert "gradients" in no_bucket
+
+
+# ------------------------------------------------------------------ modules that change after wrapping
+
+
+def _altered(rank: int, change: str, before: int) -> tuple[str, int]:
+    """`before` steps, the change, and steps until it is noticed: the error, and in how many forwards."""
+    ddp = wrapped(deep=10)
+    module = ddp.module
+    module.left.requires_grad_(True)
+    for _ in range(before):
+        ddp(torch.ones(1, 3)).sum().backward()
+    if change == "parameter":
+        module.body.scale = nn.Parameter(torch.ones(1))
+    elif change == "layer":
+        module.deep.append(nn.Linear(2, 2))
+    elif change == "replaced":
+        module.right.weight = nn.Parameter(torch.ones(2, 3))
+    elif change == "harmless":
+        module.deep.append(nn.ReLU())
+        module.left.register_parameter("bias_too", module.left.bias)
+        module.again = module.body
+    for forwards in range(1, 20):
+        try:
+            ddp(torch.ones(1, 3)).sum().backward()
+        except RuntimeError as error:
+            return str(error), forwards
+    return "no error", 0
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("parameter", "`body.scale` was not there"),
+        ("layer", "`deep.10.weight` was not there, `deep.10.bias` was not there"),
+        ("replaced", "`right.weight` was not there"),
+        ("harmless", "no error"),
+    ],
+)
+def test_parameters_that_are_added_are_noticed(ranks: Any, change: str, words: str, before: int) -> None:
+    num_submodules = 5 + 10
+    for text, forwards in ranks(2).run(_altered, change, before):
+        assert words in text
+        assert forwards <= (1 if before == 0 else -(-num_submodules // FEW))
+
+
+def _unfrozen(rank: int, before: int) -> str:
+    model = Heads()
+    model.right.requires_grad_(False)
+    ddp = minddp.DistributedDataParallel(model)
+    for _ in range(before):
+        ddp(torch.ones(1, 3)).sum().backward()
+    model.requires_grad_(True)
+    with pytest.raises(RuntimeError) as error:
+        for _ in range(3):
+            ddp(torch.ones(1, 3)).sum().backward()
+    model.right.requires_grad_(False)
+    ddp(torch.ones(1, 3)).sum().backward()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_layer_that_is_unfrozen_is_noticed(ranks: Any, before: int) -> None:
+    """And when it is frozen again all is well."""
+    for text in ranks(2).run(_unfrozen, before):
+        assert "`right.weight` did not require grad" in text
+
+
+def _frozen(rank: int, finds_unused: bool) -> tuple[str, str]:
+    ddp = wrapped(find_unused_parameters=finds_unused)
+    ddp(torch.ones(1, 3)).sum().backward()
+    ddp.module.left.requires_grad_(False)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        ddp(torch.ones(1, 3)).sum().backward()
+    try:
+        ddp(torch.ones(1, 3))
+    except RuntimeError as error:
+        return str(error), "".join(texts_of(warned, "brought no gradient"))
+    return "no error", ""
+
+
+def test_a_layer_that_is_frozen_is_named_in_backward(ranks: Any) -> None:
+    for error, warning in ranks(2).run(_frozen, False):
+        for text in (error, warning):
+            assert "no longer do: left.weight, left.bias" in text
+
+
+def test_with_unused_ones_sought_layers_may_be_frozen(ranks: Any) -> None:
+    assert ranks(2).run(_frozen, True) == [("no error", "")] * 2
+
+
+def test_a_roster_looks_at_few_submodules_at_a_time() -> None:
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3 * FEW)))
+    roster = Roster(model, model.parameters())
+    for _ in range(2):
+        roster.look()
+    model[-1].extra = nn.Parameter(torch.ones(1))
+    looks = 0
+    with pytest.raises(RuntimeError, match=rf"`{3 * FEW - 1}\.extra` was not there"):
+        while True:
+            looks += 1
+            roster.look()
+    assert looks == 4
+
+
+def _copies(rank: int) -> None:
+    """A pickled or copied wrapper has a roster of its own module."""
+    import copy
+
+    ddp = copy.deepcopy(wrapped())
+    ddp(torch.ones(1, 3)).sum().backward()
+    ddp.module.body.extra = nn.Parameter(torch.ones(1))
+    with pytest.raises(RuntimeError, match=r"`body\.extra` was not there"):
+        ddp(torch.ones(1, 3))
+
+
+def test_copies_know_their_own_module(ranks: Any) -> None:
+    ranks(2).run(_copies)
