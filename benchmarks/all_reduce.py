@@ -11,7 +11,6 @@ waited for, with nothing else to do. See [Note: paired rounds] for how the ratio
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks import machine
+from benchmarks import machine, results
 from benchmarks.harness import compare, mean_cpu, median_ms, race, schedule, slowest_rank
 from benchmarks.launch import run_ranks
 from minddp.transport import Transport, open_transport
@@ -65,7 +64,7 @@ class Config:
 
     def resolved(self) -> Config:
         """This configuration with the default of `out` spelled out."""
-        return dataclasses.replace(self, out=self.out or Path(__file__).parent / "results" / "all_reduce.json")
+        return dataclasses.replace(self, out=self.out or results.path_of("all_reduce"))
 
 
 def main(config: Config) -> None:
@@ -75,8 +74,7 @@ def main(config: Config) -> None:
     )
     print_report(report, Console())
     if config.out is not None:
-        config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(json.dumps(report, indent=1) + "\n")
+        results.write(report, config.out)
 
 
 def time_sizes(rank: int, config: Config) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def time_sizes(rank: int, config: Config) -> dict[str, Any]:
     return {
         "question": "time of an all-reduce in shared memory as a multiple of the process group's",
         "machine": machine.describe() | {"load_average": machine.load_average()},
-        "config": {key: value for key, value in dataclasses.asdict(config).items() if key != "out"},
+        "config": results.of_config(config),
         "sizes": [time_size(rank, config, kib, over_group, shared) for kib in config.sizes_kib],
     }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import importlib.util
 import inspect
-import logging
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -212,7 +212,7 @@ def zero_step(model: nn.Module, task: Workload, rank: int) -> Step:
     """DeepSpeed's engine takes over backward and the update. It looks for the ranks in the environment."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(dist.get_world_size()))
     os.environ.setdefault("DS_ACCELERATOR", device_of(model).type)
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # in every step
     import deepspeed
 
     inputs, targets = batch_of(task, rank, device_of(model))

@@ -66,12 +66,13 @@ def race(
     barrier: Callable[[], object],
     on_round: Callable[[], object] = lambda: None,
     settle: Callable[[], object] = lambda: None,
+    leave: Callable[[str], object] = lambda name: None,
 ) -> dict[str, list[Turn]]:
     """Run every round of `order` on this rank; returns each contestant's turns, round by round.
 
     A turn is a barrier, one untimed step that brings the contestant's data back into the caches, then
     `steps_per_turn` timed steps. The garbage collector runs between turns and never inside one. `settle` waits for
-    what a step has only begun: on a GPU, its kernels.
+    what a step has only begun: on a GPU, its kernels. `leave(name)` follows a turn: others need the memory, too.
     """
     turns: dict[str, list[Turn]] = {name: [] for name in contestants}
     with _no_garbage_collection():
@@ -80,6 +81,7 @@ def race(
                 gc.collect()
                 barrier()
                 turns[name].append(_timed_turn(contestants[name], steps_per_turn, settle))
+                leave(name)
             on_round()
     return turns
 

@@ -7,12 +7,13 @@ Points are medians, bars their 95% bootstrap intervals. Everything is read from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -21,7 +22,9 @@ from benchmarks.contestants import ALONE, FLOOR
 from benchmarks.sheet import (
     FAINT,
     MINDDP,
+    OTHERS,
     SHARED,
+    SHARED_PALE,
     TEXT,
     TORCH,
     across,
@@ -74,7 +77,7 @@ def ratios(report: Report) -> Figure:
                 name = f"minddp {setting}{transport}"
                 if name in result["contestants"]:
                     across(axes, result["contestants"][name]["ratio"], row + shift, colour)
-        rows_of(axes, settings)
+    rows_of(panels, settings)
     on_one_scale(panels)
     key(figure, {"minddp": MINDDP, "minddp by shared memory": SHARED, "line at 1: torch": TORCH})
     footnote(figure, report)
@@ -89,26 +92,31 @@ def step_times(report: Report) -> Figure:
     figure, panels = sheet(title, len(workloads), panel_inches=0.17 * len(names))
     for axes, result in zip(panels, workloads, strict=True):
         titled(axes, result["title"])
-        floors = result["floors"]
-        bare = floors["no_wrapper_ms"]
-        axes.axvspan(0, bare, color=FAINT, linewidth=0)
-        axes.axvline(floors["one_rank_alone_ms"], color=TEXT, linewidth=0.8, linestyle=":")
-        present = [(row, name) for row, name in enumerate(names) if name in result["contestants"]]
-        for row, name in present:
-            milliseconds, colour = result["contestants"][name]["median_ms"], colour_of(name)
-            axes.plot([bare, milliseconds], [row, row], color=colour, linewidth=1.6)
-            axes.plot(milliseconds, row, "o", color=colour, markersize=3.5)
-            beside(axes, f"{milliseconds:.3g}", milliseconds, row, TEXT, size=6.5)
-            floor = floors["floor_ms"].get("shared_memory" if "shared" in name else "process_group", bare)
-            axes.plot(floor, row, "|", color=TEXT, markersize=6, markeredgewidth=1)
-        rows_of(axes, names)
-        axes.set_xlim(0, 1.15 * max(result["contestants"][name]["median_ms"] for _, name in present))
-    key(
-        figure,
-        {f"shaded: {FLOOR}": "#9a9a9a", f"dotted: {ALONE}": TEXT, "|  max(compute, bytes / bandwidth)": TEXT},
-    )
+        step_times_of(axes, result, names)
+    rows_of(panels, names)
+    bounds = {f"shaded: {FLOOR}": TORCH, f"dotted: {ALONE}": TEXT, "|  max(compute, bytes / bandwidth)": TEXT}
+    key(figure, bounds)
     footnote(figure, report)
     return figure
+
+
+def step_times_of(axes: Axes, result: Report, names: Sequence[str]) -> None:
+    """One workload: a row for each name that trains it."""
+    floors, present = result["floors"], [name for name in names if name in result["contestants"]]
+    bare = floors["no_wrapper_ms"]
+    axes.axvspan(0, bare, color=FAINT, linewidth=0)
+    axes.axvline(floors["one_rank_alone_ms"], color=TEXT, linewidth=0.8, linestyle=":")
+    for name in present:
+        row, colour, exposed = names.index(name), colour_of(name), result["contestants"][name]["exposed_ms"]
+        low, milliseconds, high = (bare + exposed[part] for part in ("low", "median", "high"))
+        axes.plot([bare, milliseconds], [row, row], color=colour, linewidth=1.2)
+        axes.plot([low, high], [row, row], color=colour, linewidth=4, alpha=0.3, solid_capstyle="butt")
+        axes.plot(milliseconds, row, "o", color=colour, markersize=3.5)
+        floor = floors["floor_ms"].get("shared_memory" if "shared" in name else "process_group", bare)
+        axes.plot(floor, row, "|", color=TEXT, markersize=6, markeredgewidth=1)
+        figure = f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"
+        beside(axes, figure, max(high, floor, bare), row, TEXT, size=6.5)
+    axes.set_xlim(0, 1.15 * (bare + max(result["contestants"][name]["exposed_ms"]["high"] for name in present)))
 
 
 def bucket_sizes(report: Report) -> Figure:
@@ -142,7 +150,7 @@ def bucket_sizes(report: Report) -> Figure:
 
 def hook_costs(report: Report) -> Figure:
     """Microseconds by number of parameters."""
-    title = "Microseconds that a wrapper adds per parameter (one rank, nothing communicated)"
+    title = "Microseconds that a wrapper adds per parameter, nothing communicated"
     figure, [axes] = sheet(title, 1, panel_inches=2.4)
     counts = [int(count) for count in report["counts"]]
     names = list(report["counts"][str(counts[0])]["contestants"])
@@ -169,17 +177,16 @@ def memory(report: Report) -> Figure:
     names = everybody(workloads)
     title = "Beyond the step without a wrapper, in multiples of the model's size"
     figure, panels = sheet(title, 2, panel_inches=0.19 * len(names), wide=2)
-    for axes, what, heading in zip(
-        panels, ("added", "copied"), ("memory at the peak", "bytes copied"), strict=True
-    ):
-        titled(axes, heading)
+    for axes, what in zip(panels, ("added", "copied"), strict=True):
+        titled(axes, {"added": "memory at the peak", "copied": "bytes copied in a step"}[what])
         for row, name in enumerate(names):
             values = [result["contestants"][name][what] for result in workloads if name in result["contestants"]]
             axes.plot(values, [row] * len(values), "o", color=colour_of(name), markersize=5, alpha=0.4)
-        rows_of(axes, names)
         axes.grid(axis="x", color=FAINT)
         axes.set_axisbelow(True)
         axes.set_xlim(-0.1)
+    rows_of(panels, names)
+    key(figure, {"torch": TORCH, "minddp": MINDDP, "minddp by shared memory": SHARED, "others": OTHERS})
     footnote(figure, report, "a point for each workload, sparse gradients left out; counted, not timed")
     return figure
 
@@ -189,7 +196,7 @@ def all_reduces(report: Report) -> Figure:
     title = "Time of an all-reduce in shared memory relative to gloo's"
     figure, [axes] = sheet(title, 1, panel_inches=2.4)
     sizes = [result["kib"] for result in report["sizes"]]
-    names = dict(zip(report["sizes"][0]["ratios"], (SHARED, MINDDP), strict=True))
+    names = dict(zip(report["sizes"][0]["ratios"], (SHARED, SHARED_PALE), strict=True))
     for name, colour in names.items():
         estimates = [result["ratios"][name] for result in report["sizes"]]
         axes.plot(sizes, [estimate["median"] for estimate in estimates], color=colour, linewidth=1.2)

@@ -1,4 +1,4 @@
-"""The look of all figures: a white sheet of panels, four colours, marks with their intervals, words beside them."""
+"""The look of all figures: a white sheet of panels, a few colours, marks with their intervals, and words."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 TORCH, MINDDP, SHARED, OTHERS = "#6f6f6f", "#1f5fa8", "#c8611a", "#8c7aa9"
+SHARED_PALE = "#dfa06f"
 TEXT, FRAME, FAINT = "#404040", "#bdbdbd", "#ececec"
+
+
+HEADER_INCHES, FOOTER_INCHES, MARGIN_INCHES = 0.55, 0.25, 0.08
 
 
 def sheet(title: str, panels: int, *, panel_inches: float, wide: int = 3) -> tuple[Figure, list[Axes]]:
     """A figure of `panels` panels, at most `wide` of them in a row, each `panel_inches` high."""
     columns, rows = min(panels, wide), math.ceil(panels / wide)
     width = 6.2 if columns == 1 else 1.8 + 2.7 * columns
-    figure = Figure(figsize=(width, 1.0 + rows * (panel_inches + 0.55)), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, color=TEXT)
+    height = HEADER_INCHES + FOOTER_INCHES + rows * (panel_inches + 0.55)
+    between = (0, FOOTER_INCHES / height, 1, 1 - (HEADER_INCHES + FOOTER_INCHES) / height)
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(rect=between))
+    figure.text(MARGIN_INCHES / width, 1 - 0.19 / height, title, va="center", fontsize=10.5, color=TEXT)
     axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for unused in axes[panels:]:
         unused.remove()
@@ -36,21 +43,24 @@ def titled(axes: Axes, text: str) -> None:
 
 
 def key(figure: Figure, colours: Mapping[str, str]) -> None:
-    """Words in the colours that they stand for."""
-    handles = [Line2D([], [], linestyle="none") for _ in colours]
-    figure.legend(
-        handles,
+    """Below the title, words in the colours that they stand for."""
+    width, height = figure.get_size_inches()
+    words = figure.legend(
+        [Line2D([], [], linestyle="none") for _ in colours],
         list(colours),
         labelcolor=list(colours.values()),
-        loc="outside upper left",
+        loc="center left",
+        bbox_to_anchor=(MARGIN_INCHES / width, 1 - 0.42 / height),
         ncols=len(colours),
         frameon=False,
         fontsize=8.5,
         handlelength=0,
         handletextpad=0,
         columnspacing=1.5,
-        borderaxespad=0.1,
+        borderpad=0,
+        borderaxespad=0,
     )
+    words.set_in_layout(False)
 
 
 def footnote(figure: Figure, report: Mapping[str, Any], note: str = "") -> None:
@@ -63,7 +73,8 @@ def footnote(figure: Figure, report: Mapping[str, Any], note: str = "") -> None:
         f"{machine['cores']} cores of {machine['cpu']}",
         f"torch {machine['torch']}",
     ]
-    figure.supxlabel("; ".join(said), x=0.01, ha="left", fontsize=6.5, color=TORCH)
+    width, height = figure.get_size_inches()
+    figure.text(MARGIN_INCHES / width, 0.12 / height, "; ".join(said), va="center", fontsize=6.5, color=TORCH)
 
 
 # ------------------------------------------------------------------ marks
@@ -88,11 +99,14 @@ def beside(axes: Axes, text: str, x: float, y: float, colour: str, size: float) 
     )
 
 
-def rows_of(axes: Axes, names: Sequence[str]) -> None:
-    """A row for each name, the first on top."""
-    axes.set_yticks(range(len(names)), list(names))
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
+def rows_of(panels: Sequence[Axes], names: Sequence[str]) -> None:
+    """A row for each name, the first on top; named once for all panels beside each other."""
+    for axes in panels:
+        place = axes.get_subplotspec()
+        is_leftmost = place is not None and place.is_first_col()
+        axes.set_yticks(range(len(names)), list(names) if is_leftmost else [""] * len(names))
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
 
 
 def on_one_scale(panels: Sequence[Axes]) -> None:

@@ -184,6 +184,7 @@ def time_workload(rank: int, task: Workload, config: Config, start_bar: StartBar
         dist.barrier,
         start_bar(task.name, len(order)),
         torch.cuda.synchronize if config.device == "cuda" else lambda: None,
+        leave=lambda name: models[name].zero_grad(set_to_none=True),
     )
     wall, cpu = timed_rounds(turns, config.warmup_rounds)
     return describe_workload(task, models[FLOOR]) | {

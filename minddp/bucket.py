@@ -23,7 +23,6 @@ from minddp.packing import Run, Scaling, is_missing_or_at_home, run_bounds
 from minddp.plan import BucketPlan, BucketSpec, Slot
 from minddp.sparse_bucket import SparseBucket
 
-
 #: Makes a flat tensor of as many elements of a dtype on a device: memory where the transport wants it.
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 

@@ -27,7 +27,7 @@ from minddp.buffers import BufferHook, Buffers
 from minddp.comm_hooks import CommHook
 from minddp.delayed import DelayedAllReduce
 from minddp.events import EventKind
-from minddp.join import Shadow, call_roll
+from minddp.join import Shadow, call_roll, refuse
 from minddp.lookout import Progress, watched
 from minddp.mixed_precision import MixedPrecision
 from minddp.optimizer_overlap import OverlappedOptimizer
@@ -492,26 +492,13 @@ class DistributedDataParallel(nn.Module, Joinable):
             ValueError: combined with an option that a rank without inputs cannot follow.
         """
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        by_active = not self._divide_by_initial_world_size
-        for other, is_on, why in (
-            (
-                "skip_all_reduce_unused_params",
-                self._options.skip_all_reduce_unused_params,
-                "a rank that has run out of inputs cannot know which buckets the others skip",
-            ),
-            (
-                "delay_all_reduce_named_params",
-                self._delayed is not None,
-                "a rank that has run out of inputs has no gradient that could let the delayed ones leave",
-            ),
-            (
-                'reduction="sum" together with divide_by_initial_world_size=False',
-                self._options.reduction == "sum" and by_active,
-                "nothing is divided",
-            ),
-        ):
-            if is_on:
-                raise ValueError(f"`join` and {other} exclude each other: {why}.")
+        sums = self._options.reduction == "sum"
+        refuse(
+            skips=self._options.skip_all_reduce_unused_params,
+            delays=self._delayed is not None,
+            tunes=self._tuner is not None,
+            sums_by_active=sums and not self._divide_by_initial_world_size,
+        )
         return Shadow(self)
 
     @property

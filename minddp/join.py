@@ -89,6 +89,22 @@ class Shadow(JoinHook):
         ddp.synchronize(ddp._authoritative_rank, buffers=ddp.forward_sync_buffers)
 
 
+def refuse(*, skips: bool, delays: bool, tunes: bool, sums_by_active: bool) -> None:
+    """Raise for options that a rank without inputs cannot follow.
+
+    Raises:
+        ValueError: names the option.
+    """
+    for is_on, option, why in (
+        (skips, "skip_all_reduce_unused_params", "a rank without inputs cannot know which buckets the others skip"),
+        (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient to give the sign"),
+        (tunes, 'bucket_cap_mb="auto"', "a rank without inputs makes no steps to be observed"),
+        (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
+    ):
+        if is_on:
+            raise ValueError(f"`join` and {option} exclude each other: {why}.")
+
+
 def call_roll(transport: Transport, device: torch.device, *, trains: bool, is_synchronised: bool) -> RollCall:
     """An active rank begins a forward. Collective."""
     return _roll_call(transport, device, [transport.rank, trains, is_synchronised])

@@ -80,7 +80,7 @@ class Logger(dist.Logger):
     def __init__(self, ddp: DistributedDataParallel):
         # Over nobody's group: a C++ reducer that held the last reference to a real one would join the group's
         # threads with Python's lock in its hand, and those may be waiting for just that.
-        nobody = dist.ProcessGroup(0, 1)
+        nobody = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
         self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], nobody)
         super().__init__(self._counterpart)
         self._ddp = weakref.proxy(ddp)

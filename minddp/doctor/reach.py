@@ -43,6 +43,6 @@ async def _knock(door: tuple[str, int] | None) -> str:
     except (asyncio.TimeoutError, TimeoutError):
         return "no answer"
     except OSError as error:
-        return ""
+        return classify(error)
     writer.close()
     return ""

@@ -106,7 +106,7 @@ class Recorder:
         return tuple(sorted(events, key=lambda event: event.t_ns)), dropped
 
     def _layouts(self, events: tuple[Stamped, ...]) -> tuple[Layout, ...]:
-        """A rebuild changes the layout. It happens once in a training as a rule; of several, the last one counts."""
+        """A rebuild changes the layout, as a rule once in a training; of several, the last one counts."""
         last = self._source.layout()
         rebuilt_ns = next((t for t, kind, _ in reversed(events) if kind is EventKind.BUCKETS_REBUILT), None)
         if rebuilt_ns is None:

@@ -5,9 +5,8 @@ as well, instead of being started anew and importing everything again; PyTorch's
 
 [Note: second chance]
 With torch's own class, tests under RPC hang now and then: where its C++ reducer holds the last reference to a gloo
-group, the group is destroyed while the GIL is held; its destructor waits for the group's thread, and that thread, if
-it has a tensor to release, for the GIL. So a test that has hung is run once more, and its verdict says so. A class
-that hangs by itself does so again.
+group, the group is destroyed while the GIL is held; its destructor waits for the group's thread, and that thread
+waits for the GIL if it has a tensor to release. So a test that has hung is run once more, and its verdict says so.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ def _kill_session(pid: int) -> None:
 
 
 def _run_all(programme: Programme, module: ModuleType, slots: Slots, results: Connection, scratch: Path) -> None:
-    """As many tests at once as there are slots to be had. One that hangs is run again: see [Note: second chance]."""
+    """As many tests at once as there are slots to be had. See [Note: second chance]."""
     waiting, running = deque(programme.tests or ()), list[_Running]()
     has_hung: set[TestId] = set()
     try:

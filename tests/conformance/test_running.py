@@ -103,7 +103,7 @@ def test_a_class_that_never_synchronises_is_noticed(subject: str, status: Status
 
 def test_tests_of_ddp_are_discovered() -> None:
     found, errors = runner.discover([TOYS[0]], NATIVE, runner.Conditions())
-    assert [test.case for test in found] == ["Toy.test_builds", "ToyOnGpu.test_moves"]
+    assert [test.case for test in found] == ["Toy.test_builds", "Toy.test_hangs_at_first", "ToyOnGpu.test_moves"]
     assert errors == []
 
 

@@ -1,7 +1,7 @@
 """Fill the outputs on docs/stuck.md with real ones: `python -m tests.doctor.stuck_page`, some minutes.
 
-A block of the page that follows `<!-- played: NAME -->` shows what the scenario NAME of `tests/lookout/stuck.py` had a
-waiting rank report last, and raise; one that follows `<!-- ran: COMMAND -->` what the command printed.
+A block of the page that follows `<!-- played: NAME -->` shows what the scenario NAME of `tests/lookout/stuck.py`
+had a waiting rank report last, and raise; one that follows `<!-- ran: COMMAND -->` what the command printed.
 """
 
 from __future__ import annotations

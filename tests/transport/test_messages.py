@@ -67,6 +67,14 @@ def test_what_was_said_before_the_end_is_heard(ends: Ends) -> None:
     assert messages.receive(ends[1]) == (None, [])
 
 
+def test_last_words_are_heard_of_one_who_has_not_heard_us_out(ends: Ends) -> None:
+    messages.send(ends[1], messages.encode(ChunksDone(1)))
+    messages.send(ends[0], messages.encode(Farewell("tired")))
+    ends[0].close()
+    assert messages.receive(ends[1]) == (Farewell("tired"), [])
+    assert messages.receive(ends[1]) == (None, [])
+
+
 def test_one_who_is_gone_counts_as_told(ends: Ends) -> None:
     ends[1].close()
     assert messages.send(ends[0], messages.encode(ChunksDone(1)))

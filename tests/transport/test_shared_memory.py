@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minddp.transport import ProcessGroupTransport, SharedMemoryTransport, open_transport
-from minddp.transport.shared_memory import rendezvous, worker
+from minddp.transport.shared_memory import exchange, rendezvous
 from minddp.transport.shared_memory.messages import DTYPES
 from tests.ranks import RankFailure, RankPool
 
@@ -191,7 +191,7 @@ def test_no_order_of_waiting_can_deadlock(ranks: Ranks) -> None:
 
 
 def wait_only_after_a_barrier(rank: int) -> bool:
-    """Rank 0 is blocked elsewhere while rank 1 needs its chunk: the worker does it nevertheless."""
+    """Rank 0 is blocked elsewhere while rank 1 needs its chunk: its substitute does it."""
     transport = opened()
     tensor = ones(transport, 1000)
     work = transport.all_reduce(tensor)
@@ -308,9 +308,9 @@ def die_at(rank: int, moment: str) -> float:
     if rank == 1 and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "in the middle":
-        worker.reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        exchange.reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "after launching":
-        worker.reduce_chunk = lambda *_, **__: time.sleep(60)
+        exchange.reduce_chunk = lambda *_, **__: time.sleep(60)
         transport.all_reduce(tensor)
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "with a child":

@@ -1,15 +1,14 @@
 """Who does a rank's share of the work: the thread that waits for it, or else a substitute.
 
 [Note: who attends]
-Somebody has to attend to an exchange: hear that all addends are in, add, tell. If a thread of its own did so at
-once, it would take the core away from backward, and Python's lock from its hooks, for work that is not urgent yet. The
-best moment is when the main thread has nothing else to do: so *whoever waits for an all-reduce attends*, and finds
-much of it done by the others already.
+Somebody has to attend to an exchange: hear that all addends are in, add, tell. A thread of its own that does so at
+once takes the core away from backward, and Python's lock from its hooks, for work that is not urgent yet. The best
+moment is when the main thread has nothing else to do. So *whoever waits for an all-reduce attends*.
 
-But the main thread may compute for long, or wait for something else, a barrier perhaps, while the others need our
+But the main thread may compute for long, or wait for something else, a barrier perhaps, while others need our
 chunks. So there is a substitute: a thread that sleeps until there is news, gives the main thread `PATIENCE_S` to
-come and see to it, and then does so itself. Progress never depends on what a rank waits for, or in which order; as
-with gloo, which has threads of its own.
+come and see to it, and then does so itself. Progress never depends on what a rank waits for, or in which order; it
+does not with gloo either, which has threads of its own.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ class Attendance:
     def wait_for(self, reduction: Reduction, limit_s: float) -> bool:
         """Attend until `reduction` has landed; whether it has, within the limit."""
         end = time.monotonic() + limit_s
-        while not reduction.has_landed:
-            time_left_s = end - time.monotonic()
-            if time_left_s <= 0:
-                return False
+        while not reduction.has_landed and (time_left_s := end - time.monotonic()) > 0:
             if self._turn.acquire(timeout=min(time_left_s, PATIENCE_S)):  # or else another thread attends
                 try:
-                    if not reduction.has_landed:
-                        self._exchange.attend(time_left_s)
+                    self._attend_until_landed(reduction, end)
                 finally:
                     self._turn.release()
-        return True
+        return reduction.has_landed
+
+    def _attend_until_landed(self, reduction: Reduction, end: float) -> None:
+        while not reduction.has_landed and (time_left_s := end - time.monotonic()) > 0:
+            self._exchange.attend(time_left_s)
 
 
 def _substitute(exchange: Exchange, turn: threading.Lock) -> None:

@@ -9,29 +9,34 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from minddp.transport.shared_memory import segments, worker
+from minddp.transport.shared_memory import attendance, exchange, segments
+from minddp.transport.shared_memory.attendance import Attendance
+from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import SegmentDropped, SegmentMade
-from minddp.transport.shared_memory.reduction import Reduction
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.worker import Worker
+from minddp.transport.shared_memory.transport import ResidentWork
 from tests.transport.threads import connected
 
 
 class Rank:
-    """A worker and one segment of `numel` float32."""
+    """An exchange, who attends to it, and one segment of `numel` float32."""
 
     def __init__(self, rank: int, peers: dict, numel: int = 1000, timeout_s: float = 10.0):
-        self.worker = Worker(rank, peers, timeout_s)
+        self.exchange = Exchange(rank, peers, timeout_s)
+        self.attendance = Attendance(self.exchange)
         self.segment = self.make_segment(0, numel * 4)
         self.tensor = segments.tensor_over(self.segment, torch.float32, numel)
 
     def make_segment(self, number: int, nbytes: int) -> Segment:
         descriptor = segments.create(nbytes)
-        self.worker.introduce(descriptor, SegmentMade(number, nbytes))
+        self.exchange.introduce(descriptor, SegmentMade(number, nbytes))
         return segments.attach(descriptor, nbytes, number)
 
-    def launch(self, start: int = 0, stop: int | None = None) -> Reduction:
-        return self.worker.launch(self.tensor[start:stop], self.segment, start * 4)
+    def launch(self, start: int = 0, stop: int | None = None) -> ResidentWork:
+        return ResidentWork(self.exchange.launch(self.tensor[start:stop], self.segment, start * 4), self.attendance)
+
+    def leave(self) -> None:
+        self.attendance.end()
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def start():
 
     yield start_ranks
     for rank in started:
-        rank.worker.close()
+        rank.attendance.end()
     assert not [thread for thread in threading.enumerate() if thread.name == "minddp shared memory"]
 
 
@@ -93,7 +98,7 @@ def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.tensor.fill_(1)
-    works: list[list[Reduction]] = [[], []]
+    works: list[list[ResidentWork]] = [[], []]
 
     def launch_all(rank: int) -> None:
         works[rank] = [ranks[rank].launch(i % 1000, i % 1000 + 1) for i in range(2000)]
@@ -110,7 +115,7 @@ def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
 
 def test_done_is_told_again_when_there_is_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket to the peer is full whenever the thread itself sends for the first time."""
-    ranks, send = start(2), worker.messages.send
+    ranks, send = start(2), exchange.messages.send
     refused: set[int] = set()
 
     def send_at_second_try(peer, encoded, descriptors=(), timeout_s=0.0) -> bool:
@@ -119,7 +124,7 @@ def test_done_is_told_again_when_there_is_room(start: Start, monkeypatch: pytest
             return False
         return send(peer, encoded, descriptors, timeout_s)
 
-    monkeypatch.setattr(worker.messages, "send", send_at_second_try)
+    monkeypatch.setattr(exchange.messages, "send", send_at_second_try)
     for work in [rank.launch() for rank in ranks]:
         work.wait()
     assert len(refused) == 2
@@ -145,7 +150,7 @@ def test_different_calls_are_an_error_on_every_rank(start: Start) -> None:
 def test_who_leaves_while_others_wait_is_named(start: Start) -> None:
     ranks = start(3)
     works = [rank.launch() for rank in ranks[:2]]
-    ranks[2].worker.close()
+    ranks[2].leave()
     for work in works:
         with pytest.raises(RuntimeError, match="Rank 2 has left before all-reduce 0"):
             work.wait()
@@ -155,7 +160,7 @@ def test_who_has_left_already_is_named(start: Start) -> None:
     ranks = start(2)
     for work in [rank.launch() for rank in ranks]:
         work.wait()
-    ranks[1].worker.close()
+    ranks[1].leave()
     with pytest.raises(RuntimeError, match="Rank 1 has left before all-reduce 1"):
         ranks[0].launch().wait()
 
@@ -166,24 +171,72 @@ def test_who_leaves_after_its_part_is_done_does_not_matter(start: Start) -> None
         rank.tensor.fill_(1)
     theirs, ours = ranks[1].launch(), ranks[0].launch()
     theirs.wait()
-    ranks[1].worker.close()
+    ranks[1].leave()
     ours.wait()
     assert ranks[0].tensor.eq(2).all()
+
+
+@pytest.mark.parametrize("who_waits", [0, 1])
+def test_who_waits_does_its_own_part_and_a_substitute_that_of_the_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch, who_waits: int
+) -> None:
+    adding: dict[int, str] = {}
+
+    def note_thread(addends: list, owner: int) -> None:
+        adding[owner] = threading.current_thread().name
+
+    monkeypatch.setattr(exchange, "reduce_chunk", note_thread)
+    monkeypatch.setattr(attendance, "PATIENCE_S", 0.2)
+    works = [rank.launch() for rank in start(2)]
+    works[who_waits].wait()
+    assert adding == {who_waits: threading.current_thread().name, 1 - who_waits: "minddp shared memory"}
+
+
+def test_several_threads_may_wait(start: Start) -> None:
+    ranks = start(2)
+    ours = [ranks[0].launch(i, i + 1) for i in range(3)]
+    threads = [threading.Thread(target=work.wait) for work in reversed(ours)]
+    for thread in threads:
+        thread.start()
+    for _, i in zip(threads, range(3), strict=True):
+        ranks[1].launch(i, i + 1).wait()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "PATIENCE_S", 0.2)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    ranks = start(2)
+    works = [rank.launch() for rank in ranks]
+    with monkeypatch.context() as patch:
+        patch.setattr(exchange, "reduce_chunk", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            works[0].wait()
+    for work in works:
+        with pytest.raises(RuntimeError, match=r"Rank 0 cannot go on .*KeyboardInterrupt"):
+            work.wait()
 
 
 def test_closing_fails_what_is_under_way(start: Start) -> None:
     ranks = start(2)
     work = ranks[0].launch()
-    ranks[0].worker.close()
+    ranks[0].leave()
     with pytest.raises(RuntimeError, match="dropped while this all-reduce was under way"):
         work.wait()
 
 
-def test_an_unexpected_error_in_the_thread_reaches_who_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_reaches_who_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(worker, "reduce_chunk", fail)
+    monkeypatch.setattr(exchange, "reduce_chunk", fail)
     ranks = start(2)
     for rank, work in enumerate([rank.launch() for rank in ranks]):
         with pytest.raises(RuntimeError, match=f"Rank {rank} cannot go on .*no more"):
@@ -195,7 +248,7 @@ def test_a_forked_child_leaves_its_parents_thread_alone(start: Start) -> None:
     child = os.fork()
     if child == 0:
         for rank in ranks:
-            rank.worker.close()
+            rank.leave()
         os._exit(0)
     os.waitpid(child, 0)
     for work in [rank.launch() for rank in ranks]:
@@ -211,7 +264,7 @@ def test_closing_is_heard_even_if_a_forked_child_has_copies_of_the_sockets(start
         os.close(write)
         os.read(read, 1)  # until the parent is through
         os._exit(0)
-    ranks[1].worker.close()
+    ranks[1].leave()
     with pytest.raises(RuntimeError, match="Rank 1 has left"):
         works[0].wait()
     os.close(write)
@@ -223,11 +276,11 @@ def test_the_peers_let_go_of_a_dropped_segment(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.make_segment(1, 4096)
-        rank.worker.forget(SegmentDropped(1))
+        rank.exchange.forget(SegmentDropped(1))
     for work in [rank.launch() for rank in ranks]:
         work.wait()
     gc.collect()
-    assert [sorted(rank.worker._segments) for rank in ranks] == [[(1, 0)], [(0, 0)]]
+    assert [sorted(rank.exchange._segments) for rank in ranks] == [[(1, 0)], [(0, 0)]]
 
 
 def test_the_thread_adds_alone() -> None:
@@ -241,6 +294,6 @@ def test_the_thread_adds_alone() -> None:
             work.wait()
         assert len(os.listdir("/proc/self/task")) == num_threads
         for rank in ranks:
-            rank.worker.close()
+            rank.leave()
     finally:
         torch.set_num_threads(before)
