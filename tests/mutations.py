@@ -105,15 +105,15 @@ MUTATIONS = (
     Mutation(
         "skip the division",
         "reducer.py",
-        "divisor=self.divisor.for_this_backward() if self.comm_hook is None else None,",
-        "divisor=None,",
+        "divisor = self.divisor.for_this_backward() if self.comm_hook is None else None",
+        "divisor = None",
         _TRAINING,
     ),
     Mutation(
         "divide although a hook owns the arithmetic",
         "reducer.py",
-        "divisor=self.divisor.for_this_backward() if self.comm_hook is None else None,",
-        "divisor=self.divisor.for_this_backward(),",
+        "divisor = self.divisor.for_this_backward() if self.comm_hook is None else None",
+        "divisor = self.divisor.for_this_backward()",
         Scenario(2, _PLAIN, hook="sum_times_third", script=(Train(),)),
     ),
     Mutation(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from benchmarks.harness import (
+    Timed,
     Turn,
     bootstrap_interval,
     compare,
+    estimate,
     fastest,
     mean_cpu,
     median_ms,
     race,
     schedule,
     slowest_rank,
+    timed_rounds,
 )
+from tests.ranks import RankPool
 
 PAIRS = [["a", "A"], ["b", "B"], ["c", "C"]]
 
@@ -78,6 +83,19 @@ def test_a_turn_is_a_barrier_an_untimed_step_and_the_timed_steps():
     assert {name: len(of_name) for name, of_name in turns.items()} == {"x": 2, "y": 2}
 
 
+def test_a_turn_is_settled_before_the_clock_is_read_and_left_afterwards():
+    log: list[str] = []
+    race(
+        {"x": lambda: log.append("x")},
+        [["x"], ["x"]],
+        steps_per_turn=2,
+        barrier=lambda: log.append("|"),
+        settle=lambda: log.append("s"),
+        leave=log.append,
+    )
+    assert "".join(log) == "|xsxxsx" * 2, "the last x is the name that was left"
+
+
 def test_time_per_step_is_the_turn_divided_by_its_timed_steps(monkeypatch: pytest.MonkeyPatch):
     clock = {"wall": 0.0, "cpu": 0.0}
 
@@ -118,6 +136,16 @@ def test_the_slowest_rank_counts_for_wall_time_and_the_mean_for_cpu_time():
     assert mean_cpu([first, second])["x"].tolist() == [1.0, 2.0]
 
 
+def _own_turns(rank: int) -> Timed:
+    return timed_rounds({"x": [Turn(9.0, 9.0), Turn(1.0 + rank, 1.0)]}, warmup_rounds=1)
+
+
+def test_all_ranks_know_the_times_of_all_without_the_warm_up(ranks: Callable[[int], RankPool]):
+    for wall, cpu in ranks(2).run(_own_turns):
+        assert wall["x"].tolist() == [2.0]
+        assert cpu["x"].tolist() == [1.0]
+
+
 def test_the_ratio_is_the_median_of_the_rounds_ratios():
     # Round 2 was ten times slower for both, and round 3 for one of them: neither moves the figure.
     baseline = np.array([1.0, 10.0, 1.0, 1.0, 1.0])
@@ -127,6 +155,12 @@ def test_the_ratio_is_the_median_of_the_rounds_ratios():
     assert ratio.spread == pytest.approx(2.1 - 2.0)
     assert ratio.rounds == 5
     assert ratio.low <= ratio.median <= ratio.high
+
+
+def test_an_estimate_is_a_median_with_an_interval_around_it():
+    found = estimate(np.array([1.0, 2.0, 3.0, 4.0, 100.0]), seed=0)
+    assert (found.median, found.spread, found.rounds) == (3.0, 2.0, 5)
+    assert 1.0 <= found.low < 3.0 < found.high <= 100.0
 
 
 def test_unpaired_or_missing_rounds_are_refused():

@@ -5,31 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from benchmarks import hook_cost
-from benchmarks.hook_cost import Config, Separate, added_us
+from benchmarks import hook_cost, results
+from benchmarks.hook_cost import Config, Separate
 
 
 def test_one_rank_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "cost.json"
-    config = Config(
-        parameters=50, settings=("default",), rounds=2, warmup_rounds=1, steps_per_turn=1, out=out, timeout_s=90
-    )
+    config = Config((10, 50), settings=("default",), rounds=2, warmup_rounds=1, turn_parameters=1, out=out, timeout_s=90)
     hook_cost.main(config)
     report = json.loads(out.read_text())
-    assert set(report["median_ms"]) == {"no wrapper", "torch default", "minddp default"}
-    assert set(report["us_per_parameter"]) == {"torch default", "minddp default"}
-    for cost in report["us_per_parameter"].values():
-        assert set(cost) == {"median", "low", "high"}
-        assert cost["low"] <= cost["median"] <= cost["high"]
-    assert "50 parameters" in capsys.readouterr().out
-
-
-def test_added_microseconds_are_per_parameter():
-    cost = added_us(np.array([0.02, 0.03, 0.04]), Config(parameters=10_000))
-    assert cost["median"] == pytest.approx(3.0)
+    assert list(report["counts"]) == ["10", "50"]
+    for count, result in report["counts"].items():
+        assert list(result["contestants"]) == ["torch default", "minddp default"]
+        for contestant in result["contestants"].values():
+            assert contestant["added_us"]["low"] <= contestant["added_us"]["median"] <= contestant["added_us"]["high"]
+            added_ms = contestant["median_ms"] - result["no_wrapper_ms"]
+            # Two rounds: the median of differences is the difference of medians.
+            assert contestant["added_us"]["median"] == pytest.approx(added_ms / int(count) * 1e3)
+    assert "nothing communicated" in capsys.readouterr().out
 
 
 def test_every_parameter_gets_a_gradient_of_ones():
@@ -38,7 +33,18 @@ def test_every_parameter_gets_a_gradient_of_ones():
     assert [p.grad.tolist() for p in model.parameters() if p.grad is not None] == [[1.0] * 4] * 3
 
 
-@pytest.mark.parametrize("wrong", ["parameters", "elements", "rounds", "warmup_rounds", "steps_per_turn"])
+def test_where_results_go():
+    assert Config().resolved().out == results.DIRECTORY / "hook_cost.json"
+    assert Config(control=True).resolved().out == results.DIRECTORY / "hook_cost_control.json"
+
+
+@pytest.mark.parametrize("wrong", ["elements", "rounds", "warmup_rounds", "turn_parameters"])
 def test_a_configuration_that_times_nothing_is_refused(wrong: str):
     with pytest.raises(ValueError, match=wrong):
         Config(**{wrong: 0})
+
+
+@pytest.mark.parametrize("parameters", [(), (100, 0)])
+def test_there_must_be_parameters(parameters: tuple[int, ...]):
+    with pytest.raises(ValueError, match="parameters"):
+        Config(parameters)

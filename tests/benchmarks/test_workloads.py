@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from benchmarks.workloads import WorkloadName, orthogonal_chain, training_step, workload
 
+NAMES = get_args(WorkloadName)
+
 
 @pytest.mark.parametrize(
-    ("name", "tensors", "parameters"), [("many_small", 400, 832_000), ("transformer", 53, 1_890_432)]
+    ("name", "tensors", "parameters"),
+    [
+        ("many_small", 400, 832_000),
+        ("transformer", 53, 1_890_432),
+        ("convnet", 26, 601_514),
+        ("embedding", 5, 65_536 * 128 + 131_712),
+    ],
 )
 def test_sizes(name: WorkloadName, tensors: int, parameters: int):
     model = workload(name).model()
@@ -17,7 +28,11 @@ def test_sizes(name: WorkloadName, tensors: int, parameters: int):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("name", ["many_small", "transformer"])
+def _largest(grad: Tensor) -> float:
+    return (grad._values() if grad.is_sparse else grad).abs().max().item()
+
+
+@pytest.mark.parametrize("name", ["many_small", "transformer", "convnet", "embedding_sparse"])
 def test_a_step_moves_every_parameter_and_no_gradient_vanishes(name: WorkloadName):
     torch.manual_seed(0)
     task = workload(name)
@@ -26,12 +41,24 @@ def test_a_step_moves_every_parameter_and_no_gradient_vanishes(name: WorkloadNam
     training_step(model, task, rank=0)()
     for old, parameter in zip(before, model.parameters(), strict=True):
         assert parameter.grad is not None
-        assert parameter.grad.abs().max() > 1e-6
+        assert _largest(parameter.grad) > 1e-6
         assert not torch.equal(old, parameter)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tiny_one_has_the_same_parts(name: WorkloadName):
+    tiny, full = workload(name, tiny=True), workload(name)
+    model = tiny.model()
+    assert sum(p.numel() for p in model.parameters()) < 20_000
+    assert (tiny.name, tiny.has_sparse_gradients) == (full.name, full.has_sparse_gradients) == (name, "sparse" in name)
+    assert any(isinstance(part, nn.BatchNorm2d) for part in model.modules()) == (name == "convnet")
+    training_step(model, tiny, rank=0)()
+    is_sparse = [p.grad is not None and p.grad.is_sparse for p in model.parameters()]
+    assert any(is_sparse) == tiny.has_sparse_gradients
+
+
 def test_ranks_train_on_different_batches():
-    task = workload("transformer")
+    task = workload("transformer", tiny=True)
     weights = []
     for rank in (0, 1, 0):
         torch.manual_seed(0)
@@ -40,6 +67,20 @@ def test_ranks_train_on_different_batches():
         weights.append(next(model.parameters()).detach())
     assert torch.equal(weights[0], weights[2]), "the same rank repeats itself"
     assert not torch.equal(weights[0], weights[1])
+
+
+def test_what_a_wrapper_wants_after_backward_comes_before_the_update():
+    task = workload("many_small", tiny=True)
+    model = task.model()
+    before = next(model.parameters()).detach().clone()
+    seen: list[bool] = []
+
+    def look() -> None:
+        param = next(model.parameters())
+        seen.append(param.grad is not None and torch.equal(param, before))
+
+    training_step(model, task, 0, after_backward=look)()
+    assert seen == [True]
 
 
 def test_the_chain_keeps_the_norm_of_what_passes_through():

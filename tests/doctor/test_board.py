@@ -72,6 +72,17 @@ def test_when_one_fails_the_others_stop_waiting_for_it() -> None:
     never.set()
 
 
+def test_when_one_is_out_of_time_the_others_stop_too() -> None:
+    never = threading.Event()
+
+    def body(board: Board) -> Any:
+        return board.together("work", never.wait, 60.0 if board.rank else 0.5)
+
+    for outcomes in on_each_rank(body):
+        assert [outcome.ended for outcome in outcomes.values()] == ["out of time", "abandoned", "abandoned"]
+    never.set()
+
+
 def test_who_is_to_blame_is_who_fell_silent_first_of_all() -> None:
     silent, failed, late = (
         Outcome("silent"),

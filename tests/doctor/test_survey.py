@@ -27,6 +27,7 @@ def test_facts_are_collected_and_survive_the_store() -> None:
 def test_variables_that_tell_something() -> None:
     environment = {
         "HOME": "/",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # torchrun's own
         "TORCHELASTIC_RUN_ID": "x",
         "OMP_NUM_THREADS": "2",
         "NCCL_ALGO": "Ring",

@@ -20,9 +20,9 @@ Outcomes = Mapping[int, str]
 
 def play(name: str) -> Outcomes:
     """What each rank has to say in the end, or what became of it."""
-    pool = RankPool(3, grace_s=30)
+    pool = RankPool(3, grace_s=60)
     try:
-        return dict(enumerate(pool.run(outcome, name, timeout_s=50)))
+        return dict(enumerate(pool.run(outcome, name, timeout_s=90)))
     except RankFailure as failure:
         return {**failure.reports, **failure.results}
     finally:

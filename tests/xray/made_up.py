@@ -32,6 +32,7 @@ class Rank:
     forward_ms: float = 10
     loss_ms: float = 1
     backward_ms: float = 20
+    pack_ms: float = 0
     copy_ms: float = 0.5
     optimizer_ms: float = 2
     other_ms: float = 1
@@ -105,7 +106,7 @@ def _until_gradients_complete(rank: Rank, track: Track, plan: Layout) -> list[in
         for param in bucket.params:
             track.tell(K.PARAM_READY, param, after_ms=rank.backward_ms / len(plan.params))
         track.tell(K.PACK_BEGIN, index)
-        track.tell(K.PACK_END, index)
+        track.tell(K.PACK_END, index, after_ms=rank.pack_ms)
         track.tell(K.BUCKET_READY, index)
         launched.append(track.tell(K.BUCKET_LAUNCHED, index))
     track.tell(K.GRADIENTS_COMPLETE)

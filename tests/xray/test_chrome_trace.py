@@ -13,7 +13,9 @@ from minddp.xray.intervals import Interval
 from minddp.xray.result import Comparison, Result, load
 from tests.xray.made_up import MIB, Rank, Wire, layout, recording
 
-MADE = recording([Rank(), Rank(late_ms=9)], layout([[1, 1], [2], [1]]), steps=2, wire=Wire(bytes_per_ms=MIB / 4))
+MADE = recording(
+    [Rank(pack_ms=0.5), Rank(late_ms=9)], layout([[1, 1], [2], [1]]), steps=2, wire=Wire(bytes_per_ms=MIB / 4)
+)
 
 
 def events(phase: str, **wanted: Any) -> list[dict[str, Any]]:

@@ -77,6 +77,15 @@ def test_a_prediction_is_what_the_step_would_have_been(
             assert bucket.launched_ns == history.launched_ns
 
 
+def test_buckets_leave_in_the_order_of_the_plan() -> None:
+    plan = layout([[1], [1]])
+    (step,) = steps_of(recording([Rank()], plan, wire=WIRE))
+    backwards = Layout(plan.params, tuple(reversed(plan.buckets)), "by hand")
+    first, second = simulate(step, backwards, LINK).ranks[0].buckets
+    assert second.ready_ns < first.ready_ns == first.launched_ns == second.launched_ns
+    assert second.begin_ns == first.end_ns
+
+
 def test_copying_back_overlaps_with_what_is_still_on_the_wire() -> None:
     ranks, plan = [Rank(copy_ms=0.5)], layout([[1], [1], [1], [1]])
     (step,) = steps_of(recording(ranks, plan, wire=WIRE))

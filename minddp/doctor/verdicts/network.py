@@ -88,7 +88,7 @@ def cut_off(reached: Outcomes) -> list[tuple[int, int]]:
     return [
         (low, high)
         for low, high in combinations(sorted(reached), 2)
-        if _obstacle(reached, low, high) or _obstacle(reached, high, low)
+        if _obstacle(reached, low, high) and _obstacle(reached, high, low)
     ]
 
 

@@ -52,7 +52,7 @@ def create(nbytes: int) -> int:
 def attach(descriptor: int, nbytes: int, number: int = -1) -> Segment:
     """Map the memory behind `descriptor`, which is closed."""
     try:
-        segment = Segment(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        segment = Segment(descriptor, nbytes, flags=mmap.MAP_SHARED)
     finally:
         os.close(descriptor)
     segment.number = number

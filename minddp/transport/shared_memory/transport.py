@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch.distributed.constants import default_pg_timeout
 
 from minddp.transport.base import Work
 from minddp.transport.process_group import ProcessGroupTransport
@@ -37,7 +39,7 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     backend = _host_backend(group.group)
     if backend is None or backend.name() != "gloo":
         raise CannotConnect("on the CPU the group does not use gloo, whose order of addition is kept")
-    return SharedMemoryTransport(group, connect(group, CONNECT_TIMEOUT_S), backend.options._timeout.total_seconds())
+    return SharedMemoryTransport(group, connect(group, CONNECT_TIMEOUT_S), _time_limit_s(backend))
 
 
 class SharedMemoryTransport:
@@ -187,9 +189,15 @@ def _can_be_shared(tensor: torch.Tensor) -> bool:
     return is_plain and tensor.dtype in DTYPES and tensor.numel() > 0
 
 
-def _host_backend(group: dist.ProcessGroup) -> torch._C._distributed_c10d.Backend | None:
+def _host_backend(group: dist.ProcessGroup) -> Backend | None:
     """What carries the group's tensors on the CPU, if anything does."""
     try:
         return group._get_backend(torch.device("cpu"))
     except RuntimeError:
         return None
+
+
+def _time_limit_s(backend: Backend) -> float:
+    """The group's own, where the backend tells it."""
+    options = getattr(backend, "options", None)
+    return getattr(options, "_timeout", default_pg_timeout).total_seconds()

@@ -53,7 +53,7 @@ def test_a_package_that_one_rank_lacks() -> None:
 
 
 def test_a_variable_that_differs() -> None:
-    facts = job(with_variables(0, NCCL_ALGO="Ring"), with_variables(1))
+    facts = job(with_variables(0, "a", NCCL_ALGO="Ring"), with_variables(1, "b"))
     (found,) = of(judge_software(facts), "environment")
     assert found.verdict is Verdict.NOTE
     assert "NCCL_ALGO is not the same everywhere: Ring on rank 0, (unset) on rank 1." in found.fact

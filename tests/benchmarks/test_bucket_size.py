@@ -1,0 +1,52 @@
+"""The sweep over bucket sizes: end to end on two ranks, and who is compared with whom."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bucket_size, contestants
+from benchmarks.bucket_size import Config, field_of, options_of
+
+
+def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "bucket_size.json"
+    config = Config(
+        workloads=("transformer",), caps_mib=(0.005, 1), rounds=2, warmup_rounds=1, tiny=True, out=out, timeout_s=90
+    )
+    bucket_size.main(config)
+    families = json.loads(out.read_text())["workloads"]["transformer"]["families"]
+    assert list(families) == ["torch", "minddp", "minddp, shared memory"]
+    assert list(families["torch"]) == ["default", "0.005", "1"]
+    for name in ("minddp", "minddp, shared memory"):
+        assert list(families[name]) == ["default", "0.005", "1", "auto"]
+        buckets = {heat: figured["buckets"] for heat, figured in families[name].items()}
+        assert buckets["0.005"] > buckets["1"] == buckets["default"] == 1
+    assert families["torch"]["1"]["ratio"]["median"] == 1.0
+    assert "auto" in capsys.readouterr().out
+
+
+def test_a_heat_is_a_capacity_and_torch_has_no_auto():
+    field = field_of((0.25, 16.0))
+    assert contestants.heats(field) == [
+        ["no wrapper"],
+        *([f"{who} at {cap}" for who in bucket_size.FAMILIES] for cap in ("default", "0.25", "16")),
+        ["minddp at auto", "minddp, shared memory at auto"],
+    ]
+    baselines = {c.name: c.baseline for c in field}
+    assert baselines["minddp at 16"] == "torch at 16"
+    assert baselines["minddp at auto"] == "torch at default"
+
+
+def test_options():
+    assert options_of("default") == {}
+    assert options_of("0.25") == {"bucket_cap_mb": 0.25}
+    assert options_of("auto") == {"bucket_cap_mb": "auto"}
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"world_size": 0}, {"caps_mib": ()}, {"caps_mib": (1.0, 0.0)}])
+def test_a_configuration_that_times_nothing_is_refused(wrong: dict):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Config(**wrong)

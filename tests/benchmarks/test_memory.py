@@ -1,0 +1,55 @@
+"""Memory and copies, end to end on two ranks: figures that follow from what each wrapper is known to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import memory
+from benchmarks.contestants import FLOOR
+from benchmarks.memory import MIB, Config, Count, summarise
+from benchmarks.workloads import workload
+
+
+def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "memory.json"
+    config = Config(("wide_mlp",), settings=("default", "views"), others=("flat",), tiny=True, out=out, timeout_s=90)
+    memory.main(config)
+    counted = json.loads(out.read_text())["workloads"]["wide_mlp"]["contestants"]
+    assert set(counted) == {
+        "torch default",
+        "minddp default",
+        "minddp default, shared memory",
+        "torch views",
+        "minddp views",
+        "minddp views, shared memory",
+        "reference flat",
+    }
+    # Of every gradient: a copy into its bucket and one back, or with views only the first. `flat` divides, too.
+    for name, copies in {"torch default": 2, "torch views": 1, "reference flat": 3}.items():
+        assert counted[name]["copied"] == pytest.approx(copies, abs=0.1), name
+    # A bucket beside the gradients, which with views are the bucket once it has been filled.
+    for name in ("torch default", "minddp default", "minddp default, shared memory"):
+        assert counted[name]["added"] >= 1, name
+    assert counted["torch views"]["added"] < counted["torch default"]["added"]
+    assert "bytes" not in capsys.readouterr().err
+
+
+def test_the_step_without_a_wrapper_is_taken_off():
+    task = workload("wide_mlp", tiny=True)
+    model = task.model()
+    size = sum(p.nbytes for p in model.parameters())
+    counts = {FLOOR: Count(peak=3 * size, written=10 * size), "x": Count(peak=5 * size, written=11 * size)}
+    result = summarise(task, model, counts)
+    assert result["no_wrapper"] == {"peak_mib": 3 * size / MIB, "written_mib": 10 * size / MIB}
+    assert result["contestants"] == {
+        "x": {
+            "peak_mib": 5 * size / MIB,
+            "added_mib": 2 * size / MIB,
+            "added": 2.0,
+            "copied_mib": size / MIB,
+            "copied": 1.0,
+        }
+    }
