@@ -320,6 +320,7 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
     """One table for each workload, then what they say together."""
     for result in report["workloads"].values():
         console.print(table(result, report["seat"]))
+        console.print(f"  {floors_in_words(result['floors'])}; {weights_in_words(result['contestants'])}.")
         for transport, pair in result["best"].items():
             console.print(
                 f"  best by {transport.replace('_', ' ')}: {pair['minddp']} against {pair['torch']}: "
@@ -332,16 +333,10 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
 
 
 def table(result: Mapping[str, Any], seat: str) -> Table:
-    floors = result["floors"]
-    differ = [name for name, contestant in result["contestants"].items() if not contestant["same_bits"]]
-    wires = ", ".join(f"by {t.replace('_', ' ')} {ms:.2f}" for t, ms in floors["all_reduce_ms"].items())
     rows = table_of(
         f"{result['title']}: {result['tensors']} tensors, {result['gradient_mib']} MiB",
         "contestant",
         *("ms", "ratio", "95% interval", "spread", "cpu", "exposed ms", "over floor", "speed-up", "examples/s"),
-        caption=f"ms per step: one rank alone {floors['one_rank_alone_ms']:.2f}, no wrapper "
-        f"{floors['no_wrapper_ms']:.2f}, all-reduce only {wires}; "
-        + (f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"),
     )
     baseline = None
     for name, contestant in result["contestants"].items():
@@ -350,6 +345,17 @@ def table(result: Mapping[str, Any], seat: str) -> Table:
             rows.add_section()
         rows.add_row(name.replace("minddp", seat), *_cells(contestant, is_baseline=name == baseline))
     return rows
+
+
+def floors_in_words(floors: Mapping[str, Any]) -> str:
+    wires = ", ".join(f"by {t.replace('_', ' ')} {ms:.2f}" for t, ms in floors["all_reduce_ms"].items())
+    alone, bare = floors["one_rank_alone_ms"], floors["no_wrapper_ms"]
+    return f"ms per step: {ALONE} {alone:.2f}, {FLOOR} {bare:.2f}, all-reduce only {wires}"
+
+
+def weights_in_words(contestants: Mapping[str, Any]) -> str:
+    differ = [name for name, contestant in contestants.items() if not contestant["same_bits"]]
+    return f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"
 
 
 def _cells(contestant: Mapping[str, Any], *, is_baseline: bool) -> list[str]:

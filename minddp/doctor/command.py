@@ -7,11 +7,12 @@ import math
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import tyro
 from rich.console import Console
@@ -72,8 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _complain(error)
         return 2
-    be_rank(settings, place)
-    return 0  # not reached
+    return be_rank(settings, place)
 
 
 def check_number_of_ranks(settings: Settings, place: Place) -> None:
@@ -120,8 +120,8 @@ def _complain(error: Exception) -> None:
 # ---------------------------------------------------------------------- a rank
 
 
-def be_rank(settings: Settings, place: Place) -> None:
-    """Be examined as one of the ranks, print what is to print, and end the process: also if threads hang."""
+def be_rank(settings: Settings, place: Place) -> NoReturn:
+    """Be examined as one of the ranks, print what is to print, and end the process: also if threads hang in it."""
     from minddp.doctor.examination import examine
     from minddp.doctor.patience import TimeUp, patiently
     from minddp.doctor.progress import Progress
@@ -150,10 +150,12 @@ def be_rank(settings: Settings, place: Place) -> None:
         _complain(TimeUp(f"rank {place.rank} was not through after {limit_s:g} s, and gives up."))
     except KeyboardInterrupt:
         status = 130
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    except Exception:
+        traceback.print_exc()
+    progress.stop()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 @contextmanager

@@ -123,8 +123,8 @@ def _key(figure: Any) -> None:
     signs = [
         Patch(facecolor=FILL[Activity.FORWARD], label="forward"),
         Patch(facecolor=FILL[Activity.BACKWARD], label="backward"),
-        Patch(facecolor=WIRE, label="bucket on the wire, hidden"),
-        Patch(facecolor=EXPOSED, label="on the wire, exposed"),
+        Patch(facecolor=WIRE, label="bucket on the wire during backward"),
+        Patch(facecolor=EXPOSED, label="on the wire after it"),
         Patch(**STANDS_STILL, label="rank stands still"),
         Patch(facecolor=FILL[Activity.OPTIMIZER], label="optimizer"),
     ]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from benchmarks import bucket_size, contestants
 from benchmarks.bucket_size import Config, field_of, options_of
+from benchmarks.display import console_of
+from tests.ranks import RankPool
 
 
-def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "bucket_size.json"
-    config = Config(
-        workloads=("transformer",), caps_mib=(0.005, 1), rounds=2, warmup_rounds=1, tiny=True, out=out, timeout_s=90
-    )
-    bucket_size.main(config)
-    families = json.loads(out.read_text())["workloads"]["transformer"]["families"]
+def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.CaptureFixture[str]):
+    config = Config(workloads=("transformer",), caps_mib=(0.005, 1), rounds=2, warmup_rounds=1, tiny=True)
+    report, _ = ranks(2).run(bucket_size.time_workloads, config)
+    families = report["workloads"]["transformer"]["families"]
     assert list(families) == ["torch", "minddp", "minddp, shared memory"]
     assert list(families["torch"]) == ["default", "0.005", "1"]
     for name in ("minddp", "minddp, shared memory"):
@@ -25,6 +23,7 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         buckets = {heat: figured["buckets"] for heat, figured in families[name].items()}
         assert buckets["0.005"] > buckets["1"] == buckets["default"] == 1
     assert families["torch"]["1"]["ratio"]["median"] == 1.0
+    bucket_size.print_report(report, console_of())
     assert "auto" in capsys.readouterr().out
 
 

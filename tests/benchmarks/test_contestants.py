@@ -94,7 +94,9 @@ def test_who_cannot_send_sparse_gradients_stays_out_of_that_workload():
     assert [c.name for c in left if c.baseline] == ["torch default", "minddp default"]
 
 
-@pytest.mark.parametrize(("name", "nbytes"), [("embedding", 64 * 8 * 4), ("embedding_sparse", 32 * 16 * (8 * 4 + 8))])
+@pytest.mark.parametrize(
+    ("name", "nbytes"), [("embedding", 64 * 8 * 4), ("embedding_sparse", 32 * 16 * (8 * 4 + 8))]
+)
 def test_the_all_reduce_alone_carries_what_one_backward_has_to_tell(name: str, nbytes: int):
     task = workload(name, tiny=True)  # type: ignore[arg-type]
     model = task.model()

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from benchmarks import hook_cost, results
+from benchmarks.display import console_of
 from benchmarks.hook_cost import Config, Separate
+from tests.ranks import RankPool
 
 
-def test_one_rank_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "cost.json"
-    config = Config((10, 50), settings=("default",), rounds=2, warmup_rounds=1, turn_parameters=1, out=out, timeout_s=90)
-    hook_cost.main(config)
-    report = json.loads(out.read_text())
+def test_one_rank_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.CaptureFixture[str]):
+    config = Config((10, 50), settings=("default",), rounds=2, warmup_rounds=1, turn_parameters=1)
+    [report] = ranks(1).run(hook_cost.time_counts, config)
     assert list(report["counts"]) == ["10", "50"]
     for count, result in report["counts"].items():
         assert list(result["contestants"]) == ["torch default", "minddp default"]
         for contestant in result["contestants"].values():
-            assert contestant["added_us"]["low"] <= contestant["added_us"]["median"] <= contestant["added_us"]["high"]
+            assert (
+                contestant["added_us"]["low"] <= contestant["added_us"]["median"] <= contestant["added_us"]["high"]
+            )
             added_ms = contestant["median_ms"] - result["no_wrapper_ms"]
             # Two rounds: the median of differences is the difference of medians.
             assert contestant["added_us"]["median"] == pytest.approx(added_ms / int(count) * 1e3)
+    hook_cost.print_report(report, console_of())
     assert "nothing communicated" in capsys.readouterr().out
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from benchmarks import memory
 from benchmarks.contestants import FLOOR
+from benchmarks.display import console_of
 from benchmarks.memory import MIB, Config, Count, summarise
 from benchmarks.workloads import workload
+from tests.ranks import RankPool
 
 
-def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "memory.json"
-    config = Config(("wide_mlp",), settings=("default", "views"), others=("flat",), tiny=True, out=out, timeout_s=90)
-    memory.main(config)
-    counted = json.loads(out.read_text())["workloads"]["wide_mlp"]["contestants"]
+def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.CaptureFixture[str]):
+    config = Config(("wide_mlp",), tiny=True)
+    report, _ = ranks(2).run(memory.count_workloads, config, ["default", "views"], ["flat"])
+    counted = report["workloads"]["wide_mlp"]["contestants"]
     assert set(counted) == {
         "torch default",
         "minddp default",
@@ -34,7 +34,8 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for name in ("torch default", "minddp default", "minddp default, shared memory"):
         assert counted[name]["added"] >= 1, name
     assert counted["torch views"]["added"] < counted["torch default"]["added"]
-    assert "bytes" not in capsys.readouterr().err
+    console_of().print(memory.table(report["workloads"]["wide_mlp"]))
+    assert "minddp views, shared memory" in capsys.readouterr().out
 
 
 def test_the_step_without_a_wrapper_is_taken_off():

@@ -114,7 +114,7 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert str(tmp_path) not in out.read_text()
     printed = capsys.readouterr().out
     assert "minddp views, shared memory" in printed
-    assert "all weights equal to the bit" in printed
+    assert "all weights equal to the bit" in " ".join(printed.split())  # however it was wrapped
     assert "| transformer, 1 layers of 16 | views |" in tables.write(out.parent).read_text()
 
 

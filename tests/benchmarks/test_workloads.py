@@ -50,7 +50,9 @@ def test_a_tiny_one_has_the_same_parts(name: WorkloadName):
     tiny, full = workload(name, tiny=True), workload(name)
     model = tiny.model()
     assert sum(p.numel() for p in model.parameters()) < 20_000
-    assert (tiny.name, tiny.has_sparse_gradients) == (full.name, full.has_sparse_gradients) == (name, "sparse" in name)
+    assert (
+        (tiny.name, tiny.has_sparse_gradients) == (full.name, full.has_sparse_gradients) == (name, "sparse" in name)
+    )
     assert any(isinstance(part, nn.BatchNorm2d) for part in model.modules()) == (name == "convnet")
     training_step(model, tiny, rank=0)()
     is_sparse = [p.grad is not None and p.grad.is_sparse for p in model.parameters()]

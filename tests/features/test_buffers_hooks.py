@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -105,13 +106,14 @@ def test_bits_are_torchs(ranks: Any, name: str, after_forward: bool, options: di
 
 
 def _awaits(rank: int) -> tuple[bool, bool]:
-    """A future that another thread completes: whether it is complete when forward, and when backward returns."""
+    """A future that another thread completes later: whether it is when forward, and when backward returns."""
     ddp = minddp.DistributedDataParallel(Net())
     future: torch.futures.Future[None] = torch.futures.Future()
     ddp.register_buffer_hook(None, lambda state, buffers: [future])
     output = ddp(torch.ones(2, 3))
     after_forward = future.done()
-    output.register_hook(lambda grad: future.set_result(None))
+    later = threading.Timer(0.2, future.set_result, [None])
+    output.register_hook(lambda grad: later.start())
     output.sum().backward()
     return after_forward, future.done()
 

@@ -153,14 +153,16 @@ def accumulated(rank: int) -> list[tuple[str, int]]:
             with ddp.no_sync():
                 ddp(torch.ones(2, 32)).sum().backward()
             train(ddp, 1, rank)
-    steps = steps_of(x.result.recording)
-    return [(activity.value, sum(s.activity is activity for s in steps[0].ranks[0].spans)) for activity in Activity]
+    (step, _), events = steps_of(x.result.recording), x.result.recording.ranks[0].events
+    spans = [(activity.value, sum(s.activity is activity for s in step.ranks[0].spans)) for activity in Activity]
+    return [*spans, ("no_sync", sum(event.kind is EventKind.NO_SYNC for event in events))]
 
 
 def test_accumulation_is_one_step_with_two_forwards(ranks: Callable[[int], RankPool]) -> None:
     counts = dict(ranks(WORLD).run(accumulated)[0])
     assert counts["forward"] == counts["loss"] == counts["backward"] == 2
     assert counts["optimizer"] == 1
+    assert counts["no_sync"] == 2, "one in each of the two steps"
 
 
 def hooked(rank: int) -> list[EventKind]:

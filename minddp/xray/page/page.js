@@ -447,7 +447,7 @@ function renderKey() {
   const ticks = svg("svg", { width: 22, height: 13, "aria-hidden": "true" }, svg("path", { class: "tick", d: "M4 1v11M9 1v11M12 1v11M18 1v11" }));
   const entries = [
     [swatch("forward"), "forward"], [swatch("backward"), "backward"], [ticks, "a gradient is ready"],
-    [swatch("wire"), "on the wire, hidden"], [swatch("late"), "on the wire, exposed"],
+    [swatch("wire"), "on the wire during backward"], [swatch("late"), "on the wire after it"],
     [swatch("pending"), "waits until all ranks send it"], [swatch("exposed-communication"), "rank stands still"],
     [swatch("optimizer"), "optimizer"],
   ];
