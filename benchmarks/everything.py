@@ -1,7 +1,9 @@
-"""All questions, one after another, and the plots: what `make bench` runs.
+"""All questions that have a figure, one after another, and the figures: what `make bench` runs.
 
-python -m benchmarks.everything            # a quarter of an hour and more, on an otherwise idle machine
-python -m benchmarks.everything --smoke    # a minute, of no value but to see that all runs
+    python -m benchmarks.everything            # some twenty minutes, on an otherwise idle machine
+    python -m benchmarks.everything --smoke    # a minute or two, of no value but to see that all runs
+
+`ladder` and `xray_cost` are asked by themselves.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in self.parameters_to_ignore]
-        self._roster = Roster(self.module, [*self._reducer.params, *left_alone])
+        self._roster = Roster(self.module, [*self._reducer.params, *left_alone], self.parameters_to_ignore)
         self._tuner = AutoBuckets(self._reducer) if self._tunes_buckets else None
 
     def _verify_that_ranks_agree(self, delayed: dict[str, nn.Parameter]) -> None:

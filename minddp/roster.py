@@ -15,7 +15,7 @@ backward ends, see [Note: unfinished reduction]; with find_unused_parameters it 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from torch import nn
 
@@ -23,10 +23,14 @@ FEW = 4
 
 
 class Roster:
-    """What `module` was made of when it was wrapped. `known` are the parameters that somebody takes care of."""
+    """What `module` was made of when it was wrapped. `known` are the parameters that somebody takes care of.
 
-    def __init__(self, module: nn.Module, known: Iterable[nn.Parameter]):
+    What goes by a name in `ignored` is not looked into: it may be replaced.
+    """
+
+    def __init__(self, module: nn.Module, known: Iterable[nn.Parameter], ignored: Collection[str] = ()):
         self._module = module
+        self._ignored = ignored
         self._known = {id(param): param for param in known}  # kept alive, so that no other one gets their ids
         self._frozen = {id(param): param for param in module.parameters() if id(param) not in self._known}
         self._looks = 0
@@ -58,6 +62,9 @@ class Roster:
 
     def _search(self) -> None:
         """Find out what has changed. Other submodules are no harm as such: they are enrolled."""
+        self._known |= {
+            id(param): param for name, param in self._module.named_parameters() if name in self._ignored
+        }
         strays = [
             f"`{name}` {'did not require grad' if id(param) in self._frozen else 'was not there'}"
             for name, param in self._module.named_parameters()

@@ -27,11 +27,14 @@ def test_no_such_command(words: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        main([name, "--help"])
-    assert leaving.value.code == 0
-    assert f"usage: minddp {name}" in capsys.readouterr().out
+def test_every_command_explains_itself(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """By leaving with status 0, or, where another process is asked, by returning it."""
+    try:
+        status = main([name, "--help"])
+    except SystemExit as leaving:
+        status = leaving.code
+    assert status == 0
+    assert "usage: " in capfd.readouterr().out
 
 
 def test_the_command_line_itself_does_not_import_the_recipe() -> None:

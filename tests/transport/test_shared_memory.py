@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minddp.transport import ProcessGroupTransport, SharedMemoryTransport, open_transport
-from minddp.transport.shared_memory import exchange, rendezvous
+from minddp.transport.shared_memory import CannotConnect, connect_ranks, exchange, rendezvous
 from minddp.transport.shared_memory.messages import DTYPES
 from tests.ranks import RankFailure, RankPool
 
@@ -281,6 +281,15 @@ def open_elsewhere(rank: int) -> list[str]:
 
 def test_one_rank_and_other_devices_use_the_process_group(ranks: Ranks) -> None:
     assert ranks(2).run(open_elsewhere) == [["ProcessGroupTransport"] * 2] * 2
+
+
+class OwnAllReduce(dist.ProcessGroup):
+    """A group written in Python, as users plug them in."""
+
+
+def test_a_group_with_an_all_reduce_of_its_own_keeps_it() -> None:
+    with pytest.raises(CannotConnect, match="OwnAllReduce may have an all-reduce of its own"):
+        connect_ranks(ProcessGroupTransport(OwnAllReduce(0, 2)), CPU)
 
 
 def test_unknown_kinds_are_refused() -> None:

@@ -448,7 +448,7 @@ function renderKey() {
   const entries = [
     [swatch("forward"), "forward"], [swatch("backward"), "backward"], [ticks, "a gradient is ready"],
     [swatch("wire"), "on the wire during backward"], [swatch("late"), "on the wire after it"],
-    [swatch("pending"), "waits until all ranks send it"], [swatch("exposed-communication"), "rank stands still"],
+    [swatch("pending"), "waits for other ranks"], [swatch("exposed-communication"), "rank stands still"],
     [swatch("optimizer"), "optimizer"],
   ];
   byId("key").replaceChildren(...entries.map(([sign, text]) => element("li", {}, sign, text)));
