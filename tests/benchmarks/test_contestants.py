@@ -95,9 +95,9 @@ def test_who_cannot_send_sparse_gradients_stays_out_of_that_workload():
 
 
 @pytest.mark.parametrize(
-    ("name", "nbytes"), [("embedding", 64 * 8 * 4), ("embedding_sparse", 32 * 16 * (8 * 4 + 8))]
+    ("name", "table_bytes"), [("embedding", 64 * 8 * 4), ("embedding_sparse", 32 * 16 * (8 * 4 + 8))]
 )
-def test_the_all_reduce_alone_carries_what_one_backward_has_to_tell(name: str, nbytes: int):
+def test_the_all_reduce_alone_carries_what_one_backward_has_to_tell(name: str, table_bytes: int):
     task = workload(name, tiny=True)  # type: ignore[arg-type]
     model = task.model()
     layers = sum(p.nbytes for p in model.layers.parameters())

@@ -19,9 +19,8 @@ def test_one_rank_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.Ca
     for count, result in report["counts"].items():
         assert list(result["contestants"]) == ["torch default", "minddp default"]
         for contestant in result["contestants"].values():
-            assert (
-                contestant["added_us"]["low"] <= contestant["added_us"]["median"] <= contestant["added_us"]["high"]
-            )
+            added = contestant["added_us"]
+            assert added["low"] <= added["median"] <= added["high"]
             added_ms = contestant["median_ms"] - result["no_wrapper_ms"]
             # Two rounds: the median of differences is the difference of medians.
             assert added["median"] == pytest.approx(added_ms / int(count) * 1e3)
