@@ -55,6 +55,7 @@ class Bucket:
         names: Sequence[str],
         *,
         grads_are_views: bool,
+        adopt_grads: bool,
         dtypes: GradDtypes,
         allocate: Allocate,
     ):
@@ -66,18 +67,13 @@ class Bucket:
         self._new_memory = allocate
         self._unshared = handover.Unshared.measured()
         self._allocate()
-        if grads_are_views:
+        if grads_are_views and adopt_grads:
             self._adopt_existing_grads()
 
     def views_into(self, wire: torch.Tensor) -> list[torch.Tensor]:
         """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`."""
         flat = from_wire(wire, self.spec)
         return [view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True)]
-
-    def params_by_run(self) -> list[list[int]]:
-        """For each run, the parameters in it, as indices into the plan's."""
-        slots = self.spec.slots
-        return [[slot.param for slot in slots[run.first : run.first + len(run.params)]] for run in self.runs]
 
     def begin_pass(self) -> None:
         """Before the first gradient is packed: have memory that nobody else looks at."""
@@ -246,16 +242,28 @@ def allocate_buckets(
     params: Sequence[torch.nn.Parameter],
     *,
     grads_are_views: bool,
+    adopt_grads: bool = True,
     dtypes: GradDtypes = GradDtypes(),
     allocate: Allocate = allocate_anywhere,
 ) -> list[Bucket | SparseBucket]:
-    """The plan's buckets in launch order, with memory of their own, got from `allocate`."""
+    """The plan's buckets in launch order, with memory of their own, got from `allocate`.
+
+    `adopt_grads` moves gradients that exist already there, if they are to be views of it.
+    """
 
     def bucket_of(spec: BucketSpec) -> Bucket | SparseBucket:
         members = [params[slot.param] for slot in spec.slots]
         names = plan.names(spec.index)
         if spec.sparse:
             return SparseBucket(spec, members[0], names[0])
-        return Bucket(spec, members, names, grads_are_views=grads_are_views, dtypes=dtypes, allocate=allocate)
+        return Bucket(
+            spec,
+            members,
+            names,
+            grads_are_views=grads_are_views,
+            adopt_grads=adopt_grads,
+            dtypes=dtypes,
+            allocate=allocate,
+        )
 
     return [bucket_of(spec) for spec in plan.buckets]

@@ -44,7 +44,6 @@ _CONNECTED = (
     "_transport",
     "_reducer",
     "_mixed_precision",
-    "_buffers_in_step",
     "_roster",
     "_tuner",
 )
@@ -86,6 +85,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         transport: how bytes travel; "process_group" is the backend of `process_group`.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
+        lazy_bucket_allocation: make the first buckets in the first backward, not at construction; later torch has
+            it, too. See `bucketing.py`.
         stuck_after_s: how long to wait for other ranks before asking them what is the matter; `None` never asks.
             See `lookout/`.
 
@@ -130,6 +131,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         first_bucket_cap_mb: float | None = None,
         reduction: str = "mean",
         stuck_after_s: float | None = 30.0,
+        lazy_bucket_allocation: bool = False,
     ):
         super().__init__()
         Joinable.__init__(self)
@@ -149,6 +151,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             static_graph=static_graph,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
             batched_grad_copy=batched_grad_copy,
+            lazy_bucket_allocation=lazy_bucket_allocation,
         )
         self._tunes_buckets = bucket_cap_mb == "auto"
         if self._tunes_buckets:
@@ -179,6 +182,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         if transport != "process_group":
             self._transport = self._open_transport(transport)
         self._connect()
+        self._buffers_in_step = Buffers(module, self.parameters_to_ignore)
         self._delayed: DelayedAllReduce | None = None
         if delayed:
             self._delayed = DelayedAllReduce(delayed, param_to_hook_all_reduce, self._transport)
@@ -199,7 +203,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._reducer = self._reducer_class(
             self._reduced_params(), self._transport, self._options, sparse, self._mixed_precision
         )
-        self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in self.parameters_to_ignore]
         self._roster = Roster(self.module, [*self._reducer.params, *left_alone], self.parameters_to_ignore)
@@ -547,7 +550,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy is connected to the default group; as in torch, without the communication hook."""
+        """A copy is connected to the default group. As in torch it keeps the buffer hook, not the communication hook."""
         super().__setstate__(state)
         self.process_group = _get_default_group()
         self._transport = self._open_transport(self._transport_kind)

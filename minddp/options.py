@@ -86,6 +86,7 @@ class Options:
     small_last_bucket: bool
     reduction: str = "mean"
     stuck_after_s: float | None = None
+    lazy_bucket_allocation: bool = False
 
     @property
     def rebuilds_buckets(self) -> bool:

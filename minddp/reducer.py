@@ -24,7 +24,8 @@ import torch
 
 from minddp import autograd
 from minddp.backward_pass import ALLOWED, AllReduce, BackwardPass, HookedReduction, Phase, Reduction
-from minddp.bucket import Bucket, GradDtypes, allocate_buckets
+from minddp.bucket import Bucket, GradDtypes
+from minddp.bucketing import Bucketing
 from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
 from minddp.distributed_autograd import LentGradients, context_of_forward, out_of_reach
@@ -35,7 +36,7 @@ from minddp.mixed_precision import MixedPrecision
 from minddp.optimizer_overlap import OverlappedOptimizer
 from minddp.options import Options
 from minddp.packing import Scaling
-from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.plan import BucketPlan, ParamSpec
 from minddp.sparse_bucket import SparseBucket
 from minddp.transport import Transport
 from minddp.unfinished import (
@@ -92,19 +93,22 @@ class Reducer:
         self._serial = self._serial_number()
         self._guard: OptimizerGuard | None = None
         self._warned_of: set[tuple[int, ...]] = set()
-        self._observed_order: list[int] | None = None
-        self._has_rebuilt = False
         self._unused_anywhere: Sequence[bool] | None = None
         self._hooks_expected: list[int]
         self._recorded_hooks: list[int] | None
         self._usage: UsageMap | None
         self._begin_tracking()
         self._countdown = Countdown(self)
-        self._install_plan(
-            plan_from_registration(
-                self._specs(), options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
-            )
+        self.bucketing = Bucketing(
+            self.params,
+            self._specs(),
+            options,
+            grads_are_views=self._grads_are_views,
+            dtypes=self._mixed_precision.grad_dtypes if self._mixed_precision else GradDtypes(),
         )
+        self._countdown.regroup(self.bucketing.members)
+        if not options.lazy_bucket_allocation:
+            self.bucketing.make_buckets(transport.allocate)
         self._hooks = autograd.Hooks(self.params, self._countdown.on_grad_accumulated)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, self._hooks.remove).atexit = False
@@ -148,20 +152,12 @@ class Reducer:
 
     def rebuild_if_due(self) -> bool:
         """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
-        if self._observed_order is None:
+        observed = self.bucketing.take_observed_order()
+        if observed is None:
             return False
         self.tell(EventKind.REBUILD_BEGIN)
-        ready_order = self._order_of_rank_0(self._observed_order)
-        self._observed_order = None
-        self._has_rebuilt = True
-        self._install_plan(
-            plan_from_readiness(
-                self._specs(),
-                ready_order,
-                self.options.caps.after_rebuild(),
-                small_last_bucket=self.options.small_last_bucket,
-            )
-        )
+        self.bucketing.rebuild(self._order_of_rank_0(observed), self.transport.allocate)
+        self._countdown.regroup(self.bucketing.members)
         self.tell(EventKind.BUCKETS_REBUILT, len(self.buckets))
         return True
 
@@ -171,7 +167,8 @@ class Reducer:
         The same collectives in the same order as in a backward; the results are of no use here. See `join.py`.
         """
         self._num_passes += 1
-        awaits_order = self._awaits_order
+        awaits_order = self.awaits_order
+        self.bucketing.make_buckets(self.transport.allocate)
         under_way = [self._launch(bucket, torch.zeros_like(bucket.wire)) for bucket in self.buckets]
         if self._usage is not None:
             nobody = UsageMap(len(self.params), self.params[0].device)
@@ -182,7 +179,7 @@ class Reducer:
         for reduction in under_way:
             reduction.result()
         if awaits_order:
-            self._observed_order = list(range(len(self.params)))
+            self.bucketing.observe(list(range(len(self.params))))
         self._wait_for_others()
 
     # ------------------------------------------------------------------ called during backward
@@ -214,7 +211,7 @@ class Reducer:
 
     def _watch_only_if_needed(self) -> None:
         """See [Note: the hot path]."""
-        plan_is_final = self._has_rebuilt or not self.options.rebuilds_buckets
+        plan_is_final = self.has_rebuilt or not self.options.rebuilds_buckets
         counts_once = not self.options.static_graph
         self._countdown.is_watched = not (plan_is_final and counts_once and self._usage is None)
 
@@ -224,12 +221,13 @@ class Reducer:
         self._move_to(Phase.ACCUMULATING)
         self._num_passes += 1
         self._countdown.restart()
+        self.bucketing.make_buckets(self.transport.allocate, adopt_grads=False)
         for bucket in self.buckets:
             bucket.begin_pass()
         divides_sums = self._mixed_precision is not None
         current = self._pass = BackwardPass(
             hooks_left=list(self._hooks_expected),
-            runs_left=[len(bucket.params_by_run()) for bucket in self.buckets],
+            runs_left=list(self.bucketing.runs_per_bucket),
             scaling=self._scaling(None if divides_sums else divisor),
             divisor_of_sums=divisor if divides_sums else None,
             lent=self._lent_gradients(param),
@@ -307,19 +305,20 @@ class Reducer:
         """All gradients of a run are there. See [Note: packing in runs]."""
         assert self._pass is not None
         current = self._pass
-        bucket, run_in_bucket = self._runs[run]
+        index, run_in_bucket = self.bucketing.runs[run]
+        bucket = self.buckets[index]
         if current.lent is not None:
-            current.lent.lend(bucket.params_by_run()[run_in_bucket])
-        self.tell(EventKind.PACK_BEGIN, bucket.spec.index)
+            current.lent.lend(self.bucketing.members[run])
+        self.tell(EventKind.PACK_BEGIN, index)
         if torch.is_grad_enabled():  # as good as never: in backward(create_graph=True)
             with torch.no_grad():
                 bucket.pack(run_in_bucket, current.scaling)
         else:
             bucket.pack(run_in_bucket, current.scaling)
-        self.tell(EventKind.PACK_END, bucket.spec.index)
-        current.runs_left[bucket.spec.index] -= 1
-        if current.runs_left[bucket.spec.index] == 0:
-            self.tell(EventKind.BUCKET_READY, bucket.spec.index)
+        self.tell(EventKind.PACK_END, index)
+        current.runs_left[index] -= 1
+        if current.runs_left[index] == 0:
+            self.tell(EventKind.BUCKET_READY, index)
             self._launch_ready_buckets(current)
 
     def _launch_ready_buckets(self, current: BackwardPass) -> None:
@@ -354,8 +353,8 @@ class Reducer:
             view = GradBucket(bucket, is_last=bucket is self.buckets[-1], instead=instead)
             reduction = HookedReduction(self.comm_hook, self.comm_hook.launch(view), bucket)
             self.tell(EventKind.COMM_HOOK_RETURNED, index)
-        if self._sink is not None:
-            reduction.when_complete(partial(self.tell, EventKind.BUCKET_COMPLETED, index))
+        if self._sink is not None:  # who begins to watch later has not seen the launch, and hears of no end either
+            reduction.when_complete(partial(self._sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction
 
     def _skips(self, bucket: Bucket | SparseBucket, current: BackwardPass) -> bool:
@@ -461,9 +460,9 @@ class Reducer:
                 optimizer.step(bucket.params)
         if current.lent is not None:
             current.lent.give_back()
-        if self._awaits_order:
+        if self.awaits_order:
             any_order = list(range(len(self.params)))
-            self._observed_order = current.ready_order + current.unused if current.ready_order else any_order
+            self.bucketing.observe(current.ready_order + current.unused if current.ready_order else any_order)
         if self.options.static_graph:
             self._usage = None  # who uses what is settled for good
         self.last_unused = current.unused
@@ -553,7 +552,7 @@ class Reducer:
         self._pass, self.phase = None, Phase.IDLE
         self._countdown.is_watched = True
         self._awaited_backwards.clear()
-        self._has_rebuilt, self._observed_order = False, None
+        self.bucketing.await_another_order()
         if self._usage is not None:
             self._usage.clear()
 
@@ -565,7 +564,8 @@ class Reducer:
         """
         if self.phase not in (Phase.IDLE, Phase.ARMED):
             raise RuntimeError(f"minddp: no new buckets while the reducer is in phase {self.phase.name}.")
-        self._install_plan(plan)
+        self.bucketing.adopt(plan, self.transport.allocate)
+        self._countdown.regroup(self.bucketing.members)
         self.tell(EventKind.BUCKETS_REBUILT, len(self.buckets))
 
     def remove_hooks(self) -> None:
@@ -599,17 +599,26 @@ class Reducer:
         return self._serial
 
     @property
-    def has_rebuilt(self) -> bool:
-        return self._has_rebuilt
+    def plan(self) -> BucketPlan:
+        return self.bucketing.plan
 
     @property
-    def _awaits_order(self) -> bool:
+    def buckets(self) -> list[Bucket | SparseBucket]:
+        """In launch order; none before there is memory for them."""
+        return self.bucketing.buckets
+
+    @property
+    def has_rebuilt(self) -> bool:
+        return self.bucketing.has_rebuilt
+
+    @property
+    def awaits_order(self) -> bool:
         """Whether the buckets are rebuilt after this backward: the first one, but in a static graph the second.
 
         All ranks say the same, also one that has only shadowed the first backward and has yet to record its graph.
         """
         settles_usage = self.options.static_graph and self._usage is not None
-        return self.options.rebuilds_buckets and not self._has_rebuilt and not settles_usage
+        return self.options.rebuilds_buckets and not self.has_rebuilt and not settles_usage
 
     def _begin_tracking(self) -> None:
         """What has to be counted besides gradients, as the options have it."""
@@ -617,18 +626,6 @@ class Reducer:
         self._recorded_hooks = [0] * len(self.params) if self.options.static_graph else None
         tracks_usage = self.options.find_unused_parameters or self.options.static_graph
         self._usage = UsageMap(len(self.params), self.params[0].device) if tracks_usage and self.params else None
-
-    def _install_plan(self, plan: BucketPlan) -> None:
-        self.plan = plan
-        self.buckets = allocate_buckets(
-            plan,
-            self.params,
-            grads_are_views=self._grads_are_views,
-            dtypes=self._mixed_precision.grad_dtypes if self._mixed_precision else GradDtypes(),
-            allocate=self.transport.allocate,
-        )
-        self._runs = [(bucket, run) for bucket in self.buckets for run in range(len(bucket.params_by_run()))]
-        self._countdown.regroup([params for bucket in self.buckets for params in bucket.params_by_run()])
 
     def _specs(self) -> list[ParamSpec]:
         return [

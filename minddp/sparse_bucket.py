@@ -27,9 +27,6 @@ class SparseBucket:
         self.names = [name]
         self.wire = _nothing(param)
 
-    def params_by_run(self) -> list[list[int]]:
-        return [[slot.param for slot in self.spec.slots]]
-
     def begin_pass(self) -> None:
         """Let go of what the last backward has packed."""
         self.wire = _nothing(self.params[0])

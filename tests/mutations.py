@@ -142,7 +142,7 @@ MUTATIONS = (
     Mutation(
         "forget the rebuild",
         "reducer.py",
-        "if self._observed_order is None:",
+        "if observed is None:",
         "if True:",
         _TRAINING,
     ),

@@ -35,7 +35,7 @@ FLOORS = (
     {"transport", "packing", "placement", "distributed_autograd"},
     {"sparse_bucket", "replicas", "agreement", "roster", "mean", "usage", "lookout"},
     {"bucket", "buffers", "delayed"},
-    {"comm_hooks", "mixed_precision"},
+    {"bucketing", "comm_hooks", "mixed_precision"},
     {"backward_pass"},
     {"reducer"},
     {"join", "tune"},

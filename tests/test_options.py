@@ -43,6 +43,7 @@ def test_the_constructor_has_torchs_parameters_then_its_own() -> None:
         "first_bucket_cap_mb",
         "reduction",
         "stuck_after_s",
+        "lazy_bucket_allocation",
     ]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in own)
     assert all(parameter.default is not inspect.Parameter.empty for parameter in own)

@@ -105,8 +105,8 @@ class ReducerFacade:
 
     def _push_all_rebuilt_params(self) -> None:
         """Take any order for that of the first backward, which this rank has not seen; rank 0's will be used."""
-        if self._reducer._awaits_order:
-            self._reducer._observed_order = list(range(len(self._reducer.params)))
+        if self._reducer.awaits_order:
+            self._reducer.bucketing.observe(list(range(len(self._reducer.params))))
 
     # ------------------------------------------------------------------ changed after construction
 

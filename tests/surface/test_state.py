@@ -397,8 +397,14 @@ def test_the_group_can_shrink_and_grow(ranks) -> None:
 # ------------------------------------------------------------------ copies, and being the active module
 
 
-def copies(rank: int) -> list[bool]:
+hooked: list[tuple[str, int]] = []
 
+
+def kept_hook(state: str, buffers: dict[str, torch.Tensor]) -> None:
+    hooked.append((state, id(buffers["norm.running_mean"])))
+
+
+def copies(rank: int) -> list[bool]:
     def local_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         return group.allreduce([bucket.buffer()]).get_future()
 
@@ -406,18 +412,21 @@ def copies(rank: int) -> list[bool]:
     ddp.register_comm_hook(ddp.process_group, local_hook)  # cannot be pickled, and need not
     ddp(batch(rank)).sum().backward()
     seen = []
+    ddp.register_buffer_hook("means", kept_hook)  # which torch lets a copy keep
     for twin in (copy.deepcopy(ddp), pickle.loads(pickle.dumps(ddp))):
         twin.zero_grad()
+        hooked.clear()
         for step in range(2):
             twin(batch(rank, step)).sum().backward()
         data = twin._get_ddp_logging_data()
         seen.append(twin.reducer is not ddp.reducer and twin.logger is not ddp.logger)
         seen.append((data["iteration"], data["module_name"]) == (1, "Normed"))
+        seen.append(hooked == [("means", id(twin.module.norm.running_mean))] * 2)
     return seen
 
 
 def test_copies_have_a_reducer_and_a_logger_of_their_own(ranks) -> None:
-    assert ranks(2).run(copies) == [[True] * 4] * 2
+    assert ranks(2).run(copies) == [[True] * 6] * 2
 
 
 class Asks(nn.Module):
