@@ -82,7 +82,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         bucket_cap_mb_list: a capacity in MiB for each bucket, the last one repeating.
         batched_grad_copy: copy first and divide once per bucket; as torch, the mean is then a true division.
         forward_sync_buffers: broadcast rank 0's buffers before each forward.
-        transport: how bytes travel; "process_group" is the backend of `process_group`.
+        transport: how gradients travel. "process_group" is the backend of `process_group`, "shared_memory" memory
+            that the ranks of one host share, with the same bits as gloo. "auto" takes that where it can be had:
+            CPU tensors, gloo, and all ranks on one host; see `transport/`.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
         lazy_bucket_allocation: make the first buckets in the first backward, not at construction; later torch has
@@ -127,7 +129,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
         *,
-        transport: str = "process_group",
+        transport: str = "auto",
         first_bucket_cap_mb: float | None = None,
         reduction: str = "mean",
         stuck_after_s: float | None = 30.0,
@@ -179,8 +181,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._transport = self._open_transport("process_group")
         if self._options.init_sync:
             self._verify_that_ranks_agree(delayed)
-        if transport != "process_group":
-            self._transport = self._open_transport(transport)
+        if transport != "process_group" and (self._options.init_sync or transport != "auto"):
+            self._transport = self._open_transport(transport)  # collective, as is init_sync
         self._connect()
         self._buffers_in_step = Buffers(module, self.parameters_to_ignore)
         self._delayed: DelayedAllReduce | None = None
@@ -550,9 +552,14 @@ class DistributedDataParallel(nn.Module, Joinable):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy is connected to the default group. As in torch it keeps the buffer hook, not the communication hook."""
+        """Connect a copy to the default group; as in torch with the buffer hook, without the communication hook.
+
+        Its gradients travel by the process group: any other transport takes all ranks to open, and this rank may be
+        the only one that makes a copy.
+        """
         super().__setstate__(state)
         self.process_group = _get_default_group()
+        self._transport_kind = "process_group"
         self._transport = self._open_transport(self._transport_kind)
         self._connect()
 

@@ -137,7 +137,7 @@ MUTATIONS = (
             self.buckets.insert(len(current.reductions), bucket)
 """,
         _FINDING,
-        shows=r"died with exit code|gave no answer in time|gradient of .* differs",
+        shows=r"died with exit code|gave no answer in time|gradient of .* differs|rank 0 has .* elements",
     ),
     Mutation(
         "forget the rebuild",

@@ -61,13 +61,16 @@ def diagnose(answers: Answers) -> Diagnosis:
 
 def _gone(answers: Answers) -> list[str]:
     found = []
-    for ranks, what in ((answers.exited, "exited"), (answers.left, "dropped the module")):
+    for ranks, what, hint in (
+        (answers.exited, "exited", "Its own output says why."),
+        (answers.left, "dropped the module", ""),
+    ):
         for rank in ranks:
             last = answers.last_words.get(rank)
             when = f" after backward {last.progress.backward} of {answers.furthest}" if last else ""
             found.append(f"Rank {rank} has {what}{when}.")
-    if answers.exited:
-        found.append("Its own output says why.")
+        if ranks and hint:
+            found.append(hint)
     if any(rank in answers.last_words for rank in answers.exited):
         found.append("Give every rank equally many batches, or train within `ddp.join()`.")
     return found

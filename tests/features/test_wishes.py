@@ -178,7 +178,7 @@ SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
         ("ignored", ["rank 0 reduces `right.bias`, `right.weight`, but rank 1 ignores them"]),
         ("buffers", ["Rank 0 broadcasts 1", "rank 1 expects 2", "more"]),
         ("larger buffer", ["`seen` on rank 0 has sizes [3]", "on rank 1 has sizes [5]"]),
-        ("transport", ["`transport` is 'process_group' on rank 0, but 'shared_memory' on rank 1"]),
+        ("transport", ["`transport` is 'auto' on rank 0, but 'shared_memory' on rank 1"]),
         ("views", ["no error"]),
         ("capacity", ["no error"]),
     ],

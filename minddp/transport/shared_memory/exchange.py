@@ -24,11 +24,12 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -58,10 +59,23 @@ class Reduction:
     deadline: float  # of time.monotonic()
     has_landed: bool = False
     error: str | None = None
+    _landing: threading.Lock = field(default_factory=threading.Lock)
+    _on_landing: list[Callable[[], object]] = field(default_factory=list)
 
     def land(self, error: str | None = None) -> None:
-        self.error = error
-        self.has_landed = True
+        with self._landing:
+            self.error = error
+            self.has_landed = True
+        for callback in self._on_landing:
+            callback()
+
+    def when_landed(self, callback: Callable[[], object]) -> None:
+        """Have it called by the thread that finds this landed, or at once if it has. It must be quick."""
+        with self._landing:
+            if not self.has_landed:
+                self._on_landing.append(callback)
+                return
+        callback()
 
 
 class Exchange:
@@ -71,7 +85,7 @@ class Exchange:
     everything that they touch.
     """
 
-    def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
+    def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float, names: Sequence[int] | None = None):
         self._process = os.getpid()
         self._rank = rank
         self._peers = peers
@@ -80,7 +94,7 @@ class Exchange:
         self._timeout_s = timeout_s
         self._num_launched = 0
         self._under_way: deque[Reduction] = deque()  # in order; `launch` adds, `attend` removes
-        self._ledger = Ledger(rank, len(peers) + 1)
+        self._ledger = Ledger(rank, len(peers) + 1, names)
         self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
         self._num_told = dict.fromkeys(peers, 0)  # of our chunks, how many each peer knows to be done
         self._failure: str | None = None
@@ -145,7 +159,7 @@ class Exchange:
             else:
                 self._fail(self._failure)  # what has been launched since
         except BaseException as error:  # half a sum is of no use to anybody, and a second try would add twice
-            self._fail(f"Rank {self._rank} cannot go on with its all-reduces: {error!r}")
+            self._fail(f"Rank {self._ledger.names[self._rank]} cannot go on with its all-reduces: {error!r}")
             if not isinstance(error, Exception):
                 raise
 

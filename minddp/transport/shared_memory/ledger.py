@@ -14,10 +14,12 @@ class Ledger:
 
     `num_done[r]`: rank r has done its chunks of so many all-reduces, the first ones. `left[r]`: rank r takes no
     further part, and why, if not because it is done. `killed`: ranks that fell silent without a farewell.
+    `names[r]`: what rank r is called in errors, if these ranks are some of a larger group.
     """
 
-    def __init__(self, rank: int, world_size: int):
+    def __init__(self, rank: int, world_size: int, names: Sequence[int] | None = None):
         self.rank = rank
+        self.names = range(world_size) if names is None else names
         self.num_done = [0] * world_size
         self.left: dict[int, str] = {}
         self.killed: set[int] = set()
@@ -26,17 +28,19 @@ class Ledger:
     def note_addend(self, rank: int, addend: Addend) -> None:
         self._addends.setdefault(addend.reduction, {})[rank] = addend
 
-    def next_to_add_up(self) -> list[Addend] | None:
+    def next_to_add_up(self, ahead: int = 0) -> list[Addend] | None:
         """The addends, in rank order, of the first all-reduce that we have not done our part of; once all are in.
+
+        With `ahead`, of that so many after it.
 
         Raises:
             RuntimeError: they do not match.
         """
-        addends = self._addends.get(self.num_done[self.rank], {})
+        addends = self._addends.get(self.num_done[self.rank] + ahead, {})
         if len(addends) < len(self.num_done):
             return None
         in_order = [addends[rank] for rank in range(len(addends))]
-        _require_one_kind(in_order)
+        self._require_one_kind(in_order)
         return in_order
 
     def note_added_up(self) -> None:
@@ -63,13 +67,13 @@ class Ledger:
         killed = [rank for rank in missing if rank in self.killed]
         if killed:
             return (
-                f"{_ranks(killed, 'was', 'were')} killed before all-reduce {reduction} was done. Look for the "
+                f"{self._ranks(killed, 'was', 'were')} killed before all-reduce {reduction} was done. Look for the "
                 f"cause there (a crash, no memory left, a signal), and start all ranks again."
             )
         left = [rank for rank in missing if rank in self.left]
         if not left:
             return None
-        leaving = f"{_ranks(left, 'has', 'have')} left before all-reduce {reduction} was done"
+        leaving = f"{self._ranks(left, 'has', 'have')} left before all-reduce {reduction} was done"
         return next(
             (self.left[rank] for rank in left if self.left[rank]),
             f"{leaving}: the process has ended, or its wrapper was dropped. {SAME_CALLS}",
@@ -80,23 +84,21 @@ class Ledger:
         begun = self._addends.get(reduction, {})
         not_begun = [rank for rank in self.missing(reduction) if rank not in begun]
         culprits = (
-            f"{_ranks(not_begun, 'has', 'have')} not begun it."
+            f"{self._ranks(not_begun, 'has', 'have')} not begun it."
             if not_begun
-            else f"{_ranks(self.missing(reduction), 'has', 'have')} begun it and not finished."
+            else f"{self._ranks(self.missing(reduction), 'has', 'have')} begun it and not finished."
         )
         return f"All-reduce {reduction} was not done within {timeout_s:g} s: {culprits} {SAME_CALLS}"
 
+    def _require_one_kind(self, addends: Sequence[Addend]) -> None:
+        first, ours = self.names[0], addends[0]
+        for name, theirs in zip(self.names, addends, strict=True):
+            if (theirs.numel, theirs.dtype) != (ours.numel, ours.dtype):
+                raise RuntimeError(
+                    f"in all-reduce {ours.reduction} rank {first} has {ours}, but rank {name} has {theirs}. "
+                    f"{SAME_CALLS}"
+                )
 
-def _require_one_kind(addends: Sequence[Addend]) -> None:
-    ours = addends[0]
-    for rank, theirs in enumerate(addends):
-        if (theirs.numel, theirs.dtype) != (ours.numel, ours.dtype):
-            raise RuntimeError(
-                f"in all-reduce {ours.reduction} rank 0 has {ours}, but rank {rank} has {theirs}. {SAME_CALLS}"
-            )
-
-
-def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
-    if len(ranks) == 1:
-        return f"Rank {ranks[0]} {one}"
-    return f"Ranks {', '.join(map(str, ranks))} {several}"
+    def _ranks(self, ranks: Sequence[int], one: str, several: str) -> str:
+        names = [str(self.names[rank]) for rank in ranks]
+        return f"Rank {names[0]} {one}" if len(names) == 1 else f"Ranks {', '.join(names)} {several}"

@@ -21,11 +21,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 
-from minddp.transport.base import Transport
 from minddp.transport.shared_memory import messages, segments
 
 MESSAGE_BYTES = 1024  # through the process group; room for the longest obstacle, if all of it must be escaped
@@ -33,6 +32,18 @@ LONGEST_OBSTACLE = 150  # characters
 LONGEST_QUEUE = 1024  # of ranks that knock at the same time
 SECRET_BYTES = 16
 _KNOCK = struct.Struct(f"<{SECRET_BYTES}sq")  # the secret of the one who listens, the rank of the one who knocks
+
+
+class Meeting(Protocol):
+    """As much of a `Transport` as ranks need to find each other."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]: ...
 
 
 class CannotConnect(Exception):
@@ -59,7 +70,7 @@ class _Introduction(TypedDict):
     secret: str
 
 
-def connect(group: Transport, timeout_s: float) -> dict[int, Peer]:
+def connect(group: Meeting, timeout_s: float) -> dict[int, Peer]:
     """A connection to each other rank of `group`. Collective.
 
     Raises:
@@ -70,7 +81,7 @@ def connect(group: Transport, timeout_s: float) -> dict[int, Peer]:
     obstacle = ""
     with _listening() as listener:
         ours = _introduce(listener)
-        everyone: list[_Introduction] = _exchange(group, ours)
+        everyone: list[_Introduction] = gather_words(group, ours)
         _require_one_machine(everyone)
         assert listener is not None, "checked with the machines"
         try:
@@ -82,7 +93,7 @@ def connect(group: Transport, timeout_s: float) -> dict[int, Peer]:
             _prove_that_memory_is_shared(peers, everyone, group.rank, deadline)
         except OSError as error:
             obstacle = f"rank {group.rank} cannot share memory with the others: {error}"[:LONGEST_OBSTACLE]
-        obstacles = [outcome for outcome in _exchange(group, obstacle) if outcome]
+        obstacles = [outcome for outcome in gather_words(group, obstacle) if outcome]
     if obstacles:
         for peer in peers.values():
             peer.close()
@@ -107,16 +118,23 @@ def _listening() -> Iterator[socket.socket | None]:
 def _introduce(listener: socket.socket | None) -> _Introduction:
     if listener is None:
         return _Introduction(machine="", address="", secret="")
-    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    namespace = os.readlink("/proc/self/ns/net")  # an abstract address is valid within one
     return _Introduction(
-        machine=f"{kernel} {namespace}",
+        machine=machine(),
         address=listener.getsockname().hex(),
         secret=secrets.token_hex(SECRET_BYTES),
     )
 
 
-def _exchange(group: Transport, ours: object) -> list[Any]:
+def machine() -> str:
+    """What ranks on one host have in common, and only they; empty on a system that cannot share memory."""
+    if not segments.is_supported():
+        return ""
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.readlink("/proc/self/ns/net")  # an abstract address is valid within one
+    return f"{kernel} {namespace}"
+
+
+def gather_words(group: Meeting, ours: object) -> list[Any]:
     """What each rank has to say, in rank order."""
     text = bytearray(json.dumps(ours).encode().ljust(MESSAGE_BYTES))
     return [

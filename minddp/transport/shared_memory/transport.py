@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,8 @@ from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.attendance import Attendance
 from minddp.transport.shared_memory.exchange import Exchange, Reduction
 from minddp.transport.shared_memory.messages import DTYPES, SegmentDropped, SegmentMade
-from minddp.transport.shared_memory.rendezvous import CannotConnect, Peer, connect
+from minddp.transport.shared_memory.profiled import record_if_profiled
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
 from minddp.transport.shared_memory.segments import Segment
 
 CONNECT_TIMEOUT_S = 30.0
@@ -30,25 +33,36 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     Raises:
         CannotConnect: they cannot share memory. On every rank, for the same reason.
     """
-    if device.type != "cpu":
-        raise CannotConnect(f"the tensors are on {device}, not in the memory of the host")
+    backend = gloo_behind(group, device)
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
+    exchange = Exchange(group.rank, connect(group, CONNECT_TIMEOUT_S), time_limit_s(backend))
+    return SharedMemoryTransport(group, exchange)
+
+
+def gloo_behind(group: ProcessGroupTransport, device: torch.device) -> Backend:
+    """What adds up the group's tensors, if the same sums can be had in the memory of the host.
+
+    Raises:
+        CannotConnect: they cannot.
+    """
+    if device.type != "cpu":
+        raise CannotConnect(f"the tensors are on {device}, not in the memory of the host")
     if type(group.group) is not dist.ProcessGroup:
         raise CannotConnect(f"{type(group.group).__name__} may have an all-reduce of its own")
     backend = _host_backend(group.group)
     if backend is None or backend.name() != "gloo":
         raise CannotConnect("on the CPU the group does not use gloo, whose order of addition is kept")
-    return SharedMemoryTransport(group, connect(group, CONNECT_TIMEOUT_S), _time_limit_s(backend))
+    return backend
 
 
 class SharedMemoryTransport:
     """All-reduces where the tensors lie, if `allocate` has made them; others are copied in and out."""
 
-    def __init__(self, group: ProcessGroupTransport, peers: Mapping[int, Peer], timeout_s: float):
+    def __init__(self, group: ProcessGroupTransport, exchange: Exchange):
         self._group = group
-        self._exchange = Exchange(group.rank, peers, timeout_s)
-        self._attendance = Attendance(self._exchange)
+        self._exchange = exchange
+        self._attendance = Attendance(exchange)
         self._segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # by address
         self._num_made = 0
         self._dropped: deque[int] = deque()  # numbers of segments that nobody here refers to any more
@@ -93,7 +107,9 @@ class SharedMemoryTransport:
         return self._launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
 
     def _launch(self, flat: torch.Tensor, segment: Segment, offset_bytes: int) -> ResidentWork:
-        return ResidentWork(self._exchange.launch(flat, segment, offset_bytes), self._attendance)
+        reduction = self._exchange.launch(flat, segment, offset_bytes)
+        record_if_profiled(reduction)
+        return ResidentWork(reduction, self._attendance)
 
     def _all_reduce_a_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
@@ -146,6 +162,12 @@ class ResidentWork:
     def is_completed(self) -> bool:
         return self._reduction.has_landed
 
+    def get_future(self) -> torch.futures.Future[Any]:
+        """As that of torch's works: a list of the sum."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        self._reduction.when_landed(partial(_resolve, future, self._reduction))
+        return future
+
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         """Return once the sum is there. One that has timed out goes on, and can be waited for again.
 
@@ -183,6 +205,13 @@ class CopiedWork:
             self._idle.append(self._segment)
 
 
+def _resolve(future: torch.futures.Future[Any], reduction: Reduction) -> None:
+    if reduction.error is None:
+        future.set_result([reduction.tensor])
+    else:
+        future.set_exception(RuntimeError(reduction.error))
+
+
 def _can_be_shared(tensor: torch.Tensor) -> bool:
     """The same on every rank, since it depends only on what must agree in any collective."""
     is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
@@ -197,7 +226,7 @@ def _host_backend(group: dist.ProcessGroup) -> Backend | None:
         return None
 
 
-def _time_limit_s(backend: Backend) -> float:
+def time_limit_s(backend: Backend) -> float:
     """The group's own, where the backend tells it."""
     options = getattr(backend, "options", None)
     return getattr(options, "_timeout", default_pg_timeout).total_seconds()

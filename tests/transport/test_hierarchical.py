@@ -1,0 +1,523 @@
+"""Ranks that pretend to be on several hosts: the documented order, who carries what, who dies when, what is left.
+
+What kind of host a rank is on is one letter: in "aab" ranks 0 and 1 share a host, and rank 2 is on another.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import minddp
+from minddp import transport as transports
+from minddp.transport import (
+    HierarchicalTransport,
+    ProcessGroupTransport,
+    SharedMemoryTransport,
+    Transport,
+    open_transport,
+)
+from minddp.transport.hierarchical import Hosts, connect_hosts, exchange
+from minddp.transport.hierarchical.exchange import pieces_of
+from minddp.transport.shared_memory import rendezvous
+from minddp.transport.shared_memory.messages import DTYPES
+from minddp.transport.shared_memory.order import chunk_bounds, route
+from tests.ranks import RankFailure, RankPool
+from tests.transport.test_shared_memory import Case, cases, default_group, footprint, random_values
+
+CPU = torch.device("cpu")
+Ranks = Callable[[int], RankPool]
+
+
+def opened(letters: str, group: dist.ProcessGroup | None = None) -> Transport:
+    """As if the ranks of `group` were on hosts of these names."""
+    over_group = ProcessGroupTransport(group or default_group())
+    return connect_hosts(over_group, CPU, lambda: letters[over_group.rank])
+
+
+def ones(transport: Transport, numel: int) -> torch.Tensor:
+    return transport.allocate(numel, torch.float32, CPU).fill_(1)
+
+
+# ---------------------------------------------------------------------- who is where
+
+
+def test_hosts_are_in_the_order_of_their_lowest_ranks() -> None:
+    hosts = Hosts.grouped("abacbaa")
+    assert hosts.ranks == ((0, 2, 5, 6), (1, 4), (3,))
+    assert str(hosts) == "0 2 5 6 | 1 4 | 3"
+    assert [hosts.place_of(rank).host for rank in range(7)] == [0, 1, 0, 2, 1, 0, 0]
+    assert [hosts.place_of(rank).seat for rank in range(7)] == [0, 0, 1, 0, 1, 2, 3]
+
+
+def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
+    assert Hosts.grouped("aaabb").num_lanes == 2
+    assert Hosts.grouped("abbb").num_lanes == 1
+    assert [Hosts.grouped("aaabb").lane(seat) for seat in range(2)] == [[0, 3], [1, 4]]
+
+
+def test_alone_are_ranks_that_share_no_host() -> None:
+    assert Hosts.grouped("abc").all_alone
+    assert not Hosts.grouped("aba").all_alone
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 8])
+def test_pieces_cover_a_chunk_and_none_is_too_large(itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PIECE_BYTES", 100)
+    bounds = list(pieces_of(7, 1000, itemsize))
+    assert [first for first, _ in bounds] == [7, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == 1000
+    assert max((stop - first) * itemsize for first, stop in bounds) <= 100
+    assert list(pieces_of(7, 7, itemsize)) == []
+
+
+# ---------------------------------------------------------------------- what comes out
+
+
+def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.Tensor:
+    """See [Note: the order of addition between hosts]. Written down once more, without anything that moves bytes."""
+    total, itemsize = torch.empty_like(addends[0]), addends[0].itemsize
+
+    def add(tensors: Iterator[torch.Tensor]) -> torch.Tensor:
+        return reduce(torch.add, tensors)
+
+    for seat in range(hosts.num_lanes):
+        for first, stop in pieces_of(*chunk_bounds(seat, hosts.num_lanes, total.numel(), itemsize), itemsize):
+            of_host = [
+                add(addends[ranks[stop_at]][first:stop] for stop_at in route(seat, len(ranks)))
+                for ranks in hosts.ranks
+            ]
+            for chunk in range(len(of_host)):
+                part = slice(*chunk_bounds(chunk, len(of_host), stop - first, itemsize))
+                total[first:stop][part] = add(of_host[host][part] for host in route(chunk, len(of_host)))
+    return total
+
+
+def differing(rank: int, letters: str, cases: list[Case]) -> list[Case]:
+    """The cases in which a sum is not that of the documented order. All are under way at the same time."""
+    exchange.PIECE_BYTES = 128 * 1024
+    transport, hosts = opened(letters), Hosts.grouped(letters)
+    assert isinstance(transport, HierarchicalTransport)
+    under_way = []
+    for numel, dtype, seed in cases:
+        values = random_values(rank, numel, dtype, seed)
+        resident, copied = transport.allocate(numel, dtype, CPU).copy_(values), values.clone()
+        works = [transport.all_reduce(resident), transport.all_reduce(copied)]
+        under_way.append((works, resident, copied))
+    for works, *_ in under_way:
+        for work in works:
+            work.wait()
+    wrong = []
+    for (numel, dtype, seed), (_, resident, copied) in zip(cases, under_way, strict=True):
+        addends = [random_values(each, numel, dtype, seed) for each in range(len(letters))]
+        expected = in_documented_order(addends, hosts)
+        if not (torch.equal(resident, expected) and torch.equal(copied, expected)):
+            wrong.append((numel, dtype, seed))
+    return wrong
+
+
+@pytest.mark.parametrize("letters", ["aabb", "abab", "aab", "abb", "aabc", "aaab"])
+def test_sums_have_the_documented_bits_on_all_ranks(ranks: Ranks, letters: str) -> None:
+    @settings(max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(cases, min_size=1, max_size=5))
+    def search(drawn: list[Case]) -> None:
+        assert ranks(len(letters)).run(differing, letters, drawn) == [[]] * len(letters)
+
+    search()
+
+
+def differs_from_flat_ring(rank: int, letters: str) -> bool:
+    values = random_values(rank, 10_000, torch.float32, seed=0)
+    flat = values.clone()
+    opened(letters).all_reduce(values).wait()
+    default_group().allreduce([flat]).wait()
+    return not torch.equal(values, flat)
+
+
+def test_the_bits_are_not_the_flat_rings(ranks: Ranks) -> None:
+    assert ranks(4).run(differs_from_flat_ring, "aabb") == [True] * 4
+
+
+def sum_of_odd_tensors(rank: int, letters: str) -> list[str]:
+    """Tensors that are no whole segment; addition is exact in all of them. Those that came out wrong."""
+    transport, total = opened(letters), sum(range(1, len(letters) + 1))
+    shared = transport.allocate(100, torch.float32, CPU).copy_(torch.arange(100) * (rank + 1))
+    columns = (rank + 1) * torch.arange(12.0).view(3, 4).t()
+    leaf = torch.nn.Parameter(torch.full((5,), rank + 1.0))
+    sparse = (torch.eye(3) * (rank + 1)).to_sparse()
+    tensors = {
+        "a part": shared[10:20].view(2, 5),
+        "columns": columns,
+        "strided": torch.full((100,), rank + 1.0)[::2],
+        "one": torch.tensor([rank + 1]),
+        "empty": torch.empty(0),
+        "empty, allocated": transport.allocate(0, torch.float32, CPU),
+        "complex": torch.view_as_real(transport.allocate(4, torch.complex64, CPU).fill_((1 + 2j) * (rank + 1))),
+        "parameter": leaf,
+        "sparse": sparse,
+        **{str(dtype): torch.tensor([1, 0, 2], dtype=dtype) * (rank + 1) for dtype in DTYPES},
+    }
+    expected = {name: tensor.to_dense().detach() / (rank + 1) * total for name, tensor in tensors.items()}
+    for work in [transport.all_reduce(tensor) for tensor in tensors.values()]:
+        work.wait()
+    assert shared[20] == 20 * (rank + 1), "what is beside a part stays as it is"
+    return [
+        name for name, tensor in tensors.items() if not tensor.to_dense().equal(expected[name].to(tensor.dtype))
+    ]
+
+
+@pytest.mark.parametrize("letters", ["aabb", "aab"])
+def test_tensors_of_all_kinds_are_summed(ranks: Ranks, letters: str) -> None:
+    assert ranks(len(letters)).run(sum_of_odd_tensors, letters) == [[]] * len(letters)
+
+
+def error_of_unknown_dtype(rank: int) -> list[str]:
+    errors = []
+    for transport in (opened("aab"), ProcessGroupTransport(default_group())):
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            transport.all_reduce(torch.ones(3, dtype=torch.int16)).wait()
+        errors.append(str(error.value))
+    return errors
+
+
+def test_dtypes_that_it_does_not_know_are_the_process_groups_affair(ranks: Ranks) -> None:
+    for ours, process_groups in ranks(3).run(error_of_unknown_dtype):
+        assert ours == process_groups
+
+
+def broadcast_and_gather(rank: int) -> tuple[list[float], list[float]]:
+    transport = opened("aab")
+    tensor = torch.tensor([float(rank)])
+    gathered = [each.item() for each in transport.all_gather(tensor)]
+    transport.broadcast(tensor, source=2).wait()
+    return gathered, tensor.tolist()
+
+
+def test_all_else_goes_by_the_process_group(ranks: Ranks) -> None:
+    assert ranks(3).run(broadcast_and_gather) == [([0.0, 1.0, 2.0], [2.0])] * 3
+
+
+# ---------------------------------------------------------------------- which transport
+
+
+def kind_of(rank: int, letters: str) -> tuple[str, float]:
+    transport = opened(letters)
+    tensor = ones(transport, 3)
+    transport.all_reduce(tensor).wait()
+    return type(transport).__name__, tensor.sum().item()
+
+
+@pytest.mark.parametrize(
+    ("letters", "kind"),
+    [("aaa", SharedMemoryTransport), ("abc", ProcessGroupTransport), ("aba", HierarchicalTransport)],
+)
+def test_no_more_hierarchy_than_there_is(ranks: Ranks, letters: str, kind: type) -> None:
+    assert ranks(3).run(kind_of, letters) == [(kind.__name__, 9.0)] * 3
+
+
+def kinds_by_default(rank: int) -> list[str]:
+    alone = [dist.new_group([member]) for member in range(2)][rank]
+    return [type(open_transport("hierarchical", group)).__name__ for group in (default_group(), alone)]
+
+
+def test_ranks_of_this_machine_are_on_one_host(ranks: Ranks) -> None:
+    assert ranks(2).run(kinds_by_default) == [["SharedMemoryTransport", "ProcessGroupTransport"]] * 2
+
+
+def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[str, float] | None:
+    group = dist.new_group(members)
+    if rank not in members:
+        return None
+    transport = opened("aab", group)
+    tensor = torch.tensor([10.0**rank])
+    transport.all_reduce(tensor).wait()
+    return str(transport.hosts), tensor.item()
+
+
+def test_a_group_need_not_be_that_of_all_ranks(ranks: Ranks) -> None:
+    assert ranks(4).run(sum_in_a_group_of_some, [0, 1, 3]) == [("0 1 | 2", 1011.0)] * 2 + [
+        None,
+        ("0 1 | 2", 1011.0),
+    ]
+
+
+class OwnAllReduce(dist.ProcessGroup):
+    """A group written in Python, as users plug them in."""
+
+
+def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> None:
+    with pytest.raises(
+        ValueError, match='OwnAllReduce may have an all-reduce of its own. Pass transport="process_'
+    ):
+        open_transport("hierarchical", OwnAllReduce(0, 2))
+    with pytest.raises(ValueError, match='the tensors are on cuda:0, not in .* Pass transport="process_group"'):
+        open_transport("hierarchical", OwnAllReduce(0, 2), torch.device("cuda", 0))
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
+    """Rank 1 cannot do something."""
+    lines, log = _Lines(), logging.getLogger("minddp.transport")
+    log.addHandler(lines)
+    saved = (rendezvous._prove_that_memory_is_shared, transports.hierarchical.transport.open_lane)
+
+    def fail(*_: object) -> None:
+        raise (OSError if obstacle == "memory" else RuntimeError)("for no reason")
+
+    def names() -> str:
+        return "" if obstacle == "system" and rank == 1 else "aab"[rank]
+
+    if rank == 1 and obstacle == "memory":
+        rendezvous._prove_that_memory_is_shared = fail
+    transports.connect_hosts = lambda group, device: connect_hosts(group, device, names)
+    try:
+        if rank == 0 and obstacle == "lane":
+            transports.hierarchical.transport.open_lane = fail
+        transport = open_transport("hierarchical", default_group())
+        tensor = ones(transport, 3)
+        transport.all_reduce(tensor).wait()
+        assert tensor.sum().item() == 9
+        return type(transport).__name__, lines.lines
+    finally:
+        rendezvous._prove_that_memory_is_shared, transports.hierarchical.transport.open_lane = saved
+        transports.connect_hosts = connect_hosts
+        log.removeHandler(lines)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "reason"),
+    [("system", "rank 1 runs on a system"), ("memory", "cannot share memory with the others: for no reason")],
+)
+def test_all_fall_back_together_and_one_says_why(ranks: Ranks, obstacle: str, reason: str) -> None:
+    results = ranks(3).run(open_with_obstacle, obstacle)
+    assert [name for name, _ in results] == ["ProcessGroupTransport"] * 3
+    [line] = results[0][1]
+    assert line.startswith("WARNING")
+    assert reason in line
+    assert results[1][1] == results[2][1] == []
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+def read_by_and_by(rank: int) -> list[Any]:
+    """What `wait(timeout)` and `is_completed` say while rank 2, on the other host, is late."""
+    transport = opened("aab")
+    tensor = ones(transport, 1000)
+    if rank == 2:
+        dist.barrier()
+        transport.all_reduce(tensor).wait()
+        return []
+    work = transport.all_reduce(tensor)
+    said: list[Any] = [work.is_completed()]
+    try:
+        work.wait(datetime.timedelta(seconds=0.05))
+    except RuntimeError as error:
+        said.append("timed out" in str(error).lower())
+    dist.barrier()
+    work.wait()
+    work.wait()
+    return [*said, work.is_completed(), tensor.sum().item(), transport.waits_again]
+
+
+def test_waiting_can_be_given_up_and_taken_up_again(ranks: Ranks) -> None:
+    assert ranks(3).run(read_by_and_by)[:2] == [[False, True, True, 3000.0, True]] * 2
+
+
+def wait_in_different_orders(rank: int, letters: str) -> bool:
+    """Two transports and the user's own collectives, launched in one order, waited for in different ones."""
+    exchange.PIECE_BYTES = 64 * 1024
+    first, second, group = opened(letters), opened(letters), default_group()
+    for _ in range(10):
+        tensors = [ones(first, 100_000), ones(second, 50_000), torch.ones(10)]
+        works = [first.all_reduce(tensors[0]), group.allreduce([tensors[2]]), second.all_reduce(tensors[1])]
+        for work in works if rank % 2 == 0 else reversed(works):
+            work.wait()
+        if not all(tensor.eq(len(letters)).all() for tensor in tensors):
+            return False
+    return True
+
+
+def test_no_order_of_waiting_can_deadlock(ranks: Ranks) -> None:
+    assert ranks(3).run(wait_in_different_orders, "aab") == [True] * 3
+
+
+def wait_only_after_a_barrier(rank: int) -> bool:
+    """Rank 0 is blocked elsewhere while the others need its chunk: its substitute sends it, and spreads it."""
+    transport = opened("aab")
+    tensor = ones(transport, 1000)
+    work = transport.all_reduce(tensor)
+    if rank == 0:
+        dist.barrier()
+        work.wait()
+    else:
+        work.wait()
+        dist.barrier()
+    return bool(tensor.eq(3).all())
+
+
+def test_a_rank_that_is_busy_elsewhere_holds_nobody_up(ranks: Ranks) -> None:
+    assert ranks(3).run(wait_only_after_a_barrier) == [True] * 3
+
+
+# ---------------------------------------------------------------------- dying
+
+
+@pytest.fixture
+def mortal() -> Iterator[RankPool]:
+    """Three ranks that may be killed, with a short time limit."""
+    pool = RankPool(3, group_timeout_s=4.0, grace_s=3.0)
+    yield pool
+    pool.kill()
+
+
+def die_at(rank: int, mortal_rank: int, moment: str) -> None:
+    """A rank is killed at a moment of its fourth all-reduce; on hosts 0 1 | 2."""
+    transport = opened("aab")
+    tensor = ones(transport, 1_000_000)
+    for _ in range(3):
+        transport.all_reduce(tensor).wait()
+    dist.barrier()
+    if rank == mortal_rank:
+        if moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        setattr(exchange, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    transport.all_reduce(tensor).wait()
+
+
+@pytest.mark.parametrize(("mortal_rank", "moment"), [(0, "before"), (0, "spread"), (1, "before"), (2, "add_up")])
+def test_the_death_of_a_rank_is_noticed_on_all_hosts(mortal: RankPool, mortal_rank: int, moment: str) -> None:
+    mortal.run(kind_of, "aab")
+    start = time.monotonic()
+    with pytest.raises(RankFailure) as failure:
+        mortal.run(die_at, mortal_rank, moment)
+    assert time.monotonic() - start < 8
+    reports = failure.value.reports
+    assert "exit code -9" in reports.pop(mortal_rank)
+    assert len(reports) == 2
+    for rank, report in reports.items():
+        if moment == "spread" and rank == 2:
+            continue  # it has what it needs, or is told by the connection that breaks
+        same_host = {rank, mortal_rank} == {0, 1}
+        said = (
+            f"Rank {mortal_rank} was killed before all-reduce 3 was done"
+            if same_host
+            else "between hosts, of ranks"
+        )
+        assert said in report, f"rank {rank}"
+
+
+def stop_at_last(rank: int, lazy: int) -> None:
+    transport = opened("aab")
+    tensor = ones(transport, 10)
+    if rank == lazy:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    transport.all_reduce(tensor).wait()
+
+
+def test_a_rank_that_is_stopped_is_looked_for_where_it_is_when_time_is_up(mortal: RankPool) -> None:
+    mortal.grace_s = 1.0
+    with pytest.raises(RankFailure) as failure:
+        mortal.run(stop_at_last, 2)
+    for rank in (0, 1):
+        assert (
+            "Ranks 0, 1 have begun it, all that this host has; so a rank on another" in failure.value.reports[rank]
+        )
+
+
+def go_on_after_failure(rank: int) -> tuple[str, float]:
+    transport = opened("aab")
+    try:
+        transport.all_reduce(ones(transport, 10 + rank)).wait()
+        message = "no error"
+    except RuntimeError as error:
+        message = str(error)
+    del transport
+    again = opened("aab", dist.new_group())
+    tensor = ones(again, 3)
+    again.all_reduce(tensor).wait()
+    return message, tensor.sum().item()
+
+
+def test_a_new_group_works_after_a_failure(ranks: Ranks) -> None:
+    results = ranks(3).run(go_on_after_failure)
+    for message, total in results[:2]:
+        assert "rank 0 has 10 elements of torch.float32, but rank 1 has 11" in message
+        assert total == 9
+    assert "has failed" in results[2][0]
+
+
+# ---------------------------------------------------------------------- coming and going
+
+
+def come_and_go(rank: int, times: int) -> list[tuple[int, int, int]]:
+    footprints = []
+    for time_round in range(times):
+        transport = opened("aab")
+        buckets = [ones(transport, 1000), ones(transport, 10_000)]
+        for bucket in buckets:
+            transport.all_reduce(bucket).wait()
+        transport.all_reduce(torch.ones(10)).wait()
+        del transport, buckets, bucket
+        if time_round in (4, times - 1):
+            dist.barrier()
+            footprints.append(footprint())
+    return footprints
+
+
+def test_many_transports_leave_nothing(ranks: Ranks) -> None:
+    for early, late in ranks(3).run(come_and_go, 30):
+        assert early == late
+
+
+# ---------------------------------------------------------------------- beneath the wrapper
+
+
+def train(rank: int, letters: str) -> tuple[str, list[float], bool]:
+    """Two steps of a small model over each transport: which it was, the weights, and how near they are."""
+    transports.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: letters[rank])
+    weights = []
+    try:
+        for kind in ("process_group", "hierarchical"):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(50, 70), torch.nn.Tanh(), torch.nn.Linear(70, 3))
+            ddp = minddp.DistributedDataParallel(model, transport=kind, bucket_cap_mb=0.01)
+            for step in range(2):
+                inputs = random_values(rank, 200, torch.float32, step).view(4, 50)
+                ddp(inputs).square().mean().backward()
+                with torch.no_grad():
+                    for param in model.parameters():
+                        param -= 0.1 * param.grad
+            weights.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+    finally:
+        transports.connect_hosts = connect_hosts
+    over_group, hierarchical = weights
+    is_near = torch.allclose(over_group, hierarchical, rtol=1e-4, atol=1e-6)
+    return type(ddp._transport._transport).__name__, hierarchical.tolist(), is_near
+
+
+def test_training_keeps_the_ranks_equal_and_comes_out_as_over_the_process_group(ranks: Ranks) -> None:
+    results = ranks(3).run(train, "aab")
+    assert {kind for kind, _, _ in results} == {"HierarchicalTransport"}
+    assert results[0][1] == results[1][1] == results[2][1]
+    assert all(is_near for _, _, is_near in results)

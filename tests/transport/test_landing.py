@@ -1,0 +1,71 @@
+"""Who hears that an all-reduce in shared memory has landed: futures, and torch's profiler."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import profile
+
+from minddp.transport import SharedMemoryTransport, open_transport
+from minddp.transport.shared_memory.exchange import Reduction
+from tests.ranks import RankPool
+
+Ranks = Callable[[int], RankPool]
+
+
+def opened() -> SharedMemoryTransport:
+    transport = open_transport("shared_memory", dist.distributed_c10d._get_default_group())
+    assert isinstance(transport, SharedMemoryTransport)
+    return transport
+
+
+def test_who_asks_early_is_called_and_who_asks_late_at_once() -> None:
+    reduction, calls = Reduction(0, torch.ones(1), deadline=0), []
+    reduction.when_landed(lambda: calls.append("early"))
+    assert calls == []
+    reduction.land()
+    reduction.when_landed(lambda: calls.append("late"))
+    assert calls == ["early", "late"]
+
+
+def futures_of(rank: int) -> list[Any]:
+    """Of one that nobody waits for otherwise, and of one that fails."""
+    transport = opened()
+    tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(rank + 1)
+    seen: list[Any] = [sum(transport.all_reduce(tensor).get_future().wait()[0]).item()]
+    work = transport.all_reduce(transport.allocate(5 + rank, torch.float32, torch.device("cpu")))
+    try:
+        work.get_future().wait()
+    except RuntimeError as error:
+        seen.append(str(error))
+    return seen
+
+
+def test_a_future_brings_the_sum_or_the_error(ranks: Ranks) -> None:
+    for total, error in ranks(2).run(futures_of):
+        assert total == 30
+        assert "rank 0 has 5 elements of torch.float32, but rank 1 has 6" in error
+
+
+def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:
+    transport = opened()
+    tensor = transport.allocate(1000, torch.float32, torch.device("cpu")).fill_(1)
+    transport.all_reduce(tensor).wait()  # outside
+    with profile() as seen:
+        for _ in range(3):
+            transport.all_reduce(tensor).wait(datetime.timedelta(seconds=20))
+        for thread in threading.enumerate():
+            if thread.name.endswith("(set_result)"):  # it ends an event
+                thread.join(20)
+    events = [event for event in seen.events() if "all_reduce" in event.name]
+    return [(event.name, event.is_async, event.time_range.elapsed_us() > 0) for event in events]
+
+
+def test_a_profile_shows_them_as_it_shows_gloos(ranks: Ranks) -> None:
+    for events in ranks(2).run(events_in_a_profile):
+        assert events == [("gloo:all_reduce", True, True)] * 3
