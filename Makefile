@@ -20,8 +20,8 @@ conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with
 fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
 	MINDDP_FUZZ_EXAMPLES=$${MINDDP_FUZZ_EXAMPLES:-3000} $(BIN)/pytest -q -x --timeout 0 tests/parity
 
-bench: venv  ## Step time against torch's DDP, paired and alternating.
-	$(PY) -m benchmarks.versus_torch
+bench: venv  ## Measure everything beside torch's DDP, and draw the figures (20 minutes, on an idle machine).
+	$(PY) -m benchmarks.everything
 
 lint: venv  ## ruff: lint and formatting.
 	$(BIN)/ruff check .

@@ -156,7 +156,11 @@ def fails_later(state, bucket):
     ("hook", "error", "says"),
     [
         (raises, KeyError, "hook exploded"),
-        (returns_a_tensor, RuntimeError, "`returns_a_tensor` must return a torch.futures.Future"),
+        (
+            returns_a_tensor,
+            RuntimeError,
+            "callback must return a torch.futures.Future object, but got Tensor from `returns_a_tensor`",
+        ),
         (
             gives_too_few,
             RuntimeError,

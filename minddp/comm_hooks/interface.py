@@ -117,8 +117,8 @@ class CommHook:
             raise
         if not isinstance(future, torch._C.Future):
             raise RuntimeError(
-                f"The communication hook `{self.name}` must return a torch.futures.Future that holds the "
-                f"bucket's new tensor, but returned {type(future).__name__}."
+                f"The communication hook's callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__} from `{self.name}`. The future has to hold the bucket's new tensor."
             )
         return future
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import platform
+import time
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from minddp.xray.device_clock import DeviceClock, interpolate
 from minddp.xray.recording import Layout, RankRecording, Stamped
 from minddp.xray.sources import Source
 
+COMPLETIONS_S = 0.05  # how long those that have been launched are given to be told
 CAPACITY = 2**17  # events; some 12 MB when full, 200 steps of a model of 500 parameters
 
 
@@ -58,6 +60,8 @@ class Recorder:
         """End the recording, with the `error` that ended it, if any."""
         if error is not None:
             self._record(Event(EventKind.ERROR))
+        else:
+            self._await_completions()
         stopped_ns = now_ns()
         self._source.unwatch(self._record)
         for hook in self._optimizer_hooks:
@@ -78,6 +82,17 @@ class Recorder:
             dropped=dropped,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
+
+    def _await_completions(self) -> None:
+        """They are told by another thread, perhaps a moment after whoever waits for the collective has gone on."""
+        end_s = time.monotonic() + COMPLETIONS_S
+        while self._count(EventKind.BUCKET_COMPLETED) < self._count(EventKind.BUCKET_LAUNCHED):
+            if time.monotonic() > end_s:  # not every transport tells
+                return
+            time.sleep(0.001)
+
+    def _count(self, kind: EventKind) -> int:
+        return sum(event.kind is kind for _, _, event, _ in list(self._ring))
 
     def _on_optimizer_begin(self, *_: Any) -> None:
         self._record(Event(EventKind.OPTIMIZER_BEGIN))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -191,3 +192,19 @@ def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest
     assert begin <= ready <= launched, "a gradient has no stamp of its own, but lies between those around it"
     assert recorded.device == "a fake"
     assert recorded.stopped_ns >= recorded.events[-1].t_ns
+
+
+def test_a_completion_that_is_told_a_moment_late_is_recorded(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    recorder.start()
+    source.tell(EventKind.BUCKET_LAUNCHED, 0)
+    threading.Timer(0.005, source.tell, [EventKind.BUCKET_COMPLETED, 0]).start()
+    assert [event.kind for event in recorder.stop().events][-1] is EventKind.BUCKET_COMPLETED
+
+
+def test_one_that_is_never_told_is_not_waited_for(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "COMPLETIONS_S", 0.0)
+    recorder = Recorder(source)
+    recorder.start()
+    source.tell(EventKind.BUCKET_LAUNCHED, 0)
+    assert [event.kind for event in recorder.stop().events] == [EventKind.BUCKET_LAUNCHED]
