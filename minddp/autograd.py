@@ -17,12 +17,15 @@ To know which parameters a backward leaves out, torch walks the graph from the o
 engine has computed the answer anyway: when backward begins it visits the whole graph to count dependencies.
 So minddp asks the engine, at the first hook, whether it will run each accumulator. That takes no walk, needs
 no copy of the outputs, and is exact for the loss at hand, also when the loss uses only some of the outputs.
+Two things the engine does not tell, so then the graph is walked: what the distributed engine will reach; and, asked
+once in the first backward, what the loss reaches although the outputs do not. Torch takes such parameters for
+unused and raises when their gradient arrives after all.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -48,10 +51,22 @@ class Hooks:
 
     def _install(self) -> None:
         self.accumulators: list[Node] = [get_gradient_edge(param).node for param in self._params]
-        self.handles: list[RemovableHandle] = [
-            node.register_hook(partial(self._on_grad_accumulated, index))
-            for index, node in enumerate(self.accumulators)
-        ]
+        self.handles: dict[int, RemovableHandle] = {}
+        self._are_removed = False
+        self.restore()
+
+    def restore(self) -> None:
+        """Put back those that `keep_only` has taken off."""
+        if self._are_removed:
+            return
+        for index, node in enumerate(self.accumulators):
+            if index not in self.handles:
+                self.handles[index] = node.register_hook(partial(self._on_grad_accumulated, index))
+
+    def keep_only(self, params: Collection[int]) -> None:
+        """Take off all hooks but those of `params`."""
+        for index in self.handles.keys() - params:
+            self.handles.pop(index).remove()
 
     def renew(self) -> None:
         """Move to the accumulators that the parameters have now: one whose dtype has changed has a new one."""
@@ -60,13 +75,28 @@ class Hooks:
 
     def remove(self) -> None:
         """Detach from the parameters. May be called twice."""
-        for handle in self.handles:
-            handle.remove()
+        self._are_removed = True
+        self.keep_only(())
 
 
 def will_be_reached(accumulator: Node) -> bool:
     """Whether the backward that is running will run this node. See [Note: unused parameters]."""
     return bool(torch._C._will_engine_execute_node(accumulator))
+
+
+def out_of_reach_of(output: Any, accumulators: Sequence[Node]) -> list[int]:
+    """The nodes, as indices, that no path leads to from the tensors in `output`.
+
+    A walk over the whole graph, for when the engine cannot be asked. See [Note: unused parameters].
+    """
+    seen: set[Node] = set()
+    ahead = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += [following for following, _ in node.next_functions if following is not None]
+    return [index for index, node in enumerate(accumulators) if node not in seen]
 
 
 def call_at_end_of_backward(callback: Callable[[], Any]) -> None:

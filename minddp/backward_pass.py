@@ -99,6 +99,7 @@ class BackwardPass:
     `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
     launched. `makes_grad[i]` tells that parameter i had no `.grad` when the pass began; the whole list is `None`
     if no gradient is to be handed over. `lent` is where gradients come from that do not lie in `.grad`.
+    `is_spoken_for` tells that not every parameter has a hook, see [Note: one hook per run].
     `scaling` is done while packing; `divisor_of_sums` is for sums that are to be divided when they are there.
     """
 
@@ -108,6 +109,7 @@ class BackwardPass:
     divisor_of_sums: float | None = None
     makes_grad: list[bool] | None = None
     lent: LentGradients | None = None
+    is_spoken_for: bool = False
     unused: list[int] = field(default_factory=list)
     ready_order: list[int] = field(default_factory=list)
     reductions: list[Reduction | None] = field(default_factory=list)

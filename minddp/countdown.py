@@ -5,6 +5,7 @@ A hook costs what it executes times the number of parameters, and it runs betwee
 filled the cache with other things. So in the common case (the plan is final, every parameter is used) a hook
 does one thing: it strikes its parameter off the set of those that its run waits for. All the rest, from opening
 the pass to recording orders, is in `Reducer.attend`, which is called first as long as the countdown `is_watched`.
+And as a rule not even that happens for each parameter: see [Note: one hook per run].
 Somebody who wants to know of each gradient is not a reason to call it: `tell_ready` alone is called then.
 """
 
@@ -34,6 +35,7 @@ class Watcher(Protocol):
 class Countdown:
     """For each run, the parameters whose gradients it still waits for.
 
+    `last_of_runs[r]` is the parameter whose gradient came last to run r in the last backward that counted them all.
     The watcher is only referenced weakly: parameters outlive their wrapper, and their hooks must not keep it.
     """
 
@@ -48,6 +50,7 @@ class Countdown:
         self._members = [frozenset(run) for run in members]
         self._awaited: list[set[int]] = [set() for _ in members]
         self._run_of = {param: run for run, params in enumerate(members) for param in params}
+        self.last_of_runs = [run[-1] for run in members]
         self._awaited_beside = [self._awaited[self._run_of[param]] for param in range(len(self._run_of))]
 
     def restart(self) -> None:
@@ -73,7 +76,17 @@ class Countdown:
         except KeyError:
             self._the_watcher().on_ready_twice(param)
         if not awaited:
-            self._the_watcher().on_run_ready(self._run_of[param])
+            run = self._run_of[param]
+            self.last_of_runs[run] = param
+            self._the_watcher().on_run_ready(run)
+
+    def strike_off_run_of(self, param: int) -> None:
+        """The gradients of all parameters of its run are complete."""
+        awaited = self._awaited_beside[param]
+        if not awaited:
+            self._the_watcher().on_ready_twice(param)
+        awaited.clear()
+        self._the_watcher().on_run_ready(self._run_of[param])
 
     def missing(self) -> list[int]:
         """The parameters that are still awaited, in order."""

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
-
-from minddp import autograd
 
 
 def context_of_forward() -> int | None:
@@ -28,21 +24,6 @@ def context_of_forward() -> int | None:
         return torch._C._distributed_autograd._current_context()._context_id()
     except RuntimeError:
         return None  # outside of any context
-
-
-def out_of_reach(output: Any, accumulators: Sequence[Node]) -> list[int]:
-    """The nodes, as indices, that no path leads to from the tensors in `output`.
-
-    The distributed engine has no answer to `autograd.will_be_reached`, so here the graph is walked, as in torch.
-    """
-    seen: set[Node] = set()
-    ahead = [tensor.grad_fn for tensor in autograd.tensors_in(output) if tensor.grad_fn is not None]
-    while ahead:
-        node = ahead.pop()
-        if node not in seen:
-            seen.add(node)
-            ahead += [following for following, _ in node.next_functions if following is not None]
-    return [index for index, node in enumerate(accumulators) if node not in seen]
 
 
 class LentGradients:

@@ -28,7 +28,7 @@ from minddp.bucket import Bucket, GradDtypes
 from minddp.bucketing import Bucketing
 from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
-from minddp.distributed_autograd import LentGradients, context_of_forward, out_of_reach
+from minddp.distributed_autograd import LentGradients, context_of_forward
 from minddp.events import Event, EventKind, EventSink, fan_out
 from minddp.lookout import Progress
 from minddp.mean import Divisor
@@ -38,6 +38,7 @@ from minddp.options import Options
 from minddp.packing import Scaling
 from minddp.plan import BucketPlan, ParamSpec
 from minddp.sparse_bucket import SparseBucket
+from minddp.speakers import Speakers
 from minddp.transport import Transport
 from minddp.unfinished import (
     Missing,
@@ -87,6 +88,7 @@ class Reducer:
         self._rpc_context: int | None = None
         self._forward_was_nested = False
         self._out_of_reach: list[int] | None = None
+        self._outside_forward: set[int] = set()
         self._pass: BackwardPass | None = None
         self._awaited_backwards: set[int] = set()
         self._num_passes = 0
@@ -110,6 +112,7 @@ class Reducer:
         if not options.lazy_bucket_allocation:
             self.bucketing.make_buckets(transport.allocate)
         self._hooks = autograd.Hooks(self.params, self._countdown.on_grad_accumulated)
+        self._speakers = Speakers(self._hooks, self.params)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, self._hooks.remove).atexit = False
 
@@ -126,13 +129,16 @@ class Reducer:
         """
         if not self.params:  # all of them are delayed
             return
+        is_first_forward = self._num_passes == 0 and self.phase is Phase.IDLE
         self._move_to(Phase.ARMED)
         self._finalizes_at_end = finalize_at_end
         self._rpc_context = context_of_forward()
         self._forward_was_nested = autograd.inside_another_backward()
-        self._out_of_reach = None
+        self._out_of_reach, self._outside_forward = None, set()
         if self._rpc_context is not None and self.options.finds_unused_each_pass:
-            self._out_of_reach = out_of_reach(output, self._hooks.accumulators)
+            self._out_of_reach = autograd.out_of_reach_of(output, self._hooks.accumulators)
+        elif is_first_forward and self.options.finds_unused_each_pass:
+            self._outside_forward = set(autograd.out_of_reach_of(output, self._hooks.accumulators))
         autograd.call_when_gradient_enters(output, self._on_gradient_enters)
 
     def ensure_finished(self) -> None:
@@ -157,7 +163,7 @@ class Reducer:
             return False
         self.tell(EventKind.REBUILD_BEGIN)
         self.bucketing.rebuild(self._order_of_rank_0(observed), self.transport.allocate)
-        self._countdown.regroup(self.bucketing.members)
+        self._regroup()
         self.tell(EventKind.BUCKETS_REBUILT, len(self.buckets))
         return True
 
@@ -189,6 +195,8 @@ class Reducer:
         current = self._pass
         if current is None and self.phase is not Phase.IDLE:
             current = self._open_pass(param)
+        if current is not None and not self._speakers.saw_this_begin():
+            self._speakers.dismiss(for_good=True)
         is_lent = current is not None and current.lent is not None
         if self._usage is not None and (is_lent or self.params[param].grad is not None):
             self._usage.mark(param)
@@ -198,6 +206,10 @@ class Reducer:
             self.tell(EventKind.GRADIENT_KEPT, param)
             return False  # under no_sync, or a second backward through one graph: gradients stay local
         self._await_end()
+        if self._speakers.in_office:
+            if self._speakers.all_have_come(param):
+                self._countdown.strike_off_run_of(param)
+            return False
         if self._recorded_hooks is not None:
             self._recorded_hooks[param] += 1
             return False
@@ -210,10 +222,14 @@ class Reducer:
         return True
 
     def _watch_only_if_needed(self) -> None:
-        """See [Note: the hot path]."""
+        """See [Note: the hot path]. A backward before an election is watched, too: it must not be a nested one."""
+        self._countdown.is_watched = not self._only_counts or (self._speakers.may_be_elected and self._sink is None)
+
+    @property
+    def _only_counts(self) -> bool:
+        """Whether each parameter just has to be counted once: the plan is final, and all are used."""
         plan_is_final = self.has_rebuilt or not self.options.rebuilds_buckets
-        counts_once = not self.options.static_graph
-        self._countdown.is_watched = not (plan_is_final and counts_once and self._usage is None)
+        return plan_is_final and not self.options.static_graph and self._usage is None
 
     def _open_pass(self, param: int) -> BackwardPass:
         """The first hook of an armed backward, that of `param`."""
@@ -231,9 +247,11 @@ class Reducer:
             scaling=self._scaling(None if divides_sums else divisor),
             divisor_of_sums=divisor if divides_sums else None,
             lent=self._lent_gradients(param),
+            is_spoken_for=self._speakers.in_office,
         )
         if current.lent is None and self._may_hand_over():
-            current.makes_grad = [param.grad is None for param in self.params]
+            begins_clean = self._speakers.in_office and self._speakers.saw_this_begin()  # and some have come since
+            current.makes_grad = [begins_clean or param.grad is None for param in self.params]
         if self._usage is not None:
             self._usage.begin_pass()
         if self._recorded_hooks is not None:
@@ -275,7 +293,9 @@ class Reducer:
     def _find_unused(self, current: BackwardPass) -> None:
         """Parameters that this backward will not reach count as ready. See [Note: unused parameters]."""
         out_of_reach, self._out_of_reach = self._out_of_reach, None
-        current.unused = self._search_graph() if out_of_reach is None else out_of_reach
+        unused = self._search_graph() if out_of_reach is None else out_of_reach
+        current.unused = sorted(self._outside_forward.union(unused))
+        self._outside_forward = set()
         for param in current.unused:
             current.hooks_left[param] = 0
         if not current.unused:
@@ -371,6 +391,8 @@ class Reducer:
         What it will reach has to be found out here, too. The first hook may fire in a nested one, that of a
         reentrant checkpoint, which reaches only what has been checkpointed.
         """
+        if self.phase is Phase.ARMED and autograd.current_backward() not in self._awaited_backwards:
+            self._speakers.see_backward_begin()
         self._await_end()
         if self.phase is Phase.ARMED and self.options.finds_unused_each_pass and self._out_of_reach is None:
             self._out_of_reach = self._search_graph()
@@ -391,6 +413,9 @@ class Reducer:
         autograd.call_at_end_of_backward(partial(self._on_backward_end, backward))
 
     def _on_backward_end(self, backward: int) -> None:
+        is_nested = autograd.inside_another_backward() and not self._forward_was_nested
+        if self._has_missed_hooks and not is_nested:
+            self._catch_up()
         self._awaited_backwards.discard(backward)
         self._countdown.is_watched = True
         if self._pass is None or self.phase is Phase.REDUCING:
@@ -399,7 +424,7 @@ class Reducer:
         if self._pass.is_complete:
             self.tell(EventKind.GRADIENTS_COMPLETE)
             self._end_pass(self._pass)
-        elif autograd.inside_another_backward() and not self._forward_was_nested:
+        elif is_nested:
             return  # a nested one after all; the next hook will ask again
         elif self._recorded_hooks is not None:
             self.tell(EventKind.GRADIENTS_COMPLETE)
@@ -408,6 +433,27 @@ class Reducer:
             self._move_to(Phase.INCOMPLETE)
             self._guard = OptimizerGuard(self.params, self._unfinished)
             self._warn_of_unfinished()
+
+    @property
+    def _has_missed_hooks(self) -> bool:
+        """Whether gradients may have come that no hook has announced: a speaker came too early, or did not."""
+        if self._pass is None:
+            return self._speakers.in_office and self.phase is Phase.ARMED
+        return self._pass.is_spoken_for and not self._pass.is_complete
+
+    def _catch_up(self) -> None:
+        """Backward has ended: what it has reached has come. See [Note: one hook per run]."""
+        reached = [autograd.will_be_reached(node) for node in self._hooks.accumulators]
+        if not any(reached):
+            return
+        if self._pass is None:
+            self._open_pass(reached.index(True))
+        self._speakers.dismiss(for_good=True)
+        assert self._pass is not None
+        self._pass.is_spoken_for = False
+        for param in self._countdown.missing():
+            if reached[param]:
+                self._countdown.strike_off(param)
 
     def _end_pass(self, current: BackwardPass) -> None:
         """Backward has ended, and all buckets are under way."""
@@ -466,9 +512,16 @@ class Reducer:
         if self.options.static_graph:
             self._usage = None  # who uses what is settled for good
         self.last_unused = current.unused
+        self._elect_speakers()
         self._move_to(Phase.IDLE)
         self._wait_for_others()
         self.tell(EventKind.BACKWARD_END)
+
+    def _elect_speakers(self) -> None:
+        """If this backward has shown who comes last to each run. See [Note: one hook per run]."""
+        is_plain = self._mixed_precision is None and self._rpc_context is None and self._sink is None
+        if self._speakers.may_be_elected and not self._speakers.in_office and self._only_counts and is_plain:
+            self._speakers.elect(self._countdown.last_of_runs, self.bucketing.members)
 
     def _wait_for_others(self) -> None:
         """Futures that somebody wants complete when backward returns, such as those of a buffer hook."""
@@ -551,6 +604,7 @@ class Reducer:
         self.divisor = Divisor(transport, self.options.reduction)
         self._pass, self.phase = None, Phase.IDLE
         self._countdown.is_watched = True
+        self._speakers.dismiss()
         self._awaited_backwards.clear()
         self.bucketing.await_another_order()
         if self._usage is not None:
@@ -565,7 +619,7 @@ class Reducer:
         if self.phase not in (Phase.IDLE, Phase.ARMED):
             raise RuntimeError(f"minddp: no new buckets while the reducer is in phase {self.phase.name}.")
         self.bucketing.adopt(plan, self.transport.allocate)
-        self._countdown.regroup(self.bucketing.members)
+        self._regroup()
         self.tell(EventKind.BUCKETS_REBUILT, len(self.buckets))
 
     def remove_hooks(self) -> None:
@@ -579,6 +633,8 @@ class Reducer:
         missing: dict[int, tuple[str, ...]] = {}
         if self._pass is not None:
             for param in self._countdown.missing():
+                if self._speakers.in_office and self.params[param].grad is not None:
+                    continue  # it has come, but its speaker has not
                 bucket = self.plan.slot_of[param].bucket
                 missing[bucket] = (*missing.get(bucket, ()), self.names[param])
         return Progress(self.phase.name, self._num_passes, missing=missing)
@@ -627,6 +683,11 @@ class Reducer:
         tracks_usage = self.options.find_unused_parameters or self.options.static_graph
         self._usage = UsageMap(len(self.params), self.params[0].device) if tracks_usage and self.params else None
 
+    def _regroup(self) -> None:
+        """The plan has changed."""
+        self._speakers.dismiss()
+        self._countdown.regroup(self.bucketing.members)
+
     def _specs(self) -> list[ParamSpec]:
         return [
             ParamSpec(name, param.numel(), param.dtype, param.device, sparse=name in self._sparse_names)
@@ -669,6 +730,8 @@ class Reducer:
 
     def _tell_all(self, sinks: tuple[EventSink, ...]) -> None:
         self._sinks, self._sink = sinks, fan_out(sinks)
+        if sinks:
+            self._speakers.dismiss()
         self._countdown.tell_ready = self._teller_of_readiness()
 
     def _teller_of_readiness(self) -> Callable[[int], object] | None:

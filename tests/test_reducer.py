@@ -577,7 +577,7 @@ def test_a_dropped_wrapper_leaves_no_hooks() -> None:
 def test_a_dropped_wrapper_takes_its_hooks_off_graphs_that_live_on() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
     output = ddp(X)  # keeps the accumulators, on which the hooks sit
-    handles = ddp.reducer._hooks.handles
+    handles = list(ddp.reducer._hooks.handles.values())
     assert all(handle.id in handle.hooks_dict_ref() for handle in handles)
     del ddp
     assert not any(handle.id in (handle.hooks_dict_ref() or {}) for handle in handles)

@@ -1,0 +1,69 @@
+"""One hook per run instead of one per parameter, wherever that is as good.
+
+[Note: one hook per run]
+A hook in Python costs some 2 µs, several times what one in C++ costs, and nearly all of them have nothing to say:
+only the last gradient of a run sets anything off. So once a backward under the final plan has shown which gradient
+that is, all other hooks are taken off. The last one *speaks* for its run: if no parameter had a gradient when
+backward began, and all of the run have one now, they have arrived. Packing looks at each `.grad` in any case.
+
+Where that is not certain, nothing is assumed:
+  - A gradient was there when backward began (accumulation, zero_grad(set_to_none=False)): every parameter gets its
+    hook back at once, before it is needed, and keeps it.
+  - The speaker was not the last this time, or a gradient is undefined, or nobody saw backward begin: the engine is
+    asked when it ends, see `Reducer._catch_up`. That is right, but hides nothing, so every parameter gets its hook
+    back for good.
+  - Somebody watches every gradient, or has to know who is used: no one speaks for others then.
+
+What goes unnoticed is a gradient that is accumulated twice in one backward, if no backward before was like that.
+With every hook in place, as in the first backwards, that is an error; torch has all its hooks always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minddp import autograd
+
+
+class Speakers:
+    """Those who speak for their runs, if any do. See [Note: one hook per run]."""
+
+    def __init__(self, hooks: autograd.Hooks, params: Sequence[torch.nn.Parameter]):
+        self._hooks = hooks
+        self._params = params
+        self._members: dict[int, Sequence[int]] = {}
+        self._clean_backward = -1
+        self.may_be_elected = True
+
+    @property
+    def in_office(self) -> bool:
+        return bool(self._members)
+
+    def elect(self, last_of_runs: Sequence[int], members: Sequence[Sequence[int]]) -> None:
+        """`last_of_runs[r]` speaks for the parameters `members[r]` from the next backward on."""
+        self._members = dict(zip(last_of_runs, members, strict=True))
+        self._hooks.keep_only(self._members)
+
+    def dismiss(self, *, for_good: bool = False) -> None:
+        """Every parameter speaks for itself again."""
+        self.may_be_elected &= not for_good
+        if self.in_office:
+            self._members = {}
+            self._hooks.restore()
+
+    def see_backward_begin(self) -> None:
+        """A gradient has entered at the outputs, and none has reached a parameter yet."""
+        is_clean = all(param.grad is None for param in self._params)
+        self._clean_backward = autograd.current_backward() if is_clean else -1
+        if not is_clean:
+            self.dismiss(for_good=True)
+
+    def saw_this_begin(self) -> bool:
+        """Whether the backward that is running has begun without gradients."""
+        return autograd.current_backward() == self._clean_backward
+
+    def all_have_come(self, speaker: int) -> bool:
+        """Whether all whom it speaks for have a gradient."""
+        return all(self._params[member].grad is not None for member in self._members[speaker])

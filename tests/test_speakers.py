@@ -1,0 +1,220 @@
+"""One hook per run: who speaks for whom, and what happens when a speaker is wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.fakes import FakeDDP
+
+X = torch.ones(2, 4)
+
+
+class NoGradient(torch.autograd.Function):
+    """Lets nothing through: the gradient behind it is undefined."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> None:
+        return None
+
+
+class Chain(nn.Module):
+    """Three layers, whose order, use and gradients can be changed between steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.order = [0, 1, 2]
+        self.undefined: int | None = None
+        self.checkpoints = False
+        self.wraps: Callable[[torch.Tensor], Any] = lambda output: output
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for index in self.order:
+            layer = self.layers[index]
+            if index == self.undefined:
+                x = nn.functional.linear(x, NoGradient.apply(layer.weight), layer.bias)
+            elif self.checkpoints and index:
+                x = checkpoint(layer, x, use_reentrant=True)
+            else:
+                x = layer(x)
+            x = torch.tanh(x)
+        return self.wraps(x)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    return getattr(output, "hidden", output).sum()
+
+
+def wrapped(*, is_watched: bool = False, **changed: Any) -> FakeDDP:
+    ddp = FakeDDP(Chain(), **changed)
+    if not is_watched:
+        ddp.reducer.unwatch(ddp.events.append)
+    return ddp
+
+
+def step(ddp: FakeDDP, *, sync: bool = True, to_none: bool = True) -> list[torch.Tensor | None]:
+    """One with an update, so that a wrong gradient shows ever after."""
+    loss_of(ddp(X, sync=sync)).backward()
+    grads = [None if param.grad is None else param.grad.clone() for param in ddp.module.parameters()]
+    if sync:
+        with torch.no_grad():
+            for param in ddp.module.parameters():
+                if param.grad is not None:
+                    param -= 0.1 * param.grad
+        ddp.module.zero_grad(set_to_none=to_none)
+    return grads
+
+
+def num_hooks(ddp: FakeDDP) -> int:
+    return len(ddp.reducer._hooks.handles)
+
+
+def elected() -> FakeDDP:
+    ddp = wrapped()
+    for _ in range(2):
+        assert num_hooks(ddp) == 6
+        step(ddp)
+    assert num_hooks(ddp) == 1
+    return ddp
+
+
+def same(ours: list[Any], theirs: list[Any]) -> bool:
+    pairs = zip(ours, theirs, strict=True)
+    return all((a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in pairs)
+
+
+def test_after_a_backward_under_the_final_plan_one_hook_is_left() -> None:
+    ddp = elected()
+    [speaker] = ddp.reducer._hooks.handles
+    assert ddp.reducer.names[speaker].startswith("layers.0")  # backward comes to it last
+    watched = wrapped(is_watched=True)
+    for _ in range(2):
+        step(watched)
+    for _ in range(3):
+        assert same(step(ddp), step(watched))
+    assert (num_hooks(ddp), num_hooks(watched)) == (1, 6)
+
+
+def test_each_run_has_a_speaker() -> None:
+    ddp = wrapped(bucket_cap_mb=0)
+    for _ in range(2):
+        step(ddp)
+    assert num_hooks(ddp) == 6
+    assert len(ddp.reducer.buckets) == 6
+
+
+def _reorders(ddp: FakeDDP, at: int) -> None:
+    ddp.module.order = [1, 2, 0] if at == 3 else [0, 1, 2]
+
+
+def _has_an_undefined_gradient(ddp: FakeDDP, at: int) -> None:
+    ddp.module.undefined = 0 if at == 3 else None
+
+
+def _keeps_gradients(ddp: FakeDDP, at: int) -> None:
+    if at == 3:
+        step(ddp, sync=False)
+
+
+def _zeroes_instead(ddp: FakeDDP, at: int) -> None:
+    if at >= 3:
+        for param in ddp.module.parameters():
+            param.grad = torch.zeros_like(param)
+
+
+def _hides_its_output(ddp: FakeDDP, at: int) -> None:
+    ddp.module.wraps = (lambda output: SimpleNamespace(hidden=output)) if at == 3 else (lambda output: output)
+
+
+@pytest.mark.parametrize(
+    "change", [_reorders, _has_an_undefined_gradient, _keeps_gradients, _zeroes_instead, _hides_its_output]
+)
+def test_where_a_speaker_would_be_wrong_all_hooks_come_back(change: Callable[[FakeDDP, int], None]) -> None:
+    ddp, watched = wrapped(), wrapped(is_watched=True)
+    for at in range(6):
+        for each in (ddp, watched):
+            change(each, at)
+        assert (num_hooks(ddp) == 1) == (at in (2, 3)), at
+        assert same(step(ddp), step(watched)), at
+        assert ddp.transport.calls == watched.transport.calls
+
+
+def test_gradients_that_exist_at_first_let_nobody_be_elected() -> None:
+    ddp = wrapped()
+    for _ in range(4):
+        step(ddp, to_none=False)
+    assert num_hooks(ddp) == 6
+
+
+@pytest.mark.parametrize("changed", [{"static_graph": True}, {"find_unused_parameters": True}])
+@pytest.mark.filterwarnings("ignore:find_unused_parameters")
+def test_who_has_to_know_more_keeps_all_hooks(changed: dict[str, bool]) -> None:
+    ddp = wrapped(**changed)
+    for _ in range(4):
+        step(ddp)
+    assert num_hooks(ddp) == 6
+
+
+def test_nested_backwards_let_nobody_be_elected() -> None:
+    ddp = wrapped()
+    ddp.module.checkpoints = True
+    for _ in range(4):
+        step(ddp)
+    assert num_hooks(ddp) == 6
+
+
+def test_a_watcher_hears_of_each_parameter_and_afterwards_they_are_spoken_for_again() -> None:
+    ddp, heard = elected(), []
+    ddp.reducer.watch(heard.append)
+    assert num_hooks(ddp) == 6
+    step(ddp)
+    assert sum("parameter ready" in str(event) for event in heard) == 6
+    ddp.reducer.unwatch(heard.append)
+    assert num_hooks(ddp) == 6
+    step(ddp)
+    assert num_hooks(ddp) == 1
+
+
+def test_what_a_backward_leaves_out_is_named_and_may_still_come() -> None:
+    ddp = elected()
+    ddp.module.order = [2]
+    output = ddp(X)
+    with pytest.warns(UserWarning, match=r"no gradient on rank 0 for: layers\.0\.weight, .*, layers\.1\.bias\. "):
+        loss_of(output).backward()
+    assert num_hooks(ddp) == 6
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+        ddp(X)
+    ddp.module.order = [0, 1]
+    loss_of(ddp.module(X)).backward()
+    step(ddp)
+
+
+def test_removed_hooks_stay_off() -> None:
+    ddp = elected()
+    ddp.reducer.remove_hooks()
+    ddp.reducer.watch(lambda event: None)
+    assert num_hooks(ddp) == 0
+
+
+def test_a_rank_that_is_asked_in_between_names_only_what_has_not_come() -> None:
+    ddp, said = elected(), []
+    first = ddp.module.layers[0].weight
+    first.register_hook(lambda grad: said.append(ddp.reducer.progress().missing))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_of(ddp(X)).backward()
+    [names] = said[0].values() if said[0] else [()]
+    assert "layers.2.weight" not in names
