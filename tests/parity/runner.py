@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from minddp.compat import logger
 from tests.parity.compare import differences, different_outputs
 from tests.parity.scenario import Interrupt, Scenario
 from tests.parity.steps import Replica, perform
@@ -55,8 +54,9 @@ def run_scenario(rank: int, scenario: Scenario, subject: str = SUBJECT) -> Repor
     Raises:
         Diverged: the subject raised and torch did not, or vice versa, or they raised different types.
     """
-    logger.ALWAYS_SAMPLED = 0  # who samples watches every gradient: [Note: one hook per run] would never be reached
     module, _, name = subject.partition(":")
+    # Who samples an iteration watches every gradient, and [Note: one hook per run] would never be reached.
+    importlib.import_module("minddp.compat.logger").ALWAYS_SAMPLED = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = _Run(rank, scenario, getattr(importlib.import_module(module), name)).play()
