@@ -3,9 +3,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
 
+import pytest
+
+import minddp.xray.page
 from minddp.xray.analysis import Analysis
-from minddp.xray.page import render
+from minddp.xray.page import SCRIPTS, render
 from minddp.xray.page.payload import payload
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Activity
@@ -20,24 +25,36 @@ def test_the_page_asks_nobody_for_anything() -> None:
     assert "@import" not in page
     assert re.sub(r"http://www\.w3\.org/2000/svg", "", page).count("http") == 1  # http-equiv
     assert "default-src 'none'" in page
-    assert "{{" not in page
+    assert not re.search(r"{{[A-Z]", page)
 
 
 def test_names_cannot_break_the_page() -> None:
-    evil = layout([[1]], names=["</script><b>&\"'{{JS}}"])
-    page = render([Analysis(recording([Rank()], evil, title="<i>&</i>"))])
+    evil = "</script><b>&\"'{{JS}}"
+    page = render([Analysis(recording([Rank()], layout([[1]], names=[evil]), title="<i>&{{DATA}}</i>"))])
     assert page.count("</script>") == 2
-    assert "<title>&lt;i&gt;&amp;&lt;/i&gt;" in page
+    assert "<title>&lt;i&gt;&amp;{{DATA}}&lt;/i&gt;" in page
+    (data,) = re.findall(r'id="data">(.*?)</script>', page)
+    assert json.loads(data)["exhibits"][0]["layouts"][0]["params"][0][0] == evil
+
+
+def test_all_files_of_the_page_are_in_the_package() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["minddp.xray.page"]
+    names = {file.name for file in Path(minddp.xray.page.__file__).parent.iterdir() if file.is_file()}
+    of_page = {name for name in names if not name.endswith(".py")}
+    assert of_page == {name for name in of_page if any(fnmatch(name, pattern) for pattern in patterns)}
+    assert set(SCRIPTS) == {name for name in of_page if name.endswith(".js")}
 
 
 def test_the_payload_is_the_step_in_milliseconds() -> None:
     (exhibit,) = json.loads(json.dumps(payload([Analysis(MADE)])))["exhibits"]
     step = exhibit["steps"][exhibit["typical"]]
-    assert [rank["begin"] for rank in step["ranks"]] == [0, 4]
+    assert [rank["spans"][0][1] for rank in step["ranks"]] == [0, 4]
     spans = step["ranks"][0]["spans"]
     assert spans[0] == [list(Activity).index(Activity.FORWARD), 0, 10, -1]
     assert step["ranks"][0]["backwardEnd"] == 31
-    assert sum(step["ranks"][0]["parts"]) == step["ranks"][0]["end"]
+    assert sum(step["ranks"][0]["parts"]) == pytest.approx(step["ranks"][0]["length"])
 
 
 def test_buckets_wait_and_move_one_after_the_other() -> None:
@@ -46,6 +63,46 @@ def test_buckets_wait_and_move_one_after_the_other() -> None:
             edges = [t for b in rank["buckets"] for t in (b["pending"], b["begin"], b["end"])]
             assert edges == sorted(edges)
             assert all(bucket["launched"] <= bucket["pending"] for bucket in rank["buckets"])
+
+
+def test_a_bucket_is_cut_where_its_rank_begins_to_stand_still() -> None:
+    """Each message takes 5 ms; bucket 0 leaves rank 1 at 28 and 1/3 ms, and rank 0 has computed all at 31 ms."""
+    first = payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"][0]["buckets"][0]
+    assert first["stretches"] == [
+        [24.333, 28.333, 0, 0],  # it waits for rank 1
+        [28.333, 31, 1, 0],
+        [31, 33.333, 1, 1],
+    ]
+    assert first["lastRank"] == [1, pytest.approx(4)]
+    assert first["wire"] == {"hidden": pytest.approx(8 / 3), "beside": 0, "exposed": pytest.approx(7 / 3)}
+
+
+def test_the_figures_of_buckets_add_up_to_those_of_their_rank() -> None:
+    for step in payload([Analysis(MADE)])["exhibits"][0]["steps"]:
+        for rank in step["ranks"]:
+            wires = [bucket["wire"] for bucket in rank["buckets"]]
+            for bucket, wire in zip(rank["buckets"], wires, strict=True):
+                assert sum(wire.values()) == pytest.approx(bucket["end"] - bucket["begin"], abs=0.002)
+                moving = [s for s in bucket["stretches"] if s[2]]
+                drawn = sum(end - begin for begin, end, _, exposed in moving if exposed)
+                assert drawn == pytest.approx(wire["exposed"], abs=0.002)
+            exposed, total = sum(w["exposed"] for w in wires), sum(sum(w.values()) for w in wires)
+            assert rank["overlap"] == pytest.approx(1 - exposed / total, abs=0.001)
+            still = rank["parts"][list(Activity).index(Activity.EXPOSED)]
+            assert sum(bucket["awaited"] for bucket in rank["buckets"]) == pytest.approx(still)
+            assert sum(value for _, value in rank["causes"]) == pytest.approx(still)
+
+
+def test_a_bucket_that_waits_for_those_before_it_tells_how_long() -> None:
+    _, second = payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"][0]["buckets"]
+    assert second["behind"] == [0, pytest.approx(0)]
+    plan = layout([[3], [0.1]])
+    (step,) = payload([Analysis(recording([Rank()], plan, wire=Wire(bytes_per_ms=MIB / 4)))])["exhibits"][0][
+        "steps"
+    ]
+    assert step["ranks"][0]["buckets"][1]["behind"] == [0, pytest.approx(3)], (
+        "10 ms of bucket 0, 3 ms past its launch"
+    )
 
 
 def test_several_recordings_come_without_predictions() -> None:
@@ -64,7 +121,9 @@ def test_a_step_that_was_cut_short_can_be_shown() -> None:
     cut = Analysis(interrupted(MADE))
     (exhibit,) = payload([cut])["exhibits"]
     assert "did not come to its end" in exhibit["steps"][0]["headline"]
-    assert exhibit["steps"][0]["sentences"] == []
+    assert exhibit["steps"][0]["sentences"] == [f"Rank {rank} ended with `ValueError: no`." for rank in (0, 1)]
+    buckets = exhibit["steps"][0]["ranks"][0]["buckets"]
+    assert [bucket["wire"] is None for bucket in buckets] == [True]
     assert render([cut])
 
 

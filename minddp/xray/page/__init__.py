@@ -1,17 +1,29 @@
 """The page: one HTML file that holds everything and asks no network for anything.
 
-`payload.py` decides what there is to show; `page.js` draws it; `page.css` says how that looks.
+| question | file |
+|---|---|
+| what is there to show? | `payload.py` |
+| where does it stand, and how does it look? | `page.html`, `page.css` |
+| what has the reader chosen? | `state.js` |
+| how are ranks drawn on one axis? | `chart.js` |
+| how does one move about in it? | `timeline.js` |
+| what is told about the step, and what about a bucket? | `panels.js`, `bucket.js` |
+| what about other plans? | `plans.js` |
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
 from minddp.xray.analysis import Analysis
 from minddp.xray.page.payload import payload
+
+# One script in the page: what a file defines, those behind it use.
+SCRIPTS = ("elements.js", "state.js", "chart.js", "timeline.js", "panels.js", "bucket.js", "plans.js", "page.js")
 
 
 def render(analyses: Sequence[Analysis]) -> str:
@@ -20,16 +32,17 @@ def render(analyses: Sequence[Analysis]) -> str:
     Raises:
         ValueError: one of them holds no step.
     """
-    folder = files("minddp.xray.page")
     data = payload(analyses)
     parts = {
         "TITLE": escape(" / ".join(exhibit["title"] for exhibit in data["exhibits"])),
-        "CSS": folder.joinpath("page.css").read_text(),
+        "CSS": _text("page.css"),
         # "</" would end the script element, whatever the JSON means by it.
         "DATA": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
-        "JS": folder.joinpath("page.js").read_text(),
+        "JS": "\n".join(map(_text, SCRIPTS)),
     }
-    html = folder.joinpath("page.html").read_text()
-    for name, text in parts.items():
-        html = html.replace(f"{{{{{name}}}}}", text)
-    return html
+    # In one pass: a parameter may be called "{{JS}}".
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _text("page.html"))
+
+
+def _text(name: str) -> str:
+    return files("minddp.xray.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,19 +1,22 @@
 """What the page is given to draw: lists, numbers and sentences. All that takes thought is decided here. Pure.
 
-Times are milliseconds from the beginning of their step, rounded to the microsecond.
+Times are milliseconds from the beginning of their step. Those that are only drawn are rounded to the microsecond;
+those that are written are not, or they would be rounded twice and differ from what the sentences say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.causes import Cause, total_by_cause, worst_wait
-from minddp.xray.intervals import Interval
+from minddp.xray.intervals import Interval, intersection, measure_ns
 from minddp.xray.plans import Alternative
-from minddp.xray.recording import Layout
+from minddp.xray.predict import PredictedBucket, PredictedRank
+from minddp.xray.recording import Layout, Recording
 from minddp.xray.timeline import Activity, BucketHistory, RankStep, Span, Step
 
 Json = dict[str, Any]
@@ -40,7 +43,7 @@ def _exhibit(analysis: Analysis, *, alone: bool) -> Json:
         "place": words.place(recording),
         "facts": words.facts(recording),
         "typical": steps.index(typical),
-        "steps": [_step(step, layouts.index(step.layout)) for step in steps],
+        "steps": [_step(recording, step, layouts.index(step.layout)) for step in steps],
         "layouts": [_layout(layout) for layout in layouts],
         "plans": [_plan(typical, plan) for plan in analysis.plans] if alone else [],
         "bestPlan": analysis.plans.index(analysis.best_plan) if alone and analysis.best_plan else 0,
@@ -51,22 +54,22 @@ def _exhibit(analysis: Analysis, *, alone: bool) -> Json:
 
 def _layout(layout: Layout) -> Json:
     return {
-        "origin": layout.origin,
         "params": [[param.name, param.nbytes] for param in layout.params],
         "buckets": [{"params": list(bucket.params), "nbytes": bucket.nbytes} for bucket in layout.buckets],
     }
 
 
-def _step(step: Step, layout: int) -> Json:
+def _step(recording: Recording, step: Step, layout: int) -> Json:
     worst = worst_wait(step)
+    told = [words.overlap_sentence(step), words.worst_sentence(step)]
+    errors = [f"Rank {rank.rank} ended with `{rank.error}`." for rank in recording.ranks if rank.error]
     return {
         "number": step.number,
         "layout": layout,
-        "complete": step.complete,
-        "length": _ms(step.length_ns),
+        "length": _exact_ms(step.length_ns),
         "end": _ms(step.end_ns - step.begin_ns),
         "headline": words.headline(step),
-        "sentences": [words.overlap_sentence(step), words.worst_sentence(step)] if step.complete else [],
+        "sentences": told if step.complete else errors,
         "worst": None if worst is None else [worst.rank, worst.bucket],
         "ranks": [_rank(step, rank) for rank in step.ranks],
     }
@@ -79,13 +82,12 @@ def _rank(step: Step, rank: RankStep) -> Json:
     causes = total_by_cause(step, rank) if step.complete else {}
     return {
         "rank": rank.rank,
-        "begin": at(rank.interval.begin_ns),
-        "end": at(rank.interval.end_ns),
+        "length": _exact_ms(rank.length_ns),
         "backwardEnd": at(rank.gradients_complete_ns),
         "spans": [_span(step, span) for span in rank.spans],
-        "parts": [_ms(rank.parts_ns[activity]) for activity in Activity],
+        "parts": [_exact_ms(rank.parts_ns[activity]) for activity in Activity],
         "overlap": round(step.overlap(rank), 4),
-        "causes": [[cause.value, _ms(causes[cause])] for cause in Cause if causes.get(cause)],
+        "causes": [[cause.value, _exact_ms(causes[cause])] for cause in Cause if causes.get(cause)],
         "ready": [[param, at(t_ns)] for param, t_ns in sorted(rank.ready_ns.items(), key=lambda item: item[1])],
         "buckets": _buckets(step, rank),
     }
@@ -103,10 +105,11 @@ def _buckets(step: Step, rank: RankStep) -> list[Json]:
         if bucket.launched_ns is None:
             continue
         end_ns = bucket.completed_ns or rank.interval.end_ns
-        wire = step.on_the_wire(bucket.index, rank) or Interval(end_ns, end_ns)
+        was_through = step.on_the_wire(bucket.index, rank)
+        wire = was_through or Interval(end_ns, end_ns)
         pending = Interval(min(max(bucket.launched_ns, free_from_ns), wire.begin_ns), wire.begin_ns)
         free_from_ns = max(free_from_ns, wire.end_ns)
-        buckets.append(_bucket(step, rank, bucket, pending, wire))
+        buckets.append(_bucket(step, rank, bucket, pending, wire) | _figures(step, rank, bucket, was_through))
     return buckets
 
 
@@ -120,38 +123,94 @@ def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, pending: Interval
         "pending": at(pending.begin_ns),
         "begin": at(wire.begin_ns),
         "end": at(wire.end_ns),
+        "stretches": [*_stretches(step, pending, rank.waits, moves=False), *_stretches(step, wire, rank.waits)],
         "lastGradient": at(bucket.last_gradient_ns),
-        "awaited": _ms(bucket.awaited_ns),
         "verdict": words.hidden_sentence(step, rank, bucket),
         "life": [
-            [stage.name, at(stage.begin_ns), words.ms(stage.end_ns - stage.begin_ns), stage.sentence]
+            {
+                "name": stage.name,
+                "begin": at(stage.begin_ns),
+                "end": at(stage.end_ns),
+                "stretches": _stretches(
+                    step, Interval(stage.begin_ns, stage.end_ns), rank.waits, moves=stage.name == "on the wire"
+                ),
+                "took": words.ms(stage.end_ns - stage.begin_ns),
+                "sentence": stage.sentence,
+            }
             for stage in words.life_of(step, rank, bucket)
         ],
     }
 
 
-def _plan(step: Step, plan: Alternative) -> Json:
-    def at(t_ns: int) -> float:
-        return _ms(t_ns - step.begin_ns)
+def _figures(step: Step, rank: RankStep, bucket: BucketHistory, wire: Interval | None) -> Json:
+    """Whom a bucket waited for, and what of its time on the wire cost nothing.
 
+    `wire` is None if it was never through. `behind`: how long it was ready before it could leave, and how long it
+    had left on all ranks before the wire was free.
+    """
+    assert bucket.launched_ns is not None, "only buckets that were launched are shown"
+    last = step.last_launch(bucket.index)
+    all_launched_ns = bucket.launched_ns if last is None else last[0]
+    queued_ns = max(0, wire.begin_ns - all_launched_ns) if wire else 0
+    return {
+        "lastRank": None if last is None else [last[1], _exact_ms(last[0] - bucket.launched_ns)],
+        "behind": [_exact_ms(bucket.held_ns), _exact_ms(queued_ns)],
+        "wire": _on_the_wire(rank, bucket, wire) if wire else None,
+        "awaited": _exact_ms(bucket.awaited_ns),
+    }
+
+
+def _on_the_wire(rank: RankStep, bucket: BucketHistory, wire: Interval) -> dict[str, float]:
+    """Meanwhile the rank ran backward, or did something else, or stood still. See [Note: exposed communication]."""
+    hidden_ns = bucket.hidden_ns(wire)
+    exposed_ns = measure_ns(intersection([wire], [span.interval for span in rank.waits]))
+    return {
+        "hidden": _exact_ms(hidden_ns),
+        "beside": _exact_ms(wire.length_ns - hidden_ns - exposed_ns),
+        "exposed": _exact_ms(exposed_ns),
+    }
+
+
+def _stretches(step: Step, whole: Interval, waits: Iterable[Span], *, moves: bool = True) -> list[list[float]]:
+    """A time of a bucket, cut where the rank begins or ceases to stand still: [begin, end, moves, exposed]."""
+    exposed = intersection([whole], [span.interval for span in waits])
+    cuts = [whole.begin_ns, *(t_ns for interval in exposed for t_ns in interval), whole.end_ns]
+    return [
+        [_ms(begin_ns - step.begin_ns), _ms(end_ns - step.begin_ns), int(moves), int((begin_ns, end_ns) in exposed)]
+        for begin_ns, end_ns in pairwise(cuts)
+        if begin_ns < end_ns
+    ]
+
+
+def _plan(step: Step, plan: Alternative) -> Json:
     prediction = plan.prediction
     return {
         "title": plan.title,
         "code": plan.code,
-        "length": _ms(prediction.length_ns),
-        "exposed": _ms(prediction.exposed_ns),
+        "length": _exact_ms(prediction.length_ns),
+        "exposed": _exact_ms(max(rank.exposed_ns for rank in prediction.ranks)),
         "sizes": [bucket.nbytes for bucket in prediction.layout.buckets],
         "ranks": [
             {
-                "rank": rank.rank,
-                "backwardEnd": at(rank.gradients_complete_ns),
                 "after": [_span(step, span) for span in rank.after],
-                "buckets": [[at(b.launched_ns), at(b.begin_ns), at(b.end_ns)] for b in rank.buckets],
+                "buckets": [_predicted_bucket(step, rank, bucket) for bucket in rank.buckets],
             }
             for rank in prediction.ranks
         ],
     }
 
 
+def _predicted_bucket(step: Step, rank: PredictedRank, bucket: PredictedBucket) -> Json:
+    waits = [span for span in rank.after if span.activity is Activity.EXPOSED]
+    return {
+        "index": bucket.index,
+        "stretches": _stretches(step, Interval(bucket.begin_ns, bucket.end_ns), waits),
+    }
+
+
 def _ms(ns: int) -> float:
     return round(ns / 1e6, 3)
+
+
+def _exact_ms(ns: int) -> float:
+    return ns / 1e6

@@ -1,0 +1,103 @@
+// The same step under another plan, as `predict.py` predicts it, beside the one that was measured.
+
+const NOTABLE_MISS = 0.1; // of the step: a model that is further off is no basis for a decision
+
+function renderPlans() {
+  const plans = showsTypical() ? exhibits[0].plans : [];
+  byId("plans").hidden = plans.length < 2;
+  if (byId("plans").hidden) return;
+  const chosen = plans[state.plan];
+  const most = Math.max(stepOf(0).length, ...plans.map((plan) => plan.length));
+  const host = html("div.plan-chart", { id: "plan-chart" });
+  fill("plans",
+    html("h2", { id: "plans-title" }, "The same step under another plan, predicted"),
+    html("p.soft", "Red is how long the rank that stands still longest does so."),
+    html("div.plans", { role: "radiogroup", "aria-labelledby": "plans-title" },
+      measuredRow(most), plans.map((plan, k) => planRow(plan, k, most))),
+    modelWarning(plans[0]),
+    html("p.plan-code", codeOf(chosen)),
+    host,
+    html("p.note", exhibits[0].model));
+  chart(host, planChartRows(chosen), [0, Math.max(longest(), ...chosen.ranks.map(endOfPredicted))]);
+}
+
+function measuredRow(most) {
+  const step = stepOf(0);
+  return html("div.plan.measured", html("span"), html("span", html("b", "measured")),
+    html("span.buckets.soft", plural(layoutOf(0).buckets.length, "bucket")),
+    lengthBar(step.length, exposedIn(step), most), html("span.time", ms(step.length)), html("span"));
+}
+
+function planRow(plan, k, most) {
+  const isChosen = k === state.plan;
+  const radio = { type: "radio", name: "plan", value: k, checked: isChosen, onchange: () => choosePlan(k) };
+  return html(`label.plan${isChosen ? ".on" : ""}`,
+    html("input", radio),
+    html("span", plan.title),
+    html("span.buckets.soft", plural(plan.sizes.length, "bucket")),
+    lengthBar(plan.length, plan.exposed, most),
+    html("span.time", ms(plan.length)),
+    html("span.change.soft", k === 0 ? "" : changeFrom(exhibits[0].plans[0], plan)));
+}
+
+/** In percent of the recorded plan as the model sees it, so that the model's error does not count as a gain. */
+function changeFrom(recorded, plan) {
+  const more = 100 * (plan.length / recorded.length - 1);
+  return Math.abs(more) < 0.5 ? "same" : `${more > 0 ? "+" : "−"}${Math.abs(more).toFixed(0)}%`;
+}
+
+function modelWarning(recorded) {
+  const miss = recorded.length / stepOf(0).length - 1;
+  if (Math.abs(miss) < NOTABLE_MISS) return null;
+  const off = `${percent(Math.abs(miss))} ${miss > 0 ? "more" : "less"}`;
+  return html("p.callout.warning", html("b", "Do not rely on these times."),
+    `For the recorded plan the model says ${off} than was measured; it may be as wrong about the others.`);
+}
+
+function codeOf(plan) {
+  if (plan.code) return html("code", `DistributedDataParallel(model, ${plan.code})`);
+  const text = state.plan === 0
+    ? "The recorded plan, put through the model: where the two rows below differ, the model is wrong."
+    : "The constructor's defaults.";
+  return html("span.soft", text);
+}
+
+function choosePlan(k) {
+  state.plan = k;
+  renderPlans();
+  document.querySelector(`input[name=plan][value="${k}"]`).focus();
+}
+
+/** The measured step and the predicted one, on the rank that stands still longest. */
+function planChartRows(chosen) {
+  const { ranks } = stepOf(0);
+  const r = ranks.findIndex((rank) => rank.parts[STILL] === exposedIn(stepOf(0)));
+  const rank = ranks[r], predicted = chosen.ranks[r];
+  const predictedLayout = { params: [], buckets: chosen.sizes.map((nbytes) => ({ nbytes, params: [] })) };
+  const sublabel = `rank ${rank.rank}`;
+  return [
+    { ...rank, layout: layoutOf(0), label: "measured", sublabel },
+    {
+      ...rank,
+      layout: predictedLayout,
+      label: "predicted",
+      sublabel,
+      buckets: predicted.buckets,
+      spans: spansOf(rank, predicted),
+    },
+  ];
+}
+
+/** As measured up to the end of backward; the predicted waits and copies; then the rest of the measured step. */
+function spansOf(rank, predicted) {
+  const before = rank.spans.filter(([, , end]) => end <= rank.backwardEnd);
+  let t = predicted.after.at(-1)?.[2] ?? rank.backwardEnd;
+  const rest = rank.spans
+    .filter(([kind, , end]) => end > rank.backwardEnd && kind !== STILL && kind !== COPY)
+    .map(([kind, begin, end, bucket]) => [kind, t, (t += end - begin), bucket]);
+  return [...before, ...predicted.after, ...rest];
+}
+
+function endOfPredicted(predicted, r) {
+  return spansOf(stepOf(0).ranks[r], predicted).at(-1)?.[2] ?? 0;
+}
