@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from minddp import autograd
@@ -181,3 +182,10 @@ def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
     (params[0] * params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     hooks.remove()
+
+
+def test_a_walk_finds_what_no_path_leads_to() -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    nodes = [get_gradient_edge(param).node for param in (used, unused)]
+    assert autograd.out_of_reach_of({"deep": [used * 2]}, nodes) == [1]
+    assert autograd.out_of_reach_of("nothing", nodes) == [0, 1]

@@ -661,3 +661,32 @@ def test_a_whole_module_in_a_reentrant_checkpoint_is_reduced_in_its_nested_backw
         x = X.clone().requires_grad_()
         checkpoint(ddp, x, use_reentrant=True).sum().backward()
         assert ddp.told(EventKind.BACKWARD_END) == ["backward ends"]
+
+
+class LendsALayer(nn.Module):
+    """The loss applies a layer that forward does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.lent = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters")
+def test_with_find_unused_a_layer_used_outside_forward_is_an_error_as_in_torch() -> None:
+    ddp = FakeDDP(LendsALayer(), find_unused_parameters=True)
+    with pytest.raises(RuntimeError, match=r"ready only once.*index [23] with name lent\."):
+        ddp.module.lent(ddp(X)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters")
+def test_what_only_one_of_two_forwards_uses_is_used_in_forward() -> None:
+    class Either(LendsALayer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.body if x.sum() > 0 else self.lent)(x)
+
+    ddp = FakeDDP(Either(), find_unused_parameters=True)
+    (ddp(X).sum() + ddp(-X).sum()).backward()
+    assert all(param.grad is not None for param in ddp.module.parameters())
