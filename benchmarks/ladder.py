@@ -3,7 +3,8 @@
     python -m benchmarks.ladder --out DIR     # ladder.html and ladder.png: all of them on one scale
 
 Every wrapper trains the same layers in the same process group, and some of its steps are recorded. A rung tells
-nobody what it does, so it is watched from outside: `RungSource` stands between it and its wire.
+nobody what it does, so it is watched from outside: `RungSource` stands between it and its wire. Such a recording is
+read, rung by rung, in docs/learning/ladder.md.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Config:
     threads: int = 1
     timeout_s: float = 300.0
 
+    def module(self) -> nn.Module:
+        """What every wrapper trains, the same on every rank."""
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(self.depth)))
+
 
 Rung = Callable[[nn.Module], DataParallel]
 
@@ -69,6 +75,15 @@ def main(config: Config) -> None:
 
 
 def record_all(rank: int, config: Config) -> None:
+    first, *others = results_of_all(rank, config)
+    comparison = first.compare(*others)
+    for suffix in (".html", ".json", *([".png"] if find_spec("matplotlib") else [])):
+        comparison.save(config.out / f"ladder{suffix}")
+    comparison.explain(Console())
+
+
+def results_of_all(rank: int, config: Config) -> list[Result]:
+    """Every rung from the bottom, then torch's DDP, then minddp."""
     rungs: Mapping[str, Rung] = {
         "naive": Naive,
         "flat": Flat,
@@ -78,17 +93,13 @@ def record_all(rank: int, config: Config) -> None:
     }
     results = [record_rung(name, make, rank, config) for name, make in rungs.items()]
     for title, wrap in {"torch's DDP": TorchDDP, "minddp": minddp.DistributedDataParallel}.items():
-        ddp = wrap(layers(config), bucket_cap_mb=config.cap_mib)
+        ddp = wrap(config.module(), bucket_cap_mb=config.cap_mib)
         results.append(record(title, ddp, ddp, lambda: None, rank, config))
-    first, *others = results
-    comparison = first.compare(*others)
-    for suffix in (".html", ".json", *([".png"] if find_spec("matplotlib") else [])):
-        comparison.save(config.out / f"ladder{suffix}")
-    comparison.explain(Console())
+    return results
 
 
 def record_rung(name: str, make: Rung, rank: int, config: Config) -> Result:
-    source = RungSource(name, layers(config), make)
+    source = RungSource(name, config.module(), make)
     return record(name, source, source.rung, source.rung.synchronize, rank, config)
 
 
@@ -119,11 +130,6 @@ def record(
     return x.result
 
 
-def layers(config: Config) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(config.width, config.width) for _ in range(config.depth)))
-
-
 class RungSource:
     """A rung of the ladder, watched at its wire, at its module and at its parameters."""
 
@@ -144,6 +150,7 @@ class RungSource:
         self._labels: list[str] = []  # of this step's messages
         self._seen: list[str] = []  # of the last whole step's
         self._unpacking = -1
+        self._tellers: list[torch.futures.Future] = []  # of completions; they run in the backend's threads
         self._install()
 
     @property
@@ -211,7 +218,8 @@ class RungSource:
         self._tell(EventKind.BUCKET_LAUNCHED, index)
         work = self._send(tensor, label)
         if self._sink is not None:
-            work.get_future().add_done_callback(lambda _: self._tell(EventKind.BUCKET_COMPLETED, index))
+            told = work.get_future().then(lambda _: self._tell(EventKind.BUCKET_COMPLETED, index))
+            self._tellers.append(told)
         return WatchedWork(work, partial(self._on_wait, index), partial(self._on_waited, index))
 
     def _on_wait(self, index: int) -> None:
@@ -233,6 +241,8 @@ class RungSource:
         self._seen = self._labels
         self.steps_taken += 1
         self._tell(EventKind.BACKWARD_END)
+        torch.futures.wait_all(self._tellers)  # a thread that still wants to tell would abort an interpreter's exit
+        self._tellers.clear()
 
     def _tell(self, kind: EventKind, subject: int = -1) -> None:
         if self._sink is not None:

@@ -13,6 +13,7 @@ Read in this order:
 8. `ring.py`         what goes on inside one all-reduce
 9. `provenance.py`   gradients that remember where they come from: proofs, and the classic bugs
 
+docs/learning/ladder.md climbs with you: what each rung sends and when, with pictures of recorded steps.
 `python -m reference` climbs the ladder on two ranks and compares every rung with the oracle (`ladder.py` does
 the measuring); `python -m reference.ring` and `python -m reference.provenance` show the last two.
 

@@ -29,6 +29,7 @@ FILL = {
 STANDS_STILL: dict[str, Any] = {"facecolor": EXPOSED_PALE, "edgecolor": EXPOSED, "hatch": "////", "linewidth": 0}
 COMPUTES, TICKS, SENDS = 0.0, 0.36, 0.56  # where they begin within a rank's row of height 1
 INCHES_PER_RANK, WIDTH_INCHES, HEADING = 0.86, 11.0, 0.62
+LABEL_MARGIN = 0.01  # of the width of the picture
 
 
 def save_picture(analyses: Sequence[Analysis], path: Path) -> None:
@@ -61,7 +62,7 @@ def save_picture(analyses: Sequence[Analysis], path: Path) -> None:
     title = words.headline(steps[0]) if len(steps) == 1 else "One step of each, on one scale"
     figure.text(0.012, 1 - 0.16 / height, title, fontsize=13, weight="bold", color=INK, va="top")
     _key(figure)
-    figure.savefig(path, dpi=160)
+    figure.savefig(path, dpi=120)
 
 
 def _heading(analysis: Analysis, step: Step) -> str:
@@ -85,23 +86,25 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
     def at(t_ns: int) -> float:
         return (t_ns - step.begin_ns) / 1e6
 
-    def box(begin_ns: int, end_ns: int, place: float, label: str, color: str, **style: Any) -> None:
+    def box(begin_ns: int, end_ns: int, place: float, labels: Sequence[str], color: str, **style: Any) -> None:
+        """With the first of `labels` that fits into it, if any."""
         width = at(end_ns) - at(begin_ns)
         axes.broken_barh([(at(begin_ns), width)], (top + place, 0.32), **style)
-        if width > longest_ms * (0.006 * len(label) + 0.012):
+        fitting = [label for label in labels if width > longest_ms * (0.006 * len(label) + LABEL_MARGIN)]
+        if fitting:
             centre = (at(begin_ns) + width / 2, top + place + 0.165)
-            axes.text(*centre, label, color=color, fontsize=8, ha="center", va="center")
+            axes.text(*centre, fitting[0], color=color, fontsize=8, ha="center", va="center")
 
     for place, text, color in ((COMPUTES, f"rank {rank.rank}", INK), (SENDS, "sends", SOFT)):
         beside = (-0.008 * longest_ms, top + place + 0.16)
         axes.text(*beside, text, color=color, fontsize=9, ha="right", va="center")
     for span in rank.spans:
         if span.activity is Activity.EXPOSED:
-            box(span.begin_ns, span.end_ns, COMPUTES, "", INK, **STANDS_STILL)
+            box(span.begin_ns, span.end_ns, COMPUTES, [], INK, **STANDS_STILL)
         else:
             color = "white" if span.activity is Activity.BACKWARD else INK
             style = {"facecolor": FILL[span.activity], "edgecolor": "white", "linewidth": 0.6}
-            box(span.begin_ns, span.end_ns, COMPUTES, span.activity.value, color, **style)
+            box(span.begin_ns, span.end_ns, COMPUTES, [span.activity.value], color, **style)
     ticks = [at(t_ns) for t_ns in rank.ready_ns.values()]
     axes.vlines(ticks, top + TICKS, top + TICKS + 0.13, color=SOFT, linewidth=0.7)
     axes.broken_barh([(0, longest_ms)], (top + SENDS, 0.32), facecolor=FAINT)
@@ -109,33 +112,37 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         wire = step.on_the_wire(bucket.index, rank)
         if wire is None:
             continue
-        label, split_ns = f"{bucket.index}: {words.size(bucket.nbytes)}", wire.begin_ns + bucket.hidden_ns(wire)
+        labels = (f"{bucket.index}: {words.size(bucket.nbytes)}", f"{bucket.index}")
+        split_ns = wire.begin_ns + bucket.hidden_ns(wire)
         longer = max(split_ns - wire.begin_ns, wire.end_ns - split_ns)
         for begin_ns, end_ns, fill in ((wire.begin_ns, split_ns, WIRE), (split_ns, wire.end_ns, EXPOSED)):
             if end_ns > begin_ns:
-                text = label if end_ns - begin_ns == longer else ""
-                box(begin_ns, end_ns, SENDS, text, "white", facecolor=fill, edgecolor="white", linewidth=0.6)
+                shown = labels if end_ns - begin_ns == longer else ()
+                box(begin_ns, end_ns, SENDS, shown, "white", facecolor=fill, edgecolor="white", linewidth=0.6)
 
 
 def _key(figure: Any) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    signs = [
+    signs: list[Any] = [
         Patch(facecolor=FILL[Activity.FORWARD], label="forward"),
         Patch(facecolor=FILL[Activity.BACKWARD], label="backward"),
+        Line2D([], [], color=SOFT, marker="|", linestyle="", label="a gradient is there"),
         Patch(facecolor=WIRE, label="bucket on the wire during backward"),
         Patch(facecolor=EXPOSED, label="on the wire after it"),
         Patch(**STANDS_STILL, label="rank stands still"),
+        Patch(facecolor=FILL[Activity.COPY_BACK], label="loss, copying back"),
         Patch(facecolor=FILL[Activity.OPTIMIZER], label="optimizer"),
     ]
     figure.legend(
         handles=signs,
         loc="lower left",
-        bbox_to_anchor=(0.07, 0.0),
+        bbox_to_anchor=(0.005, 0.0),
         ncols=len(signs),
         frameon=False,
-        fontsize=8.5,
+        fontsize=8,
         labelcolor=SOFT,
-        handlelength=1.4,
-        columnspacing=1.6,
+        handlelength=1.3,
+        columnspacing=1.3,
     )

@@ -1,0 +1,1 @@
+"""Pages to read, and the programs behind those that show what programs print."""

@@ -1,0 +1,76 @@
+"""All lessons by name, and how to run one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.launch import run_ranks
+from docs.learning import bits, ladder, life, recorded, traps
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """`show(rank)` runs on `ranks` ranks, and what it returns on rank 0 is what there is to see.
+
+    Without ranks it needs no process group; it is called as rank 0.
+    """
+
+    question: str
+    show: Callable[[int], str]
+    ranks: int = 2
+
+
+def run(lesson: Lesson) -> str:
+    """Start the lesson's ranks and return what there is to see."""
+    if not lesson.ranks:
+        return lesson.show(0)
+    return run_ranks(lesson.show, world_size=lesson.ranks, threads=1, timeout_s=120)[0]
+
+
+def listing() -> str:
+    """All lessons, and which question each of them answers."""
+    return "\n".join(f"{name:14} {lesson.question}" for name, lesson in LESSONS.items())
+
+
+def recorded_table(_rank: int) -> str:
+    return recorded.table()
+
+
+def recorded_sums(_rank: int) -> str:
+    return life.sums(recorded.steps()["minddp"])
+
+
+def recorded_diary(_rank: int) -> str:
+    step = recorded.steps()["minddp"]
+    return life.diary(step, step.ranks[0])
+
+
+LESSONS = {
+    **{
+        name: Lesson(f"in which order does {name} compute, send and wait?", partial(ladder.order, name))
+        for name in ladder.RUNGS
+    },
+    "times": Lesson("how long did each rung's step take when it was recorded?", recorded_table, ranks=0),
+    "plan": Lesson("which gradient travels in which bucket?", life.plan),
+    "first-step": Lesson("what happens in the very first step?", life.first_step),
+    "step": Lesson("what happens in every later step?", life.later_step),
+    "sums": Lesson("where did the milliseconds of the recorded step go?", recorded_sums, ranks=0),
+    "diary": Lesson("when did what befall one gradient in the recorded step?", recorded_diary, ranks=0),
+    "number": Lesson("what becomes of one element of one gradient?", life.number),
+    "homes": Lesson("where do the averages lie in the end?", life.homes),
+    "parameter": Lesson("what if the hook's argument is averaged?", traps.parameter),
+    "incoming": Lesson("what if gradients are averaged before they are accumulated?", traps.incoming),
+    "readiness": Lesson("what if gradients leave in the order in which they become ready?", traps.readiness),
+    "unwaited": Lesson("what if nobody waits?", traps.unwaited),
+    "start": Lesson("what if the replicas do not start equal?", traps.start),
+    "missing": Lesson("what if a parameter gets no gradient?", traps.missing),
+    "micro-batches": Lesson("what does it cost to forget no_sync?", traps.every_micro_batch),
+    "overflow": Lesson("why is the mean taken before the sum?", bits.overflow, ranks=0),
+    "reciprocal": Lesson("is it the same to multiply by 1/n and to divide by n?", bits.reciprocal, ranks=0),
+    "order-of-sum": Lesson("does it matter in which order ranks are added up?", bits.order_of_sum, ranks=0),
+    "layout-2": Lesson("does the layout of buckets change bits on two ranks?", bits.layout),
+    "layout-3": Lesson("does the layout of buckets change bits on three ranks?", bits.layout, ranks=3),
+    "same-bits": Lesson("does minddp train to torch's bits?", bits.same_as_torch, ranks=3),
+}

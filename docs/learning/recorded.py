@@ -1,0 +1,256 @@
+"""Recorded steps: made here, kept in `recorded/`, and read again for pictures, tables and figures in the text.
+
+What is kept of a recording is its typical step, the one of median length. It can be opened at ui.perfetto.dev and
+by `minddp.xray.load`. Beside it lies what it was recorded on.
+
+[Note: what a recording has to show]
+Times differ from run to run, and the pages say things about them, such as that a bucket is hidden. Each such thing
+is written down in `CLAIMS`. A new recording that does not show one of them is refused: then either the machine was
+busy, or the page is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ladder as recorder
+from benchmarks.launch import run_ranks
+from benchmarks.machine import describe
+from docs.learning.ladder import Config
+from docs.learning.small_net import FOLLOWED
+from minddp.xray import words
+from minddp.xray.analysis import Analysis
+from minddp.xray.recording import RankRecording, Recording, Stamped
+from minddp.xray.result import Comparison, Result, load
+from minddp.xray.timeline import Activity, Step
+from reference.bucketed import MIB
+
+FOLDER = Path(__file__).parent / "recorded"
+MACHINE = FOLDER / "machine.json"
+LADDER = FOLDER / "ladder.json"
+PICTURES = ("naive", "flat", "overlapped", "bucketed", "minddp")
+NAMES = {"torch's DDP": "torch"}  # where the title is not a word
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that a page says about times, and whether a recording shows it."""
+
+    sentence: str
+    holds: Callable[[dict[str, Step]], bool]
+
+
+def spent_ns(step: Step, *activities: Activity) -> float:
+    """The mean over the ranks."""
+    return statistics.mean(sum(rank.parts_ns[activity] for activity in activities) for rank in step.ranks)
+
+
+def exposed_ns(step: Step) -> float:
+    return spent_ns(step, Activity.EXPOSED)
+
+
+def length_ns(step: Step) -> float:
+    return spent_ns(step, *Activity)
+
+
+def hidden(step: Step) -> float:
+    """The share of the communication for which the ranks did not stand still, as a mean."""
+    return statistics.mean(step.overlap(rank) for rank in step.ranks)
+
+
+CLAIMS = (
+    Claim(
+        "naive: nothing is hidden, and more than a third of the step is spent waiting",
+        lambda s: hidden(s["naive"]) == 0 and exposed_ns(s["naive"]) > length_ns(s["naive"]) / 3,
+    ),
+    Claim(
+        "flat: nothing is hidden; one message is waited for less than ten, and its copies take less than six do",
+        lambda s: (
+            hidden(s["flat"]) == 0
+            and exposed_ns(s["flat"]) < exposed_ns(s["naive"])
+            and sum(copies_of_flat(s["flat"])) < times_on_the_wire(s["naive"])[1]
+        ),
+    ),
+    Claim(
+        "overlapped: part of the communication is hidden, and less of it than bucketed hides",
+        lambda s: 0.1 < hidden(s["overlapped"]) < hidden(s["bucketed"]),
+    ),
+    Claim(
+        "bucketed: the ranks wait less than under flat and overlapped, and mostly for the last bucket; a step is "
+        "shorter than naive's",
+        lambda s: (
+            exposed_ns(s["bucketed"]) < min(exposed_ns(s["flat"]), exposed_ns(s["overlapped"]))
+            and length_ns(s["bucketed"]) < length_ns(s["naive"])
+            and waits_most_for_the_last(s["bucketed"])
+        ),
+    ),
+    Claim(
+        "backward itself takes longer where communication runs beside it",
+        lambda s: spent_ns(s["bucketed"], Activity.BACKWARD) > spent_ns(s["flat"], Activity.BACKWARD),
+    ),
+    Claim(
+        f"minddp: the bucket of {FOLLOWED} begins to move during backward; the last one is waited for longest",
+        lambda s: followed_bucket_moves_in_backward(s["minddp"]) and waits_most_for_the_last(s["minddp"]),
+    ),
+)
+
+
+def waits_most_for_the_last(step: Step) -> bool:
+    awaited_ns = [sum(history.awaited_ns for history in step.histories(b.index)) for b in step.ranks[0].buckets]
+    return awaited_ns[-1] == max(awaited_ns)
+
+
+def followed_bucket_moves_in_backward(step: Step) -> bool:
+    rank = step.ranks[0]
+    wire, complete_ns = step.on_the_wire(2, rank), rank.gradients_complete_ns
+    return wire is not None and complete_ns is not None and wire.begin_ns < complete_ns
+
+
+# ------------------------------------------------------------------ making
+
+
+def record() -> None:
+    """Record every rung and minddp, keep their typical steps, and draw them.
+
+    Raises:
+        RuntimeError: see [Note: what a recording has to show].
+    """
+    config = Config()
+    recordings = run_ranks(recordings_of_all, config, world_size=2, threads=1, timeout_s=config.timeout_s)[0]
+    results = [Result(recording) for recording in recordings]
+    not_shown = [claim.sentence for claim in CLAIMS if not claim.holds(steps_by_name(results))]
+    if not_shown:
+        raise RuntimeError(
+            f"This recording does not show what the pages say: {'; '.join(not_shown)}. Nothing was kept. Let the "
+            f"machine be idle and record again, or change the pages."
+        )
+    FOLDER.mkdir(exist_ok=True)
+    Comparison(results).save(LADDER)
+    MACHINE.write_text(json.dumps(describe(), indent=1) + "\n")
+    draw()
+
+
+def recordings_of_all(rank: int, config: Config) -> list[Recording]:
+    results = recorder.results_of_all(rank, config)
+    return [typical_step_of(result.recording) for result in results] if rank == 0 else []
+
+
+def typical_step_of(recording: Recording) -> Recording:
+    """Nothing but the typical step, on a clock that begins with it, and nothing that tells the machine's name."""
+    analysis = Analysis(recording)
+    step = analysis.typical
+    of_rank = {rank.rank: rank.interval for rank in step.ranks}
+
+    def cut(rank: RankRecording) -> RankRecording:
+        begin_ns, end_ns = of_rank[rank.rank]
+        return dataclasses.replace(
+            rank,
+            host="one machine",
+            clock_identity="",
+            events=tuple(
+                Stamped(t - step.begin_ns, kind, subject)
+                for t, kind, subject in rank.events
+                if begin_ns <= t < end_ns
+            ),
+            layouts=(dataclasses.replace(rank.layout_at(begin_ns), since_ns=0),),
+            stopped_ns=end_ns - step.begin_ns,
+            first_step=step.number,
+        )
+
+    ranks = tuple(cut(rank.on_the_clock_of_the_first_rank()) for rank in recording.ranks)
+    note = f"The step of median length among {len(analysis.steps)}."
+    return dataclasses.replace(recording, ranks=ranks, notes=(*recording.notes, note))
+
+
+def draw() -> None:
+    """A picture of each step that has a chapter, and one of all of these on one scale."""
+    wanted = [result for result in results() if name_of(result) in PICTURES]
+    for result in wanted:
+        result.save(FOLDER.parent / "pictures" / f"{name_of(result)}.png")
+    Comparison(wanted).save(FOLDER.parent / "pictures" / "all.png")
+
+
+# ------------------------------------------------------------------ reading
+
+
+@cache
+def results() -> tuple[Result, ...]:
+    comparison: Any = load(LADDER)
+    return tuple(Result(analysis.recording) for analysis in comparison._analyses)
+
+
+def name_of(result: Result) -> str:
+    title = result.recording.title
+    return NAMES.get(title, title)
+
+
+def steps_by_name(results: list[Result] | tuple[Result, ...]) -> dict[str, Step]:
+    return {name_of(result): result.analysis.typical for result in results}
+
+
+def steps() -> dict[str, Step]:
+    return steps_by_name(results())
+
+
+def machine() -> str:
+    """What the steps were recorded on, in a line."""
+    described = json.loads(MACHINE.read_text())
+    return (
+        f"{described['cpu']}, {described['cores']} cores, {described['os'].split()[0]}, Python "
+        f"{described['python']}, torch {described['torch']}"
+    )
+
+
+def facts() -> dict[str, str]:
+    """Figures for the text: `NAME.step` and so on, means over the ranks."""
+    told = {"machine": machine(), "steps": str(Config().steps)}
+    for name, step in steps().items():
+        told |= {
+            f"{name}.step": words.ms(length_ns(step)),
+            f"{name}.exposed": words.ms(exposed_ns(step)),
+            f"{name}.backward": words.ms(spent_ns(step, Activity.BACKWARD)),
+            f"{name}.hidden": words.percent(hidden(step)),
+        }
+    large, small = times_on_the_wire(steps()["naive"])
+    pack, unpack = copies_of_flat(steps()["flat"])
+    figures = {"naive.large": large, "naive.small": small, "flat.pack": pack, "flat.unpack": unpack}
+    return told | {name: words.ms(ns) for name, ns in figures.items()}
+
+
+def copies_of_flat(step: Step) -> tuple[float, float]:
+    """How long the gradients take into the one message, and out of it: nanoseconds, means over the ranks."""
+    packs = [(rank.buckets[0].launched_ns or 0) - (rank.gradients_complete_ns or 0) for rank in step.ranks]
+    return statistics.mean(packs), spent_ns(step, Activity.COPY_BACK)
+
+
+def times_on_the_wire(step: Step) -> tuple[float, float]:
+    """Of messages of 1 MiB and more, and of smaller ones: nanoseconds, summed up, as means over the ranks."""
+    large, small = 0.0, 0.0
+    for rank in step.ranks:
+        for bucket in rank.buckets:
+            wire = step.on_the_wire(bucket.index, rank)
+            assert wire is not None, "only steps that are complete are kept"
+            if bucket.nbytes >= MIB:
+                large += wire.length_ns / len(step.ranks)
+            else:
+                small += wire.length_ns / len(step.ranks)
+    return large, small
+
+
+def table() -> str:
+    """All recorded steps side by side, as means over the ranks."""
+    shown = {"forward": (Activity.FORWARD,), "backward": (Activity.BACKWARD,), "stand still": (Activity.EXPOSED,)}
+    rest = tuple(a for a in Activity if all(a not in activities for activities in shown.values()))
+    rows = [f"{'milliseconds':12}" + "".join(f"{part:>13}" for part in (*shown, "rest", "a step", "hidden"))]
+    for name, step in steps().items():
+        columns = [spent_ns(step, *activities) for activities in (*shown.values(), rest)]
+        cells = "".join(f"{ns / 1e6:13.1f}" for ns in (*columns, length_ns(step)))
+        rows.append(f"{name:12}{cells}{words.percent(hidden(step)):>13}")
+    return "\n".join(rows)
