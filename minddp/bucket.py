@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from minddp import handover
-from minddp.packing import Run, Scaling, is_missing_or_at_home, run_bounds
+from minddp.packing import Run, Scaling, is_missing_or_at_home, slots_by_run
 from minddp.plan import BucketPlan, BucketSpec, Slot
 from minddp.sparse_bucket import SparseBucket
 
@@ -116,24 +116,22 @@ class Bucket:
         self.flat = self._new_memory(self.spec.numel, dtype, self.spec.device)
         self.wire = to_wire(self.flat)
         self.views = self.views_into(self.wire)
-        self.runs = [
-            Run(
-                start,
-                self.params[start:stop],
-                self.names[start:stop],
-                self.flat[self.spec.slots[start].offset : self._end_of(stop - 1)],
-                self.views[start:stop],
-                self.dtypes.arriving or self.spec.dtype,
-            )
-            for start, stop in run_bounds(self.spec)
-        ]
+        self.runs = [self._run_of(places) for places in slots_by_run(self.spec)]
         self._references_to_memory = handover.storage_references(self.flat)
         self._references_to_views = handover.references(self.views)
         self._may_be_handed_over = [handover.may_be_handed_over(view) for view in self.views]
         self._has_handed_over = False
 
-    def _end_of(self, k: int) -> int:
-        return self.spec.slots[k].offset + self.spec.slots[k].numel
+    def _run_of(self, places: Sequence[int]) -> Run:
+        first, last = self.spec.slots[places[0]], self.spec.slots[places[-1]]
+        are_neighbours = places[-1] - places[0] == len(places) - 1
+        return Run(
+            [self.params[place] for place in places],
+            [self.names[place] for place in places],
+            self.flat[first.offset : last.offset + last.numel] if are_neighbours else None,
+            [self.views[place] for place in places],
+            self.dtypes.arriving or self.spec.dtype,
+        )
 
     def _adopt_existing_grads(self) -> None:
         """Move gradients that exist already into the buffer, when buckets are rebuilt."""
@@ -180,6 +178,9 @@ class Bucket:
             elif grad is not averages[k]:
                 sources.append(averages[k])
                 targets.append(grad)
+        is_whole = len(self.runs) == 1 and len(targets) == len(self.params) and averages is self.views
+        if is_whole and self.runs[0].scatter(targets):
+            return
         if targets:
             torch._foreach_copy_(targets, sources)
 

@@ -15,7 +15,7 @@ import torch
 
 from minddp.bucket import Allocate, Bucket, GradDtypes, allocate_buckets
 from minddp.options import Options
-from minddp.packing import run_bounds
+from minddp.packing import slots_by_run
 from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
 from minddp.sparse_bucket import SparseBucket
 
@@ -54,14 +54,12 @@ class Bucketing:
     def _follow(self, plan: BucketPlan) -> None:
         self.plan = plan
         self.buckets = []
-        bounds = [run_bounds(spec) for spec in plan.buckets]
-        self.runs = [(spec.index, run) for spec in plan.buckets for run in range(len(bounds[spec.index]))]
+        by_run = [slots_by_run(spec) for spec in plan.buckets]
+        self.runs = [(spec.index, run) for spec in plan.buckets for run in range(len(by_run[spec.index]))]
         self.members = [
-            [slot.param for slot in spec.slots[start:stop]]
-            for spec in plan.buckets
-            for start, stop in bounds[spec.index]
+            [spec.slots[place].param for place in places] for spec in plan.buckets for places in by_run[spec.index]
         ]
-        self.runs_per_bucket = [len(of_bucket) for of_bucket in bounds]
+        self.runs_per_bucket = [len(runs) for runs in by_run]
 
     def adopt(self, plan: BucketPlan, allocate: Allocate) -> None:
         """Let go of the buckets and make those of `plan`, in memory got from `allocate`."""

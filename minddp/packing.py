@@ -1,4 +1,4 @@
-"""A run: neighbouring slots of a bucket, packed together while their gradients are still in the cache.
+"""A run: slots of a bucket that are packed together, while their gradients are still in the cache.
 
 [Note: the mean is taken first]
 The sum of the ranks is divided *before* it is taken: each rank scales its own gradients while packing. That
@@ -11,10 +11,11 @@ At world sizes that are no power of two a multiplication and a division differ i
 
 [Note: packing in runs]
 Packing a whole bucket at once finds its first gradients gone from the cache, and keeps all their memory until
-then. Packing each small gradient by itself costs a call for each. So a large gradient is packed as soon as it
-arrives, scaled while it is copied, in one pass; small ones are packed in *runs* of neighbouring slots, as soon
-as the last of a run has arrived. On a GPU every call is a kernel launch and there is no such cache to keep
-warm: there a bucket is one run.
+then. Packing each small gradient by itself costs a call for each; and a call in the middle of backward finds its
+own code gone from the cache: 20 µs, whatever it copies. So a large gradient is packed as soon as it arrives, scaled
+while it is copied, in one pass. Small ones wait for each other, also where large ones lie between them, and are
+packed in *runs* as soon as the last of a run has arrived. On a GPU every call is a kernel launch and there is no
+such cache to keep warm: there a bucket is one run, and if CuPy is there, one kernel packs it; see `fused_pack/`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, cast
 
 import torch
 
+from minddp.fused_pack import fused_pack_of
 from minddp.plan import BucketSpec
 
 LARGE_BYTES = 64 * 1024  # from here on a gradient is a run by itself
@@ -61,30 +63,38 @@ class Scaling:
         else:
             tensor.mul_(1.0 / self.divisor)
 
+    def apply_to_each(self, tensors: list[torch.Tensor], *, resident: bool) -> None:
+        """As `apply`. One call multiplies them all, but not in half precision: it would round the factor to it."""
+        multiplies = not (self.divide_resident if resident else self.divide_copied)
+        if self.divisor is not None and multiplies and tensors[0].dtype in (torch.float32, torch.float64):
+            torch._foreach_mul_(tensors, 1.0 / self.divisor)
+        else:
+            for tensor in tensors:
+                self.apply(tensor, resident=resident)
+
 
 class Run:
-    """Neighbouring slots of a bucket that are packed together. See [Note: packing in runs].
+    """Slots of a bucket that are packed together. See [Note: packing in runs].
 
-    `first` is the first slot's place in the bucket, `flat` the run's part of the bucket's buffer, and `views[k]`
-    the tensor over its k-th slot. `grad_dtype` is that of the gradients; copying converts it to the buffer's.
+    `views[k]` is the tensor over the k-th slot, and `flat` the run's part of the bucket's buffer; `None` if other
+    slots lie in between. `grad_dtype` is that of the gradients; copying converts it to the buffer's.
     """
 
     def __init__(
         self,
-        first: int,
         params: Sequence[torch.nn.Parameter],
         names: Sequence[str],
-        flat: torch.Tensor,
+        flat: torch.Tensor | None,
         views: list[torch.Tensor],
         grad_dtype: torch.dtype,
     ):
-        self.first = first
         self.params = params
         self.names = names
         self.flat = flat
         self.views = views
         self._dtypes = [grad_dtype] * len(views)
         self._layout_is_checked = False
+        self._fused = None if flat is None else fused_pack_of(flat, views, grad_dtype)
 
     def pack(self, scaling: Scaling, *, bind: bool) -> None:
         """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero.
@@ -97,7 +107,7 @@ class Run:
             self._check_layout(grads)
         num_resident = sum(map(operator.is_, grads, self.views))
         if num_resident == len(grads):
-            scaling.apply(self.flat, resident=True)
+            self._scale(scaling, resident=True)
             return
         if as_expected and num_resident == 0 and not bind:
             self._copy_all(cast("list[torch.Tensor]", grads), scaling)
@@ -110,6 +120,10 @@ class Run:
                 if grad is not None and grad is not view:
                     param.grad = view
 
+    def scatter(self, grads: Sequence[torch.Tensor]) -> bool:
+        """Copy this part of the buffer into the gradients by one kernel. Whether there is one that can."""
+        return self._fused is not None and self._fused.scatter(grads)
+
     def _are_as_expected(self, grads: Sequence[Any]) -> bool:
         """Whether all gradients are there and have the right dtype, and strides have been looked at."""
         try:
@@ -119,11 +133,21 @@ class Run:
 
     def _copy_all(self, grads: list[torch.Tensor], scaling: Scaling) -> None:
         """The common case: every gradient is there and none lies in the buffer."""
+        if self._fused is not None:
+            factor = scaling.divisor if scaling.divide_copied else scaling.factor
+            if self._fused.gather(grads, factor, divides=scaling.divide_copied):
+                return
         if len(grads) == 1 and scaling.factor is not None:
             torch.mul(grads[0], scaling.factor, out=self.views[0])
         else:
             torch._foreach_copy_(self.views, grads)
-            scaling.apply(self.flat, resident=False)
+            self._scale(scaling, resident=False)
+
+    def _scale(self, scaling: Scaling, *, resident: bool) -> None:
+        if self.flat is not None:
+            scaling.apply(self.flat, resident=resident)
+        else:
+            scaling.apply_to_each(self.views, resident=resident)
 
     def _copy_some(self, grads: Sequence[torch.Tensor | None], scaling: Scaling, bind: bool) -> None:
         for grad, view in zip(grads, self.views, strict=True):
@@ -165,17 +189,21 @@ def is_missing_or_at_home(grad: torch.Tensor | None, view: torch.Tensor) -> bool
     return grad is None or (grad.data_ptr() == view.data_ptr() and grad.numel() > 0)
 
 
-def run_bounds(spec: BucketSpec) -> list[tuple[int, int]]:
-    """First and last-plus-one slot of each run. See [Note: packing in runs]."""
+def slots_by_run(spec: BucketSpec) -> list[list[int]]:
+    """For each run its slots, as places in the bucket. See [Note: packing in runs]."""
     if spec.device.type != "cpu":
-        return [(0, len(spec.slots))]
-    itemsize = spec.dtype.itemsize
-    bounds, start, nbytes, after_large = [], 0, 0, False
-    for k, slot in enumerate(spec.slots):
-        is_large = slot.numel * itemsize >= LARGE_BYTES
-        if k > start and (is_large or after_large or nbytes >= RUN_BYTES):
-            bounds.append((start, k))
-            start, nbytes = k, 0
-        nbytes += slot.numel * itemsize
-        after_large = is_large
-    return [*bounds, (start, len(spec.slots))]
+        return [list(range(len(spec.slots)))]
+    runs: list[list[int]] = []
+    small: list[int] = []
+    small_bytes = 0
+    for place, slot in enumerate(spec.slots):
+        nbytes = slot.numel * spec.dtype.itemsize
+        if nbytes >= LARGE_BYTES:
+            runs.append([place])
+            continue
+        if not small or small_bytes >= RUN_BYTES:
+            small, small_bytes = [], 0
+            runs.append(small)
+        small.append(place)
+        small_bytes += nbytes
+    return runs

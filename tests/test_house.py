@@ -21,6 +21,7 @@ CORE = sorted(
 
 # The floors of the core, lowest first: a module imports only from floors below its own (or its own package).
 FLOORS = (
+    {"cupy_beside_torch"},
     {
         "events",
         "options",
@@ -31,8 +32,9 @@ FLOORS = (
         "countdown",
         "transport.base",
         "optimizer_overlap",
+        "fused_pack",
     },
-    {"transport", "packing", "placement", "distributed_autograd"},
+    {"transport", "packing", "placement", "distributed_autograd", "speakers"},
     {"sparse_bucket", "replicas", "agreement", "roster", "mean", "usage", "lookout"},
     {"bucket", "buffers", "delayed"},
     {"bucketing", "comm_hooks", "mixed_precision"},

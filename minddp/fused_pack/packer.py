@@ -1,0 +1,117 @@
+"""Which bucket gets a fused pack, and how it is launched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from minddp.cupy_beside_torch import NoCuPy, import_cupy
+from minddp.fused_pack.chunks import TENSORS_PER_LAUNCH, THREADS, lay_out, vector_elements
+from minddp.fused_pack.kernel import NAMES_IN_C, compiled, factor_dtype
+
+_log = logging.getLogger(__name__)
+
+
+def fused_pack_of(flat: torch.Tensor, views: Sequence[torch.Tensor], grad_dtype: torch.dtype) -> FusedPack | None:
+    """One for `views` of the flat buffer, to and from gradients of `grad_dtype`; `None` where torch's kernels do.
+
+    That is where there is no GPU or no CuPy, where one kernel of torch's does the same (a single gradient), and for
+    complex numbers.
+    """
+    is_floating = grad_dtype in NAMES_IN_C and flat.dtype in NAMES_IN_C
+    if flat.device.type != "cuda" or len(views) < 2 or not is_floating:
+        return None
+    try:
+        cupy = import_cupy()
+    except NoCuPy as obstacle:
+        _log.info("Gradients are packed by torch's kernels: %s.", obstacle)
+        return None
+    try:
+        return FusedPack(cupy, flat, views, grad_dtype)
+    except Exception as error:
+        _log.warning("Gradients are packed by torch's kernels, as CuPy's cannot be compiled: %s", error)
+        return None
+
+
+class FusedPack:
+    """Moves gradients to and from one run of a bucket. See [Note: the table of addresses].
+
+    Gradients lie as their views do: of the same strides, and dense.
+    """
+
+    def __init__(self, cupy: Any, flat: torch.Tensor, views: Sequence[torch.Tensor], grad_dtype: torch.dtype):
+        self._flat = flat
+        self._strides = [view.stride() for view in views]
+        self._grad_dtype = grad_dtype
+        layout = lay_out(
+            [view.numel() for view in views], vector_elements(grad_dtype.itemsize, flat.dtype.itemsize)
+        )
+        self._launches = layout.launches
+        self._chunks = torch.from_numpy(layout.chunks.view(np.uint8)).to(flat.device)
+        self._chunk_bytes = layout.chunks.dtype.itemsize
+        self._addresses = np.zeros(TENSORS_PER_LAUNCH, np.uint64)
+        self._by_value = self._addresses.view(np.dtype((np.void, self._addresses.nbytes)))
+        self._on_device = cupy.cuda.Device(flat.device.index)
+        with self._on_device:
+            self._gather = compiled(cupy, grad_dtype, flat.dtype, gathers=True)
+            self._scatter = compiled(cupy, grad_dtype, flat.dtype, gathers=False)
+
+    @property
+    def num_launches(self) -> int:
+        """How many kernels a gather or a scatter takes."""
+        return len(self._launches)
+
+    def gather(self, grads: Sequence[torch.Tensor], factor: float | None, *, divides: bool = False) -> bool:
+        """Fill the buffer with the gradients, times `factor` if given. Whether it could: strides may differ.
+
+        With `divides` they are divided by it, as torch divides on a GPU. See [Note: the same bits as without].
+        """
+        if not self._lie_like_views(grads):
+            return False
+        multiplier = factor_of(factor, self._flat.dtype, divides=divides)
+        self._launch(self._gather, grads, multiplier, factor is not None)
+        return True
+
+    def scatter(self, grads: Sequence[torch.Tensor]) -> bool:
+        """Copy the buffer into the gradients. Whether it could: strides may differ, and dtypes if it is cast."""
+        if not self._lie_like_views(grads) or any(grad.dtype is not self._grad_dtype for grad in grads):
+            return False
+        self._launch(self._scatter, grads, factor_of(None, self._grad_dtype), False)
+        return True
+
+    def _lie_like_views(self, grads: Sequence[torch.Tensor]) -> bool:
+        return [grad.stride() for grad in grads] == self._strides
+
+    def _launch(self, kernel: Any, grads: Sequence[torch.Tensor], factor: np.floating[Any], scales: bool) -> None:
+        """On the current stream, so that it is ordered as torch's own kernels are."""
+        stream = _Stream(torch.cuda.current_stream(self._flat.device).cuda_stream)
+        bucket, scaling = np.uint64(self._flat.data_ptr()), (factor, np.int32(scales))
+        with self._on_device:
+            for launch in self._launches:
+                addresses = [grad.data_ptr() for grad in grads[launch.first : launch.stop]]
+                self._addresses[: len(addresses)] = addresses
+                chunks = np.uint64(self._chunks.data_ptr() + launch.first_chunk * self._chunk_bytes)
+                num_blocks = launch.stop_chunk - launch.first_chunk
+                if num_blocks:
+                    arguments = (self._by_value, bucket, chunks, *scaling)
+                    kernel((num_blocks,), (THREADS,), arguments, stream=stream)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What CuPy wants to know of a stream."""
+
+    ptr: int
+
+
+def factor_of(factor: float | None, written: torch.dtype, *, divides: bool = False) -> np.floating[Any]:
+    """By what the kernel multiplies. See [Note: the same bits as without]."""
+    precision = factor_dtype(written)
+    if factor is None:
+        return precision(1)
+    return precision(1) / precision(factor) if divides else precision(factor)
