@@ -34,25 +34,36 @@ def broadcast_coalesced(
 
 @dataclass
 class _Parcel:
-    """Tensors and the flat buffer of bytes that carries them."""
+    """Tensors and the flat buffer of bytes that carries them. A lone one may be its own buffer: no tensors then."""
 
     tensors: list[torch.Tensor]
     buffer: torch.Tensor
 
     @classmethod
     def of(cls, tensors: list[torch.Tensor], *, fill: bool) -> _Parcel:
+        if len(tensors) == 1 and _is_plain(tensors[0]):
+            return cls([], tensors[0].view(-1).view(torch.uint8))
         if fill:
             return cls(tensors, torch.cat([_as_bytes(tensor) for tensor in tensors]))
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return cls(tensors, torch.empty(nbytes, dtype=torch.uint8, device=tensors[0].device))
 
     def unpack(self) -> None:
+        if not self.tensors:
+            return
         sizes = [tensor.numel() * tensor.element_size() for tensor in self.tensors]
         for tensor, piece in zip(self.tensors, self.buffer.split(sizes), strict=True):
             tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory one after the other, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    if _is_plain(tensor):
+        return tensor.view(-1).view(torch.uint8)
     return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
