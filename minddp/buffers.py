@@ -16,6 +16,8 @@ from torch import nn
 from minddp import replicas
 from minddp.transport import Transport
 
+KEPT_BYTES = 4 * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class BufferHook:
@@ -41,11 +43,23 @@ class Buffers:
         self._ignored = ignored
         self.hook: BufferHook | None = None
         self.named: dict[str, torch.Tensor] = {}
+        self._shipment: replicas.Shipment | None = None
         self.collect()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shipment": None}  # memory of its own, not the module's
 
     def collect(self) -> None:
         """Anew each time, since modules may assign new tensors to their buffers."""
         self.named = {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
+
+    def _shipment_of(self, tensors: list[torch.Tensor]) -> replicas.Shipment:
+        """As a rule the one of the step before, whose memory is kept if it is not much."""
+        shipment = self._shipment
+        if shipment is None or not shipment.is_of(tensors):
+            shipment = replicas.Shipment(tensors)
+            self._shipment = shipment if shipment.nbytes <= KEPT_BYTES else None
+        return shipment
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -57,6 +71,6 @@ class Buffers:
         # Autograd must not take the overwritten buffers for modified: as torch.
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(self.tensors)):
             if self.hook is None:
-                replicas.broadcast_coalesced(transport, self.tensors, source)
+                self._shipment_of(self.tensors).broadcast(transport, source)
                 return []
             return list(self.hook.function(self.hook.state, self.named) or ())

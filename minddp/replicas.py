@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -18,57 +17,69 @@ def broadcast_coalesced(
     source: int = 0,
     coalesce_bytes: int = COALESCE_BYTES,
 ) -> None:
-    """Overwrite `tensors` on every rank with those of rank `source`. Any dtypes, shapes and strides.
+    """Overwrite `tensors` on every rank with those of rank `source`. Any dtypes, shapes and strides."""
+    Shipment(tensors, coalesce_bytes).broadcast(transport, source)
 
-    Many small messages become few large ones: tensors of one device share a buffer of bytes, up to
-    `coalesce_bytes` each (a larger tensor travels alone), and all buffers are under way at once.
+
+class Shipment:
+    """Tensors that are broadcast together, as often as wanted.
+
+    Many small messages become few large ones: tensors of one device share a parcel of bytes, up to
+    `coalesce_bytes` each (a larger tensor travels alone), and all parcels are under way at once.
+
+    Raises:
+        RuntimeError: a tensor that cannot be overwritten. On every rank, before anything is sent.
     """
-    _refuse_unsendable(tensors)
-    parcels = [_Parcel.of(chunk, fill=transport.rank == source) for chunk in _chunks(tensors, coalesce_bytes)]
-    works = [transport.broadcast(parcel.buffer, source) for parcel in parcels]
-    for parcel, work in zip(parcels, works, strict=True):
-        work.wait()
-        if transport.rank != source:
-            parcel.unpack()
+
+    def __init__(self, tensors: Sequence[torch.Tensor], coalesce_bytes: int = COALESCE_BYTES):
+        _refuse_unsendable(tensors)
+        self._tensors = list(tensors)
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        self._parcels = [_Parcel(chunk) for chunk in _chunks(tensors, coalesce_bytes)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(parcel.wire.numel() for parcel in self._parcels)
+
+    def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the tensors that it was made of, unchanged in kind."""
+        return (
+            len(tensors) == len(self._tensors)
+            and all(one is other for one, other in zip(tensors, self._tensors, strict=True))
+            and [(tensor.dtype, tensor.shape) for tensor in tensors] == self._kinds
+        )
+
+    def broadcast(self, transport: Transport, source: int) -> None:
+        if transport.rank == source:
+            for parcel in self._parcels:
+                parcel.fill()
+        works = [transport.broadcast(parcel.wire, source) for parcel in self._parcels]
+        for parcel, work in zip(self._parcels, works, strict=True):
+            work.wait()
+            if transport.rank != source:
+                parcel.unpack()
 
 
-@dataclass
 class _Parcel:
-    """Tensors and the flat buffer of bytes that carries them. A lone one may be its own buffer: no tensors then."""
+    """Tensors of one device, and what carries them: `wire`, uint8."""
 
-    tensors: list[torch.Tensor]
-    buffer: torch.Tensor
+    def __init__(self, tensors: list[torch.Tensor]):
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        self.wire = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+        self._tensors = tensors
+        self._copies = [
+            piece.view(tensor.dtype).view(tensor.shape)
+            for tensor, piece in zip(tensors, self.wire.split(sizes), strict=True)
+        ]
 
-    @classmethod
-    def of(cls, tensors: list[torch.Tensor], *, fill: bool) -> _Parcel:
-        if len(tensors) == 1 and _is_plain(tensors[0]):
-            return cls([], tensors[0].view(-1).view(torch.uint8))
-        if fill:
-            return cls(tensors, torch.cat([_as_bytes(tensor) for tensor in tensors]))
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return cls(tensors, torch.empty(nbytes, dtype=torch.uint8, device=tensors[0].device))
+    def fill(self) -> None:
+        torch._foreach_copy_(self._copies, self._tensors)
 
     def unpack(self) -> None:
-        if not self.tensors:
-            return
-        sizes = [tensor.numel() * tensor.element_size() for tensor in self.tensors]
-        for tensor, piece in zip(self.tensors, self.buffer.split(sizes), strict=True):
-            tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory one after the other, as they are."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    if _is_plain(tensor):
-        return tensor.view(-1).view(torch.uint8)
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        torch._foreach_copy_(self._tensors, self._copies)
 
 
 def _refuse_unsendable(tensors: Sequence[torch.Tensor]) -> None:
-    """On every rank, before anything is sent: nobody shall wait for a rank that has raised."""
     for tensor in tensors:
         if tensor.layout != torch.strided or torch._debug_has_internal_overlap(tensor) == 1:
             raise RuntimeError(
@@ -83,7 +94,7 @@ def _chunks(tensors: Sequence[torch.Tensor], coalesce_bytes: int) -> Iterator[li
     Wide elements come first, so that every tensor starts at a multiple of its element size.
     """
     for device in dict.fromkeys(tensor.device for tensor in tensors):
-        here = [tensor.detach() for tensor in tensors if tensor.device == device]
+        here = [tensor for tensor in tensors if tensor.device == device]
         chunk: list[torch.Tensor] = []
         nbytes = 0
         for tensor in sorted(here, key=lambda tensor: -tensor.element_size()):

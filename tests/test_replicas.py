@@ -224,3 +224,43 @@ def test_a_subgroup_has_a_rank_0_of_its_own(ranks: Any) -> None:
     assert outside is None
     assert one == two
     assert one[1] == [1.5, 1.5]
+
+
+def test_a_shipment_is_used_again_only_for_the_same_tensors_of_the_same_kind() -> None:
+    one, two = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
+    shipment = replicas.Shipment([one, two])
+    assert shipment.is_of([one, two])
+    assert not shipment.is_of([two, one])
+    assert not shipment.is_of([one])
+    assert not shipment.is_of([one.clone(), two])
+    one.data = torch.zeros(3, dtype=torch.float64)
+    assert not shipment.is_of([one, two])
+
+
+class Changing(nn.Module):
+    """Its buffers are filled in place, swapped for other memory, and replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        for name in ("filled", "swapped", "replaced"):
+            self.register_buffer(name, torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.filled += x.detach().sum()
+        self.swapped.data = self.swapped + x.detach().sum()
+        self.replaced = self.replaced + x.detach().sum()
+        return self.layer(x)
+
+
+def _buffers_before_each_forward(rank: int) -> list[list[float]]:
+    ddp = minddp.DistributedDataParallel(Changing())
+    seen: list[list[float]] = []
+    ddp.module.register_forward_pre_hook(lambda module, _: seen.append([b[0].item() for b in module.buffers()]))
+    for _ in range(4):
+        ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
+    return seen
+
+
+def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(ranks: Any) -> None:
+    assert ranks(2).run(_buffers_before_each_forward) == [[[float(step)] * 3 for step in range(4)]] * 2
