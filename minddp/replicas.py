@@ -67,6 +67,7 @@ class _Parcel:
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         self.wire = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
         self._tensors = tensors
+        self._are_plain = not any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
         self._copies = [
             piece.view(tensor.dtype).view(tensor.shape)
             for tensor, piece in zip(tensors, self.wire.split(sizes), strict=True)
@@ -76,7 +77,11 @@ class _Parcel:
         torch._foreach_copy_(self._copies, self._tensors)
 
     def unpack(self) -> None:
-        torch._foreach_copy_(self._tensors, self._copies)
+        if self._are_plain:
+            torch._foreach_copy_(self._tensors, self._copies)
+            return
+        for tensor, copy in zip(self._tensors, self._copies, strict=True):
+            tensor.copy_(copy)
 
 
 def _refuse_unsendable(tensors: Sequence[torch.Tensor]) -> None:

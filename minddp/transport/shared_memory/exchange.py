@@ -66,7 +66,11 @@ class Reduction:
         with self._landing:
             self.error = error
             self.has_landed = True
-        for callback in self._on_landing:
+            callbacks, self._on_landing = (
+                self._on_landing,
+                [],
+            )  # they may refer to this, and its memory is wanted back
+        for callback in callbacks:
             callback()
 
     def when_landed(self, callback: Callable[[], object]) -> None:
