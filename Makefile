@@ -2,7 +2,7 @@
 PY  := .venv/bin/python
 BIN := .venv/bin
 
-.PHONY: demo test conformance fuzz bench lint format types venv clean
+.PHONY: demo test conformance fuzz bench plots gpu lint format types venv clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list.
@@ -22,6 +22,14 @@ fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAM
 
 bench: venv  ## Measure everything beside torch's DDP, and draw the figures (20 minutes, on an idle machine).
 	$(PY) -m benchmarks.everything
+
+plots: venv  ## Draw the figures again, from what has been measured.
+	$(PY) -m benchmarks.plots
+
+OUT ?= build/gpu
+
+gpu:  ## Everything that needs an NVIDIA GPU, with the packages found there; docs/gpu.md. OUT=folder for results.
+	$(if $(wildcard $(PY)),$(PY),python3) -m tests.gpu --out $(OUT) $(GPU)
 
 lint: venv  ## ruff: lint and formatting.
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ QUESTIONS = {
     "bucket_size": "how does a step depend on the size of the buckets?",
     "hook_cost": "what does one parameter cost when nothing is communicated?",
     "all_reduce": "how long does an all-reduce take in shared memory, beside gloo?",
-    "hosts": "how long does a step take on two hosts with a slow network between them?",
+    "hosts": "how long does a step take on two hosts with a slow network between them? (needs root)",
     "ladder": "what do the steps of each rung of the reference ladder look like?",
     "xray_cost": "what does recording cost a step?",
     "plots": "draw what has been measured, and write its tables for the README",

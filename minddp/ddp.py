@@ -84,7 +84,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         forward_sync_buffers: broadcast rank 0's buffers before each forward.
         transport: how gradients travel. "process_group" is the backend of `process_group`, "shared_memory" memory
             that the ranks of one host share, with the same bits as gloo. "auto" takes that where it can be had:
-            CPU tensors, gloo, and all ranks on one host; see `transport/`.
+            CPU tensors, gloo, and all ranks on one host. "hierarchical" is memory within hosts and gloo between
+            them; other last bits. "nccl" calls NCCL through CuPy. See `transport/` and docs/hosts.md.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
         lazy_bucket_allocation: make the first buckets in the first backward, not at construction; later torch has
@@ -165,6 +166,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.device_mesh = device_mesh
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) | set(delayed)
         check_module(module, self.parameters_to_ignore, delayed.values())
+        if self._tunes_buckets and any(param.device.type != "cpu" for param in module.parameters()):
+            raise NotImplementedError(
+                'bucket_cap_mb="auto" reads the clock of the host, which does not tell when a GPU is done. '
+                "Pass a number."
+            )
         self._placement = Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
         self.module = module
         self.dim = dim
@@ -183,15 +189,15 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._verify_that_ranks_agree(delayed)
         if transport != "process_group" and (self._options.init_sync or transport != "auto"):
             self._transport = self._open_transport(transport)  # collective, as is init_sync
-        self._connect()
         self._buffers_in_step = Buffers(module, self.parameters_to_ignore)
         self._delayed: DelayedAllReduce | None = None
         if delayed:
             self._delayed = DelayedAllReduce(delayed, param_to_hook_all_reduce, self._transport)
-        if self._options.init_sync:
+        if self._options.init_sync:  # before there are buckets: both take as much memory as the parameters
             self.synchronize(buffers=self._options.init_sync_buffers)
         elif self._delayed is not None:
             self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
+        self._connect()
         if self._mixed_precision is not None:
             self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 

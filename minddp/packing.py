@@ -15,7 +15,7 @@ then. Packing each small gradient by itself costs a call for each; and a call in
 own code gone from the cache: 20 µs, whatever it copies. So a large gradient is packed as soon as it arrives, scaled
 while it is copied, in one pass. Small ones wait for each other, also where large ones lie between them, and are
 packed in *runs* as soon as the last of a run has arrived. On a GPU every call is a kernel launch and there is no
-such cache to keep warm: there a bucket is one run, and if CuPy is there, one kernel packs it; see `fused_pack/`.
+such cache to keep warm: there only gradients whose memory is worth giving back early are not packed with others.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from typing import Any, cast
 
 import torch
 
-from minddp.fused_pack import fused_pack_of
+from minddp.fused_pack import fused_pack_is_wanted, fused_pack_of
 from minddp.plan import BucketSpec
 
 LARGE_BYTES = 64 * 1024  # from here on a gradient is a run by itself
+LARGE_BYTES_ON_GPU = 1024 * 1024
 RUN_BYTES = 512 * 1024  # with their part of the buffer, small gradients fill half of a 2 MiB second-level cache
 
 
@@ -94,7 +95,7 @@ class Run:
         self.views = views
         self._dtypes = [grad_dtype] * len(views)
         self._layout_is_checked = False
-        self._fused = None if flat is None else fused_pack_of(flat, views, grad_dtype)
+        self._fused = fused_pack_of(views, grad_dtype) if fused_pack_is_wanted() else None
 
     def pack(self, scaling: Scaling, *, bind: bool) -> None:
         """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero.
@@ -191,17 +192,18 @@ def is_missing_or_at_home(grad: torch.Tensor | None, view: torch.Tensor) -> bool
 
 def slots_by_run(spec: BucketSpec) -> list[list[int]]:
     """For each run its slots, as places in the bucket. See [Note: packing in runs]."""
+    large_bytes, run_bytes = LARGE_BYTES, RUN_BYTES
     if spec.device.type != "cpu":
-        return [list(range(len(spec.slots)))]
+        large_bytes, run_bytes = LARGE_BYTES_ON_GPU, spec.nbytes
     runs: list[list[int]] = []
     small: list[int] = []
     small_bytes = 0
     for place, slot in enumerate(spec.slots):
         nbytes = slot.numel * spec.dtype.itemsize
-        if nbytes >= LARGE_BYTES:
+        if nbytes >= large_bytes:
             runs.append([place])
             continue
-        if not small or small_bytes >= RUN_BYTES:
+        if not small or small_bytes >= run_bytes:
             small, small_bytes = [], 0
             runs.append(small)
         small.append(place)

@@ -46,7 +46,7 @@ class UsageMap:
         """Start summing the marks over the ranks. A mark without a gradient is of one that was thrown away."""
         self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
         on_gpu = self._device.type == "cuda"
-        marks = torch.tensor(self._marks, dtype=torch.int32, pin_memory=on_gpu)
+        marks = torch.tensor(self._marks, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
         self.sums = marks.to(self._device, non_blocking=True)  # a no-op on the CPU
         self._work = transport.all_reduce(self.sums)
 

@@ -21,6 +21,6 @@ divides a tensor on a GPU by a number by multiplying with its inverse, taken in 
 `factor_of`.
 """
 
-from minddp.fused_pack.packer import FusedPack, fused_pack_of
+from minddp.fused_pack.packer import FusedPack, fused_pack_is_wanted, fused_pack_of
 
-__all__ = ["FusedPack", "fused_pack_of"]
+__all__ = ["FusedPack", "fused_pack_is_wanted", "fused_pack_of"]

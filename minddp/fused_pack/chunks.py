@@ -39,20 +39,18 @@ def vector_elements(*itemsizes: int) -> int:
     return 16 // max(itemsizes)
 
 
-def lay_out(numels: Sequence[int], elements_per_vector: int) -> Layout:
-    """Chunks for tensors of `numels` elements that lie in the bucket one after another, without gaps."""
+def lay_out(numels: Sequence[int], places: Sequence[int], elements_per_vector: int) -> Layout:
+    """Chunks for tensors of `numels` elements that belong to the bucket's elements from `places` on."""
     chunk_elements = THREADS * VECTORS_PER_THREAD * elements_per_vector
     rows: list[tuple[int, int, int, int]] = []
     launches = []
-    place = 0
     for first in range(0, len(numels), TENSORS_PER_LAUNCH):
         first_chunk = len(rows)
-        of_launch = numels[first : first + TENSORS_PER_LAUNCH]
-        for tensor, numel in enumerate(of_launch):
+        stop = min(first + TENSORS_PER_LAUNCH, len(numels))
+        for tensor in range(first, stop):
             rows += [
-                (start, place + start, tensor, min(chunk_elements, numel - start))
-                for start in range(0, numel, chunk_elements)
+                (start, places[tensor] + start, tensor - first, min(chunk_elements, numels[tensor] - start))
+                for start in range(0, numels[tensor], chunk_elements)
             ]
-            place += numel
-        launches.append(Launch(first, first + len(of_launch), first_chunk, len(rows)))
+        launches.append(Launch(first, stop, first_chunk, len(rows)))
     return Layout(tuple(launches), np.array(rows, dtype=CHUNK))

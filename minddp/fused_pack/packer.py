@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from minddp.cupy_beside_torch import NoCuPy, import_cupy
-from minddp.fused_pack.chunks import TENSORS_PER_LAUNCH, THREADS, lay_out, vector_elements
+from minddp.fused_pack.chunks import CHUNK, TENSORS_PER_LAUNCH, THREADS, Launch, lay_out, vector_elements
 from minddp.fused_pack.kernel import NAMES_IN_C, compiled, factor_dtype
 
 _log = logging.getLogger(__name__)
 
 
-def fused_pack_of(flat: torch.Tensor, views: Sequence[torch.Tensor], grad_dtype: torch.dtype) -> FusedPack | None:
-    """One for `views` of the flat buffer, to and from gradients of `grad_dtype`; `None` where torch's kernels do.
+def fused_pack_is_wanted() -> bool:
+    """Whether the environment variable MINDDP_FUSED_PACK is 1: the kernel has not run on a GPU yet."""
+    return os.environ.get("MINDDP_FUSED_PACK") == "1"
+
+
+def fused_pack_of(views: Sequence[torch.Tensor], grad_dtype: torch.dtype) -> FusedPack | None:
+    """One for these `views` of a bucket, to and from gradients of `grad_dtype`; `None` where torch's kernels do.
 
     That is where there is no GPU or no CuPy, where one kernel of torch's does the same (a single gradient), and for
     complex numbers.
     """
-    is_floating = grad_dtype in NAMES_IN_C and flat.dtype in NAMES_IN_C
-    if flat.device.type != "cuda" or len(views) < 2 or not is_floating:
+    is_floating = grad_dtype in NAMES_IN_C and views[0].dtype in NAMES_IN_C
+    if views[0].device.type != "cuda" or len(views) < 2 or not is_floating:
         return None
     try:
         cupy = import_cupy()
@@ -32,34 +40,35 @@ def fused_pack_of(flat: torch.Tensor, views: Sequence[torch.Tensor], grad_dtype:
         _log.info("Gradients are packed by torch's kernels: %s.", obstacle)
         return None
     try:
-        return FusedPack(cupy, flat, views, grad_dtype)
+        return FusedPack(cupy, views, grad_dtype)
     except Exception as error:
         _log.warning("Gradients are packed by torch's kernels, as CuPy's cannot be compiled: %s", error)
         return None
 
 
 class FusedPack:
-    """Moves gradients to and from one run of a bucket. See [Note: the table of addresses].
+    """Moves gradients to and from their views of a bucket. See [Note: the table of addresses].
 
-    Gradients lie as their views do: of the same strides, and dense.
+    The views are of one storage. Gradients lie as they do: of the same strides, and dense.
     """
 
-    def __init__(self, cupy: Any, flat: torch.Tensor, views: Sequence[torch.Tensor], grad_dtype: torch.dtype):
-        self._flat = flat
+    def __init__(self, cupy: Any, views: Sequence[torch.Tensor], grad_dtype: torch.dtype):
+        self._address = views[0].untyped_storage().data_ptr()  # of what `places` are counted from
+        self._device, self._dtype = views[0].device, views[0].dtype
         self._strides = [view.stride() for view in views]
         self._grad_dtype = grad_dtype
-        layout = lay_out(
-            [view.numel() for view in views], vector_elements(grad_dtype.itemsize, flat.dtype.itemsize)
+        self._launches, self._chunks = _uploaded(
+            tuple(view.numel() for view in views),
+            tuple(int(view.storage_offset()) for view in views),
+            vector_elements(grad_dtype.itemsize, self._dtype.itemsize),
+            self._device,
         )
-        self._launches = layout.launches
-        self._chunks = torch.from_numpy(layout.chunks.view(np.uint8)).to(flat.device)
-        self._chunk_bytes = layout.chunks.dtype.itemsize
         self._addresses = np.zeros(TENSORS_PER_LAUNCH, np.uint64)
         self._by_value = self._addresses.view(np.dtype((np.void, self._addresses.nbytes)))
-        self._on_device = cupy.cuda.Device(flat.device.index)
-        with self._on_device:
-            self._gather = compiled(cupy, grad_dtype, flat.dtype, gathers=True)
-            self._scatter = compiled(cupy, grad_dtype, flat.dtype, gathers=False)
+        self._on_device = partial(cupy.cuda.Device, self._device.index)
+        with self._on_device():
+            self._gather = compiled(cupy, grad_dtype, self._dtype, gathers=True)
+            self._scatter = compiled(cupy, grad_dtype, self._dtype, gathers=False)
 
     @property
     def num_launches(self) -> int:
@@ -67,18 +76,18 @@ class FusedPack:
         return len(self._launches)
 
     def gather(self, grads: Sequence[torch.Tensor], factor: float | None, *, divides: bool = False) -> bool:
-        """Fill the buffer with the gradients, times `factor` if given. Whether it could: strides may differ.
+        """Fill the views with the gradients, times `factor` if given. Whether it could: strides may differ.
 
         With `divides` they are divided by it, as torch divides on a GPU. See [Note: the same bits as without].
         """
         if not self._lie_like_views(grads):
             return False
-        multiplier = factor_of(factor, self._flat.dtype, divides=divides)
+        multiplier = factor_of(factor, self._dtype, divides=divides)
         self._launch(self._gather, grads, multiplier, factor is not None)
         return True
 
     def scatter(self, grads: Sequence[torch.Tensor]) -> bool:
-        """Copy the buffer into the gradients. Whether it could: strides may differ, and dtypes if it is cast."""
+        """Copy the views into the gradients. Whether it could: strides may differ, and dtypes if it is cast."""
         if not self._lie_like_views(grads) or any(grad.dtype is not self._grad_dtype for grad in grads):
             return False
         self._launch(self._scatter, grads, factor_of(None, self._grad_dtype), False)
@@ -89,17 +98,29 @@ class FusedPack:
 
     def _launch(self, kernel: Any, grads: Sequence[torch.Tensor], factor: np.floating[Any], scales: bool) -> None:
         """On the current stream, so that it is ordered as torch's own kernels are."""
-        stream = _Stream(torch.cuda.current_stream(self._flat.device).cuda_stream)
-        bucket, scaling = np.uint64(self._flat.data_ptr()), (factor, np.int32(scales))
-        with self._on_device:
+        stream = _Stream(torch.cuda.current_stream(self._device).cuda_stream)
+        bucket, scaling = np.uint64(self._address), (factor, np.int32(scales))
+        with self._on_device():
             for launch in self._launches:
                 addresses = [grad.data_ptr() for grad in grads[launch.first : launch.stop]]
                 self._addresses[: len(addresses)] = addresses
-                chunks = np.uint64(self._chunks.data_ptr() + launch.first_chunk * self._chunk_bytes)
+                chunks = np.uint64(self._chunks.data_ptr() + launch.first_chunk * CHUNK.itemsize)
                 num_blocks = launch.stop_chunk - launch.first_chunk
                 if num_blocks:
                     arguments = (self._by_value, bucket, chunks, *scaling)
                     kernel((num_blocks,), (THREADS,), arguments, stream=stream)
+
+
+@functools.lru_cache(maxsize=128)
+def _uploaded(
+    numels: tuple[int, ...], places: tuple[int, ...], elements_per_vector: int, device: torch.device
+) -> tuple[tuple[Launch, ...], torch.Tensor]:
+    """The launches, and the table of chunks on the device.
+
+    Kept, since a bucket may take new memory in every step (somebody keeps the gradients), but not another layout.
+    """
+    layout = lay_out(numels, places, elements_per_vector)
+    return layout.launches, torch.from_numpy(layout.chunks.view(np.uint8)).to(device)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,20 @@ import torch
 import torch.distributed as dist
 
 from minddp.transport.base import Transport, Work
+from minddp.transport.hierarchical import HierarchicalTransport, connect_hosts
+from minddp.transport.nccl import NcclTransport, connect_gpus
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import CannotConnect, SharedMemoryTransport, connect_ranks
 
-__all__ = ["ProcessGroupTransport", "SharedMemoryTransport", "Transport", "Work", "open_transport"]
+__all__ = [
+    "HierarchicalTransport",
+    "NcclTransport",
+    "ProcessGroupTransport",
+    "SharedMemoryTransport",
+    "Transport",
+    "Work",
+    "open_transport",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -21,23 +31,30 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
 
     "process_group" is the group's own backend. "shared_memory" is memory that the ranks of one host share, for
     tensors on the CPU; where that cannot be had it becomes the process group, with a warning that says why. "auto"
-    is the same, but takes that for granted.
+    is the same, but takes that for granted. "hierarchical" is shared memory within each host and one sum of each
+    host between them, for tensors on the CPU and gloo; its bits are not the process group's where hosts have
+    several ranks. See [Note: the order of addition between hosts]. "nccl" calls NCCL through CuPy, for tensors on
+    an NVIDIA GPU, whatever the group's backend.
 
     Raises:
-        NotImplementedError: a kind that is planned but does not work yet.
-        ValueError: an unknown kind.
+        ValueError: an unknown kind, or one that is not for such tensors or groups.
+        RuntimeError: "nccl" cannot be had on some rank; says on which and why.
     """
     over_group = ProcessGroupTransport(group)
     if kind == "process_group":
         return over_group
-    if kind in ("shared_memory", "auto"):
+    if kind in ("shared_memory", "hierarchical", "auto"):
+        connect = connect_hosts if kind == "hierarchical" else connect_ranks
         try:
-            return connect_ranks(over_group, device or torch.device("cpu"))
+            return connect(over_group, device or torch.device("cpu"))
         except CannotConnect as obstacle:
             if group.rank() == 0:
-                level = logging.WARNING if kind == "shared_memory" else logging.INFO
+                level = logging.INFO if kind == "auto" else logging.WARNING
                 _log.log(level, "Gradients travel by the process group, not by shared memory: %s.", obstacle)
             return over_group
     if kind == "nccl":
-        raise NotImplementedError(f'transport="{kind}" does not work yet; pass transport="process_group".')
-    raise ValueError(f'Unknown transport {kind!r}; minddp has "process_group", "shared_memory" and "auto".')
+        return connect_gpus(over_group, device or torch.device("cpu"))
+    raise ValueError(
+        f'Unknown transport {kind!r}; minddp has "process_group", "shared_memory", "hierarchical", "nccl" and '
+        f'"auto".'
+    )

@@ -43,7 +43,14 @@ class ProcessGroupTransport:
         return dist.get_backend(self.group) == "gloo"
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(numel, dtype=dtype, device=device)
+        try:
+            return torch.empty(numel, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(
+                f"Rank {self.rank} found no room for a bucket of {numel * dtype.itemsize:,} bytes on {device}. All "
+                f"buckets together take as much as the gradients: gradient_as_bucket_view=True saves that much, a "
+                f"smaller batch makes room. {error}"
+            ) from error
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         work = _Group.allreduce(self.group, [tensor])

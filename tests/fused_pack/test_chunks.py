@@ -20,8 +20,8 @@ _NUMELS = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 20_000)), min_si
 @given(_NUMELS, st.sampled_from([2, 4, 8]), st.integers(0, 1200))
 def test_every_element_of_every_gradient_is_in_one_chunk(numels: list[int], vector: int, num_small: int) -> None:
     numels = numels + [3] * num_small
-    layout = lay_out(numels, vector)
     places = np.cumsum([0, *numels])
+    layout = lay_out(numels, places[:-1].tolist(), vector)
     seen = [np.zeros(numel, int) for numel in numels]
     in_bucket = np.zeros(int(places[-1]), int)
     for launch in layout.launches:
@@ -39,7 +39,7 @@ def test_every_element_of_every_gradient_is_in_one_chunk(numels: list[int], vect
 
 
 def test_two_thousand_small_gradients_take_five_launches() -> None:
-    assert len(lay_out([64] * 2000, 4).launches) == 5
+    assert len(lay_out([64] * 2000, range(0, 128_000, 64), 4).launches) == 5
 
 
 def test_a_row_of_the_table_is_laid_out_as_the_kernels_struct() -> None:
@@ -56,6 +56,6 @@ def test_a_vector_is_sixteen_bytes_of_the_wider_type() -> None:
 
 
 def test_empty_gradients_take_no_chunk() -> None:
-    layout = lay_out([0, 0], 4)
+    layout = lay_out([0, 0], [0, 0], 4)
     assert len(layout.chunks) == 0
     assert layout.launches[0].stop == 2

@@ -34,11 +34,12 @@ def test_training_is_the_same_to_the_bit(
     cupy = CuPyOnCpu()
     ours = FakeDDP(plain, FakeTransport(world_size=3), **options)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: _Stream())
-    monkeypatch.setattr(
-        packing,
-        "fused_pack_of",
-        lambda flat, views, dtype: FusedPack(cupy, flat, views, dtype) if len(views) > 1 else None,
-    )
+
+    def fused_pack_of(views: list[torch.Tensor], dtype: torch.dtype) -> FusedPack | None:
+        return FusedPack(cupy, views, dtype) if len(views) > 1 else None
+
+    monkeypatch.setattr(packing, "fused_pack_of", fused_pack_of)
+    monkeypatch.setenv("MINDDP_FUSED_PACK", "1")
     theirs = FakeDDP(fused, FakeTransport(world_size=3), **options)
     for _ in range(4):
         x = torch.randn(6, 7)

@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
 def test_gathering_has_the_bits_of_torchs_copy_and_multiplication(
     case: Case, divisor: float | None, cupy: CuPyOnCpu
 ) -> None:
-    fused = FusedPack(cupy, case.flat, case.views, case.grads[0].dtype)
+    fused = FusedPack(cupy, case.views, case.grads[0].dtype)
     factor = None if divisor is None else 1.0 / divisor
     expected = torch.empty_like(case.flat)
     torch._foreach_copy_(list(expected.split([grad.numel() for grad in case.grads])), case.grads)
@@ -93,7 +93,7 @@ def test_gathering_has_the_bits_of_torchs_copy_and_multiplication(
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_scattering_puts_every_element_where_it_came_from(case: Case, cupy: CuPyOnCpu) -> None:
-    fused = FusedPack(cupy, case.flat, case.views, case.grads[0].dtype)
+    fused = FusedPack(cupy, case.views, case.grads[0].dtype)
     case.flat.copy_(torch.randn(case.flat.numel()))
     bases = [grad.untyped_storage() for grad in case.grads]
     before = [base.tolist() for base in bases]
@@ -111,7 +111,7 @@ def test_accesses_to_vectors_are_aligned(cupy: CuPyOnCpu, capfd: pytest.CaptureF
     """Every offset of either side against the other. The sanitizer reports on stderr."""
     for pair, ours, theirs in itertools.product(PAIRS, range(8), range(8)):
         case = Case([37 + ours, 40, 70], [ours, theirs, 0], pair, seed=0)
-        fused = FusedPack(cupy, case.flat, case.views, case.grads[0].dtype)
+        fused = FusedPack(cupy, case.views, case.grads[0].dtype)
         assert fused.gather(case.grads, 0.5)
         assert fused.scatter(case.grads)
     assert "misaligned" not in capfd.readouterr().err
@@ -126,7 +126,7 @@ def test_odd_numbers_keep_their_bits(dtype: torch.dtype, cupy: CuPyOnCpu) -> Non
     low = torch.iinfo(integers).min
     patterns = (torch.arange(65_536, dtype=torch.int64) * step + low).to(integers).view(dtype)
     grads, flat = [patterns, patterns.flip(0)], torch.empty(2 * len(patterns), dtype=dtype)
-    fused = FusedPack(cupy, flat, flat.split(len(patterns)), dtype)
+    fused = FusedPack(cupy, flat.split(len(patterns)), dtype)
     fused.gather(grads, None)
     assert torch.equal(flat.view(integers), torch.cat(grads).view(integers))
     fused.gather(grads, 1 / 3)
@@ -139,10 +139,27 @@ def test_more_gradients_than_an_argument_holds_take_several_launches(cupy: CuPyO
     count = 2 * TENSORS_PER_LAUNCH + 1
     grads = [torch.full((3,), float(number)) for number in range(count)]
     flat = torch.zeros(3 * count)
-    fused = FusedPack(cupy, flat, flat.split(3), torch.float32)
+    fused = FusedPack(cupy, flat.split(3), torch.float32)
     assert fused.gather(grads, 0.5)
     assert torch.equal(flat, torch.cat(grads) / 2)
     assert cupy.launches == fused.num_launches == 3
+
+
+@needs_compiler
+def test_new_memory_of_the_same_layout_uploads_nothing(cupy: CuPyOnCpu) -> None:
+    one, other = (FusedPack(cupy, torch.zeros(40).split(10), torch.float32) for _ in range(2))
+    assert one._chunks is other._chunks
+    assert FusedPack(cupy, torch.zeros(40).split(20), torch.float32)._chunks is not one._chunks
+
+
+@needs_compiler
+def test_views_need_not_be_neighbours(cupy: CuPyOnCpu) -> None:
+    flat = torch.zeros(1000)
+    between = [flat[3:40], flat[500:900], flat[100:100], flat[41:57]]
+    grads = [torch.randn(view.numel()) for view in between]
+    assert FusedPack(cupy, between, torch.float32).gather(grads, 0.5)
+    assert all(torch.equal(view, grad / 2) for view, grad in zip(between, grads, strict=True))
+    assert int((flat != 0).sum()) == sum(grad.numel() for grad in grads)
 
 
 @needs_compiler
@@ -150,7 +167,7 @@ def test_channels_last_is_moved_as_it_lies_and_other_strides_are_left_alone(cupy
     flat = torch.zeros(2 * 48)
     views = [part.view(2, 2, 3, 4).permute(0, 3, 1, 2) for part in flat.split(48)]
     grads = [torch.randn(2, 4, 2, 3).to(memory_format=torch.channels_last) for _ in views]
-    fused = FusedPack(cupy, flat, views, torch.float32)
+    fused = FusedPack(cupy, views, torch.float32)
     assert fused.gather(grads, None)
     assert all(torch.equal(view, grad) for view, grad in zip(views, grads, strict=True))
     before = flat.clone()
@@ -173,24 +190,20 @@ def test_a_gpu_divides_by_multiplying_with_the_inverse_in_single_precision() -> 
 
 @dataclass
 class OnGpu:
-    """As much of a flat buffer on a GPU as is looked at."""
+    """As much of a view on a GPU as is looked at."""
 
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cuda", 0))
-
-
-def _views(count: int) -> list[torch.Tensor]:
-    return [torch.zeros(3)] * count
 
 
 def test_only_several_gradients_of_plain_numbers_on_a_gpu_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(packer, "import_cupy", lambda: "cupy")
     monkeypatch.setattr(packer, "FusedPack", lambda *args: made.append(args) or "a pack")
-    assert fused_pack_of(OnGpu(), _views(2), torch.float32) == "a pack"  # type: ignore[arg-type]
-    assert fused_pack_of(OnGpu(), _views(1), torch.float32) is None  # type: ignore[arg-type]
-    assert fused_pack_of(OnGpu(torch.complex64), _views(2), torch.complex64) is None  # type: ignore[arg-type]
-    assert fused_pack_of(torch.zeros(6), _views(2), torch.float32) is None
+    assert fused_pack_of([OnGpu()] * 2, torch.float32) == "a pack"  # type: ignore[list-item]
+    assert fused_pack_of([OnGpu()], torch.float32) is None  # type: ignore[list-item]
+    assert fused_pack_of([OnGpu(torch.complex64)] * 2, torch.complex64) is None  # type: ignore[list-item]
+    assert fused_pack_of([torch.zeros(3)] * 2, torch.float32) is None
     assert len(made) == 1
 
 
@@ -202,7 +215,7 @@ def test_without_cupy_torchs_kernels_do_it(
 
     monkeypatch.setattr(packer, "import_cupy", no_cupy)
     with caplog.at_level(logging.INFO):
-        assert fused_pack_of(OnGpu(), _views(2), torch.float32) is None  # type: ignore[arg-type]
+        assert fused_pack_of([OnGpu()] * 2, torch.float32) is None  # type: ignore[list-item]
     assert caplog.messages == ["Gradients are packed by torch's kernels: CuPy is not installed."]
 
 
@@ -214,7 +227,7 @@ def test_a_kernel_that_cannot_be_compiled_is_told_of(
 
     monkeypatch.setattr(packer, "import_cupy", lambda: "cupy")
     monkeypatch.setattr(packer, "FusedPack", cannot)
-    assert fused_pack_of(OnGpu(), _views(2), torch.float32) is None  # type: ignore[arg-type]
+    assert fused_pack_of([OnGpu()] * 2, torch.float32) is None  # type: ignore[list-item]
     assert caplog.records[0].levelno == logging.WARNING
     assert "no NVRTC" in caplog.messages[0]
 

@@ -14,7 +14,6 @@ from torch.autograd.profiler import record_function
 
 from minddp.transport.shared_memory.exchange import Reduction
 
-
 NAME = "gloo:all_reduce"
 
 

@@ -1,0 +1,464 @@
+"""The NCCL transport against stand-ins: what is called in which order, what is fenced, and what ends it.
+
+With NCCL itself and a GPU: tests/gpu/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from minddp import cupy_beside_torch
+from minddp.cupy_beside_torch import NoCuPy
+from minddp.transport import open_transport
+from minddp.transport.nccl import NcclTransport, communicator, transport
+from minddp.transport.nccl.communicator import Communicator, join
+from minddp.transport.nccl.meeting import Introduction, host_as_nccl_sees_it, meet
+from minddp.transport.process_group import ProcessGroupTransport
+from tests.transport.fake_gpu import FLOAT32, FakeGpu, FakeNccl
+
+CPU = torch.device("cpu")
+
+
+class Group:
+    """As much of a ProcessGroupTransport as is used; what it is left to do is listed."""
+
+    def __init__(self, rank: int, world_size: int, store: dist.Store | None = None):
+        self.rank, self.world_size, self.store = rank, world_size, store
+        self.left_to_it: list[str] = []
+
+    def all_reduce(self, tensor: torch.Tensor) -> str:
+        self.left_to_it.append("all_reduce")
+        return "the group's work"
+
+
+class Ranks:
+    """`world_size` transports over one FakeNccl; `run(fn)` calls `fn(rank)` in a thread for each."""
+
+    def __init__(self, world_size: int, monkeypatch: pytest.MonkeyPatch, limit_s: float = 60.0):
+        self.gpus = [FakeGpu() for _ in range(world_size)]
+        self.nccl = FakeNccl(self.gpus)
+        self.transports: list[NcclTransport] = []
+        for rank, gpu in enumerate(self.gpus):
+            gpu.install(monkeypatch)
+            handle = self.nccl.NcclCommunicator(world_size, bytes(128), rank)
+            link = Communicator(handle, CPU, contextlib.nullcontext, limit_s)
+            self.transports.append(NcclTransport(Group(rank, world_size), self.nccl, link))  # type: ignore[arg-type]
+        self._here = threading.local()
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self._gpu().current)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream.gpu.stream(stream))
+
+    def _gpu(self) -> FakeGpu:
+        return self.gpus[getattr(self._here, "rank", 0)]
+
+    def run(self, fn: Callable[[int], Any]) -> list[Any]:
+        results: dict[int, Any] = {}
+
+        def body(rank: int) -> None:
+            self._here.rank = self.nccl.here.rank = rank
+            results[rank] = fn(rank)
+
+        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(len(self.gpus))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return [results[rank] for rank in range(len(self.gpus))]
+
+
+@pytest.fixture(autouse=True)
+def _threads_look_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "LOOK_EVERY_S", 3600.0)  # tests call look() themselves
+
+
+# ------------------------------------------------------------------ fences and calls
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sum_is_of_what_was_asked_for_before_and_read_after(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order streams run: pack, all-reduce, unpack. Two buckets, the second packed meanwhile."""
+    ranks = Ranks(2, monkeypatch)
+
+    def step(rank: int) -> list[list[float]]:
+        gpu, link = ranks.gpus[rank], ranks.transports[rank]
+        buckets = [torch.zeros(3), torch.zeros(5)]
+        results = [torch.zeros(3), torch.zeros(5)]
+        works = []
+        for number, bucket in enumerate(buckets):
+            gpu.current.enqueue(lambda b=bucket, n=number: b.fill_(10 * n + rank + 1))
+            works.append(link.all_reduce(bucket))
+        for work, bucket, result in zip(works, buckets, results, strict=True):
+            work.wait()
+            gpu.current.enqueue(lambda b=bucket, r=result: r.copy_(b))
+        gpu.run(seed)
+        return [result.tolist() for result in results]
+
+    for results in ranks.run(step):
+        assert results == [[3.0] * 3, [23.0] * 5]
+
+
+def test_an_all_reduce_is_one_call_in_place_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(1, monkeypatch)
+    [link], [gpu] = ranks.transports, ranks.gpus
+    bucket = torch.ones(6)
+    link.all_reduce(bucket)
+    own = link._communicator.stream.cuda_stream
+    assert own != gpu.current.cuda_stream
+    assert ranks.nccl.calls[0] == [("allReduce", 6, FLOAT32, FakeNccl.NCCL_SUM, own)]
+    assert [kind for kind, _ in gpu.current.queue] == ["record"], "the caller's stream is not to wait before wait()"
+    assert [kind for kind, _ in gpu.streams[own].queue] == ["wait", "kernel", "record"]
+    assert gpu.kept == [(bucket.data_ptr(), own)], "its memory must not be given away before the device is done"
+
+
+def test_several_tensors_are_reduced_by_one_group_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(2, monkeypatch)
+
+    def step(rank: int) -> tuple[list[float], list[float]]:
+        one, two = torch.full((2,), float(rank)), torch.full((3,), 4.0 * rank)
+        ranks.transports[rank].all_reduce_together([one, two], mean=True).wait()
+        ranks.gpus[rank].run()
+        return one.tolist(), two.tolist()
+
+    assert ranks.run(step) == [([0.5] * 2, [2.0] * 3)] * 2
+    names = [call[0] for call in ranks.nccl.calls[1]]
+    assert names == ["groupStart", "allReduce", "allReduce", "groupEnd"]
+    assert ranks.nccl.calls[1][1][3] == FakeNccl.NCCL_AVG
+
+
+def test_a_group_is_closed_also_when_a_call_in_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(1, monkeypatch)
+    ranks.nccl.here.rank = 0
+    ranks.nccl.refuses = "NCCL_ERROR_INVALID_ARGUMENT: made up"
+    with pytest.raises(RuntimeError, match=r"NCCL refused an all-reduce of 1 tensors: .*INVALID_ARGUMENT"):
+        ranks.transports[0].all_reduce_together([torch.ones(2)])
+    assert [call[0] for call in ranks.nccl.calls[0]] == ["groupStart", "groupEnd"]
+
+
+def test_broadcast_and_all_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(3, monkeypatch)
+
+    def step(rank: int) -> tuple[list[float], list[list[float]]]:
+        weights, own = torch.full((2,), float(rank)), torch.tensor([float(rank), 10.0])
+        ranks.transports[rank].broadcast(weights, source=2).wait()
+        everyone = ranks.transports[rank].all_gather(own)
+        ranks.gpus[rank].run(seed=rank)
+        return weights.tolist(), [one.tolist() for one in everyone]
+
+    assert ranks.run(step) == [([2.0, 2.0], [[0.0, 10.0], [1.0, 10.0], [2.0, 10.0]])] * 3
+
+
+def test_what_nccl_does_not_carry_is_left_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    [link] = Ranks(1, monkeypatch).transports
+    sparse, flags = torch.eye(2).to_sparse(), torch.tensor([True])
+    assert [link.all_reduce(sparse), link.all_reduce(flags)] == ["the group's work"] * 2
+    with pytest.raises(TypeError, match="was given 1 elements of bool on cpu"):
+        link.all_reduce_together([flags])
+
+
+def test_a_future_is_called_at_once_behind_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the x-ray stamps there is the moment of completion on the device."""
+    ranks = Ranks(1, monkeypatch)
+    [link], [gpu] = ranks.transports, ranks.gpus
+    work = link.all_reduce(torch.ones(1))
+    seen = []
+    work.get_future().add_done_callback(lambda _done: seen.append(torch.cuda.current_stream().record_event()))  # type: ignore[attr-defined]
+    assert len(seen) == 1
+    kinds = [kind for kind, _ in link._communicator.stream.queue]  # type: ignore[attr-defined]
+    assert kinds == ["wait", "kernel", "record", "record"]
+    assert gpu.current is gpu.streams[1], "the caller's stream is current again"
+
+
+def test_with_a_timeout_the_host_waits_and_can_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(1, monkeypatch)
+    work = ranks.transports[0].all_reduce(torch.ones(1))
+    with pytest.raises(RuntimeError, match=r"Timed out after 0\.01 s of waiting for an all-reduce of 1 elements"):
+        work.wait(datetime.timedelta(seconds=0.01))
+    ranks.gpus[0].run()
+    work.wait(datetime.timedelta(seconds=0.01))
+    assert work.is_completed()
+
+
+# ------------------------------------------------------------------ what no call can tell
+
+
+def _only(link: NcclTransport) -> tuple[Communicator, Any]:
+    return link._communicator, link._communicator._handle
+
+
+def test_what_is_complete_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(1, monkeypatch)
+    [link] = ranks.transports
+    for _ in range(3):
+        link.all_reduce(torch.ones(1))
+    comm, _ = _only(link)
+    comm.look()
+    assert len(comm._under_way) == 3
+    ranks.gpus[0].run()
+    comm.look()
+    assert len(comm._under_way) == 0
+
+
+def test_a_collective_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    [link] = Ranks(1, monkeypatch, limit_s=0.0).transports
+    work = link.all_reduce(torch.ones(7))
+    comm, handle = _only(link)
+    time.sleep(0.001)
+    comm.look()
+    assert handle.ended_by == "abort"
+    for act in (work.wait, lambda: link.all_reduce(torch.ones(7)), lambda: link.broadcast(torch.ones(1), 0)):
+        with pytest.raises(RuntimeError, match=r"all-reduce of 7 elements .* not complete after 0 s.*checkpoint"):
+            act()
+
+
+def test_a_connection_that_broke_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(1, monkeypatch)
+    [link] = ranks.transports
+    comm, handle = _only(link)
+    ranks.nccl.async_error = "NCCL_ERROR_REMOTE_ERROR: remote process exited"
+    comm.look()
+    assert handle.ended_by == "abort"
+    with pytest.raises(RuntimeError, match=r"NCCL reports NCCL_ERROR_REMOTE_ERROR.*a rank has ended"):
+        link.all_reduce(torch.ones(1))
+
+
+def test_the_thread_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "LOOK_EVERY_S", 0.01)
+    ranks = Ranks(1, monkeypatch)
+    ranks.nccl.async_error = "NCCL_ERROR_SYSTEM_ERROR: made up"
+    comm, _ = _only(ranks.transports[0])
+    deadline = time.monotonic() + 20
+    while comm.trouble is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "SYSTEM_ERROR" in (comm.trouble or "")
+
+
+def test_an_abort_sets_a_stuck_call_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits for a peer holds the lock; only the abort ends it, and then the call says why."""
+    monkeypatch.setattr(communicator, "CALL_GRACE_S", 0.05)
+    ranks = Ranks(1, monkeypatch)
+    comm, handle = _only(ranks.transports[0])
+    is_in_call, aborted, set_free = threading.Event(), threading.Event(), []
+
+    def stuck(_handle: Any, _stream: int) -> None:
+        is_in_call.set()
+        set_free.append(aborted.wait(10))
+        raise RuntimeError("NCCL_ERROR_INTERNAL_ERROR")
+
+    monkeypatch.setattr(handle, "abort", aborted.set)
+    told: list[str] = []
+
+    def call() -> None:
+        try:
+            comm.launch("an all-reduce", [], stuck)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    is_in_call.wait(10)
+    comm.abort("a rank has ended")
+    caller.join(20)
+    assert set_free == [True], "the abort waited for the call that it was to end"
+    assert told[0].startswith("a rank has ended. The communicator has been aborted")
+
+
+def test_what_is_captured_is_never_asked_whether_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(1, monkeypatch)
+    ranks.gpus[0].is_capturing = True
+    comm, _ = _only(ranks.transports[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    ranks.transports[0].all_reduce(torch.ones(1))
+    assert not comm._under_way
+
+
+@pytest.mark.parametrize(("is_complete", "ended_by"), [(True, "destroy"), (False, "abort")])
+def test_nobody_waits_for_ranks_that_may_never_come_when_it_is_closed(
+    is_complete: bool, ended_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(1, monkeypatch)
+    handle = _only(ranks.transports[0])[1]
+    ranks.transports[0].all_reduce(torch.ones(1))
+    if is_complete:
+        ranks.gpus[0].run()
+    ranks.transports.clear()
+    gc.collect()
+    assert handle.ended_by == ended_by
+
+
+def test_joining_has_a_time_limit_and_passes_errors_on() -> None:
+    with pytest.raises(RuntimeError, match=r"NCCL did not connect them within 0\.05 s.*NCCL_SOCKET_IFNAME"):
+        join(lambda: time.sleep(5), contextlib.nullcontext, limit_s=0.05)
+
+    def fails() -> None:
+        raise ValueError("NCCL_ERROR_SYSTEM_ERROR")
+
+    with pytest.raises(RuntimeError, match="NCCL did not connect the ranks: NCCL_ERROR_SYSTEM_ERROR"):
+        join(fails, contextlib.nullcontext, limit_s=5)
+    assert join(lambda: "a handle", contextlib.nullcontext, limit_s=5) == "a handle"
+
+
+# ------------------------------------------------------------------ meeting
+
+
+def _meet_all(introductions: list[Introduction], limit_s: float = 20.0) -> list[Any]:
+    """What `meet` returns, or raises, on each rank of those that come."""
+    store, made = dist.HashStore(), [0]
+    outcomes: list[Any] = [None] * len(introductions)
+
+    def make_id() -> bytes:
+        made[0] += 1
+        return bytes([200, made[0]]) * 64
+
+    def rank_body(rank: int) -> None:
+        try:
+            outcomes[rank] = meet(store, rank, len(introductions), introductions[rank], make_id, limit_s)
+        except Exception as error:
+            outcomes[rank] = error
+
+    threads = [
+        threading.Thread(target=rank_body, args=(rank,), daemon=True)
+        for rank, introduction in enumerate(introductions)
+        if introduction is not None
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return outcomes
+
+
+def test_rank_0_makes_the_unique_id_and_all_others_fetch_it() -> None:
+    outcomes = _meet_all([Introduction("a", "gpu0"), Introduction("a", "gpu1"), Introduction("b", "gpu0")])
+    assert outcomes == [bytes([200, 1]) * 64] * 3
+
+
+def test_each_communicator_has_an_id_of_its_own() -> None:
+    store = dist.HashStore()
+    ids = [meet(store, 0, 1, Introduction("a", "gpu0"), lambda n=n: bytes([n]), 5) for n in range(3)]
+    assert ids == [b"\0", b"\1", b"\2"]
+
+
+def test_who_meets_again_does_not_take_the_last_id() -> None:
+    store = dist.HashStore()
+    seats = [Introduction("a", "gpu0"), Introduction("a", "gpu1")]
+    first = [
+        threading.Thread(target=meet, args=(store, rank, 2, seats[rank], lambda: b"old", 20), daemon=True)
+        for rank in range(2)
+    ]
+    for thread in first:
+        thread.start()
+    for thread in first:
+        thread.join(30)
+    with pytest.raises(RuntimeError, match="still no word from: 0"):
+        meet(store, 1, 2, seats[1], lambda: b"never", 0.2)
+
+
+def test_two_ranks_on_one_card_are_told_so_on_every_rank() -> None:
+    outcomes = _meet_all([Introduction("a", "gpu0"), Introduction("a", "gpu1"), Introduction("a", "gpu0")])
+    for outcome in outcomes:
+        assert isinstance(outcome, ValueError)
+        assert "Ranks 0 and 2 are on one GPU (gpu0)" in str(outcome)
+        assert "LOCAL_RANK" in str(outcome)
+        assert "NCCL_HOSTID" in str(outcome)
+
+
+def test_an_obstacle_on_one_rank_is_told_on_all() -> None:
+    for outcome in _meet_all(
+        [Introduction("a", "gpu0"), Introduction(obstacle="CuPy is not installed; pip install")]
+    ):
+        assert isinstance(outcome, RuntimeError)
+        assert "cannot be used on rank 1: CuPy is not installed" in str(outcome)
+
+
+def test_who_does_not_come_is_named() -> None:
+    outcomes = _meet_all([Introduction("a", "gpu0"), None, Introduction("a", "gpu2")], limit_s=0.2)  # type: ignore[list-item]
+    assert "after 0.2 s there is still no word from: 1." in str(outcomes[0])
+
+
+def test_a_host_is_what_nccl_takes_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_HOSTID", "rank-1")
+    assert host_as_nccl_sees_it() == "rank-1"
+    monkeypatch.delenv("NCCL_HOSTID")
+    assert host_as_nccl_sees_it() == host_as_nccl_sees_it() != "rank-1"
+
+
+@pytest.mark.parametrize("unique_id", [bytes(range(128, 256)), bytes(range(128))])
+def test_the_unique_id_survives_older_cupys_signed_chars(unique_id: bytes) -> None:
+    class Old:
+        __version__ = "13.6.0"
+
+    class New:
+        __version__ = "14.2.0"
+
+    as_tuple = transport._as_cupy_wants_it(unique_id, Old)
+    assert isinstance(as_tuple, tuple)
+    assert all(-128 <= char < 128 for char in as_tuple)
+    assert transport._as_bytes(as_tuple) == unique_id
+    assert transport._as_cupy_wants_it(unique_id, New) == unique_id
+
+
+# ------------------------------------------------------------------ what is missing
+
+
+def test_tensors_on_the_cpu_are_refused_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match=r"adds up on NVIDIA GPUs, but the module is on cpu.*process_group"):
+        transport.connect_gpus(Group(0, 1, dist.HashStore()), CPU)  # type: ignore[arg-type]
+
+
+def test_without_cuda_in_torch_it_says_which_torch_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(NoCuPy, match="install torch for CUDA"):
+        cupy_beside_torch.import_cupy()
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    with pytest.raises(NoCuPy, match=r"CuPy is not installed.*pip install 'minddp\[cuda13\]'"):
+        cupy_beside_torch.import_cupy()
+
+
+def test_a_cupy_for_another_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        @staticmethod
+        def runtimeGetVersion() -> int:
+            return 12090
+
+    fake = type("Cupy", (), {"cuda": type("Cuda", (), {"runtime": Runtime})})
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setitem(__import__("sys").modules, "cupy", fake)
+    with pytest.raises(NoCuPy, match=r"CuPy is made for CUDA 12 and torch for CUDA 13.*cupy-cuda12x.*cuda13"):
+        cupy_beside_torch.import_cupy()
+
+
+def test_a_rank_without_cupy_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes from the meeting, on all ranks alike, not from the import, on this one alone."""
+
+    def no_cupy() -> None:
+        raise NoCuPy("CuPy is not installed; pip install it")
+
+    monkeypatch.setattr(transport, "import_cupy", no_cupy)
+    group = Group(0, 1, dist.HashStore())
+    with pytest.raises(RuntimeError, match="cannot be used on rank 0: CuPy is not installed"):
+        transport.connect_gpus(group, torch.device("cuda", 0))  # type: ignore[arg-type]
+
+
+def test_a_group_without_a_store_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="needs the store"):
+        transport.connect_gpus(Group(0, 1), torch.device("cuda", 0))  # type: ignore[arg-type]
+
+
+def test_it_is_opened_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name leads to `connect_gpus`, here as far as its first question."""
+    monkeypatch.setattr(ProcessGroupTransport, "__init__", lambda self, group: None)
+    with pytest.raises(ValueError, match="adds up on NVIDIA GPUs"):
+        open_transport("nccl", None)  # type: ignore[arg-type]
