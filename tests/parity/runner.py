@@ -169,14 +169,22 @@ def _is_false_alarm(error: Exception, scenario: Scenario) -> bool:
       forward, although this backward may belong to another one, to several, or to nested ones.
     - "your training graph has changed", when a static graph has an output that the loss never uses: only in the
       first pass torch fires the hooks behind it.
+    - "bucket_cap_mb should be set by now": torch 2.11 and a capacity of 0.
+    - "modified by an inplace operation": in torch 2.11 the broadcast of buffers, if the forward before has not had
+      its backward yet.
     """
     model, options = scenario.model, scenario.options
-    alarms = ["INTERNAL ASSERT FAILED", "This indicates a bug in DDP implementation"]
+    alarms = [
+        "INTERNAL ASSERT FAILED",
+        "This indicates a bug in DDP implementation",
+        "bucket_cap_mb should be set by now",
+        "modified by an inplace operation",
+    ]
     if options.find_unused_parameters and not options.static_graph:
         alarms.append("Expected to mark a variable ready only once")
     if options.static_graph and model.output != "tensor" and model.loss_uses == "main":
         alarms.append("our training graph has changed")
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in alarms)
+    return isinstance(error, (RuntimeError, AssertionError)) and any(words in str(error) for words in alarms)
 
 
 def _check_ranks_still_agree(report: Report) -> None:
