@@ -20,17 +20,24 @@ DeviceName = Literal["cpu", "cuda"]
 
 
 def run_ranks(
-    fn: Callable[..., Any], *args: Any, world_size: int, threads: int, timeout_s: float, device: DeviceName = "cpu"
+    fn: Callable[..., Any],
+    *args: Any,
+    world_size: int,
+    threads: int,
+    timeout_s: float,
+    device: DeviceName = "cpu",
+    settle: Callable[[int], str] | None = None,
 ) -> list[Any]:
     """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one process group.
 
     `fn` is a module-level function; each rank computes with `threads` threads, or with the GPU of its number.
+    `settle(rank)` comes first in its process and tells where all meet, as an init_method; by default at a file.
     Raises `TimeoutError` when the ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with
     the traceback when one raises. In either case no process is left behind.
     """
     with tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory, _silent_profiler():
         context = start_processes(
-            _rank_main, (fn, args, world_size, threads, directory, device), nprocs=world_size, join=False
+            _rank_main, (fn, args, world_size, threads, directory, device, settle), nprocs=world_size, join=False
         )
         assert context is not None, "start_processes returns a context when told not to join"
         _join(context, timeout_s)
@@ -59,13 +66,15 @@ def _rank_main(
     threads: int,
     directory: str,
     device: DeviceName,
+    settle: Callable[[int], str] | None,
 ) -> None:
+    meeting_place = settle(rank) if settle else f"file://{directory}/store"
     torch.set_num_threads(threads)
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        init_method=f"file://{directory}/store",
+        init_method=meeting_place,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=120),

@@ -36,6 +36,7 @@ class Lane:
     def __init__(self, group: ProcessGroupGloo, ranks: Sequence[int], timeout_s: float):
         self.ranks = ranks
         self._group: ProcessGroupGloo | None = group
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # only `close` may run its destructor
         self._options = dist.AllreduceOptions()
         self._options.timeout = datetime.timedelta(seconds=timeout_s + HEAD_START_S)
         self._under_way: list[Crossing] = []
@@ -70,30 +71,25 @@ class Lane:
         end = time.monotonic() + grace_s
         while not self._is_idle() and time.monotonic() < end:
             time.sleep(0.01)
-        if self._is_idle():
+        if self._group is not None and self._is_idle():
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._group))
             self._group = None
 
     def abandon(self) -> None:
         """Close, now or never. See [Note: leaving while something crosses]."""
         self.close(GRACE_S)
-        if self._group is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # or its destructor would wait
 
     def _is_idle(self) -> bool:
         return all(crossing.done() for crossing in self._under_way)
 
 
 def open_lane(
-    store: dist.Store, like: Any, ranks: Sequence[int], rank: int, connect_timeout_s: float, timeout_s: float
+    store: dist.Store, ranks: Sequence[int], rank: int, connect_timeout_s: float, timeout_s: float
 ) -> Lane:
-    """Connect with the lane's other ranks, by the interfaces that `like`, the backend of all, uses. Collective.
+    """Connect with the lane's other ranks, by the interface of GLOO_SOCKET_IFNAME or gloo's choice. Collective.
 
     Raises:
         RuntimeError: one of them cannot be reached, or does not come in time.
     """
     timeout = datetime.timedelta(seconds=connect_timeout_s)
-    if not hasattr(like, "options"):  # then by those that GLOO_SOCKET_IFNAME names, or by gloo's choice
-        return Lane(ProcessGroupGloo(store, ranks.index(rank), len(ranks), timeout), ranks, timeout_s)
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout, options._devices = timeout, like.options._devices
-    return Lane(ProcessGroupGloo(store, ranks.index(rank), len(ranks), options), ranks, timeout_s)
+    return Lane(ProcessGroupGloo(store, ranks.index(rank), len(ranks), timeout), ranks, timeout_s)

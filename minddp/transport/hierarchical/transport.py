@@ -63,7 +63,7 @@ def connect_hosts(
     if hosts.all_alone:
         return group
     peers = _connect_within_hosts(group, hosts)
-    lane = _connect_between_hosts(group, hosts, token, backend, peers)
+    lane = _connect_between_hosts(group, hosts, token, time_limit_s(backend), peers)
     place = hosts.place_of(group.rank)
     ranks = hosts.ranks[place.host]
     exchange = HostExchange(place.seat, peers, time_limit_s(backend), ranks, lane, hosts.num_lanes)
@@ -101,7 +101,7 @@ def _connect_within_hosts(group: ProcessGroupTransport, hosts: Hosts) -> Mapping
 
 
 def _connect_between_hosts(
-    group: ProcessGroupTransport, hosts: Hosts, token: str, backend: Backend, peers: Mapping[int, Peer]
+    group: ProcessGroupTransport, hosts: Hosts, token: str, timeout_s: float, peers: Mapping[int, Peer]
 ) -> Lane | None:
     """Our end of a lane, if this seat has one."""
     obstacle, lane, seat = "", None, hosts.place_of(group.rank).seat
@@ -110,7 +110,7 @@ def _connect_between_hosts(
     elif seat < hosts.num_lanes:
         store = dist.PrefixStore(f"minddp/lane/{token}/{seat}", group.store)
         try:
-            lane = open_lane(store, backend, hosts.lane(seat), group.rank, CONNECT_TIMEOUT_S, time_limit_s(backend))
+            lane = open_lane(store, hosts.lane(seat), group.rank, CONNECT_TIMEOUT_S, timeout_s)
         except RuntimeError as error:
             obstacle = f"rank {group.rank} does not reach the other hosts: {error}"
     _agree(group, obstacle, peers)
