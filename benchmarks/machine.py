@@ -19,7 +19,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
