@@ -282,7 +282,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self.require_forward_param_sync:
             self._reducer.arm(output, finalize_at_end=not self.require_manual_backward_finalization)
         elif torch.is_grad_enabled():
-            self._reducer.tell(EventKind.NO_SYNC)
+            self._reducer.keep_local()
         if self._mixed_precision is not None:
             self._mixed_precision.end_forward(output)
         if self._delayed is not None:

@@ -115,6 +115,7 @@ class Reducer:
         self._speakers = Speakers(self._hooks, self.params)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, self._hooks.remove).atexit = False
+        weakref.finalize(self, self._speakers.fall_silent).atexit = False
 
     # ------------------------------------------------------------------ called around forward
 
@@ -140,6 +141,11 @@ class Reducer:
         elif is_first_forward and self.options.finds_unused_each_pass:
             self._outside_forward = set(autograd.out_of_reach_of(output, self._hooks.accumulators))
         autograd.call_when_gradient_enters(output, self._on_gradient_enters)
+
+    def keep_local(self) -> None:
+        """A forward has returned whose backward will stay local, under `no_sync`."""
+        self._speakers.dismiss(for_good=True)  # there will be gradients when the next one begins
+        self.tell(EventKind.NO_SYNC)
 
     def ensure_finished(self) -> None:
         """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
@@ -223,7 +229,7 @@ class Reducer:
 
     def _watch_only_if_needed(self) -> None:
         """See [Note: the hot path]. A backward before an election is watched, too: it must not be a nested one."""
-        self._countdown.is_watched = not self._only_counts or (self._speakers.may_be_elected and self._sink is None)
+        self._countdown.is_watched = not self._only_counts or self._speakers.may_be_elected
 
     @property
     def _only_counts(self) -> bool:
@@ -513,13 +519,14 @@ class Reducer:
             self._usage = None  # who uses what is settled for good
         self.last_unused = current.unused
         self._elect_speakers()
+        self._speakers.see_backward_end()
         self._move_to(Phase.IDLE)
         self._wait_for_others()
         self.tell(EventKind.BACKWARD_END)
 
     def _elect_speakers(self) -> None:
         """If this backward has shown who comes last to each run. See [Note: one hook per run]."""
-        is_plain = self._mixed_precision is None and self._rpc_context is None and self._sink is None
+        is_plain = self._mixed_precision is None and self._rpc_context is None
         if self._speakers.may_be_elected and not self._speakers.in_office and self._only_counts and is_plain:
             self._speakers.elect(self._countdown.last_of_runs, self.bucketing.members)
 
@@ -730,8 +737,7 @@ class Reducer:
 
     def _tell_all(self, sinks: tuple[EventSink, ...]) -> None:
         self._sinks, self._sink = sinks, fan_out(sinks)
-        if sinks:
-            self._speakers.dismiss()
+        self._speakers.tell_of_each(self._sink)
         self._countdown.tell_ready = self._teller_of_readiness()
 
     def _teller_of_readiness(self) -> Callable[[int], object] | None:

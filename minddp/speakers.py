@@ -12,7 +12,10 @@ Where that is not certain, nothing is assumed:
   - The speaker was not the last this time, or a gradient is undefined, or nobody saw backward begin: the engine is
     asked when it ends, see `Reducer._catch_up`. That is right, but hides nothing, so every parameter gets its hook
     back for good.
-  - Somebody watches every gradient, or has to know who is used: no one speaks for others then.
+  - Somebody has to know who is used: no one speaks for others then.
+
+Who only watches, such as X-ray, is told of every gradient by a hook that does nothing else. It is one that torch
+calls faster, and that would not do for counting: see [Note: the hook sits on the accumulator].
 
 What goes unnoticed is a gradient that is accumulated twice in one backward, if no backward before was like that.
 With every hook in place, as in the first backwards, that is an error; torch has all its hooks always.
@@ -20,11 +23,13 @@ With every hook in place, as in the first backwards, that is an error; torch has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from minddp import autograd
+from minddp.events import Event, EventKind, EventSink
 
 
 class Speakers:
@@ -35,6 +40,8 @@ class Speakers:
         self._params = params
         self._members: dict[int, Sequence[int]] = {}
         self._clean_backward = -1
+        self._sink: EventSink | None = None
+        self._notes: list[RemovableHandle] = []
         self.may_be_elected = True
 
     @property
@@ -45,6 +52,7 @@ class Speakers:
         """`last_of_runs[r]` speaks for the parameters `members[r]` from the next backward on."""
         self._members = dict(zip(last_of_runs, members, strict=True))
         self._hooks.keep_only(self._members)
+        self._place_notes()
 
     def dismiss(self, *, for_good: bool = False) -> None:
         """Every parameter speaks for itself again."""
@@ -52,6 +60,7 @@ class Speakers:
         if self.in_office:
             self._members = {}
             self._hooks.restore()
+            self._place_notes()
 
     def see_backward_begin(self) -> None:
         """A gradient has entered at the outputs, and none has reached a parameter yet."""
@@ -60,6 +69,9 @@ class Speakers:
         if not is_clean:
             self.dismiss(for_good=True)
 
+    def see_backward_end(self) -> None:
+        self._clean_backward = -1
+
     def saw_this_begin(self) -> bool:
         """Whether the backward that is running has begun without gradients."""
         return autograd.current_backward() == self._clean_backward
@@ -67,3 +79,33 @@ class Speakers:
     def all_have_come(self, speaker: int) -> bool:
         """Whether all whom it speaks for have a gradient."""
         return all(self._params[member].grad is not None for member in self._members[speaker])
+
+    # ------------------------------------------------------------------ who only watches
+
+    def tell_of_each(self, sink: EventSink | None) -> None:
+        """As long as they speak for others, let `sink` hear of each gradient nevertheless."""
+        self._sink = sink
+        self._place_notes()
+
+    def fall_silent(self) -> None:
+        """Leave nothing behind on the parameters, which may outlive this."""
+        for handle in self._notes:
+            handle.remove()
+        self._notes = []
+
+    def _place_notes(self) -> None:
+        self.fall_silent()
+        if self._sink is not None and self.in_office:
+            self._notes = [
+                param.register_post_accumulate_grad_hook(
+                    self._note(self._sink, Event(EventKind.PARAM_READY, index))
+                )
+                for index, param in enumerate(self._params)
+            ]
+
+    def _note(self, sink: EventSink, event: Event) -> Callable[[torch.Tensor], None]:
+        def note(_param: torch.Tensor) -> None:
+            if self._clean_backward >= 0:  # one that is to be reduced
+                sink(event)
+
+        return note

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from minddp.events import EventKind
 from tests.fakes import FakeDDP
 
 X = torch.ones(2, 4)
@@ -58,10 +59,11 @@ def loss_of(output: Any) -> torch.Tensor:
     return getattr(output, "hidden", output).sum()
 
 
-def wrapped(*, is_watched: bool = False, **changed: Any) -> FakeDDP:
+def wrapped(*, all_speak: bool = False, **changed: Any) -> FakeDDP:
+    """Nobody watches it; with `all_speak` every parameter keeps its hook."""
     ddp = FakeDDP(Chain(), **changed)
-    if not is_watched:
-        ddp.reducer.unwatch(ddp.events.append)
+    ddp.reducer.unwatch(ddp.events.append)
+    ddp.reducer._speakers.may_be_elected = not all_speak
     return ddp
 
 
@@ -100,12 +102,12 @@ def test_after_a_backward_under_the_final_plan_one_hook_is_left() -> None:
     ddp = elected()
     [speaker] = ddp.reducer._hooks.handles
     assert ddp.reducer.names[speaker].startswith("layers.0")  # backward comes to it last
-    watched = wrapped(is_watched=True)
+    other = wrapped(all_speak=True)
     for _ in range(2):
-        step(watched)
+        step(other)
     for _ in range(3):
-        assert same(step(ddp), step(watched))
-    assert (num_hooks(ddp), num_hooks(watched)) == (1, 6)
+        assert same(step(ddp), step(other))
+    assert (num_hooks(ddp), num_hooks(other)) == (1, 6)
 
 
 def test_each_run_has_a_speaker() -> None:
@@ -143,13 +145,13 @@ def _hides_its_output(ddp: FakeDDP, at: int) -> None:
     "change", [_reorders, _has_an_undefined_gradient, _keeps_gradients, _zeroes_instead, _hides_its_output]
 )
 def test_where_a_speaker_would_be_wrong_all_hooks_come_back(change: Callable[[FakeDDP, int], None]) -> None:
-    ddp, watched = wrapped(), wrapped(is_watched=True)
+    ddp, other = wrapped(), wrapped(all_speak=True)
     for at in range(6):
-        for each in (ddp, watched):
+        for each in (ddp, other):
             change(each, at)
         assert (num_hooks(ddp) == 1) == (at in (2, 3)), at
-        assert same(step(ddp), step(watched)), at
-        assert ddp.transport.calls == watched.transport.calls
+        assert same(step(ddp), step(other)), at
+        assert ddp.transport.calls == other.transport.calls
 
 
 def test_gradients_that_exist_at_first_let_nobody_be_elected() -> None:
@@ -176,16 +178,62 @@ def test_nested_backwards_let_nobody_be_elected() -> None:
     assert num_hooks(ddp) == 6
 
 
-def test_a_watcher_hears_of_each_parameter_and_afterwards_they_are_spoken_for_again() -> None:
-    ddp, heard = elected(), []
-    ddp.reducer.watch(heard.append)
-    assert num_hooks(ddp) == 6
-    step(ddp)
-    assert sum("parameter ready" in str(event) for event in heard) == 6
-    ddp.reducer.unwatch(heard.append)
-    assert num_hooks(ddp) == 6
-    step(ddp)
+TOLD = (EventKind.PARAM_READY, EventKind.PACK_BEGIN, EventKind.GRADIENT_KEPT)
+
+
+def test_a_watcher_hears_of_each_parameter_in_the_same_order() -> None:
+    ddp, other = elected(), wrapped(all_speak=True)
+    for _ in range(2):
+        step(other)
+    for each in (ddp, other):
+        each.reducer.watch(each.events.append)
+        step(each)
+    heard = ddp.told(*TOLD)
+    assert heard == other.told(*TOLD)
+    assert len(heard) == 6 + 1
     assert num_hooks(ddp) == 1
+    ddp.reducer.unwatch(ddp.events.append)
+    step(ddp)
+    assert ddp.told() == []
+    assert not any(param._post_accumulate_grad_hooks for param in ddp.module.parameters())
+
+
+def test_who_watches_from_the_beginning_hears_the_same() -> None:
+    ddp, other = wrapped(), wrapped(all_speak=True)
+    for each in (ddp, other):
+        each.reducer.watch(each.events.append)
+        for _ in range(4):
+            step(each)
+    assert ddp.told(*TOLD) == other.told(*TOLD)
+    assert (num_hooks(ddp), num_hooks(other)) == (1, 6)
+
+
+def test_what_stays_local_is_told_as_such() -> None:
+    ddp = elected()
+    ddp.reducer.watch(ddp.events.append)
+    output = ddp(X, sync=False)
+    ddp.reducer.keep_local()
+    loss_of(output).backward()
+    assert [text.split(":")[0] for text in ddp.told(*TOLD)] == ["gradient kept"] * 6
+
+
+def test_a_second_backward_through_one_graph_is_no_news_of_gradients_to_reduce() -> None:
+    ddp = elected()
+    ddp.reducer.watch(ddp.events.append)
+    loss = loss_of(ddp(X))
+    loss.backward(retain_graph=True)
+    ddp.told()
+    loss.backward()
+    assert not any("parameter ready" in text for text in ddp.told())
+
+
+def test_a_dropped_wrapper_leaves_no_notes() -> None:
+    ddp = elected()
+    module = ddp.module
+    ddp.reducer.watch(lambda event: None)
+    assert all(param._post_accumulate_grad_hooks for param in module.parameters())
+    del ddp
+    assert not any(param._post_accumulate_grad_hooks for param in module.parameters())
 
 
 def test_what_a_backward_leaves_out_is_named_and_may_still_come() -> None:
