@@ -80,7 +80,10 @@ def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:
 
 def test_the_rank_with_an_extra_step_is_the_one_that_waits(outcomes: dict[str, Outcomes]) -> None:
     told = outcomes["makes_an_extra_step"][FAULTY]
-    assert "Rank 0 has dropped the module. Rank 2 has dropped the module." in told
+    # Whoever of the others is the first to go ends the wait; the last one may not have gone by then.
+    assert re.search(
+        r"Ranks? [02](, 2)? (has|have) (dropped the module|left before all-reduce \d+ was done)", told
+    ), told
 
 
 def test_another_model_shows_in_the_collectives(outcomes: dict[str, Outcomes]) -> None:

@@ -55,8 +55,6 @@ def run_scenario(rank: int, scenario: Scenario, subject: str = SUBJECT) -> Repor
         Diverged: the subject raised and torch did not, or vice versa, or they raised different types.
     """
     module, _, name = subject.partition(":")
-    # Who samples an iteration watches every gradient, and [Note: one hook per run] would never be reached.
-    importlib.import_module("minddp.compat.logger").ALWAYS_SAMPLED = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = _Run(rank, scenario, getattr(importlib.import_module(module), name)).play()
