@@ -11,7 +11,7 @@ help:  ## Show this list.
 demo: venv  ## Train a small GPT on two ranks for a minute, then prove the bits equal torch's DDP.
 	$(BIN)/minddp demo
 
-test: venv  ## Run the tests (at most 6 minutes on 2 cores).
+test: venv  ## Run the tests (some ten minutes on 2 cores).
 	$(BIN)/pytest -q
 
 conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; renew docs/conformance.md.
