@@ -17,12 +17,22 @@ from minddp.transport.shared_memory.exchange import Reduction
 NAME = "gloo:all_reduce"
 
 
-def record_if_profiled(reduction: Reduction) -> None:
-    """An event from now until `reduction` has landed, if anybody profiles."""
+def record_if_profiled(reduction: Reduction) -> threading.Event | None:
+    """An event from now until `reduction` has landed, if anybody profiles.
+
+    What is returned tells that it has ended. Who waits for the reduction must wait for that, too: an event that
+    ends after the profiler has stopped ends in freed memory.
+    """
     if not torch.autograd._profiler_enabled():
-        return
-    event = record_function(NAME)
+        return None
+    event, has_ended = record_function(NAME), threading.Event()
     event.__enter__()
-    end: Any = torch.futures.Future()
-    event._call_end_callbacks_on_future(cast(torch.futures.Future, end))
-    reduction.when_landed(threading.Thread(target=end.set_result, args=(None,)).start)
+    future: Any = torch.futures.Future()
+    event._call_end_callbacks_on_future(cast(torch.futures.Future, future))
+
+    def end() -> None:
+        future.set_result(None)
+        has_ended.set()
+
+    reduction.when_landed(threading.Thread(target=end).start)
+    return has_ended

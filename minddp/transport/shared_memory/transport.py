@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
 from minddp.transport.shared_memory.segments import Segment
 
 CONNECT_TIMEOUT_S = 30.0
+GRACE_S = 10.0  # for an event to end
 
 
 def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedMemoryTransport:
@@ -108,8 +110,7 @@ class SharedMemoryTransport:
 
     def _launch(self, flat: torch.Tensor, segment: Segment, offset_bytes: int) -> ResidentWork:
         reduction = self._exchange.launch(flat, segment, offset_bytes)
-        record_if_profiled(reduction)
-        return ResidentWork(reduction, self._attendance)
+        return ResidentWork(reduction, self._attendance, record_if_profiled(reduction))
 
     def _all_reduce_a_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
@@ -155,9 +156,10 @@ class SharedMemoryTransport:
 class ResidentWork:
     """The all-reduce of a tensor that lies in a segment."""
 
-    def __init__(self, reduction: Reduction, attendance: Attendance):
+    def __init__(self, reduction: Reduction, attendance: Attendance, is_recorded: threading.Event | None = None):
         self._reduction = reduction
         self._attendance = attendance
+        self._is_recorded = is_recorded  # in a profile, to its end
 
     def is_completed(self) -> bool:
         return self._reduction.has_landed
@@ -177,6 +179,8 @@ class ResidentWork:
         limit_s = float("inf") if timeout is None else timeout.total_seconds()  # every reduction has a deadline
         if not self._attendance.wait_for(self._reduction, limit_s):
             raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for all-reduce {self._reduction.number}.")
+        if self._is_recorded is not None:
+            self._is_recorded.wait(GRACE_S)
         if self._reduction.error is not None:
             raise RuntimeError(self._reduction.error)
 
