@@ -397,7 +397,8 @@ class Reducer:
         What it will reach has to be found out here, too. The first hook may fire in a nested one, that of a
         reentrant checkpoint, which reaches only what has been checkpointed.
         """
-        if self.phase is Phase.ARMED and autograd.current_backward() not in self._awaited_backwards:
+        is_first_news = self.phase is Phase.ARMED and autograd.current_backward() not in self._awaited_backwards
+        if is_first_news and self._speakers.may_be_elected:
             self._speakers.see_backward_begin()
         self._await_end()
         if self.phase is Phase.ARMED and self.options.finds_unused_each_pass and self._out_of_reach is None:
