@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from minddp import handover
-from minddp.packing import Run, Scaling, is_missing_or_at_home, slots_by_run
+from minddp.packing import Binding, Run, Scaling, is_missing_or_at_home, slots_by_run
 from minddp.plan import BucketPlan, BucketSpec, Slot
 from minddp.sparse_bucket import SparseBucket
 
@@ -65,7 +65,6 @@ class Bucket:
         self.grads_are_views = grads_are_views
         self.dtypes = dtypes
         self._new_memory = allocate
-        self._unshared = handover.Unshared.measured()
         self._allocate()
         if grads_are_views and adopt_grads:
             self._adopt_existing_grads()
@@ -80,20 +79,20 @@ class Bucket:
         if self._has_handed_over and self._others_still_look():
             self._allocate()
 
-    def pack(self, run: int, scaling: Scaling) -> None:
-        self.runs[run].pack(scaling, bind=self.grads_are_views)
+    def pack(self, run: int, scaling: Scaling, *, may_hand_over: bool = False) -> None:
+        """Fill a run's part of the buffer. See [Note: handing gradients over]."""
+        if self.grads_are_views:
+            self.runs[run].pack(scaling, Binding.EVERYBODY)
+        elif may_hand_over:
+            self._has_handed_over = True
+            self.runs[run].pack(scaling, Binding.UNSEEN)
+        else:
+            self.runs[run].pack(scaling)
 
-    def unpack(
-        self,
-        average: torch.Tensor,
-        *,
-        untouched: Sequence[bool] | None = None,
-        made_now: Sequence[bool] | None = None,
-    ) -> None:
+    def unpack(self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None) -> None:
         """Put `average`, laid out like `wire`, into the parameters' gradients.
 
         `untouched[k]` leaves the gradient of parameter k as it is: no rank has used that parameter.
-        `made_now[k]` says that this backward has made it, so that it may be handed over.
         """
         averages = self.views if average is self.wire else self.views_into(average)
         if self.grads_are_views and average is not self.wire:
@@ -104,10 +103,8 @@ class Bucket:
         wanted = [k for k in range(len(self.params)) if not (untouched and untouched[k])]
         if self.grads_are_views:
             self._bind(wanted)
-            return
-        if made_now is not None and average is self.wire:
-            wanted = self._hand_over(wanted, made_now)
-        self._copy_back(wanted, averages)
+        else:
+            self._copy_back(wanted, averages)
 
     # ------------------------------------------------------------------ memory
 
@@ -119,7 +116,6 @@ class Bucket:
         self.runs = [self._run_of(places) for places in slots_by_run(self.spec)]
         self._references_to_memory = handover.storage_references(self.flat)
         self._references_to_views = handover.references(self.views)
-        self._may_be_handed_over = [handover.may_be_handed_over(view) for view in self.views]
         self._has_handed_over = False
 
     def _run_of(self, places: Sequence[int]) -> Run:
@@ -140,17 +136,6 @@ class Bucket:
                 view.copy_(param.grad)
                 param.grad = view
 
-    def _hand_over(self, wanted: Sequence[int], made_now: Sequence[bool]) -> list[int]:
-        """Make `.grad` the view where nobody can tell; return the others. See [Note: handing gradients over]."""
-        counts = handover.references([param.grad for param in self.params])
-        candidates = zip(counts, made_now, self._may_be_handed_over, strict=True)
-        unseen = self._unshared.grad
-        going = {k for k, (count, made, fits) in enumerate(candidates) if made and fits and count == unseen}
-        for k in going.intersection(wanted):
-            self.params[k].grad = self.views[k]
-            self._has_handed_over = True
-        return [k for k in wanted if k not in going]
-
     def _others_still_look(self) -> bool:
         """Whether anybody but the parameters refers to gradients that were handed over."""
         if handover.storage_references(self.flat) != self._references_to_memory:
@@ -161,7 +146,7 @@ class Bucket:
         for param, view, count, ours in zip(
             self.params, self.views, counts, self._references_to_views, strict=True
         ):
-            in_grad = self._unshared.being_a_grad if param.grad is view else 0
+            in_grad = handover.count_added_by_grad() if param.grad is view else 0
             if count != ours + in_grad:
                 return True
         return False

@@ -2,13 +2,18 @@
 
 [Note: handing gradients over]
 When a backward ends, the averages lie in the buckets and the optimizer expects them in `.grad`. Torch copies
-them over, one tensor at a time. minddp instead lets `.grad` *be* the bucket's memory, if that cannot be seen:
-  - the old `.grad` was made by this very backward and nobody but the parameter refers to it, so nobody waits
-    for the average to appear in it;
-  - the new one begins at a multiple of `ALIGNMENT_BYTES`, as a fresh allocation would: kernels choose their
-    order of summation by alignment, and a gradient norm must keep its bits.
+them over, one tensor at a time. minddp instead lets `.grad` *be* the bucket's memory, as soon as the gradient has
+been packed, if that cannot be seen:
+  - no parameter had a gradient when this backward began, so it has made them all;
+  - nobody but the parameter refers to the gradient, so nobody waits for the average to appear in it;
+  - the view begins at a multiple of `ALIGNMENT_BYTES`, as a fresh allocation would: kernels choose their order of
+    summation by alignment, and a gradient norm must keep its bits.
+That saves writing and reading all gradients once more; and what a gradient took is given back at once, for the next
+gradient to take. With torch's defaults all gradients exist twice when backward ends, here once.
 Everything else is copied, as in torch; so is all of a model that may leave parameters unused, since a gradient
 that no rank has used must stay as it is, and one that lies in a bucket would travel with it.
+What remains to be seen is seen within a backward only: a hook that looks at the `.grad` of *another* parameter may
+find it scaled already, or averaged, where torch's still has what this rank has computed.
 
 The other half of the promise is kept before the buffer is filled again: if anybody still looks at gradients
 handed over earlier (a script that keeps them, a view, a detached copy), the bucket leaves that memory to them
@@ -21,13 +26,12 @@ tensor that nobody else holds depends on the version of torch, so it is measured
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-LARGEST_BYTES = 64 * 1024  # beyond, what the old gradients' memory costs to give back and to get again is more
 ALIGNMENT_BYTES = 64  # what torch's CPU allocator gives a fresh tensor
 
 
@@ -42,29 +46,27 @@ def storage_references(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
-@dataclass(frozen=True)
-class Unshared:
-    """What `references` says of tensors that nobody else refers to.
+@functools.cache
+def count_if_unseen() -> int:
+    """What `references` says of gradients in a list, each also some parameter's `.grad` and nobody else's."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    param.grad = torch.zeros(1)
+    grads = [param.grad]
+    [count] = references(grads)
+    return count
 
-    `grad` of one just read from a parameter's `.grad` for the first time; being some parameter's `.grad` adds
-    `being_a_grad` to what a tensor had before.
-    """
 
-    grad: int
-    being_a_grad: int
-
-    @classmethod
-    def measured(cls) -> Unshared:
-        param = torch.nn.Parameter(torch.zeros(1))
-        param.grad = torch.zeros(1)
-        [grad] = references([param.grad])
-        views = [torch.zeros(1)]
-        [before] = references(views)
-        param.grad = views[0]
-        [after] = references(views)
-        return cls(grad, after - before)
+@functools.cache
+def count_added_by_grad() -> int:
+    """By how much being some parameter's `.grad` increases what `references` says of a tensor."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    tensors = [torch.zeros(1)]
+    [before] = references(tensors)
+    param.grad = tensors[0]
+    [after] = references(tensors)
+    return after - before
 
 
 def may_be_handed_over(view: torch.Tensor) -> bool:
-    """Whether it is small enough to be worth it, and could have such an address if it had its own memory."""
-    return view.nbytes < LARGEST_BYTES and view.data_ptr() % ALIGNMENT_BYTES == 0
+    """Whether it could have such an address if it had memory of its own."""
+    return view.data_ptr() % ALIGNMENT_BYTES == 0

@@ -199,6 +199,10 @@ class Reducer:
     def attend(self, param: int) -> bool:
         """A hook has fired while there is more to do than to count. Whether the gradient is now complete."""
         current = self._pass
+        if current is not None and self._speakers.speak_now:
+            if self._speakers.all_have_come(param):
+                self._countdown.strike_off_run_of(param)
+            return False
         if current is None and self.phase is not Phase.IDLE:
             current = self._open_pass(param)
         if current is not None and not self._speakers.saw_this_begin():
@@ -235,7 +239,7 @@ class Reducer:
     def _only_counts(self) -> bool:
         """Whether each parameter just has to be counted once: the plan is final, and all are used."""
         plan_is_final = self.has_rebuilt or not self.options.rebuilds_buckets
-        return plan_is_final and not self.options.static_graph and self._usage is None
+        return plan_is_final and self._each_fires_once and self._usage is None
 
     def _open_pass(self, param: int) -> BackwardPass:
         """The first hook of an armed backward, that of `param`."""
@@ -255,9 +259,7 @@ class Reducer:
             lent=self._lent_gradients(param),
             is_spoken_for=self._speakers.in_office,
         )
-        if current.lent is None and self._may_hand_over():
-            begins_clean = self._speakers.in_office and self._speakers.saw_this_begin()  # and some have come since
-            current.makes_grad = [begins_clean or param.grad is None for param in self.params]
+        current.may_hand_over = current.lent is None and self._may_hand_over() and self._had_no_gradients(param)
         if self._usage is not None:
             self._usage.begin_pass()
         if self._recorded_hooks is not None:
@@ -279,6 +281,12 @@ class Reducer:
         creates_graph = torch.is_grad_enabled()  # backward(create_graph=True): gradients stay part of a graph
         is_cast = self._mixed_precision is not None
         return not (creates_graph or is_cast or self._grads_are_views or self.options.finds_unused_each_pass)
+
+    def _had_no_gradients(self, first: int) -> bool:
+        """Whether this backward makes all gradients. Those of `first` and its run have just come."""
+        if self._speakers.in_office:
+            return self._speakers.saw_this_begin()
+        return all(param.grad is None for index, param in enumerate(self.params) if index != first)
 
     def _scaling(self, divisor: float | None) -> Scaling:
         batched = self.options.batched_grad_copy
@@ -340,7 +348,7 @@ class Reducer:
             with torch.no_grad():
                 bucket.pack(run_in_bucket, current.scaling)
         else:
-            bucket.pack(run_in_bucket, current.scaling)
+            bucket.pack(run_in_bucket, current.scaling, may_hand_over=current.may_hand_over)
         self.tell(EventKind.PACK_END, index)
         current.runs_left[index] -= 1
         if current.runs_left[index] == 0:
@@ -503,11 +511,7 @@ class Reducer:
                 average = reduction.result()
                 self.tell(EventKind.BUCKET_WAITED, bucket.spec.index)
                 with torch.no_grad():
-                    bucket.unpack(
-                        average,
-                        untouched=_in_bucket(bucket, self._unused_anywhere),
-                        made_now=_in_bucket(bucket, current.makes_grad),
-                    )
+                    bucket.unpack(average, untouched=_in_bucket(bucket, self._unused_anywhere))
                 self.tell(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for optimizer in self.optimizers:
                 optimizer.step(bucket.params)
@@ -585,6 +589,7 @@ class Reducer:
     def _reduce_recorded(self, current: BackwardPass, recorded: list[int]) -> None:
         """The first backward of a static graph has only counted hooks; now reduce everything at once."""
         self._hooks_expected, self._recorded_hooks = recorded, None
+        self._each_fires_once = all(num_hooks == 1 for num_hooks in recorded)
         for param in range(len(self.params)):
             self._count_as_ready(param)
         current.unused = [param for param, num_hooks in enumerate(recorded) if num_hooks == 0]
@@ -688,6 +693,7 @@ class Reducer:
         """What has to be counted besides gradients, as the options have it."""
         self._hooks_expected = [1] * len(self.params)
         self._recorded_hooks = [0] * len(self.params) if self.options.static_graph else None
+        self._each_fires_once = not self.options.static_graph  # as far as is known
         tracks_usage = self.options.find_unused_parameters or self.options.static_graph
         self._usage = UsageMap(len(self.params), self.params[0].device) if tracks_usage and self.params else None
 

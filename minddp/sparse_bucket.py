@@ -31,8 +31,10 @@ class SparseBucket:
         """Let go of what the last backward has packed."""
         self.wire = _nothing(self.params[0])
 
-    def pack(self, run: int, scaling: Scaling) -> None:
+    def pack(self, run: int, scaling: Scaling, *, may_hand_over: bool = False) -> None:
         """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
+
+        It has no memory that could be handed over.
 
         Raises:
             RuntimeError: the gradient is dense.
@@ -48,13 +50,7 @@ class SparseBucket:
             )
         self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
 
-    def unpack(
-        self,
-        average: torch.Tensor,
-        *,
-        untouched: Sequence[bool] | None = None,
-        made_now: Sequence[bool] | None = None,
-    ) -> None:
+    def unpack(self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None) -> None:
         """As `Bucket.unpack`."""
         if untouched and untouched[0]:
             return

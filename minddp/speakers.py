@@ -12,7 +12,8 @@ Where that is not certain, nothing is assumed:
   - The speaker was not the last this time, or a gradient is undefined, or nobody saw backward begin: the engine is
     asked when it ends, see `Reducer._catch_up`. That is right, but hides nothing, so every parameter gets its hook
     back for good.
-  - Somebody has to know who is used: no one speaks for others then.
+  - Somebody has to know who is used: no one speaks for others then. A static graph has settled that, and has
+    speakers if its first backward gave each parameter one gradient.
 
 Who only watches, such as X-ray, is told of every gradient by a hook that does nothing else. It is one that torch
 calls faster, and that would not do for counting: see [Note: the hook sits on the accumulator].
@@ -23,6 +24,8 @@ With every hook in place, as in the first backwards, that is an error; torch has
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -48,6 +51,11 @@ class Speakers:
     def in_office(self) -> bool:
         return bool(self._members)
 
+    @property
+    def speak_now(self) -> bool:
+        """Whether they speak for others in the backward that is running."""
+        return bool(self._members) and autograd.current_backward() == self._clean_backward
+
     def elect(self, last_of_runs: Sequence[int], members: Sequence[Sequence[int]]) -> None:
         """`last_of_runs[r]` speaks for the parameters `members[r]` from the next backward on."""
         self._members = dict(zip(last_of_runs, members, strict=True))
@@ -64,7 +72,7 @@ class Speakers:
 
     def see_backward_begin(self) -> None:
         """A gradient has entered at the outputs, and none has reached a parameter yet."""
-        is_clean = all(param.grad is None for param in self._params)
+        is_clean = all(map(operator.is_, [param.grad for param in self._params], itertools.repeat(None)))
         self._clean_backward = autograd.current_backward() if is_clean else -1
         if not is_clean:
             self.dismiss(for_good=True)

@@ -16,11 +16,11 @@ MEAN = Scaling(WORLD, divide_resident=True)  # as with gradient_as_bucket_view
 BATCHED = Scaling(WORLD, divide_copied=True, divide_resident=True)  # as with batched_grad_copy
 
 
-def pack(bucket: Bucket, scaling: Scaling) -> None:
+def pack(bucket: Bucket, scaling: Scaling, *, may_hand_over: bool = False) -> None:
     """All of the bucket, as in one backward."""
     bucket.begin_pass()
     for run in range(len(bucket.runs)):
-        bucket.pack(run, scaling)
+        bucket.pack(run, scaling, may_hand_over=may_hand_over)
 
 
 def parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
@@ -198,22 +198,65 @@ def test_unpacking_gives_a_gradient_to_parameters_without_one(views: bool) -> No
     assert [param.grad.stride() for param in params] == [param.stride() for param in params]
 
 
+def handed_over(bucket: Bucket) -> list[bool]:
+    return [param.grad is view for param, view in zip(bucket.params, bucket.views, strict=True)]
+
+
+@pytest.mark.parametrize("nbytes", [64, 2 * RUN_BYTES])
 @pytest.mark.parametrize("changed", [False, True])
-def test_only_what_this_backward_made_and_nobody_else_holds_is_handed_over(changed: bool) -> None:
+def test_what_nobody_else_holds_is_handed_over(nbytes: int, changed: bool) -> None:
     """[Note: handing gradients over]: `.grad` may become the bucket's memory if that cannot be seen."""
-    params = [parameter(torch.randn(16)) for _ in range(3)]
+    params = [parameter(torch.randn(nbytes // 4)) for _ in range(3)]
     held = params[1].grad
     bucket = bucket_of(params)
-    pack(bucket, MEAN)
-    bucket.unpack(bucket.flat, made_now=[True, True, False])
-    assert [param.grad is view for param, view in zip(params, bucket.views, strict=True)] == [True, False, False]
+    before = grads_of(params)
+    pack(bucket, Scaling(WORLD), may_hand_over=True)
+    assert handed_over(bucket) == [True, False, True]
+    assert params[1].grad is held
+    assert_same_bits([held], before[1:2])
+    assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
+    bucket.unpack(bucket.flat)
     assert params[1].grad is held
     assert_same_bits(grads_of(params), bucket.views)
     if changed:
-        params[0].grad = torch.ones(16)
+        params[0].grad = torch.ones(nbytes // 4)
     before = grads_of(params)
     pack(bucket, Scaling(WORLD))
     assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
+
+
+def test_nothing_is_handed_over_unless_it_may_be() -> None:
+    params = [parameter(torch.randn(16)) for _ in range(2)]
+    bucket = bucket_of(params)
+    pack(bucket, MEAN)
+    bucket.unpack(bucket.flat)
+    assert handed_over(bucket) == [False, False]
+
+
+def test_what_could_be_told_by_its_address_or_strides_is_not_handed_over() -> None:
+    """Kernels choose by alignment how they add, and code may ask for strides."""
+    misaligned = bucket_of([parameter(torch.randn(3)) for _ in range(2)])
+    pack(misaligned, MEAN, may_hand_over=True)
+    assert handed_over(misaligned) == [True, False]
+    param = parameter(torch.randn(8, 8))
+    param.grad = torch.randn(8, 8).t()
+    transposed = bucket_of([param])
+    with pytest.warns(UserWarning, match="strides do not match"):
+        pack(transposed, MEAN, may_hand_over=True)
+    assert handed_over(transposed) == [False]
+
+
+def test_an_average_in_other_memory_is_copied_to_where_gradients_lie() -> None:
+    """As a communication hook returns it."""
+    params = [parameter(torch.randn(16)) for _ in range(2)]
+    kept = params[0].grad
+    bucket = bucket_of(params)
+    pack(bucket, MEAN, may_hand_over=True)
+    average = torch.randn_like(bucket.flat)
+    bucket.unpack(average)
+    assert handed_over(bucket) == [False, True]
+    assert params[0].grad is kept
+    assert_same_bits(grads_of(params), bucket.views_into(average))
 
 
 @pytest.mark.parametrize("had_one", [False, True])

@@ -141,15 +141,18 @@ def _hides_its_output(ddp: FakeDDP, at: int) -> None:
     ddp.module.wraps = (lambda output: SimpleNamespace(hidden=output)) if at == 3 else (lambda output: output)
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
     "change", [_reorders, _has_an_undefined_gradient, _keeps_gradients, _zeroes_instead, _hides_its_output]
 )
-def test_where_a_speaker_would_be_wrong_all_hooks_come_back(change: Callable[[FakeDDP, int], None]) -> None:
-    ddp, other = wrapped(), wrapped(all_speak=True)
+def test_where_a_speaker_would_be_wrong_all_hooks_come_back(
+    change: Callable[[FakeDDP, int], None], static: bool
+) -> None:
+    ddp, other = wrapped(static_graph=static), wrapped(static_graph=static, all_speak=True)
     for at in range(6):
         for each in (ddp, other):
             change(each, at)
-        assert (num_hooks(ddp) == 1) == (at in (2, 3)), at
+        assert (num_hooks(ddp) == 1) == (at in ((3,) if static else (2, 3))), at
         assert same(step(ddp), step(other)), at
         assert ddp.transport.calls == other.transport.calls
 
@@ -161,12 +164,39 @@ def test_gradients_that_exist_at_first_let_nobody_be_elected() -> None:
     assert num_hooks(ddp) == 6
 
 
-@pytest.mark.parametrize("changed", [{"static_graph": True}, {"find_unused_parameters": True}])
 @pytest.mark.filterwarnings("ignore:find_unused_parameters")
-def test_who_has_to_know_more_keeps_all_hooks(changed: dict[str, bool]) -> None:
-    ddp = wrapped(**changed)
+def test_who_has_to_know_more_keeps_all_hooks() -> None:
+    ddp = wrapped(find_unused_parameters=True)
     for _ in range(4):
         step(ddp)
+    assert num_hooks(ddp) == 6
+
+
+def test_a_static_graph_elects_when_it_is_settled() -> None:
+    ddp, other = wrapped(static_graph=True), wrapped(static_graph=True, all_speak=True)
+    for at in range(6):
+        assert num_hooks(ddp) == (1 if at >= 3 else 6), at
+        assert same(step(ddp), step(other)), at
+    assert ddp.transport.calls == other.transport.calls
+
+
+def _leaves_one_out(ddp: FakeDDP) -> None:
+    ddp.module.order = [0, 2]
+
+
+def _uses_one_twice(ddp: FakeDDP) -> None:
+    ddp.module.order, ddp.module.checkpoints = [0, 1, 2, 1], True  # each use in a backward of its own
+
+
+@pytest.mark.parametrize("change", [_leaves_one_out, _uses_one_twice])
+def test_a_static_graph_that_does_not_use_each_parameter_once_keeps_all_hooks(
+    change: Callable[[FakeDDP], None],
+) -> None:
+    ddp, other = wrapped(static_graph=True), wrapped(static_graph=True, all_speak=True)
+    for each in (ddp, other):
+        change(each)
+    for at in range(5):
+        assert same(step(ddp), step(other)), at
     assert num_hooks(ddp) == 6
 
 
