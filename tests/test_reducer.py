@@ -260,6 +260,8 @@ def test_what_a_hook_sees_of_another_parameter(had_one: bool) -> None:
     """docs/differences.md: once it is packed and handed over it is scaled, where torch's is as it was computed."""
     module = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     ddp = FakeDDP(module, bucket_cap_mb=0)
+    ddp.step(torch.ones(1, 16))
+    module.zero_grad()
     first, last = module[0].weight, module[1].weight
     if had_one:
         last.grad = torch.zeros_like(last)
