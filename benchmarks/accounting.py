@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass
 class Peak:
-    """The most that was allocated at once beyond what there was before; known when the block has ended."""
+    """Bytes allocated beyond what there was before; known when the block has ended."""
 
-    nbytes: int = 0
+    nbytes: int = 0  #: the most at once
+    left: int = 0  #: what was still there at the end; below 0, if more from before was freed
 
 
 @contextmanager
@@ -38,13 +39,15 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         torch.cuda.reset_peak_memory_stats()
         yield peak
         peak.nbytes = torch.cuda.max_memory_allocated() - before
+        peak.left = torch.cuda.memory_allocated() - before
         return
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         yield peak
     assert recorded.profiler is not None, "it is there once the profile has been taken"
     assert recorded.profiler.kineto_results is not None, "likewise"
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    peak.nbytes = highest([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    peak.nbytes, peak.left = highest(changes), sum(changes)
 
 
 def highest(changes: Sequence[int]) -> int:

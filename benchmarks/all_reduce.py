@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,9 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks import machine, results
-from benchmarks.harness import compare, mean_cpu, median_ms, race, schedule, slowest_rank
-from benchmarks.launch import run_ranks
+from benchmarks.harness import compare, median_ms, timed_race
+from benchmarks.question import RaceOptions, ask, report_of
 from minddp.transport import Transport, open_transport
 
 BASELINE = "process group"
@@ -34,47 +32,31 @@ COPIED = "copied"
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
     """Time an all-reduce in shared memory beside the process group's."""
+
+    LEAST = RaceOptions.LEAST | {"world_size": 2}
 
     sizes_kib: tuple[float, ...] = (4, 64, 1024, 25 * 1024)
     dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
-    world_size: int = 2
-    rounds: int = 24
-    warmup_rounds: int = 3
     turn_mib: float = 50.0
     """How many bytes to reduce in a turn; but at least 2 messages and at most 100."""
-    threads: int = 1
-    """Compute threads of each rank."""
-    seed: int = 0
-    """Of the order of turns, the values and the bootstrap."""
-    out: Path | None = None
-    """JSON file to write; by default benchmarks/results/all_reduce.json."""
+    rounds: int = 24
+    """Timed rounds."""
+    warmup_rounds: int = 3
+    """Rounds thrown away."""
     timeout_s: float = 300.0
+    """Give up, and end the ranks, after this long."""
 
     def __post_init__(self) -> None:
-        for field in ("rounds", "warmup_rounds", "threads"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
-        if self.world_size < 2:
-            raise ValueError(f"world_size is {self.world_size}, but an all-reduce takes at least 2 ranks.")
+        super().__post_init__()
         if not self.sizes_kib or min(self.sizes_kib) <= 0:
             raise ValueError(f"sizes_kib is {self.sizes_kib}; give at least one size, all above 0.")
 
-    def resolved(self) -> Config:
-        """This configuration with the default of `out` spelled out."""
-        return dataclasses.replace(self, out=self.out or results.path_of("all_reduce"))
-
 
 def main(config: Config) -> None:
-    config = config.resolved()
-    report, *_ = run_ranks(
-        time_sizes, config, world_size=config.world_size, threads=config.threads, timeout_s=config.timeout_s
-    )
-    print_report(report, Console())
-    if config.out is not None:
-        results.write(report, config.out)
+    ask("all_reduce", time_sizes, config, print_report)
 
 
 def time_sizes(rank: int, config: Config) -> dict[str, Any]:
@@ -82,12 +64,11 @@ def time_sizes(rank: int, config: Config) -> dict[str, Any]:
     group = dist.distributed_c10d._get_default_group()
     over_group = open_transport("process_group", group)
     shared = open_transport("shared_memory", group)
-    return {
-        "question": "time of an all-reduce in shared memory as a multiple of the process group's",
-        "machine": machine.describe() | {"load_average": machine.load_average()},
-        "config": results.of_config(config),
-        "sizes": [time_size(rank, config, kib, over_group, shared) for kib in config.sizes_kib],
-    }
+    return report_of(
+        "time of an all-reduce in shared memory as a multiple of the process group's",
+        config,
+        sizes=[time_size(rank, config, kib, over_group, shared) for kib in config.sizes_kib],
+    )
 
 
 def time_size(rank: int, config: Config, kib: float, over_group: Transport, shared: Transport) -> dict[str, Any]:
@@ -104,12 +85,8 @@ def time_size(rank: int, config: Config, kib: float, over_group: Transport, shar
     same_bits = agree(all_reduces, tensors, config.seed + rank)
     for tensor in tensors.values():
         tensor.zero_()  # whose sums stay finite, however often they are taken
-    order = schedule([list(tensors)], config.warmup_rounds + config.rounds, config.seed)
     repeats = min(100, max(2, int(config.turn_mib * 1024 / kib)))
-    turns = race(all_reduces, order, repeats, dist.barrier)
-    turns_of_rank: list[Any] = [None] * config.world_size
-    dist.all_gather_object(turns_of_rank, {name: turns[name][config.warmup_rounds :] for name in turns})
-    wall, cpu = slowest_rank(turns_of_rank), mean_cpu(turns_of_rank)
+    wall, cpu = timed_race(all_reduces, [list(tensors)], config.race_rounds, repeats)
     return {
         "kib": kib,
         "same_bits": same_bits,

@@ -1,9 +1,10 @@
-"""How does a step depend on the size of the buckets, and does `bucket_cap_mb="auto"` find a good one?
+"""How does a step depend on the size of the buckets, and does `bucket_cap_mb="auto"` find and predict a good one?
 
     python -m benchmarks.bucket_size     # about four minutes on two cores
 
 Small buckets leave early but pay a latency each; large ones leave late, and nothing hides the last one. Each
-capacity is a heat of torch's class and minddp's, by the process group and by shared memory.
+capacity is a heat of torch's class and minddp's, by the process group and by shared memory. Beside minddp's steps
+stands what "auto" would have predicted for them: see `forecast.py`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import tyro
 from rich.console import Console
+from rich.table import Table
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-from benchmarks import contestants, machine, results
+from benchmarks import contestants
 from benchmarks.contestants import FLOOR, Contestant, minddp_over, wrapped_by
-from benchmarks.display import StartBar, console_of, interval, progress_of, table_of
-from benchmarks.harness import Times, compare, estimate, median_ms, race, schedule, timed_rounds
-from benchmarks.launch import run_ranks
+from benchmarks.display import StartBar, interval, progress_of, table_of
+from benchmarks.forecast import AIM, by_chosen_plan, forecast, forecast_cells
+from benchmarks.harness import Times, compare, estimate, median_ms, timed_race
+from benchmarks.question import RaceOptions, ask, report_of
 from benchmarks.workloads import WorkloadName, training_step, workload
+from minddp import DistributedDataParallel
 
 FAMILIES = {
     "torch": NativeDDP,
@@ -36,56 +39,33 @@ FAMILIES = {
 STEPS_UNTIL_TUNED = 32  # minddp.tune watches 11 steps before it changes the buckets and 11 after
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
     """Time a step at several sizes of buckets."""
 
     workloads: tuple[WorkloadName, ...] = ("transformer", "wide_mlp")
-    caps_mib: tuple[float, ...] = (0.25, 1, 4, 16, 64)
+    caps_mib: tuple[float, ...] = (0.25, 1, 5, 25, 100)
     """Capacities of the buckets in MiB, the first one included; the default and "auto" come on top."""
-    rounds: int = 16
-    warmup_rounds: int = 2
     steps_per_turn: int | None = None
     """By default the workload's own."""
-    world_size: int = 2
-    threads: int = 1
     tiny: bool = False
     """Models of no size, to see that all runs."""
-    seed: int = 0
-    out: Path | None = None
-    """JSON file to write; by default benchmarks/results/bucket_size.json."""
-    timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
-        for field in ("rounds", "warmup_rounds", "world_size", "threads"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+        super().__post_init__()
         if not self.caps_mib or min(self.caps_mib) <= 0:
             raise ValueError(f"caps_mib is {self.caps_mib}; give at least one capacity, all above 0.")
 
 
 def main(config: Config) -> None:
-    report, *_ = run_ranks(
-        time_workloads,
-        config,
-        world_size=config.world_size,
-        threads=config.threads,
-        timeout_s=config.timeout_s,
-    )
-    print_report(report, console_of())
-    results.write(report, config.out or results.path_of("bucket_size"))
+    ask("bucket_size", time_workloads, config, print_report)
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """One race for each workload, on this rank; returns the report, ready for JSON."""
     with progress_of(rank) as start_bar:
         timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
-    return {
-        "question": "time of a step by the capacity of the buckets",
-        "machine": machine.describe() | {"load_average": machine.load_average()},
-        "config": results.of_config(config),
-        "workloads": timed,
-    }
+    return report_of("time of a step by the capacity of the buckets", config, aim=AIM, workloads=timed)
 
 
 def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
@@ -98,10 +78,13 @@ def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: Star
         if c.heat == "auto":
             for _ in range(STEPS_UNTIL_TUNED):
                 steps[c.name]()
-    order = schedule(contestants.heats(field), config.warmup_rounds + config.rounds, config.seed)
-    advance = start_bar(name, len(order))
-    turns = race(steps, order, config.steps_per_turn or task.steps_per_turn, dist.barrier, advance)
-    wall, _ = timed_rounds(turns, config.warmup_rounds)
+    wall, _ = timed_race(
+        steps,
+        contestants.heats(field),
+        config.race_rounds,
+        config.steps_per_turn or task.steps_per_turn,
+        partial(start_bar, name),
+    )
     return {
         "title": task.title,
         "gradient_mib": sum(p.nbytes for p in models[FLOOR].parameters()) / 2**20,
@@ -158,31 +141,89 @@ def figures(models: Mapping[str, nn.Module], wall: Times, family: str, heat: str
         "over_no_wrapper": dataclasses.asdict(compare(wall[name], wall[FLOOR], config.seed)),
         "ratio": dataclasses.asdict(compare(wall[name], wall[torch_beside(heat)], config.seed)),
         "buckets": len(plan.buckets) if plan is not None else None,
+        "tuning": str(models[name].tuning) if heat == "auto" else None,
+        "forecast": forecast_of(models, wall, family, heat, config.seed),
     }
+
+
+def forecast_of(
+    models: Mapping[str, nn.Module], wall: Times, family: str, heat: str, seed: int
+) -> dict[str, Any] | None:
+    """By what "auto" of the same family has observed; `None` for torch, and for the default plan, which it was."""
+    if family == "torch" or heat == "default":
+        return None
+    ddp, tuned = models[seat(family, heat)], models[seat(family, "auto")]
+    assert isinstance(ddp, DistributedDataParallel), "torch's class has no plan to look at"
+    assert isinstance(tuned, DistributedDataParallel), "likewise"
+    assert tuned.tuning is not None, "so many steps have been taken that it has made up its mind"
+    by_default, by_plan, plan = wall[seat(family, "default")], wall[seat(family, heat)], ddp.plan
+    if heat == "auto":
+        plan, by_plan = tuned.tuning.plan, by_chosen_plan(tuned.tuning, by_default, by_plan)
+    return forecast(tuned.tuning, plan, by_default, by_plan, seed)
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
     for result in report["workloads"].values():
-        rows = table_of(
-            f"{result['title']}: {result['gradient_mib']:.2f} MiB",
-            "family",
-            *("bucket MiB", "buckets", "ms", "95% interval", "over no wrapper", "ratio to torch", "95% interval"),
-            caption=f"no wrapper: {result['no_wrapper_ms']:.2f} ms",
-        )
+        console.print(table(result))
+        console.print(forecast_table(result))
         for family, by_heat in result["families"].items():
-            for heat, figured in by_heat.items():
-                beside_torch = [f"{figured['ratio']['median']:.3f}", interval(figured["ratio"])]
-                rows.add_row(
-                    family,
-                    heat,
-                    str(figured["buckets"] or ""),
-                    f"{figured['median_ms']['median']:.2f}",
-                    interval(figured["median_ms"], digits=2),
-                    f"{figured['over_no_wrapper']['median']:.3f}",
-                    *([] if family == "torch" else beside_torch),
-                )
-            rows.add_section()
-        console.print(rows)
+            if "auto" in by_heat:
+                console.print(f"  {family}: {by_heat['auto']['tuning']}")
+    console.print(forecasts_in_words(report))
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    rows = table_of(
+        f"{result['title']}: {result['gradient_mib']:.2f} MiB",
+        "family",
+        *("bucket MiB", "buckets", "ms", "95% interval", "over no wrapper", "ratio to torch", "95% interval"),
+        caption=f"no wrapper: {result['no_wrapper_ms']:.2f} ms",
+    )
+    for family, by_heat in result["families"].items():
+        for heat, figured in by_heat.items():
+            ratio = figured["ratio"]
+            rows.add_row(
+                family,
+                heat,
+                str(figured["buckets"] or ""),
+                f"{figured['median_ms']['median']:.2f}",
+                interval(figured["median_ms"], digits=2),
+                f"{figured['over_no_wrapper']['median']:.3f}",
+                *([] if family == "torch" else [f"{ratio['median']:.3f}", interval(ratio)]),
+            )
+        rows.add_section()
+    return rows
+
+
+def forecast_table(result: Mapping[str, Any]) -> Table:
+    rows = table_of(
+        f"{result['title']}: a step as predicted and as measured",
+        "family",
+        *("bucket MiB", "predicted ms", "measured ms", "error", "95% interval"),
+    )
+    for family, by_heat in result["families"].items():
+        for heat, figured in by_heat.items():
+            if figured["forecast"] is not None:
+                rows.add_row(family, heat, *forecast_cells(figured["forecast"]))
+        rows.add_section()
+    return rows
+
+
+def forecasts_in_words(report: Mapping[str, Any]) -> str:
+    """How many predictions are as good as they should be."""
+    by_heat = [
+        (heat, figured["forecast"]["within_aim"])
+        for result in report["workloads"].values()
+        for figures_of in result["families"].values()
+        for heat, figured in figures_of.items()
+        if figured["forecast"] is not None
+    ]
+    chosen = [is_within for heat, is_within in by_heat if heat == "auto"]
+    fixed = [is_within for heat, is_within in by_heat if heat != "auto"]
+    return (
+        f"Predicted within {report['aim']:.0%} of what was measured: {sum(chosen)} of {len(chosen)} plans that "
+        f"were chosen, {sum(fixed)} of {len(fixed)} that were not."
+    )
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 ALONE = "one rank alone"
 FLOOR = "no wrapper"
 BASELINE = "torch default"
+AS_IT_COMES = "minddp default, auto"  #: what `minddp.DistributedDataParallel(model)` is
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

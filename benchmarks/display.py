@@ -56,3 +56,8 @@ def table_of(title: str, first: str, *headings: str, caption: str | None = None)
 
 def interval(estimate: Mapping[str, Any], digits: int = 3) -> str:
     return f"{estimate['low']:.{digits}f}–{estimate['high']:.{digits}f}"
+
+
+def rounds_in_words(config: Mapping[str, Any]) -> str:
+    """Of a report's `config`; see `harness.Rounds`."""
+    return f"{'at least ' if config.get('seconds') else ''}{config['rounds']} rounds"

@@ -47,7 +47,9 @@ def smoke(directory: Path) -> None:
     versus_torch.main(versus_torch.Config(size="smoke", out=out("versus_torch")))
     bucket_size.main(bucket_size.Config(tiny=True, rounds=2, warmup_rounds=1, out=out("bucket_size")))
     hook_cost.main(hook_cost.Config((10, 100), rounds=2, turn_parameters=1, out=out("hook_cost")))
-    all_reduce.main(all_reduce.Config((4, 64), rounds=2, warmup_rounds=1, turn_mib=0.1, out=out("all_reduce")))
+    all_reduce.main(
+        all_reduce.Config(sizes_kib=(4, 64), rounds=2, warmup_rounds=1, turn_mib=0.1, out=out("all_reduce"))
+    )
     memory.main(memory.Config(tiny=True, out=out("memory")))
     plots.main(plots.Config(directory=directory))
 

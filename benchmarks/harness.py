@@ -12,12 +12,14 @@ and rounds many, because what disturbs a turn lasts longer than a step: more pai
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,6 +145,53 @@ def timed_rounds(turns: Mapping[str, Sequence[Turn]], warmup_rounds: int) -> Tim
     turns_of_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(turns_of_rank, {name: turns[name][warmup_rounds:] for name in turns})
     return Timed(slowest_rank(turns_of_rank), mean_cpu(turns_of_rank))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds a race has: `warmup`, which are thrown away, then `least`, or a multiple of those.
+
+    Which multiple, `seconds` decides: the one that takes about as long. Short steps are the noisy ones, and the
+    time that is saved on them buys more rounds. A multiple keeps what is fair about `least`, see `schedule`.
+    """
+
+    least: int
+    warmup: int
+    seed: int
+    seconds: float = 0.0
+
+    def timed(self, round_s: float) -> int:
+        """How many are timed if one takes `round_s`."""
+        return self.least * max(1, round(self.seconds / (self.least * round_s)))
+
+
+def timed_race(
+    contestants: Mapping[str, Callable[[], object]],
+    heats: Sequence[Sequence[str]],
+    rounds: Rounds,
+    steps_per_turn: int,
+    bar: Callable[[int], Callable[[], object]] = lambda total: lambda: None,
+    settle: Callable[[], object] = lambda: None,
+    leave: Callable[[str], object] = lambda name: None,
+) -> Timed:
+    """The whole of it: a race of all `heats`, the warm-up first. Collective; the same on every rank.
+
+    `bar(total)` returns what is called after each timed round; the rest is as in `race`.
+    """
+    run = partial(
+        race, contestants, steps_per_turn=steps_per_turn, barrier=dist.barrier, settle=settle, leave=leave
+    )
+    ends = [time.perf_counter()]
+    run(schedule(heats, rounds.warmup, rounds.seed), on_round=lambda: ends.append(time.perf_counter()))
+    fastest_s = min(end - start for start, end in itertools.pairwise(ends))  # buckets are rebuilt in some
+    number = rounds.timed(_of_the_slowest_rank(fastest_s))
+    return timed_rounds(run(schedule(heats, number, rounds.seed), on_round=bar(number)), warmup_rounds=0)
+
+
+def _of_the_slowest_rank(value: float) -> float:
+    of_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_rank, value)
+    return max(of_rank)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import tyro
 from rich.console import Console
 from torch import Tensor, nn
@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from benchmarks import contestants, machine, results
 from benchmarks.contestants import FLOOR, Contestant, SettingName
 from benchmarks.display import StartBar, console_of, interval, progress_of, table_of
-from benchmarks.harness import compare, estimate, median_ms, race, schedule, timed_rounds
+from benchmarks.harness import Rounds, compare, estimate, median_ms, timed_race
 from benchmarks.launch import run_ranks
+from benchmarks.question import refuse_less_than
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class Config:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for field in ("elements", "rounds", "warmup_rounds", "turn_parameters"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+        refuse_less_than({"elements": 1, "rounds": 1, "warmup_rounds": 1, "turn_parameters": 1}, self)
         if not self.parameters or min(self.parameters) < 1:
             raise ValueError(f"parameters is {self.parameters}; give at least one number, all at least 1.")
 
@@ -100,10 +99,10 @@ def time_count(count: int, config: Config, start_bar: StartBar) -> dict[str, Any
     ]
     models = contestants.enter(field, Separate(count, config.elements))
     steps = {name: forward_backward(model) for name, model in models.items()}
-    order = schedule(contestants.heats(field), config.warmup_rounds + config.rounds, config.seed)
+    rounds = Rounds(config.rounds, config.warmup_rounds, config.seed)
     steps_per_turn = max(2, config.turn_parameters // count)
-    advance = start_bar(f"{count:,} parameters", len(order))
-    wall, _ = timed_rounds(race(steps, order, steps_per_turn, dist.barrier, advance), config.warmup_rounds)
+    bar = partial(start_bar, f"{count:,} parameters")
+    wall, _ = timed_race(steps, contestants.heats(field), rounds, steps_per_turn, bar)
 
     def added_us(name: str) -> np.ndarray:
         return (wall[name] - wall[FLOOR]) / count * 1e6

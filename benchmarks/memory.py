@@ -4,7 +4,14 @@
 
 Every contestant in turn wraps a fresh copy of the model and takes a few steps, enough for the buckets to be
 rebuilt. The peak covers all of that; the copies are those of one step after it. Both are counted, see
-`accounting.py`. Of the memory that ranks share, what is only there while buckets are rebuilt is missed.
+`accounting.py`.
+
+[Note: two stretches]
+A wrapper's own memory is followed from byte to byte, but memory that ranks share is seen only when they stand
+still. So wrapping, when weights are broadcast, and stepping, when gradients are gathered, are counted apart: what
+is shared at the end of a stretch counts all along in it, but not in the stretch before, or buckets in shared memory
+would be added to a broadcast that is over when they are made. Shared memory is there once it is written to. What is
+shared only in the middle of a stretch, while buckets are rebuilt, is missed.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks import contestants, machine, results
-from benchmarks.accounting import WrittenBytes, nbytes, peak_memory, shared_bytes
+from benchmarks.accounting import Peak, WrittenBytes, nbytes, peak_memory, shared_bytes
 from benchmarks.contestants import FLOOR, Contestant, OtherName, SettingName, TransportName
 from benchmarks.display import console_of, progress_of, table_of
 from benchmarks.launch import DeviceName, run_ranks
@@ -125,15 +132,34 @@ def count(contestant: Contestant, model: nn.Module, task: Workload, rank: int) -
 def count_once(contestant: Contestant, model: nn.Module, task: Workload, rank: int) -> Count:
     """On this rank. The model is there before; its gradients and all else are not. Collective."""
     gc.collect()
-    shared_before = shared_among_ranks()
-    with peak_memory(next(model.parameters()).device) as peak:
+    device, shared_before = next(model.parameters()).device, shared_among_ranks()
+    with peak_memory(device) as wrapping:
         step = contestant.step(contestant.wrap(model), task, rank)
+    shared_by_wrapping = shared_among_ranks() - shared_before
+    with peak_memory(device) as stepping:
         for _ in range(STEPS):
             step()
-    shared = shared_among_ranks() - shared_before
+    shared_by_all = shared_among_ranks() - shared_before
     with WrittenBytes() as written:
         step()
-    return Count(peak.nbytes + shared, written.nbytes)
+    return Count(peak_of(Stretch(wrapping, shared_by_wrapping), Stretch(stepping, shared_by_all)), written.nbytes)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Of a run: its own memory, beyond what there was at its beginning, and the bytes shared at its end in all."""
+
+    own: Peak
+    shared: int
+
+
+def peak_of(*stretches: Stretch) -> int:
+    """The highest of their peaks, each on top of what those before it have left. See [Note: two stretches]."""
+    level, peaks = 0, []
+    for stretch in stretches:
+        peaks.append(level + stretch.own.nbytes + stretch.shared)
+        level += stretch.own.left
+    return max(peaks)
 
 
 def shared_among_ranks() -> int:

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
+from benchmarks.display import rounds_in_words
+
 TORCH, MINDDP, SHARED, OTHERS = "#6f6f6f", "#1f5fa8", "#c8611a", "#8c7aa9"
 SHARED_PALE = "#dfa06f"
 TEXT, FRAME, FAINT = "#404040", "#bdbdbd", "#ececec"
@@ -68,7 +70,7 @@ def footnote(figure: Figure, report: Mapping[str, Any], note: str = "") -> None:
     machine, config = report["machine"], report["config"]
     ranks = config.get("world_size", 1)
     said = [
-        note or f"medians and 95% intervals of {config['rounds']} paired rounds",
+        note or f"medians and 95% intervals of {rounds_in_words(config)}, paired",
         f"{ranks} rank{'s' if ranks > 1 else ''}",
         f"{machine['cores']} cores of {machine['cpu']}",
         f"torch {machine['torch']}",

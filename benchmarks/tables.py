@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.display import interval
+from benchmarks.contestants import AS_IT_COMES, BASELINE
+from benchmarks.display import interval, rounds_in_words
+from benchmarks.forecast import forecast_cells
 
 Report = Mapping[str, Any]
 
@@ -32,20 +34,30 @@ def provenance(report: Report) -> str:
         f"{machine['os']}",
         f"Python {machine['python']}",
         f"torch {machine['torch']}",
-        f"{config['rounds']} rounds" if "rounds" in config else "counted, not timed",
+        rounds_in_words(config) if "rounds" in config else "counted, not timed",
     ]
     return "; ".join(said) + "."
 
 
 def versus_torch(report: Report) -> str:
-    """A row for each workload and setting; then the best of each, and everybody's figures."""
-    return "\n\n".join(
-        (
-            "\n".join(equal_settings(report)),
-            "\n".join(best_of_each(report)),
-            "\n".join(everybody(report)),
-        )
-    )
+    """As both come; a row for each workload and setting; the best of each; and everybody's figures."""
+    tables = {
+        "As they come: `minddp.DistributedDataParallel(model)` against torch's": as_they_come(report),
+        "At equal settings, by the process group and by shared memory": equal_settings(report),
+        "The fastest setting of each": best_of_each(report),
+        "Everybody": everybody(report),
+    }
+    return "\n\n".join(f"### {title}\n\n" + "\n".join(lines) for title, lines in tables.items())
+
+
+def as_they_come(report: Report) -> Iterator[str]:
+    """Default settings on both sides, minddp's choice of a transport included."""
+    yield from header("workload", "rounds", "torch ms", "minddp ms", "ratio", "95% interval")
+    for result in report["workloads"].values():
+        ours, theirs = (result["contestants"].get(name) for name in (AS_IT_COMES, BASELINE))
+        if ours is not None and theirs is not None:
+            rounds, torch_ms = f"{ours['ratio']['rounds']}", f"{theirs['median_ms']:.2f}"
+            yield row(result["title"], rounds, torch_ms, *beside_torch(ours))
 
 
 def equal_settings(report: Report) -> Iterator[str]:
@@ -122,7 +134,17 @@ def bucket_size(report: Report) -> str:
                 ratio = figured["ratio"]
                 beside = ("", "") if family == "torch" else (f"{ratio['median']:.3f}", interval(ratio))
                 lines.append(row(result["title"], family, heat, f"{figured['median_ms']['median']:.2f}", *beside))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *predictions(report)])
+
+
+def predictions(report: Report) -> Iterator[str]:
+    """A step by each plan as `bucket_cap_mb="auto"` predicts it, and as it was measured."""
+    yield from header("workload", "family", "bucket MiB", "predicted ms", "measured ms", "error", "95% interval")
+    for result in report["workloads"].values():
+        for family, by_heat in result["families"].items():
+            for heat, figured in by_heat.items():
+                if figured["forecast"] is not None:
+                    yield row(result["title"], family, heat, *forecast_cells(figured["forecast"]))
 
 
 def header(*headings: str) -> Iterator[str]:

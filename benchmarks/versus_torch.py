@@ -5,14 +5,15 @@
     python -m benchmarks.versus_torch --control      # torch's class in both seats: what the harness itself adds
 
 Each workload is trained by torch and by minddp at every setting, by other wrappers, and without one, all in one
-process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.md for how to read the table.
+process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.md for how to read the table. What is
+said of each follows from its rounds in `standings.py`; how that looks on a terminal is in `scoreboard.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,22 +24,26 @@ import torch
 import torch.distributed as dist
 import tyro
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from benchmarks import contestants, machine, results
-from benchmarks.contestants import ALONE, FLOOR, Contestant, OtherName, SettingName, TransportName, wire
-from benchmarks.display import StartBar, console_of, interval, progress_of, table_of
-from benchmarks.harness import Times, compare, estimate, fastest, median_ms, race, schedule, timed_rounds
+from benchmarks.contestants import FLOOR, Contestant, OtherName, SettingName, TransportName
+from benchmarks.display import StartBar, console_of, progress_of
+from benchmarks.harness import Rounds, estimate, timed_race
 from benchmarks.launch import DeviceName, run_ranks
+from benchmarks.question import RaceOptions
+from benchmarks.scoreboard import print_report
+from benchmarks.standings import Setup, across_workloads, best, figures, floors, in_ms
 from benchmarks.workloads import Workload, WorkloadName, batch_of, workload
 
 BARRIERS = 200
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
     """Time a training step of minddp beside torch's DistributedDataParallel."""
+
+    LEAST = RaceOptions.LEAST | {"rounds": 2}
 
     workloads: tuple[WorkloadName, ...] = (
         "many_small",
@@ -63,18 +68,13 @@ class Config:
     )
     """Other ways to train: torch's `replicate`, the rungs of the reference ladder, DeepSpeed's ZeRO-1."""
     rounds: int = 26
-    """Timed rounds; a multiple of twice the number of heats is exactly fair."""
-    warmup_rounds: int = 2
-    """Rounds thrown away, in which the buckets are rebuilt."""
+    """Timed rounds, at least; a multiple of twice the number of heats is exactly fair."""
+    seconds: float = 60.0
+    """A workload of short steps has so many times these rounds that they take about this long, too."""
     steps_per_turn: int | None = None
     """Timed steps of one contestant's turn; by default the workload's own."""
-    world_size: int = 2
-    threads: int = 1
-    """Compute threads of each rank."""
     device: DeviceName = "cpu"
     """With "cuda", a GPU for each rank, and NCCL."""
-    seed: int = 0
-    """Of the weights, the data, the order of turns and the bootstrap."""
     size: Literal["full", "quick", "smoke"] = "full"
     """quick: fewer rounds, settings and others. smoke: tiny models too, to see that all runs. Both are written only
     where `out` says."""
@@ -86,13 +86,15 @@ class Config:
     """Give up, and end the ranks, after this long."""
 
     def __post_init__(self) -> None:
-        for field, least in {"rounds": 2, "warmup_rounds": 1, "world_size": 1, "threads": 1}.items():
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least {least}.")
+        super().__post_init__()
         if self.steps_per_turn is not None and self.steps_per_turn < 1:
             raise ValueError(f"steps_per_turn is {self.steps_per_turn}; it must be at least 1.")
         if not self.workloads or not self.settings:
             raise ValueError("There is nothing to time; name at least one workload and one setting.")
+
+    @property
+    def race_rounds(self) -> Rounds:
+        return dataclasses.replace(super().race_rounds, seconds=self.seconds)
 
     def resolved(self) -> Config:
         """This configuration with the meaning of `size` and all defaults spelled out."""
@@ -103,6 +105,7 @@ class Config:
         if self.size == "full":
             name = "versus_torch_control" if self.control else "versus_torch"
             return dataclasses.replace(config, out=self.out or results.path_of(name))
+        config = dataclasses.replace(config, seconds=0.0)
         if self.size == "smoke":
             return dataclasses.replace(config, rounds=2, warmup_rounds=1, steps_per_turn=1)
         quick = tuple(setting for setting in self.settings if setting in ("default", "views_static"))
@@ -146,9 +149,6 @@ def without_absentees(config: Config, console: Console) -> Config:
     )
 
 
-# ------------------------------------------------------------------ on each rank
-
-
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """All workloads, one after another, on this rank; returns the report, ready for JSON."""
     with progress_of(rank) as start_bar:
@@ -176,21 +176,22 @@ def time_workload(rank: int, task: Workload, config: Config, start_bar: StartBar
     field = contestants.for_workload(field, task)
     models = contestants.enter(field, task.model().to(config.device))
     steps = {c.name: c.step(models[c.name], task, rank) for c in field}
-    order = schedule(contestants.heats(field), config.warmup_rounds + config.rounds, config.seed)
-    turns = race(
+    wall, cpu = timed_race(
         steps,
-        order,
+        contestants.heats(field),
+        config.race_rounds,
         config.steps_per_turn or task.steps_per_turn,
-        dist.barrier,
-        start_bar(task.name, len(order)),
-        torch.cuda.synchronize if config.device == "cuda" else lambda: None,
+        partial(start_bar, task.name),
+        settle=torch.cuda.synchronize if config.device == "cuda" else lambda: None,
         leave=lambda name: models[name].zero_grad(set_to_none=True),
     )
-    wall, cpu = timed_rounds(turns, config.warmup_rounds)
-    return describe_workload(task, models[FLOOR]) | {
+    described = describe_workload(task, models[FLOOR])
+    setup = Setup(config.world_size, described["examples_per_step"], config.seed)
+    return described | {
+        "rounds": len(wall[FLOOR]),
         "floors": floors(wall),
         "contestants": {
-            c.name: figures(c, wall, cpu, task, config) | {"same_bits": trained_alike(models, c)}
+            c.name: figures(c, wall, cpu, setup) | {"same_bits": trained_alike(models, c)}
             for c in field
             if c.baseline
         },
@@ -229,151 +230,6 @@ def barrier_us(seed: int) -> dict[str, Any]:
         dist.barrier()
         took.append((time.perf_counter() - start) * 1e6)
     return dataclasses.asdict(estimate(np.array(took[BARRIERS // 10 :]), seed))
-
-
-# ------------------------------------------------------------------ arithmetic
-
-
-def floors(wall: Times) -> dict[str, Any]:
-    """Milliseconds per step that no wrapper can beat, and what makes them up."""
-    return {
-        "one_rank_alone_ms": median_ms(wall[ALONE]),
-        "no_wrapper_ms": median_ms(wall[FLOOR]),
-        "all_reduce_ms": {t: median_ms(wall[wire(t)]) for t in measured_wires(wall)},
-        "floor_ms": {t: median_ms(floor_of(wall, t)) for t in measured_wires(wall)},
-    }
-
-
-def measured_wires(wall: Times) -> list[str]:
-    return [t for t in ("process_group", "shared_memory") if wire(t) in wall]
-
-
-def floor_of(wall: Times, transport: str) -> np.ndarray:
-    """max(compute, bytes / bandwidth), round by round: all hidden that can be.
-
-    "auto" may have chosen any transport, so its floor is the lower one.
-    """
-    wires = [wall[wire(t)] for t in measured_wires(wall) if transport in (t, "auto")]
-    return np.maximum(wall[FLOOR], np.min(wires, axis=0)) if wires else wall[FLOOR]
-
-
-def figures(contestant: Contestant, wall: Times, cpu: Times, task: Workload, config: Config) -> dict[str, Any]:
-    """All that is said of one contestant; each estimate is paired round by round."""
-    name, baseline = contestant.name, contestant.baseline
-    assert baseline is not None, "floors have no baseline"
-    compared = partial(compare, seed=config.seed)
-    examples = config.world_size * len(batch_of(task, 0, torch.device("cpu"))[0])
-    speedup = compared(config.world_size * wall[ALONE], wall[name])
-    return {
-        "baseline": baseline,
-        "median_ms": median_ms(wall[name]),
-        "median_cpu_ms": median_ms(cpu[name]),
-        "examples_per_s": examples / float(np.median(wall[name])),
-        "ratio": dataclasses.asdict(compared(wall[name], wall[baseline])),
-        "cpu_ratio": dataclasses.asdict(compared(cpu[name], cpu[baseline])),
-        "exposed_ms": dataclasses.asdict(estimate((wall[name] - wall[FLOOR]) * 1e3, config.seed)),
-        "over_floor": dataclasses.asdict(compared(wall[name], floor_of(wall, contestant.transport))),
-        "speedup": dataclasses.asdict(speedup),
-        "efficiency": speedup.median / config.world_size,
-    }
-
-
-def best(field: Sequence[Contestant], wall: Times, seed: int) -> dict[str, Any]:
-    """minddp's fastest against torch's fastest, over the process group and over any transport.
-
-    They are chosen in every other round and timed in the rest, or luck would choose them and then be reported.
-    """
-    choosing = {name: seconds[::2] for name, seconds in wall.items()}
-    natives = [c.name for c in field if c.name == c.baseline]
-    of_transport = {
-        transport: [c.name for c in field if c.name.startswith("minddp ") and transport in (c.transport, "any")]
-        for transport in ("process_group", "any")
-    }
-    theirs = fastest(choosing, natives)
-    found = {}
-    for transport, names in of_transport.items():
-        if names:
-            ours = fastest(choosing, names)
-            ratio = dataclasses.asdict(compare(wall[ours][1::2], wall[theirs][1::2], seed))
-            found[transport] = {"torch": theirs, "minddp": ours, "ratio": ratio}
-    return found
-
-
-def across_workloads(timed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """For each contestant in minddp's seat, the median and the worst of the workloads' ratios."""
-    medians: dict[str, list[float]] = {}
-    for result in timed.values():
-        for name, contestant in result["contestants"].items():
-            if name.startswith("minddp "):
-                medians.setdefault(name, []).append(contestant["ratio"]["median"])
-    return {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in medians.items()}
-
-
-def in_ms(times: Times) -> dict[str, list[float]]:
-    return {name: [round(seconds * 1e3, 4) for seconds in times[name]] for name in times}
-
-
-# ------------------------------------------------------------------ on the terminal
-
-
-def print_report(report: Mapping[str, Any], console: Console) -> None:
-    """One table for each workload, then what they say together."""
-    for result in report["workloads"].values():
-        console.print(table(result, report["seat"]))
-        console.print(f"  {floors_in_words(result['floors'])}; {weights_in_words(result['contestants'])}.")
-        for transport, pair in result["best"].items():
-            console.print(
-                f"  best by {transport.replace('_', ' ')}: {pair['minddp']} against {pair['torch']}: "
-                f"{pair['ratio']['median']:.3f} ({interval(pair['ratio'])})"
-            )
-    console.print(f"A barrier takes {report['barrier_us']['median']:.0f} µs.")
-    console.print("Across workloads, time relative to torch at equal settings (median, worst):")
-    for name, across in report["across_workloads"].items():
-        console.print(f"  {name:32} {across['median']:.3f}x  {across['worst']:.3f}x")
-
-
-def table(result: Mapping[str, Any], seat: str) -> Table:
-    rows = table_of(
-        f"{result['title']}: {result['tensors']} tensors, {result['gradient_mib']} MiB",
-        "contestant",
-        *("ms", "ratio", "95% interval", "spread", "cpu", "exposed ms", "over floor", "speed-up", "examples/s"),
-    )
-    baseline = None
-    for name, contestant in result["contestants"].items():
-        if contestant["baseline"] != baseline:
-            baseline = contestant["baseline"]
-            rows.add_section()
-        rows.add_row(name.replace("minddp", seat), *_cells(contestant, is_baseline=name == baseline))
-    return rows
-
-
-def floors_in_words(floors: Mapping[str, Any]) -> str:
-    wires = ", ".join(f"by {t.replace('_', ' ')} {ms:.2f}" for t, ms in floors["all_reduce_ms"].items())
-    alone, bare = floors["one_rank_alone_ms"], floors["no_wrapper_ms"]
-    return f"ms per step: {ALONE} {alone:.2f}, {FLOOR} {bare:.2f}, all-reduce only {wires}"
-
-
-def weights_in_words(contestants: Mapping[str, Any]) -> str:
-    differ = [name for name, contestant in contestants.items() if not contestant["same_bits"]]
-    return f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"
-
-
-def _cells(contestant: Mapping[str, Any], *, is_baseline: bool) -> list[str]:
-    ratio = contestant["ratio"]
-    beside_torch = [
-        f"{ratio['median']:.3f}",
-        interval(ratio),
-        f"{ratio['spread']:.3f}",
-        f"{contestant['cpu_ratio']['median']:.3f}",
-    ]
-    return [
-        f"{contestant['median_ms']:.2f}",
-        *([""] * 4 if is_baseline else beside_torch),
-        f"{contestant['exposed_ms']['median']:.2f}",
-        f"{contestant['over_floor']['median']:.2f}",
-        f"{contestant['speedup']['median']:.2f}",
-        f"{contestant['examples_per_s']:.0f}",
-    ]
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def _embedding(name: WorkloadName, tiny: bool, *, sparse: bool) -> Workload:
         ),
         loss=nn.functional.mse_loss,
         learning_rate=1e-2,
-        steps_per_turn=10 if sparse else 2,
+        steps_per_turn=3 if sparse else 2,
         has_sparse_gradients=sparse,
     )
 

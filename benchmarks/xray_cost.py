@@ -16,65 +16,45 @@ import timeit
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import tyro
 from rich.console import Console
 
-from benchmarks import machine, results
-from benchmarks.display import StartBar, console_of, progress_of, table_of
-from benchmarks.harness import compare, median_ms, race, schedule, timed_rounds
-from benchmarks.launch import run_ranks
+from benchmarks.display import StartBar, progress_of, table_of
+from benchmarks.harness import compare, median_ms, timed_race
+from benchmarks.question import RaceOptions, ask, report_of
 from benchmarks.workloads import WorkloadName, training_step, workload
 
 OFF, OFF_TOO, ON = "not recorded", "not recorded either", "recorded"
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
     """Time a training step of minddp with and without an x-ray."""
+
+    LEAST = RaceOptions.LEAST | {"rounds": 2, "warmup_rounds": 2}
 
     workloads: tuple[WorkloadName, ...] = ("many_small", "transformer")
     rounds: int = 60
-    warmup_rounds: int = 2
-    world_size: int = 2
-    threads: int = 1
-    seed: int = 0
-    out: Path | None = None
-    """JSON file to write; by default benchmarks/results/xray_cost.json."""
+    """Timed rounds."""
     timeout_s: float = 1200.0
-
-    def __post_init__(self) -> None:
-        for field, least in {"rounds": 2, "warmup_rounds": 2, "world_size": 1, "threads": 1}.items():
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least {least}.")
+    """Give up, and end the ranks, after this long."""
 
 
 def main(config: Config) -> None:
-    report, *_ = run_ranks(
-        time_workloads,
-        config,
-        world_size=config.world_size,
-        threads=config.threads,
-        timeout_s=config.timeout_s,
-    )
-    print_report(report, console_of())
-    results.write(report, config.out or results.path_of("xray_cost"))
+    ask("xray_cost", time_workloads, config, print_report)
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """Returns the report, ready for JSON."""
     with progress_of(rank) as start_bar:
         times = {name: time_workload(name, rank, config, start_bar) for name in config.workloads}
-    return {
-        "question": "what recording costs a step, and what being able to record costs one",
-        "machine": machine.describe(),
-        "config": results.of_config(config),
-        "workloads": times,
-    }
+    return report_of(
+        "what recording costs a step, and what being able to record costs one", config, workloads=times
+    )
 
 
 def time_workload(name: WorkloadName, rank: int, config: Config, start_bar: StartBar) -> dict[str, Any]:
@@ -95,10 +75,9 @@ def time_workload(name: WorkloadName, rank: int, config: Config, start_bar: Star
 
     recorder = Recorder(MinddpSource(wrappers[ON]))
     recorder.start()
-    order = schedule([[OFF, OFF_TOO, ON]], config.warmup_rounds + config.rounds, config.seed)
-    turns = race(steps, order, task.steps_per_turn, dist.barrier, start_bar(name, len(order)))
+    bar = partial(start_bar, name)
+    wall, cpu = timed_race(steps, [[OFF, OFF_TOO, ON]], config.race_rounds, task.steps_per_turn, bar)
     recording = recorder.stop()
-    wall, cpu = timed_rounds(turns, config.warmup_rounds)
     asking_us = _asking_us(wrappers[OFF], counted)
     return {
         "step_ms": median_ms(wall[OFF]),

@@ -37,7 +37,7 @@ from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
 from minddp.roster import Roster
 from minddp.transport import Transport, open_transport
-from minddp.tune import AutoBuckets, Tuning
+from minddp.tune import AutoBuckets, Tuning, clock_of
 
 _CONNECTED = (
     "process_group",
@@ -166,11 +166,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.device_mesh = device_mesh
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) | set(delayed)
         check_module(module, self.parameters_to_ignore, delayed.values())
-        if self._tunes_buckets and any(param.device.type != "cpu" for param in module.parameters()):
-            raise NotImplementedError(
-                'bucket_cap_mb="auto" reads the clock of the host, which does not tell when a GPU is done. '
-                "Pass a number."
-            )
+        if self._tunes_buckets:
+            clock_of(param.device for param in module.parameters())  # raises where nothing can be timed
         self._placement = Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
         self.module = module
         self.dim = dim
@@ -214,7 +211,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in self.parameters_to_ignore]
         self._roster = Roster(self.module, [*self._reducer.params, *left_alone], self.parameters_to_ignore)
-        self._tuner = AutoBuckets(self._reducer) if self._tunes_buckets else None
+        self._tuner: AutoBuckets | None = None
+        if self._tunes_buckets:
+            self._tuner = AutoBuckets(self._reducer, clock_of(param.device for param in self._reducer.params))
 
     def _verify_that_ranks_agree(self, delayed: dict[str, nn.Parameter]) -> None:
         """Before anything else is sent, and by the transport that every rank has. See `agreement.py`."""

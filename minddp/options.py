@@ -173,6 +173,9 @@ def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first
             if cap is None and name != "bucket_cap_mb_list":
                 continue
             if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
-                raise TypeError(f"`{name}` takes mebibytes as numbers, but got {cap!r} ({type(cap).__name__}).")
+                or_auto = ' or "auto"' if name == "bucket_cap_mb" else ""  # ddp.py keeps that to itself
+                raise TypeError(
+                    f"`{name}` takes mebibytes as numbers{or_auto}, but got {cap!r} ({type(cap).__name__})."
+                )
             if not 0 <= cap < UNBOUNDED / MIB:
                 raise ValueError(f"`{name}` takes a finite number of mebibytes, 0 or more, but got {cap!r}.")

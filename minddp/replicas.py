@@ -65,13 +65,14 @@ class _Parcel:
 
     def __init__(self, tensors: list[torch.Tensor]):
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        self.wire = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
         self._tensors = tensors
         self._are_plain = not any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
-        self._copies = [
-            piece.view(tensor.dtype).view(tensor.shape)
-            for tensor, piece in zip(tensors, self.wire.split(sizes), strict=True)
-        ]
+        with torch.inference_mode(False):  # it may be kept for steps that are none of inference
+            self.wire = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+            self._copies = [
+                piece.view(tensor.dtype).view(tensor.shape)
+                for tensor, piece in zip(tensors, self.wire.split(sizes), strict=True)
+            ]
 
     def fill(self) -> None:
         torch._foreach_copy_(self._copies, self._tensors)

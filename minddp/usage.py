@@ -4,6 +4,13 @@ A parameter that no rank has used must keep its gradient as it is (None, or what
 that some rank has used gets the average everywhere, with zeros from the ranks that did not use it. So every
 rank notes what it used since the last reduction, including micro-batches under no_sync, and the notes are
 summed over the ranks beside the gradients.
+
+[Note: marks on a GPU]
+Marks are made on the host and summed on the device. If all parameters were used they are all ones, which the device
+can write by itself, and nobody has to read the sums. Otherwise they are copied from memory of their own, pinned so
+that the host goes on meanwhile; torch's allocator gives it to nobody else before it has been read. Under capture by
+a CUDA graph that is no use: every replay would copy from there again, and the sums could not be read on the host.
+So a graph can be captured of a step that uses all parameters, and of no other.
 """
 
 from __future__ import annotations
@@ -43,12 +50,29 @@ class UsageMap:
         self._marks[param] = 1
 
     def begin_exchange(self, transport: Transport, has_grad: Sequence[bool]) -> None:
-        """Start summing the marks over the ranks. A mark without a gradient is of one that was thrown away."""
+        """Start summing the marks over the ranks. A mark without a gradient is of one that was thrown away.
+
+        Raises:
+            RuntimeError: a CUDA graph captures a backward that has left parameters unused.
+        """
         self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
-        on_gpu = self._device.type == "cuda"
-        marks = torch.tensor(self._marks, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
-        self.sums = marks.to(self._device, non_blocking=True)  # a no-op on the CPU
+        self.sums = self._marks_on_device()
         self._work = transport.all_reduce(self.sums)
+
+    def _marks_on_device(self) -> torch.Tensor:
+        """See [Note: marks on a GPU]."""
+        if all(self._marks):
+            return torch.ones(len(self._marks), dtype=torch.int32, device=self._device)
+        on_gpu = self._device.type == "cuda"
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
+                f"parameters unused. Whether other ranks have used them is read by the host, which no graph can "
+                f"do. Use every parameter in the step that is captured, or pass static_graph=True, which settles "
+                f"who uses what in the first steps."
+            )
+        marks = torch.tensor(self._marks, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
+        return marks.to(self._device, non_blocking=True)  # a no-op on the CPU
 
     def finish_exchange(self) -> Sequence[bool] | None:
         """Per parameter, whether no rank used it; `None` if this rank used them all.

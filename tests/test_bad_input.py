@@ -96,7 +96,7 @@ EXPECTED = [
     ("first capacity and a list", "ValueError", ["first_bucket_cap_mb", "bucket_cap_mb_list", "exclude"]),
     ("synchronised batch norm", "ValueError", ["SyncBatchNorm layers only work with GPU modules", "1"]),
     ("wrong flag", "TypeError", ["static_graph"]),
-    ("wrong capacity", "TypeError", ["bucket_cap_mb"]),
+    ("wrong capacity", "TypeError", ["bucket_cap_mb", '"auto"', "'25'"]),
     ("negative capacity", "ValueError", ["bucket_cap_mb"]),
     ("two capacities", "ValueError", ["bucket_cap_mb", "bucket_cap_mb_list", "exclude"]),
     ("capacity list that is a number", "TypeError", ["bucket_cap_mb_list", "25"]),

@@ -42,6 +42,50 @@ def test_no_part_keeps_another_from_running(
     assert "all is well" not in shown, "only what failed is shown"
     assert "all is well" in (tmp_path / "gpu.log").read_text()
     assert shown.rstrip().splitlines()[-1].startswith("passes")
+    lines = [line for line in shown.splitlines() if line.startswith("hangs: ")]
+    assert lines == ["hangs: ended after 1 s, 1 s; tests: 0 passed, 0 failed, 0 skipped"]
+
+
+def test_results_are_kept_when_other_parts_are_run_and_the_rest_can_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A machine that is had for minutes at a time."""
+    monkeypatch.setattr(command, "PARTS", tuple(Part(name, (), 60.0) for name in ("fails", "hangs", "passes")))
+    monkeypatch.setattr(command, "_command", lambda part, *_, **__: [sys.executable, "-c", BODIES[part.name]])
+
+    def told(*options: str) -> dict[str, str]:
+        command.main(["--rehearse", "--out", str(tmp_path), *options])
+        return {part["part"]: part["status"] for part in json.loads((tmp_path / "gpu.json").read_text())["parts"]}
+
+    monkeypatch.setattr(command, "LEAST_S", 0.5)
+    assert told("--parts", "passes") == {"passes": "passed"}
+    assert told("--parts", "hangs", "--budget-s", "1.5") == {"hangs": command.CUT_SHORT, "passes": "passed"}
+    known = {"fails": command.NOT_RUN, "hangs": command.CUT_SHORT, "passes": "passed"}
+    assert told("--budget-s", "0.1") == known, "what is known stays"
+    capsys.readouterr()
+    monkeypatch.setitem(BODIES, "hangs", BODIES["passes"])
+    assert told("--rest") == {"fails": "failed", "hangs": "passed", "passes": "passed"}
+    assert "passes:" not in capsys.readouterr().out, "of that there was a result"
+
+
+def test_a_part_that_dies_tells_how_far_it_came() -> None:
+    outcome = command.Outcome("nccl", "passed")
+    command._read_progress(
+        "collected 4 items\n"
+        "tests/gpu/test_x.py::test_one[nccl1-views, zeroed] PASSED          [ 25%]\n"
+        "tests/gpu/test_x.py::test_two[nccl1] SKIPPED (why)  [ 50%]\n"
+        "tests/gpu/test_x.py::test_three[nccl2] FAILED [ 75%]\n"
+        "tests/gpu/test_x.py::test_four[nccl2-a b] ",
+        outcome,
+    )
+    assert (outcome.passed, outcome.skipped) == (1, 1)
+    assert outcome.failed == {"test_three[nccl2]": "see the log", "test_four[nccl2-a b]": "the part ended in it"}
+
+
+def test_later_parts_know_which_worlds_are_down() -> None:
+    card = command.Outcome("card", "failed", failed={"test_a_world_comes_up[nccl2]": "it hung", "test_a_card": "x"})
+    assert command._worlds_down(card) == ["nccl2"]
+    assert command._worlds_down(None) == []
 
 
 def test_what_would_begin_too_late_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

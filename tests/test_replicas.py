@@ -264,3 +264,18 @@ def _buffers_before_each_forward(rank: int) -> list[list[float]]:
 
 def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(ranks: Any) -> None:
     assert ranks(2).run(_buffers_before_each_forward) == [[[float(step)] * 3 for step in range(4)]] * 2
+
+
+def _inference_first(rank: int) -> list[list[float]]:
+    """A look at the model before training, without model.eval()."""
+    ddp = minddp.DistributedDataParallel(Changing())
+    with torch.inference_mode():
+        ddp(torch.ones(1, 1))
+    for _ in range(2):
+        ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
+    return [ddp.module.filled.tolist()]
+
+
+def test_the_first_forward_may_be_one_of_inference(ranks: Any) -> None:
+    """What it leaves behind is written to again by steps that are not."""
+    assert ranks(2).run(_inference_first)[0] == [[3.0] * 3]

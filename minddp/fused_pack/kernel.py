@@ -7,6 +7,12 @@ equally far from the next boundary, the few elements before it, the *head*, are 
 the rest. If not, all of the chunk is moved one by one, still with neighbouring threads at neighbouring elements.
 
 The source includes no header, so that it compiles where the toolkit's headers are not installed.
+
+[Note: denormal numbers]
+CuPy compiles everything with `-ftz=true`, and puts that behind all options of ours: arithmetic in float32 then
+takes denormal numbers for zero, and bfloat16 is float32 with fewer digits. Torch's kernels keep them. So what could
+be flushed (a product, a conversion to or from float64) is written as the instruction that it is to be, which no
+option changes.
 """
 
 from __future__ import annotations
@@ -21,7 +27,8 @@ from minddp.fused_pack.chunks import TENSORS_PER_LAUNCH, THREADS, VECTORS_PER_TH
 
 NAMES_IN_C = {torch.float32: "float", torch.float64: "double", torch.float16: "F16", torch.bfloat16: "BF16"}
 
-#: Half precision as bits; conversions as the device makes them. A test compiles the rest for the CPU.
+#: Half precision as bits; arithmetic as the device does it, see [Note: denormal numbers]. A test compiles the rest
+#: for the CPU.
 CONVERSIONS = r"""
 struct F16 { unsigned short bits; };
 struct BF16 { unsigned short bits; };
@@ -38,6 +45,13 @@ __device__ void narrow(float x, BF16& y) {
     y.bits = x != x ? 0x7FC0 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
 #endif
 }
+__device__ void narrow(double x, float& y) { asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x)); }
+__device__ void narrow(float x, double& y) { asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x)); }
+__device__ float product(float x, float y) {
+    float z;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
 #endif
 """
 
@@ -45,11 +59,13 @@ BODY = r"""
 __device__ float widened(float x) { return x; }
 __device__ double widened(double x) { return x; }
 __device__ void narrow(float x, float& y) { y = x; }
-__device__ void narrow(double x, float& y) { y = (float)x; }
-__device__ void narrow(float x, double& y) { y = x; }
 __device__ void narrow(double x, double& y) { y = x; }
-__device__ void narrow(double x, F16& y) { narrow((float)x, y); }
-__device__ void narrow(double x, BF16& y) { narrow((float)x, y); }
+template <class Half> __device__ void narrow(double x, Half& y) {
+    float between;
+    narrow(x, between);
+    narrow(between, y);
+}
+__device__ double product(double x, double y) { return x * y; }
 
 template <class T> __device__ void convert(T x, T& y) { y = x; }  // bit by bit
 template <class T, class U> __device__ void convert(T x, U& y) { narrow(widened(x), y); }
@@ -61,7 +77,7 @@ template <class T> struct alignas(VECTOR * sizeof(T)) Vector { T at[VECTOR]; };
 __device__ TO converted(FROM x, FACTOR factor, int scales) {
     TO y;
     convert(x, y);
-    if (scales) narrow(widened(y) * factor, y);
+    if (scales) narrow(product(widened(y), factor), y);
     return y;
 }
 

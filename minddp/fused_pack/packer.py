@@ -53,7 +53,7 @@ class FusedPack:
     """
 
     def __init__(self, cupy: Any, views: Sequence[torch.Tensor], grad_dtype: torch.dtype):
-        self._address = views[0].untyped_storage().data_ptr()  # of what `places` are counted from
+        self._memory = views[0].untyped_storage()  # where it lies may change: asked in each launch
         self._device, self._dtype = views[0].device, views[0].dtype
         self._strides = [view.stride() for view in views]
         self._grad_dtype = grad_dtype
@@ -99,7 +99,7 @@ class FusedPack:
     def _launch(self, kernel: Any, grads: Sequence[torch.Tensor], factor: np.floating[Any], scales: bool) -> None:
         """On the current stream, so that it is ordered as torch's own kernels are."""
         stream = _Stream(torch.cuda.current_stream(self._device).cuda_stream)
-        bucket, scaling = np.uint64(self._address), (factor, np.int32(scales))
+        bucket, scaling = np.uint64(self._memory.data_ptr()), (factor, np.int32(scales))
         with self._on_device():
             for launch in self._launches:
                 addresses = [grad.data_ptr() for grad in grads[launch.first : launch.stop]]

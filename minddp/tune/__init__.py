@@ -8,11 +8,13 @@ company and then nothing hides their journey. Where the best lies depends on mod
 |---|---|
 | what does a message of n bytes cost here? | `link.py` |
 | which buckets expose the least communication? | `planner.py` |
-| when are gradients ready, and how do all ranks come to one plan? | `auto.py` |
+| when is a gradient ready, on a CPU and on a GPU? | `clocks.py` |
+| what is observed, and how do all ranks come to one plan? | `auto.py` |
 """
 
 from minddp.tune.auto import AutoBuckets, Tuning
+from minddp.tune.clocks import clock_of
 from minddp.tune.link import Link
 from minddp.tune.planner import Gradient, least_exposed, plan_buckets, simulate
 
-__all__ = ["AutoBuckets", "Gradient", "Link", "Tuning", "least_exposed", "plan_buckets", "simulate"]
+__all__ = ["AutoBuckets", "Gradient", "Link", "Tuning", "clock_of", "least_exposed", "plan_buckets", "simulate"]

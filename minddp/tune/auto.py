@@ -7,6 +7,9 @@ for each gradient, and every rank computes the plan from the same numbers, which
 The link is measured while nothing else runs, but will be used while backward runs, on a CPU on the very same
 cores. So it is slowed by the factor at which the model tells the measured time of the plan in use. What the model
 then says of the new plan is kept beside what is measured; should that turn out slower, the old plan comes back.
+
+Nobody waits for a device in the steps that are observed, nor in any after them: only between the last observed step
+and the next are times read and the link measured, once for each of the two plans.
 """
 
 from __future__ import annotations
@@ -15,14 +18,15 @@ import enum
 import itertools
 import logging
 import statistics
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from minddp.events import Event, EventKind
 from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
+from minddp.tune.clocks import Clock
 from minddp.tune.link import Link
 from minddp.tune.planner import Gradient, plan_buckets, simulate
 
@@ -44,7 +48,13 @@ class Tuning:
     plan: BucketPlan
     before_s: float
     predicted_s: float
+    seen: Observed
     measured_s: float | None = None
+
+    def predicted_backward_s(self, plan: BucketPlan) -> float:
+        """How long a backward would take by any plan of the same parameters, judging by what was seen."""
+        ready = [self.seen.ready_s.get(param, 0.0) for param in range(len(plan.params))]
+        return _predicted_end(plan, ready, self.link, self.seen)
 
     @property
     def is_kept(self) -> bool:
@@ -69,45 +79,75 @@ class Observed:
     end_s: float
 
 
-class _Observer:
+@dataclass
+class Stamps:
+    """The same as the clock's marks, which are read later. See [Note: stamps]."""
+
+    begin: Any
+    ready: dict[int, Any] = field(default_factory=dict)
+    gradients_complete: Any = None
+    end: Any = None
+
+    def read(self, clock: Clock) -> Observed:
+        """Waits for the end of the backward."""
+        return Observed(
+            {param: clock.seconds(self.begin, mark) for param, mark in self.ready.items()},
+            clock.seconds(self.begin, self.gradients_complete),
+            clock.seconds(self.begin, self.end),
+        )
+
+
+class Observer:
     """An event sink that notes the times of whole backwards."""
 
-    def __init__(self) -> None:
-        self.passes: list[Observed] = []
-        self._begin = 0.0
-        self._ready: dict[int, float] = {}
-        self._complete = 0.0
+    def __init__(self, clock: Clock) -> None:
+        self.passes: list[Stamps] = []
+        self._clock = clock
+        self._current = Stamps(None)
 
     def __call__(self, event: Event) -> None:
-        now = time.perf_counter()
         if event.kind is EventKind.PARAM_READY:
-            self._ready[event.subject] = now - self._begin
+            self._current.ready[event.subject] = self._clock.stamp()
         elif event.kind is EventKind.BACKWARD_BEGIN:
-            self._begin, self._ready = now, {}
+            self._current = Stamps(self._clock.stamp())
         elif event.kind is EventKind.GRADIENTS_COMPLETE:
-            self._complete = now - self._begin
+            self._current.gradients_complete = self._clock.stamp()
         elif event.kind is EventKind.BACKWARD_END:
-            self.passes.append(Observed(self._ready, self._complete, now - self._begin))
+            self._current.end = self._clock.stamp()
+            self.passes.append(self._current)
 
 
 class _Stage(enum.Enum):
-    WAITING = "for the buckets to be rebuilt by the order of readiness"
+    WAITING = "how the buckets are rebuilt by the order of readiness"
     OBSERVING = "the plan that there is"
     CHECKING = "the new plan"
-    DONE = "for good"
+    DONE = "nothing any more"
 
 
 class AutoBuckets:
     """Tunes the buckets of one reducer. Every rank calls `before_forward` before each forward that trains."""
 
-    def __init__(self, reducer: Reducer):
+    def __init__(self, reducer: Reducer, clock: Clock):
         self._reducer = reducer
+        self._clock = clock
         self._stage = _Stage.WAITING
-        self._observer = _Observer()
+        self._observer = Observer(self._clock)
         self.tuning: Tuning | None = None
 
     def before_forward(self) -> None:
-        """See whether there is something to do, all ranks at the same step: they count the same backwards."""
+        """See whether there is something to do, all ranks at the same step: they count the same backwards.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+        """
+        if self._stage is _Stage.DONE:
+            return
+        if self._clock.is_stopped:
+            raise RuntimeError(
+                f'bucket_cap_mb="auto" observes {self._stage.value}, but a step that a CUDA graph captures takes '
+                f"no time now, and its buckets could not be changed any more. Take "
+                f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
+            )
         if self._stage is _Stage.WAITING and self._reducer.has_rebuilt:
             self._observe(_Stage.OBSERVING)
         elif self._stage is _Stage.OBSERVING and self._has_seen_enough():
@@ -116,7 +156,7 @@ class AutoBuckets:
             self._check()
 
     def _observe(self, stage: _Stage) -> None:
-        self._observer = _Observer()
+        self._observer = Observer(self._clock)
         self._reducer.watch(self._observer)
         self._stage = stage
 
@@ -127,14 +167,14 @@ class AutoBuckets:
         reducer = self._reducer
         reducer.unwatch(self._observer)
         seen = self._agreed()
-        link = Link.measured(reducer.transport, reducer.params[0].device)
+        link = Link.measured(reducer.transport, reducer.params[0].device, self._clock)
         ready = [seen.ready_s.get(param, 0.0) for param in range(len(reducer.params))]
         link = link.slowed(_slowdown(reducer.plan, ready, link, seen))
         plan = plan_buckets(reducer.plan.params, ready, link)
         is_the_same = [bucket.slots for bucket in plan.buckets] == [bucket.slots for bucket in reducer.plan.buckets]
         if is_the_same:
             plan = reducer.plan
-        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, _predicted_end(plan, ready, link, seen))
+        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, _predicted_end(plan, ready, link, seen), seen)
         if is_the_same:
             self._stage = _Stage.DONE
             _log.info("The buckets are as good as they get. %s", self.tuning)
@@ -153,7 +193,7 @@ class AutoBuckets:
 
     def _agreed(self) -> Observed:
         """Medians over the observed backwards, of the slowest rank. Collective. See [Note: one plan for all]."""
-        passes = self._observer.passes[WARM_UP_STEPS:]
+        passes = [stamps.read(self._clock) for stamps in self._observer.passes[WARM_UP_STEPS:]]
         num_params = len(self._reducer.params)
         rows = [
             [*(seen.ready_s.get(param, 0.0) for param in range(num_params)), seen.gradients_complete_s, seen.end_s]

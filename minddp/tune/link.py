@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from minddp.transport import Transport
+from minddp.tune.clocks import Clock
 
 _SIZES_BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
 _REPEATS = 5
@@ -50,22 +51,26 @@ class Link:
 
     @classmethod
     def measured(
-        cls, transport: Transport, device: torch.device, sizes_bytes: Sequence[int] = _SIZES_BYTES
+        cls,
+        transport: Transport,
+        device: torch.device,
+        clock: Clock,
+        sizes_bytes: Sequence[int] = _SIZES_BYTES,
     ) -> Link:
         """All-reduce some tensors and fit. Collective; takes a fraction of a second; the same on all ranks."""
         samples = []
         for nbytes in sizes_bytes:
             tensor = transport.allocate(nbytes // 4, torch.float32, device).zero_()
-            seconds = [_time_all_reduce(transport, tensor) for _ in range(_REPEATS)]
-            samples.append((nbytes, statistics.median(seconds)))
+            samples.append((nbytes, statistics.median(_seconds_of_all_reduces(transport, tensor, clock))))
         own = torch.tensor([seconds for _, seconds in samples], dtype=torch.float64, device=device)
         slowest = torch.stack(list(transport.all_gather(own))).amax(0).tolist()
         return cls.fitted(zip(sizes_bytes, slowest, strict=True))
 
 
-def _time_all_reduce(transport: Transport, tensor: torch.Tensor) -> float:
-    begin = time.perf_counter()
-    transport.all_reduce(tensor).wait()
-    if tensor.device.type != "cpu":
-        torch.accelerator.synchronize(tensor.device)
-    return time.perf_counter() - begin
+def _seconds_of_all_reduces(transport: Transport, tensor: torch.Tensor, clock: Clock) -> list[float]:
+    """What each of several took, one after the other. A GPU is asked for all of them first, as in a backward."""
+    stamps = [clock.stamp()]
+    for _ in range(_REPEATS):
+        transport.all_reduce(tensor).wait()
+        stamps.append(clock.stamp())
+    return [clock.seconds(first, last) for first, last in itertools.pairwise(stamps)]

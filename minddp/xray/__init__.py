@@ -12,6 +12,7 @@
 | when do things happen on a GPU? | `device_clock.py` |
 | what is a recording? | `recording.py` |
 | what did each rank do when, and what befell each bucket? | `timeline.py` |
+| and how is that read from events? | `cut.py`, `reading.py` |
 | why does a rank stand still? | `causes.py` |
 | how long would the step take under another plan? | `predict.py`, `plans.py` |
 | how is it told? | `words.py`, in the terminal by `explain.py` |

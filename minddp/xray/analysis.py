@@ -7,8 +7,9 @@ from functools import cached_property
 
 from minddp.xray.plans import Alternative, alternatives
 from minddp.xray.predict import Fit, fit, transfers
+from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
-from minddp.xray.timeline import Step, steps_of, typical
+from minddp.xray.timeline import Step, typical
 
 AS_GOOD = 0.0025  # of a step: less is no reason to prefer one plan
 

@@ -4,8 +4,8 @@ Let it take two steps before the recording: torch makes its buckets anew after t
 
 What can be seen: forward, each gradient (a hook on each parameter), each bucket's launch and completion (a
 communication hook that only times), the end of backward. What cannot: waiting for one bucket rather than the next,
-packing and copying back, all of which happens in C++ between two of the moments that can be seen. So `timeline.py`
-takes it that after backward each bucket is waited for, in order, until it completes.
+packing and copying back, all of which happens in C++ between two of the moments that can be seen. So `cut.py` takes
+it that after backward each bucket is waited for, in order, until it completes.
 
 [Note: the hook that stays]
 A communication hook can be registered once and never removed, so it stays when the recording ends, reducing as

@@ -1,7 +1,4 @@
-"""From events to a timeline: what a rank did when, and the history of each bucket. Pure.
-
-    events  ->  steps  ->  spans that tile the step   (forward, loss, backward, exposed, ...)
-                           a history per bucket       (last gradient, ready, launched, completed, waited, unpacked)
+"""What a step is: spans that tile it on each rank, a history of each bucket, and what follows from them. Pure.
 
 [Note: exposed communication]
 A collective runs beside backward for as long as there is a backward. What is under way when autograd has computed
@@ -13,13 +10,12 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-from minddp.events import EventKind
 from minddp.xray.intervals import Interval, intersection, measure_ns
-from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
+from minddp.xray.recording import Layout
 
 
 class Activity(enum.Enum):
@@ -204,18 +200,6 @@ class Step:
         return 1 - exposed_ns / measure_ns(wires) if measure_ns(wires) else 1.0
 
 
-def steps_of(recording: Recording) -> tuple[Step, ...]:
-    """All steps in which at least one synchronised backward began, in order, on the first rank's clock.
-
-    A step is there for the ranks that have recorded it; incomplete ones only at the end of what was recorded.
-    """
-    by_number: dict[int, list[RankStep]] = {}
-    for rank in recording.ranks:
-        for step in steps_of_rank(rank.on_the_clock_of_the_first_rank()):
-            by_number.setdefault(step.number, []).append(step)
-    return tuple(Step(number, tuple(by_number[number]), recording.world_size) for number in sorted(by_number))
-
-
 def typical(steps: Sequence[Step]) -> Step:
     """The step that stands for the others: the one of median length among those that are like most.
 
@@ -231,177 +215,6 @@ def typical(steps: Sequence[Step]) -> Step:
     final = [step for step in candidates if step.layout.buckets == candidates[-1].layout.buckets]
     median = statistics.median_low(step.length_ns for step in final)
     return next(step for step in final if step.length_ns == median)
-
-
-def steps_of_rank(recording: RankRecording) -> list[RankStep]:
-    """The steps of one rank, on its own clock."""
-    parts = [replace(part, events=_with_waits(part.events)) for part in _split(recording)]
-    return [_read(recording, number, part) for number, part in enumerate(parts, start=recording.first_step)]
-
-
-@dataclass
-class _Part:
-    """The events of one step, and where it ends."""
-
-    events: list[Stamped] = field(default_factory=list)
-    end_ns: int = 0
-    complete: bool = False
-
-
-def _split(recording: RankRecording) -> Iterator[_Part]:
-    """Cut at each forward that follows the end of a synchronised backward: what lies between is a step."""
-    part: _Part | None = None
-    for event in recording.events:
-        if event.kind is EventKind.FORWARD_BEGIN and (part is None or part.complete):
-            if part is not None:
-                part.end_ns = event.t_ns
-                yield part
-            part = _Part()
-        if part is None or (part.complete and event.kind in _OF_A_BACKWARD):
-            continue  # the recording began in the middle of a step; or these collectives are a shadow's (`join.py`)
-        if (
-            event.kind is EventKind.ERROR
-            and part.events[-1].kind is EventKind.FORWARD_BEGIN
-            and len(part.events) > 1
-        ):
-            part, interrupted = _Part([part.events[-1]]), part  # a forward has found out about the one before
-            yield _Part(interrupted.events[:-1], end_ns=part.events[0].t_ns)
-        part.events.append(event)
-        part.complete = part.complete or event.kind is EventKind.BACKWARD_END
-    if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
-        part.end_ns = recording.stopped_ns
-        yield part
-
-
-def _with_waits(events: list[Stamped]) -> list[Stamped]:
-    """Add the waits of a wrapper that does not tell of them: in order, each until its bucket is complete.
-
-    What is left of backward after the last counts as copying back.
-    """
-    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
-    now_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
-    completed = sorted((b, t_ns) for (kind, b), t_ns in when.items() if kind is EventKind.BUCKET_COMPLETED)
-    if now_ns is None or not completed or any(kind is EventKind.BUCKET_WAITED for kind, _ in when):
-        return events
-    added = []
-    for bucket, completed_ns in completed:
-        now_ns = max(now_ns, completed_ns)
-        added += [
-            Stamped(now_ns, EventKind.BUCKET_WAITED, bucket),
-            Stamped(now_ns, EventKind.BUCKET_UNPACKED, bucket),
-        ]
-    return sorted([*events, *added[:-1]], key=lambda event: (event.t_ns, _AT_ONE_TIME.get(event.kind, 0)))
-
-
-# What comes after what, where an inferred time is equal to a seen one.
-_AT_ONE_TIME = {
-    **dict.fromkeys((EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED), 1),
-    **dict.fromkeys((EventKind.BACKWARD_END, EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END), 2),
-}
-_SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)
-_OF_A_BACKWARD = (EventKind.BUCKET_LAUNCHED, EventKind.COMM_HOOK_RETURNED, EventKind.BUCKET_COMPLETED)
-
-_BEGINS = {
-    EventKind.FORWARD_BEGIN: Activity.FORWARD,
-    EventKind.BUFFERS_BEGIN: Activity.BUFFERS,
-    EventKind.BUFFERS_BROADCAST: Activity.FORWARD,
-    EventKind.REBUILD_BEGIN: Activity.REBUILD,
-    EventKind.BUCKETS_REBUILT: Activity.FORWARD,
-    EventKind.FORWARD_END: Activity.LOSS,
-    EventKind.BACKWARD_BEGIN: Activity.BACKWARD,
-    EventKind.GRADIENT_KEPT: Activity.BACKWARD,
-    EventKind.GRADIENTS_COMPLETE: Activity.EXPOSED,
-    EventKind.USAGE_EXCHANGED: Activity.EXPOSED,
-    EventKind.BUCKET_WAITED: Activity.COPY_BACK,
-    EventKind.BUCKET_UNPACKED: Activity.EXPOSED,
-    EventKind.BACKWARD_END: Activity.OTHER,
-    EventKind.OPTIMIZER_BEGIN: Activity.OPTIMIZER,
-    EventKind.OPTIMIZER_END: Activity.OTHER,
-    EventKind.ERROR: Activity.OTHER,
-}
-
-
-def _read(recording: RankRecording, number: int, part: _Part) -> RankStep:
-    begin_ns = part.events[0].t_ns
-    # A rebuild within the first forward decides the layout of this very step.
-    layout = recording.layout_at(
-        next((t for t, kind, _ in part.events if kind is EventKind.BACKWARD_BEGIN), begin_ns)
-    )
-    spans = tuple(_tile(part))
-    return RankStep(
-        rank=recording.rank,
-        number=number,
-        interval=Interval(begin_ns, part.end_ns),
-        spans=spans,
-        packs=tuple(_packs(part.events)),
-        ready_ns={subject: t for t, kind, subject in part.events if kind is EventKind.PARAM_READY},
-        buckets=tuple(_histories(part.events, layout, spans)),
-        layout=layout,
-        complete=part.complete,
-    )
-
-
-def _tile(part: _Part) -> Iterator[Span]:
-    """Spans without gap or overlap from the first event to the end of the part."""
-    activity, since_ns, last_kept_ns = Activity.FORWARD, part.events[0].t_ns, None
-    for t_ns, kind, subject in part.events:
-        if kind is EventKind.GRADIENT_KEPT:
-            last_kept_ns = t_ns
-        begins = _BEGINS.get(kind)
-        if begins is None or begins is activity:
-            continue
-        if last_kept_ns is not None and activity is Activity.BACKWARD:
-            # Nobody is called at the end of a local backward: its last gradient is the last that is known of it.
-            yield from _span(activity, since_ns, last_kept_ns)
-            activity, since_ns, last_kept_ns = Activity.OTHER, last_kept_ns, None
-        about = subject if kind is EventKind.BUCKET_WAITED or activity is Activity.COPY_BACK else -1
-        yield from _span(activity, since_ns, t_ns, about)
-        activity, since_ns = begins, t_ns
-    yield from _span(activity, since_ns, part.end_ns)
-
-
-def _span(activity: Activity, begin_ns: int, end_ns: int, bucket: int = -1) -> Iterator[Span]:
-    if end_ns > begin_ns:
-        yield Span(activity, begin_ns, end_ns, bucket)
-
-
-def _packs(events: Sequence[Stamped]) -> Iterator[Span]:
-    since_ns = 0
-    for t_ns, kind, subject in events:
-        if kind is EventKind.PACK_BEGIN:
-            since_ns = t_ns
-        elif kind is EventKind.PACK_END:
-            yield Span(Activity.BACKWARD, since_ns, t_ns, subject)
-
-
-def _histories(events: Sequence[Stamped], layout: Layout, spans: Sequence[Span]) -> Iterator[BucketHistory]:
-    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
-    gradients_complete_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
-    for index, bucket in enumerate(layout.buckets):
-        arrivals = [
-            (when[EventKind.PARAM_READY, param], param)
-            for param in bucket.params
-            if (EventKind.PARAM_READY, param) in when
-        ]
-        first, last = (min(arrivals), max(arrivals)) if arrivals else ((None, None), (None, None))
-        completed_ns = when.get((EventKind.BUCKET_COMPLETED, index))
-        waited_ns = when.get((EventKind.BUCKET_WAITED, index))
-        yield BucketHistory(
-            index=index,
-            nbytes=bucket.nbytes,
-            first_param=first[1],
-            last_param=last[1],
-            first_gradient_ns=first[0],
-            last_gradient_ns=last[0],
-            ready_ns=when.get((EventKind.BUCKET_READY, index)),
-            launched_ns=when.get((EventKind.BUCKET_LAUNCHED, index)),
-            completed_ns=waited_ns if completed_ns is None else completed_ns,
-            waited_ns=waited_ns,
-            unpacked_ns=when.get((EventKind.BUCKET_UNPACKED, index)),
-            gradients_complete_ns=gradients_complete_ns,
-            awaited_ns=sum(s.length_ns for s in spans if s.activity is Activity.EXPOSED and s.bucket == index),
-            completion_was_seen=completed_ns is not None,
-        )
 
 
 def _between(begin_ns: int | None, end_ns: int | None) -> int:

@@ -64,8 +64,9 @@ def test_the_peak_is_what_is_held_at_once():
         first = torch.empty(100 * KIB, dtype=torch.uint8)
         del first
         second, third = (torch.empty(60 * KIB, dtype=torch.uint8) for _ in range(2))
-    del second, third
-    assert peak.nbytes == 120 * KIB
+        del second
+    del third
+    assert (peak.nbytes, peak.left) == (120 * KIB, 60 * KIB)
 
 
 def test_memory_from_before_does_not_count_even_if_it_is_freed():

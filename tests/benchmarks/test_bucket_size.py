@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import bucket_size, contestants
+from benchmarks import bucket_size, contestants, tables
 from benchmarks.bucket_size import Config, field_of, options_of
 from benchmarks.display import console_of
 from tests.ranks import RankPool
@@ -23,8 +23,23 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.C
         buckets = {heat: figured["buckets"] for heat, figured in families[name].items()}
         assert buckets["0.005"] > buckets["1"] == buckets["default"] == 1
     assert families["torch"]["1"]["ratio"]["median"] == 1.0
+    for name, by_heat in families.items():
+        foretold = {heat for heat, figured in by_heat.items() if figured["forecast"] is not None}
+        assert foretold == (set() if name == "torch" else {"0.005", "1", "auto"})
     bucket_size.print_report(report, console_of())
-    assert "auto" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 layers of 16: a step as predicted and as measured" in printed
+    assert "plans that were chosen" in printed
+    assert "| minddp, shared memory | auto |" in tables.bucket_size(report)
+
+
+def test_how_many_predictions_hold():
+    by_heat = {heat: {"forecast": {"within_aim": heat != "5"}} for heat in ("1", "5", "25", "auto")}
+    families = {"torch": {"1": {"forecast": None}}, "minddp": {"default": {"forecast": None}, **by_heat}}
+    said = bucket_size.forecasts_in_words({"aim": 0.1, "workloads": {"x": {"families": families}}})
+    assert said == (
+        "Predicted within 10% of what was measured: 1 of 1 plans that were chosen, 2 of 3 that were not."
+    )
 
 
 def test_a_heat_is_a_capacity_and_torch_has_no_auto():

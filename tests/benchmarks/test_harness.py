@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import Counter
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from benchmarks.harness import (
+    Rounds,
     Timed,
     Turn,
     bootstrap_interval,
@@ -21,6 +24,7 @@ from benchmarks.harness import (
     race,
     schedule,
     slowest_rank,
+    timed_race,
     timed_rounds,
 )
 from tests.ranks import RankPool
@@ -144,6 +148,49 @@ def test_all_ranks_know_the_times_of_all_without_the_warm_up(ranks: Callable[[in
     for wall, cpu in ranks(2).run(_own_turns):
         assert wall["x"].tolist() == [2.0]
         assert cpu["x"].tolist() == [1.0]
+
+
+def test_rounds_that_are_quick_are_multiplied_to_take_the_time_that_there_is():
+    rounds = Rounds(least=26, warmup=2, seed=0, seconds=60)
+    assert rounds.timed(round_s=5.0) == 26, "long ones are not cut short"
+    assert rounds.timed(round_s=60 / 26) == 26
+    assert rounds.timed(round_s=0.5) == 5 * 26
+    assert Rounds(least=26, warmup=2, seed=0).timed(round_s=1e-6) == 26, "unless there is no such time"
+
+
+def _race_of_two(rank: int) -> tuple[Timed, list[int], list[str]]:
+    totals: list[int] = []
+    log: list[str] = []
+
+    def bar(total: int) -> Callable[[], object]:
+        totals.append(total)
+        return lambda: log.append(".")
+
+    contestants = {"a": lambda: log.append("a"), "b": lambda: log.append("b")}
+    rounds = Rounds(least=4, warmup=3, seed=0)
+    return timed_race(contestants, [["a"], ["b"]], rounds, 1, bar), totals, log
+
+
+def test_a_timed_race_counts_what_follows_the_warm_up(ranks: Callable[[int], RankPool]):
+    (first, totals, log), (second, *_) = ranks(2).run(_race_of_two)
+    for name in "ab":
+        assert len(first.wall[name]) == 4
+        assert first.wall[name].tolist() == second.wall[name].tolist(), "the slowest rank's, on every rank"
+    assert totals == [4]
+    assert log.count("a") == log.count("b") == 2 * (3 + 4)
+    assert "." not in log[: 3 * 4], "the warm-up has no bar"
+    assert log.count(".") == 4
+
+
+def _unequal_race(rank: int) -> int:
+    """A round takes 3 s on the first rank, by its clock, and 6 s on the second."""
+    with mock.patch("benchmarks.harness.time.perf_counter", side_effect=itertools.count(step=1 + rank)):
+        rounds = Rounds(least=1, warmup=1, seed=0, seconds=60)
+        return len(timed_race({"x": lambda: None}, [["x"]], rounds, 1).wall["x"])
+
+
+def test_all_ranks_run_as_many_rounds_as_the_slowest_has_time_for(ranks: Callable[[int], RankPool]):
+    assert ranks(2).run(_unequal_race) == [10, 10]
 
 
 def test_the_ratio_is_the_median_of_the_rounds_ratios():

@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.ladder import Config, Flat, Naive, Overlapped, Rung, record_all, record_rung
+from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
 from minddp.xray.result import Comparison, load
-from minddp.xray.timeline import steps_of
 from reference.automatic import Automatic
 from reference.bucketed import Bucketed
 from tests.ranks import RankPool

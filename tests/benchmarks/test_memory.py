@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch import nn
 
 from benchmarks import memory
-from benchmarks.contestants import FLOOR
+from benchmarks.accounting import Peak
+from benchmarks.contestants import FLOOR, Contestant, Step
 from benchmarks.display import console_of
-from benchmarks.memory import MIB, Config, Count, summarise
-from benchmarks.workloads import workload
+from benchmarks.memory import MIB, Config, Count, Stretch, count_once, peak_of, summarise
+from benchmarks.workloads import Workload, workload
+from minddp.transport.shared_memory import segments
 from tests.ranks import RankPool
 
 
@@ -54,3 +58,34 @@ def test_the_step_without_a_wrapper_is_taken_off():
             "copied": 1.0,
         }
     }
+
+
+def test_each_stretch_stands_on_what_is_left_of_those_before():
+    wrapping, stepping = Stretch(Peak(64, left=3), shared=0), Stretch(Peak(16, left=9), shared=20)
+    assert peak_of(wrapping, stepping) == 64, "the buckets are made after the broadcast"
+    assert peak_of(wrapping, Stretch(Peak(50), shared=20)) == 3 + 50 + 20
+
+
+OWN, SHARED = 4 * MIB, 3 * MIB
+
+
+def _wrapped_in_passing(model: nn.Module) -> nn.Module:
+    torch.empty(OWN, dtype=torch.uint8)  # gone at once, as what carries a broadcast is
+    return model
+
+
+def _step_that_shares(model: nn.Module, task: Workload, rank: int) -> Step:
+    segment = segments.attach(segments.create(SHARED), SHARED)
+    shared = segments.tensor_over(segment, torch.uint8, SHARED)
+    return lambda: shared.fill_(1)
+
+
+def _peak_of_one_after_the_other(rank: int) -> int:
+    contestant = Contestant("", "", wrap=_wrapped_in_passing, step=_step_that_shares)
+    return count_once(contestant, nn.Linear(2, 2), workload("wide_mlp", tiny=True), rank).peak
+
+
+@pytest.mark.skipif(not segments.is_supported(), reason="no anonymous files in memory here")
+def test_what_is_never_there_at_one_time_is_not_added_up(ranks: Callable[[int], RankPool]):
+    for peak in ranks(2).run(_peak_of_one_after_the_other):
+        assert peak == pytest.approx(OWN, rel=0.1)

@@ -6,17 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
 
 from benchmarks import contestants, results, tables, versus_torch
-from benchmarks.contestants import ALONE, FLOOR
+from benchmarks.contestants import FLOOR
 from benchmarks.display import console_of
-from benchmarks.versus_torch import Config, across_workloads, best, figures, floor_of, floors, trained_alike
-from benchmarks.workloads import workload
+from benchmarks.versus_torch import Config, trained_alike
 from tests.ranks import RankPool
 
 ESTIMATE = {"median": float, "low": float, "high": float, "spread": float, "rounds": int}
@@ -39,6 +37,7 @@ WORKLOAD = {
     "parameters": int,
     "gradient_mib": float,
     "examples_per_step": int,
+    "rounds": int,
     "floors": {
         "one_rank_alone_ms": float,
         "no_wrapper_ms": float,
@@ -114,72 +113,14 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert str(tmp_path) not in out.read_text()
     printed = capsys.readouterr().out
     assert "minddp views, shared memory" in printed
+    assert "minddp default, auto * " in printed
+    assert "* as it comes" in printed
     assert "all weights equal to the bit" in " ".join(printed.split())  # however it was wrapped
-    assert "| transformer, 1 layers of 16 | views |" in tables.write(out.parent).read_text()
-
-
-# ------------------------------------------------------------------ arithmetic, on invented seconds
-
-FIELD = contestants.field(["default", "views"], ["process_group", "shared_memory"])
-SECONDS = {
-    ALONE: [0.3, 0.3, 0.3, 0.3],
-    FLOOR: [0.4, 0.4, 0.4, 0.4],
-    "all-reduce only, process group": [0.6, 0.6, 0.6, 0.6],
-    "all-reduce only, shared memory": [0.1, 0.1, 0.1, 0.1],
-    "torch default": [1.0, 2.0, 1.0, 1.0],
-    "minddp default": [1.1, 2.2, 1.1, 1.1],
-    "minddp default, shared memory": [0.5, 1.0, 0.5, 0.5],
-    "torch views": [0.8, 1.6, 0.8, 0.8],
-    "minddp views": [0.7, 2.4, 0.7, 1.2],
-    "minddp views, shared memory": [0.9, 0.4, 0.9, 0.2],
-}
-WALL = {name: np.array(seconds) for name, seconds in SECONDS.items()}
-CPU = {name: np.ones(4) for name in SECONDS}
-
-
-def _of(name: str) -> contestants.Contestant:
-    return next(c for c in FIELD if c.name == name)
-
-
-def test_the_figures_of_a_contestant():
-    task = workload("many_small", tiny=True)
-    figured = figures(_of("minddp default"), WALL, CPU, task, Config(world_size=2))
-    assert figured["baseline"] == "torch default"
-    assert figured["ratio"]["median"] == pytest.approx(1.1)
-    assert figured["median_ms"] == pytest.approx(1100)
-    assert figured["exposed_ms"]["median"] == pytest.approx(700), "beyond the step without a wrapper"
-    assert figured["over_floor"]["median"] == pytest.approx(1.1 / 0.6), "the wire takes longer than computing"
-    assert figured["speedup"]["median"] == pytest.approx(2 * 0.3 / 1.1)
-    assert figured["efficiency"] == pytest.approx(0.3 / 1.1)
-    assert figured["examples_per_s"] == pytest.approx(2 * 16 / 1.1)
-
-
-def test_the_floor_is_the_longer_of_computing_and_the_wire():
-    assert floor_of(WALL, "process_group").tolist() == [0.6] * 4
-    assert floor_of(WALL, "shared_memory").tolist() == [0.4] * 4
-    assert floor_of(WALL, "auto").tolist() == [0.4] * 4, "whichever it has chosen"
-    assert floors(WALL)["floor_ms"] == pytest.approx({"process_group": 600, "shared_memory": 400})
-
-
-def test_the_best_is_chosen_in_other_rounds_than_it_is_timed_in():
-    found = best(FIELD, WALL, seed=0)
-    # In rounds 0 and 2 minddp views is the fastest by the process group; in 1 and 3 it takes 1.5 times as long.
-    assert (found["process_group"]["torch"], found["process_group"]["minddp"]) == ("torch views", "minddp views")
-    assert found["process_group"]["ratio"]["median"] == pytest.approx(1.5)
-    assert found["any"]["minddp"] == "minddp default, shared memory"
-
-
-def test_across_workloads_reports_the_median_and_the_worst():
-    timed = {
-        str(i): {
-            "contestants": {
-                "minddp default": {"ratio": {"median": median}},
-                "torch default": {"ratio": {"median": 1.0}},
-            }
-        }
-        for i, median in enumerate([1.2, 0.9, 1.0])
-    }
-    assert across_workloads(timed) == {"minddp default": {"median": 1.0, "worst": 1.2}}
+    written = tables.write(out.parent).read_text()
+    assert "| transformer, 1 layers of 16 | views |" in written
+    as_they_come, _, at_equal_settings = written.partition("### At equal settings")
+    assert as_they_come.count("| transformer, 1 layers of 16 | 2 |") == 1
+    assert at_equal_settings
 
 
 def _compare_bits(rank: int, changed_rank: int) -> bool:
@@ -211,6 +152,7 @@ def test_where_results_go():
 def test_quick_takes_fewer_rounds_settings_and_others():
     quick = Config(size="quick").resolved()
     assert quick.rounds < Config().rounds
+    assert quick.race_rounds.timed(round_s=1e-3) == quick.rounds, "short steps have no more of them"
     assert quick.settings == ("default", "views_static")
     assert quick.others == ()
     assert Config(size="quick", settings=("batched",)).resolved().settings == ("batched",)

@@ -40,6 +40,9 @@ __device__ void narrow(float x, BF16& y) {
     unsigned bits; __builtin_memcpy(&bits, &x, 4);
     y.bits = x != x ? 0x7FC0 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
 }
+__device__ void narrow(double x, float& y) { y = (float)x; }
+__device__ void narrow(float x, double& y) { y = x; }
+__device__ float product(float x, float y) { return x * y; }
 %(body)s
 extern "C" void run(unsigned first, unsigned stop, const Addresses* grads, BUCKET* bucket, const Chunk* chunks,
                     FACTOR factor, int scales) {

@@ -177,6 +177,17 @@ def test_channels_last_is_moved_as_it_lies_and_other_strides_are_left_alone(cupy
     assert torch.equal(flat, before)
 
 
+@needs_compiler
+def test_the_bucket_may_get_other_memory(cupy: CuPyOnCpu) -> None:
+    flat = torch.zeros(7)
+    fused = FusedPack(cupy, flat.split([3, 4]), torch.float32)
+    before = flat.data_ptr()
+    flat.untyped_storage().resize_(2**20)
+    assert flat.data_ptr() != before
+    assert fused.gather([torch.ones(3), torch.full((4,), 2.0)], None)
+    assert flat.tolist() == [1.0] * 3 + [2.0] * 4
+
+
 def test_a_gpu_divides_by_multiplying_with_the_inverse_in_single_precision() -> None:
     for world_size in range(1, 200):
         assert factor_of(1 / world_size, torch.bfloat16) == torch.tensor(1 / world_size, dtype=torch.float32).item()

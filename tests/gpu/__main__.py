@@ -2,8 +2,9 @@
 
 Each part runs in processes of its own with a time limit of its own; one that fails, hangs or takes the driver down
 with it does not keep the next from running. What they print goes to `gpu.log`, what came of them to `gpu.json`, in
-the folder that `--out` names, beside the benchmarks' own `gpu_benchmark.json`. The end of a failed part's output is
-shown at once, and a table of all parts last. Without a GPU it says so in one line.
+the folder that `--out` names, beside the benchmarks' own `gpu_benchmark.json`. Both JSON files are written after
+each part and keep what they say of parts that are not run again. Each part is told of in one line, with the end of
+its output below if it failed, and a table of all comes last. Without a GPU it says so in one line.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN_LINES = 30  # of a failed part
+LEAST_S = 20  # with less left, a part is not begun
+NOT_RUN = "not run: no time left"
+CUT_SHORT = "cut short: no time left"
 
 
 @dataclass(frozen=True)
@@ -39,21 +45,28 @@ class Part:
     def is_benchmark(self) -> bool:
         return self.name.startswith("bench")
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether gradients are packed by the kernel of minddp/fused_pack."""
+        return self.name.endswith("_fused")
+
 
 #: What others depend on first, then what tells most for its time.
 PARTS = (
-    Part("card", ("tests/gpu/test_card.py", "tests/gpu/test_alive.py"), 150),
+    Part("card", ("tests/gpu/test_card.py", "tests/gpu/test_alive.py"), 210),
     Part("fused_pack", ("tests/gpu/test_fused_pack.py",), 120),
     Part("nccl", ("tests/gpu/test_nccl_transport.py",), 240),
     Part("beside_torch", ("tests/gpu/test_beside_torch.py",), 240),
     Part("beside_torch_fused", ("tests/gpu/test_beside_torch.py",), 240),
     Part("host_waits", ("tests/gpu/test_host_waits.py",), 150),
-    Part("bench_copies", ("copies",), 60),
-    Part("bench_many_small", ("many_small",), 120),
+    Part("bench_copies", ("copies",), 120),
+    Part("bench_many_small", ("many_small",), 240),
+    Part("bench_many_small_fused", ("many_small",), 240),
     Part("bench_resnet50", ("resnet50",), 180),
     Part("bench_gpt2", ("gpt2",), 180),
     Part("graph", ("tests/gpu/test_graph.py",), 120),
-    Part("xray", ("tests/gpu/test_xray.py",), 90),
+    Part("tune", ("tests/gpu/test_tune.py",), 120),
+    Part("xray", ("tests/gpu/test_xray.py",), 120),
     Part("bad_input", ("tests/gpu/test_bad_input.py",), 120),
     Part("parity", ("tests/gpu/test_parity.py",), 300),
     Part("parity_fused", ("tests/gpu/test_parity.py",), 300),
@@ -63,7 +76,7 @@ PARTS = (
 
 @dataclass
 class Outcome:
-    """What became of a part. `failed` are its tests by name, each with the first line of its error."""
+    """What became of a part. `failed` are its tests by name, each with the most telling line of its error."""
 
     part: str
     status: str
@@ -84,17 +97,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + options.budget_s
-    parts = [part for part in PARTS if not options.parts or part.name in options.parts]
-    outcomes: list[Outcome] = []
+    known = _read(out / "gpu.json")
+    chosen = [part for part in PARTS if not options.parts or part.name in options.parts]
+    if options.rest:
+        left_out = (NOT_RUN, CUT_SHORT)
+        chosen = [part for part in chosen if part.name not in known or known[part.name].status in left_out]
     with (out / "gpu.log").open("a") as log:
-        for part in parts:
+        for part in chosen:
             left_s = deadline - time.monotonic()
-            if left_s < 20:
-                outcomes.append(Outcome(part.name, "not run: no time left"))
-                continue
-            outcomes.append(_run(part, min(part.limit_s, left_s), out, log, rehearses=rehearses))
-            _write(out / "gpu.json", outcomes)
-    _write(out / "gpu.json", outcomes)
+            if left_s < LEAST_S:
+                known.setdefault(part.name, Outcome(part.name, NOT_RUN))
+            else:
+                down = _worlds_down(known.get("card"))
+                known[part.name] = _run(part, min(part.limit_s, left_s), out, log, down, rehearses=rehearses)
+            _write(out / "gpu.json", known)
+    outcomes = [known[part.name] for part in chosen]
     print(_table(outcomes))
     return int(any(outcome.status != "passed" for outcome in outcomes))
 
@@ -103,16 +120,18 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--out", default="build/gpu", help="folder for the log and the results")
     parser.add_argument("--parts", nargs="*", choices=[part.name for part in PARTS], help="by default all")
-    parser.add_argument("--budget-s", type=float, default=1500, help="parts that would begin later are left out")
+    parser.add_argument("--budget-s", type=float, default=1500, help="all in all; what has no time left is not run")
+    parser.add_argument("--rest", action="store_true", help="only parts that the folder has no result of yet")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, as far as no GPU is needed")
     return parser.parse_args(argv)
 
 
-def _run(part: Part, limit_s: float, out: Path, log, *, rehearses: bool) -> Outcome:  # type: ignore[no-untyped-def]
+def _run(part: Part, limit_s: float, out: Path, log: IO[str], down: Sequence[str], *, rehearses: bool) -> Outcome:
     report = out / f".{part.name}.xml"
-    command = _command(part, report, out, rehearses=rehearses)
+    command = _command(part, report, out, limit_s, rehearses=rehearses)
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "MINDDP_GPU_REHEARSAL": "1" if rehearses else "0"}
-    if part.name.endswith("_fused"):
+    environment["MINDDP_GPU_WORLDS_DOWN"] = " ".join(down)
+    if part.is_fused:
         environment["MINDDP_FUSED_PACK"] = "1"
     began = time.monotonic()
     log.write(f"\n======== {part.name}: {' '.join(command)}\n")
@@ -129,33 +148,52 @@ def _run(part: Part, limit_s: float, out: Path, log, *, rehearses: bool) -> Outc
         os.killpg(process.pid, signal.SIGKILL)  # also ranks that have outlived their test
     process.wait()
     outcome = Outcome(part.name, "passed", time.monotonic() - began, command=" ".join(command))
-    _read_report(report, outcome)
+    with (out / "gpu.log").open() as written:
+        written.seek(place)
+        printed = written.read()
+    if not _read_report(report, outcome):
+        _read_progress(printed, outcome)
     if code is None:
-        outcome.status = f"ended after {limit_s:.0f} s"
+        outcome.status = f"ended after {limit_s:.0f} s" if limit_s == part.limit_s else CUT_SHORT
     elif code != 0:
         outcome.status = "failed" if code > 0 else f"killed by signal {-code}"
-    log.flush()
-    print(f"{part.name}: {outcome.status}, {outcome.passed} passed, {outcome.seconds:.0f} s", flush=True)
+    print(_line(outcome, part), flush=True)
     if outcome.status != "passed" or part.is_benchmark:
-        with (out / "gpu.log").open() as written:
-            written.seek(place)
-            print("\n".join(f"    {line[:300]}" for line in written.read().splitlines()[-SHOWN_LINES:]), flush=True)
+        print("\n".join(f"    {line[:300]}" for line in printed.splitlines()[-SHOWN_LINES:]), flush=True)
     return outcome
 
 
-def _command(part: Part, report: Path, out: Path, *, rehearses: bool) -> list[str]:
+def _line(outcome: Outcome, part: Part) -> str:
+    told = f"{part.name}: {outcome.status}, {outcome.seconds:.0f} s"
     if part.is_benchmark:
-        target = ["--out", str((out / "gpu_benchmark.json").resolve())]
-        return [sys.executable, "-m", "benchmarks.gpu", *part.what, *target, *(["--rehearse"] if rehearses else [])]
-    flags = ["-v", "-rfE", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report.resolve()}"]
+        return told
+    return f"{told}; tests: {outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
+
+
+def _worlds_down(card: Outcome | None) -> list[str]:
+    """Which worlds of ranks have not come up when the part `card` tried."""
+    names = card.failed if card is not None else ()
+    return [found[1] for name in names if (found := re.search(r"test_a_world_comes_up\[(\w+)\]", name))]
+
+
+def _command(part: Part, report: Path, out: Path, limit_s: float, *, rehearses: bool) -> list[str]:
+    if part.is_benchmark:
+        figures = "gpu_benchmark_fused.json" if part.is_fused else "gpu_benchmark.json"
+        target = ["--out", str((out / figures).resolve())]
+        limits = ["--timeout-s", f"{limit_s - 5:.0f}", "--race-s", f"{0.4 * limit_s:.0f}"]
+        how = [*target, *limits, *(["--rehearse"] if rehearses else [])]
+        return [sys.executable, "-m", "benchmarks.gpu", *part.what, *how]
+    flags = ["-v", "-rPfE", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report.resolve()}"]
     return [sys.executable, "-m", "pytest", *flags, *part.what]
 
 
-def _read_report(report: Path, outcome: Outcome) -> None:
-    """Pytest writes it at the end: there is none after a benchmark, or where a time limit came first."""
-    if not report.exists():
-        return
-    for case in ElementTree.parse(report).iter("testcase"):
+def _read_report(report: Path, outcome: Outcome) -> bool:
+    """Whether there was one: pytest writes it at the end, so not after a benchmark, or a part that died or hung."""
+    try:
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    except (FileNotFoundError, ElementTree.ParseError):
+        return False
+    for case in cases:
         errors = [*case.iter("failure"), *case.iter("error")]
         if errors:
             message = (errors[0].get("message") or "").strip()
@@ -165,6 +203,21 @@ def _read_report(report: Path, outcome: Outcome) -> None:
         else:
             outcome.passed += 1
     report.unlink()
+    return True
+
+
+def _read_progress(printed: str, outcome: Outcome) -> None:
+    """What pytest has printed of each test as it went; the one that it was in counts as failed."""
+    for line in printed.splitlines():
+        told = re.match(r"tests/\S+?::(?P<name>.+?) (?P<result>PASSED|FAILED|ERROR|SKIPPED|$)", line)
+        if told is None:
+            continue
+        if told["result"] == "PASSED":
+            outcome.passed += 1
+        elif told["result"] == "SKIPPED":
+            outcome.skipped += 1
+        else:
+            outcome.failed[told["name"]] = "the part ended in it" if not told["result"] else "see the log"
 
 
 def _most_telling(message: str) -> str:
@@ -174,17 +227,25 @@ def _most_telling(message: str) -> str:
     return (errors or lines or ["?"])[-1][:300]
 
 
-def _write(path: Path, outcomes: list[Outcome]) -> None:
+def _read(path: Path) -> dict[str, Outcome]:
+    """What is known of parts from earlier runs into this folder."""
+    if not path.exists():
+        return {}
+    return {told["part"]: Outcome(**told) for told in json.loads(path.read_text())["parts"]}
+
+
+def _write(path: Path, known: Mapping[str, Outcome]) -> None:
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     about = {"card": card, "torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
-    path.write_text(json.dumps(about | {"parts": [asdict(outcome) for outcome in outcomes]}, indent=1) + "\n")
+    in_order = [asdict(known[part.name]) for part in PARTS if part.name in known]
+    path.write_text(json.dumps(about | {"parts": in_order}, indent=1) + "\n")
 
 
 def _table(outcomes: list[Outcome]) -> str:
-    rows = [f"\n{'part':18} {'status':24} {'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>7}"]
+    rows = [f"\n{'part':22} {'status':24} {'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>7}"]
     for outcome in outcomes:
         rows.append(
-            f"{outcome.part:18} {outcome.status:24} {outcome.passed:6} {len(outcome.failed):6} "
+            f"{outcome.part:22} {outcome.status:24} {outcome.passed:6} {len(outcome.failed):6} "
             f"{outcome.skipped:7} {outcome.seconds:7.0f}"
         )
         rows += [f"    {name}: {error[:200]}" for name, error in list(outcome.failed.items())[:8]]

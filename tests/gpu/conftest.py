@@ -1,4 +1,8 @@
-"""Pools of ranks on GPUs. Without a GPU only `test_card.py` is collected, which says so in one line."""
+"""Pools of ranks on GPUs. Without a GPU only `test_card.py` is collected, which says so in one line.
+
+A world that does not come up is not waited for again: each test that needs it fails at once, with the reason. Else
+one world that hangs would take the time of all others.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.gpu.ranks import REHEARSAL, WORLDS, GpuPool
+from tests.gpu.ranks import KNOWN_TO_BE_DOWN, REHEARSAL, WORLDS, GpuPool, collectives
+from tests.ranks import RankFailure
+
+COMES_UP_WITHIN_S = 60
 
 collect_ignore_glob = [] if REHEARSAL or torch.cuda.is_available() else ["test_[!c]*.py", "test_compile.py"]
 
@@ -22,10 +29,18 @@ def only_on_a_card() -> None:
 def gpu_ranks() -> Iterator[Callable[[str], GpuPool]]:
     """`gpu_ranks("nccl2")` is the session's pool of that world."""
     pools: dict[str, GpuPool] = {}
+    down = dict.fromkeys(KNOWN_TO_BE_DOWN, "it did not in an earlier part")
 
     def pool_of(name: str) -> GpuPool:
-        if name not in pools:
-            pools[name] = GpuPool(WORLDS[name])
+        if name not in pools and name not in down:
+            pool = GpuPool(WORLDS[name])
+            try:
+                pool.run(collectives, timeout_s=COMES_UP_WITHIN_S)
+                pools[name] = pool
+            except RankFailure as failure:
+                down[name] = str(failure)
+        if name in down:
+            pytest.fail(f"the world {name} does not come up: {down[name]}", pytrace=False)
         return pools[name]
 
     yield pool_of

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from tests.gpu.ranks import DEVICE, WORLDS, GpuPool
-
-
-def collectives(rank: int) -> list[Any]:
-    """What DDP needs of a group: a sum, a broadcast, an all-gather."""
-    size = dist.get_world_size()
-    total = torch.full((5,), rank + 1.0, device=DEVICE)
-    dist.all_reduce(total)
-    first = torch.full((2,), float(rank), device=DEVICE)
-    dist.broadcast(first, 0)
-    everyone = [torch.zeros(1, device=DEVICE) for _ in range(size)]
-    dist.all_gather(everyone, torch.full((1,), float(rank), device=DEVICE))
-    return [total.tolist(), first.tolist(), torch.cat(everyone).tolist()]
+from tests.gpu.ranks import WORLDS, GpuPool, collectives
 
 
 @pytest.mark.parametrize("world", WORLDS)

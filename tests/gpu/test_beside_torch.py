@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import minddp
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.gpu.ranks import DEVICE, REHEARSAL, WORLDS, GpuPool
 
@@ -99,6 +100,61 @@ CASES: dict[str, dict[str, Any]] = {
     "streams": {"model": "streams", "options": {"bucket_cap_mb": 0.01}, "steps": 30},
     "streams views": {"model": "streams", "options": {"gradient_as_bucket_view": True}, "steps": 30},
 }
+
+
+def places_of_buckets(rank: int, options: dict[str, Any]) -> list[list[int]]:
+    """Where the buckets lie in each of some steps after the rebuild, gradients being let go of before each."""
+    ddp = minddp.DistributedDataParallel(ConvNet().to(DEVICE), bucket_cap_mb=0.001, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    places = []
+    for step in range(8):
+        optimizer.zero_grad(set_to_none=True)
+        ddp(random(4, 3, 16, 16, rank=rank, step=step).to(DEVICE)).square().mean().backward()
+        optimizer.step()
+        places.append([bucket.flat.data_ptr() for bucket in ddp._reducer.buckets])
+    return places[3:]
+
+
+@pytest.mark.parametrize("transport", ["process_group", "nccl"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_buckets_stay_where_they_are(world: str, transport: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
+    """A transport that still held a bucket when the next backward begins would look like somebody who keeps
+    gradients, and the bucket would take new memory in every step. See [Note: handing gradients over]."""
+    for places in gpu_ranks(world).run(places_of_buckets, {} if REHEARSAL else {"transport": transport}):
+        assert len(places[0]) > 1
+        assert all(place == places[0] for place in places), places
+
+
+def read_later(wrap: Wrap, rank: int, width: int) -> Trail:
+    """Gradients are copied by another stream, long after the next backward has begun, and let go of at once: the
+    allocator has been told of that stream, which is all that torch asks for."""
+    torch.manual_seed(0)
+    ddp = wrap(nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(DEVICE))
+    side = torch.cuda.Stream() if not REHEARSAL else None
+    trail = []
+    for step in range(6):
+        ddp(random(8, width, rank=rank, step=step).to(DEVICE)).square().mean().backward()
+        if side is None:
+            trail.append(snapshot(ddp))
+        else:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(10**8)  # cycles: some fifty milliseconds
+                trail.append({name: param.grad.clone() for name, param in ddp.named_parameters()})
+            for param in ddp.parameters():
+                param.grad.record_stream(side)
+        ddp.zero_grad(set_to_none=True)
+    if not REHEARSAL:
+        torch.cuda.synchronize()
+    return trail
+
+
+@pytest.mark.parametrize("width", [64, 1024])
+@pytest.mark.parametrize("world", ["nccl1", "nccl2"])
+def test_gradients_may_still_be_read_by_another_stream(
+    world: str, width: int, gpu_ranks: Callable[[str], GpuPool]
+) -> None:
+    gpu_ranks(world).run(play, read_later, width, timeout_s=60)
 
 
 def beside(rank: int, case: dict[str, Any], ours: dict[str, Any]) -> int:

@@ -74,6 +74,18 @@ def test_every_half_precision_number_keeps_its_bits() -> None:
             assert torch.equal(flat.view(torch.int16), torch.cat(grads).mul_(factor).view(torch.int16)), factor
 
 
+def test_denormal_numbers_are_not_flushed() -> None:
+    """See [Note: denormal numbers]: CuPy would have them be zero."""
+    tiny = torch.arange(1, 4097, dtype=torch.int32, device="cuda").mul(2047).view(torch.float32)
+    assert 0 < tiny.max() < torch.finfo(torch.float32).tiny
+    for bucket in (torch.float32, torch.float64, torch.bfloat16):
+        flat, fused = pack_for([4096, 4096], torch.float32, bucket)
+        fused.gather([tiny, -tiny], 1 / 3)
+        expected = torch.cat([tiny, -tiny]).to(bucket).mul_(1 / 3)
+        assert expected.count_nonzero() > 8000
+        assert same_bits(flat, expected), bucket
+
+
 def test_it_runs_on_the_stream_that_is_current_and_can_be_captured() -> None:
     numels = [1000] * 600
     flat, fused = pack_for(numels, torch.float32, torch.float32)

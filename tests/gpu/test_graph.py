@@ -63,3 +63,13 @@ def test_a_captured_step_replays_to_torchs_bits(
 ) -> None:
     options = {"transport": transport, "gradient_as_bucket_view": views}
     assert not any(gpu_ranks(world).run(beside, options, timeout_s=60))
+
+
+@pytest.mark.parametrize("transport", ["process_group", "nccl"])
+@pytest.mark.filterwarnings("ignore:find_unused_parameters")
+def test_a_step_that_might_have_left_parameters_unused_but_does_not(
+    transport: str, gpu_ranks: Callable[[str], GpuPool], only_on_a_card: None
+) -> None:
+    """See [Note: marks on a GPU]."""
+    options = {"transport": transport, "find_unused_parameters": True}
+    assert not any(gpu_ranks("nccl1").run(beside, options, timeout_s=60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -147,8 +148,11 @@ def opens_and_closes(rank: int) -> int:
         link.all_reduce(torch.ones(10, device="cuda")).wait()
         torch.cuda.synchronize()
         del link
+        gc.collect()
+        time.sleep(0.3)  # the thread that looks after it may hold it for a moment
         dist.barrier()
         free.append(torch.cuda.mem_get_info()[0])
+        dist.barrier()  # the card may be shared: nobody opens the next one before all have looked
     return free[1] - free[-1]
 
 

@@ -14,7 +14,7 @@ from minddp.transport.shared_memory.attendance import Attendance
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import SegmentDropped, SegmentMade
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.transport import ResidentWork
+from minddp.transport.shared_memory.transport import SharedWork
 from tests.transport.threads import connected
 
 
@@ -32,8 +32,9 @@ class Rank:
         self.exchange.introduce(descriptor, SegmentMade(number, nbytes))
         return segments.attach(descriptor, nbytes, number)
 
-    def launch(self, start: int = 0, stop: int | None = None) -> ResidentWork:
-        return ResidentWork(self.exchange.launch(self.tensor[start:stop], self.segment, start * 4), self.attendance)
+    def launch(self, start: int = 0, stop: int | None = None) -> SharedWork:
+        reduction = self.exchange.launch(self.tensor[start:stop], self.segment, start * 4)
+        return SharedWork(reduction, self.attendance, "gloo:all_reduce")
 
     def leave(self) -> None:
         self.attendance.end()
@@ -98,7 +99,7 @@ def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.tensor.fill_(1)
-    works: list[list[ResidentWork]] = [[], []]
+    works: list[list[SharedWork]] = [[], []]
 
     def launch_all(rank: int) -> None:
         works[rank] = [ranks[rank].launch(i % 1000, i % 1000 + 1) for i in range(2000)]

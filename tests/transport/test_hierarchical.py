@@ -1,18 +1,15 @@
-"""Ranks that pretend to be on several hosts: the documented order, who carries what, who dies when, what is left.
+"""Ranks that pretend to be on several hosts: the documented order, who carries what, who dies when.
 
-What kind of host a rank is on is one letter: in "aab" ranks 0 and 1 share a host, and rank 2 is on another.
+On which host a rank is says one letter: see `places.py`. What is as on one host: `test_shared_memory_on_hosts.py`.
 """
 
 from __future__ import annotations
 
-import datetime
-import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any
 
 import pytest
 import torch
@@ -35,21 +32,19 @@ from minddp.transport.shared_memory import rendezvous
 from minddp.transport.shared_memory.messages import DTYPES
 from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk, route
 from tests.ranks import RankFailure, RankPool
-from tests.transport.test_shared_memory import Case, cases, default_group, footprint, random_values
-
-CPU = torch.device("cpu")
-Ranks = Callable[[int], RankPool]
-
-
-def opened(letters: str, group: dist.ProcessGroup | None = None) -> Transport:
-    """As if the ranks of `group` were on hosts of these names."""
-    over_group = ProcessGroupTransport(group or default_group())
-    return connect_hosts(over_group, CPU, lambda: letters[over_group.rank])
-
-
-def ones(transport: Transport, numel: int) -> torch.Tensor:
-    return transport.allocate(numel, torch.float32, CPU).fill_(1)
-
+from tests.transport.places import (
+    CPU,
+    Case,
+    OwnAllReduce,
+    Ranks,
+    cases,
+    default_group,
+    log_lines,
+    mortal_ranks,
+    ones,
+    opened_on,
+    random_values,
+)
 
 # ---------------------------------------------------------------------- who is where
 
@@ -120,7 +115,7 @@ def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.
 def differing(rank: int, letters: str, cases: list[Case]) -> list[Case]:
     """The cases in which a sum is not that of the documented order. All are under way at the same time."""
     exchange.PIECE_BYTES = 128 * 1024
-    transport, hosts = opened(letters), Hosts.grouped(letters)
+    transport, hosts = opened_on(letters), Hosts.grouped(letters)
     assert isinstance(transport, HierarchicalTransport)
     under_way = []
     for numel, dtype, seed in cases:
@@ -153,7 +148,7 @@ def test_sums_have_the_documented_bits_on_all_ranks(ranks: Ranks, letters: str) 
 def differs_from_flat_ring(rank: int, letters: str) -> bool:
     values = random_values(rank, 10_000, torch.float32, seed=0)
     flat = values.clone()
-    opened(letters).all_reduce(values).wait()
+    opened_on(letters).all_reduce(values).wait()
     default_group().allreduce([flat]).wait()
     return not torch.equal(values, flat)
 
@@ -164,7 +159,7 @@ def test_the_bits_are_not_the_flat_rings(ranks: Ranks) -> None:
 
 def sum_of_odd_tensors(rank: int, letters: str) -> list[str]:
     """Tensors that are no whole segment; addition is exact in all of them. Those that came out wrong."""
-    transport, total = opened(letters), sum(range(1, len(letters) + 1))
+    transport, total = opened_on(letters), sum(range(1, len(letters) + 1))
     shared = transport.allocate(100, torch.float32, CPU).copy_(torch.arange(100) * (rank + 1))
     columns = (rank + 1) * torch.arange(12.0).view(3, 4).t()
     leaf = torch.nn.Parameter(torch.full((5,), rank + 1.0))
@@ -194,22 +189,8 @@ def test_tensors_of_all_kinds_are_summed(ranks: Ranks, letters: str) -> None:
     assert ranks(len(letters)).run(sum_of_odd_tensors, letters) == [[]] * len(letters)
 
 
-def error_of_unknown_dtype(rank: int) -> list[str]:
-    errors = []
-    for transport in (opened("aab"), ProcessGroupTransport(default_group())):
-        with pytest.raises((RuntimeError, ValueError)) as error:
-            transport.all_reduce(torch.ones(3, dtype=torch.int16)).wait()
-        errors.append(str(error.value))
-    return errors
-
-
-def test_dtypes_that_it_does_not_know_are_the_process_groups_affair(ranks: Ranks) -> None:
-    for ours, process_groups in ranks(3).run(error_of_unknown_dtype):
-        assert ours == process_groups
-
-
 def broadcast_and_gather(rank: int) -> tuple[list[float], list[float]]:
-    transport = opened("aab")
+    transport = opened_on("aab")
     tensor = torch.tensor([float(rank)])
     gathered = [each.item() for each in transport.all_gather(tensor)]
     transport.broadcast(tensor, source=2).wait()
@@ -224,7 +205,7 @@ def test_all_else_goes_by_the_process_group(ranks: Ranks) -> None:
 
 
 def kind_of(rank: int, letters: str) -> tuple[str, float]:
-    transport = opened(letters)
+    transport = opened_on(letters)
     tensor = ones(transport, 3)
     transport.all_reduce(tensor).wait()
     return type(transport).__name__, tensor.sum().item()
@@ -251,7 +232,7 @@ def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[str, float] |
     group = dist.new_group(members)
     if rank not in members:
         return None
-    transport = opened("aab", group)
+    transport = opened_on("aab", group)
     tensor = torch.tensor([10.0**rank])
     transport.all_reduce(tensor).wait()
     return str(transport.hosts), tensor.item()
@@ -264,10 +245,6 @@ def test_a_group_need_not_be_that_of_all_ranks(ranks: Ranks) -> None:
     ]
 
 
-class OwnAllReduce(dist.ProcessGroup):
-    """A group written in Python, as users plug them in."""
-
-
 def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r'OwnAllReduce may .* Pass transport="process_group"'):
         open_transport("hierarchical", OwnAllReduce(0, 2))
@@ -275,19 +252,8 @@ def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> No
         open_transport("hierarchical", OwnAllReduce(0, 2), torch.device("cuda", 0))
 
 
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"{record.levelname} {record.getMessage()}")
-
-
 def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
     """A rank cannot do something."""
-    lines, log = _Lines(), logging.getLogger("minddp.transport")
-    log.addHandler(lines)
     hierarchical = transports.hierarchical.transport
     saved = rendezvous._prove_that_memory_is_shared, hierarchical.open_lane, hierarchical.CONNECT_TIMEOUT_S
 
@@ -302,15 +268,15 @@ def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
     name = "" if obstacle == "system" and rank == 1 else "aab"[rank]
     transports.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: name)
     try:
-        transport = open_transport("hierarchical", default_group())
+        with log_lines() as lines:
+            transport = open_transport("hierarchical", default_group())
         tensor = ones(transport, 3)
         transport.all_reduce(tensor).wait()
         assert tensor.sum().item() == 9
-        return type(transport).__name__, lines.lines
+        return type(transport).__name__, lines
     finally:
         rendezvous._prove_that_memory_is_shared, hierarchical.open_lane, hierarchical.CONNECT_TIMEOUT_S = saved
         transports.connect_hosts = connect_hosts
-        log.removeHandler(lines)
 
 
 @pytest.mark.parametrize(
@@ -330,78 +296,13 @@ def test_all_fall_back_together_and_one_says_why(ranks: Ranks, obstacle: str, re
     assert results[1][1] == results[2][1] == []
 
 
-# ---------------------------------------------------------------------- waiting
-
-
-def read_by_and_by(rank: int) -> list[Any]:
-    """What `wait(timeout)` and `is_completed` say while rank 2, on the other host, is late."""
-    transport = opened("aab")
-    tensor = ones(transport, 1000)
-    if rank == 2:
-        dist.barrier()
-        transport.all_reduce(tensor).wait()
-        return []
-    work = transport.all_reduce(tensor)
-    said: list[Any] = [work.is_completed()]
-    try:
-        work.wait(datetime.timedelta(seconds=0.05))
-    except RuntimeError as error:
-        said.append("timed out" in str(error).lower())
-    dist.barrier()
-    work.wait()
-    work.wait()
-    return [*said, work.is_completed(), tensor.sum().item(), transport.waits_again]
-
-
-def test_waiting_can_be_given_up_and_taken_up_again(ranks: Ranks) -> None:
-    assert ranks(3).run(read_by_and_by)[:2] == [[False, True, True, 3000.0, True]] * 2
-
-
-def wait_in_different_orders(rank: int, letters: str) -> bool:
-    """Two transports and the user's own collectives, launched in one order, waited for in different ones."""
-    exchange.PIECE_BYTES = 64 * 1024
-    first, second, group = opened(letters), opened(letters), default_group()
-    for _ in range(10):
-        tensors = [ones(first, 100_000), ones(second, 50_000), torch.ones(10)]
-        works = [first.all_reduce(tensors[0]), group.allreduce([tensors[2]]), second.all_reduce(tensors[1])]
-        for work in works if rank % 2 == 0 else reversed(works):
-            work.wait()
-        if not all(tensor.eq(len(letters)).all() for tensor in tensors):
-            return False
-    return True
-
-
-def test_no_order_of_waiting_can_deadlock(ranks: Ranks) -> None:
-    assert ranks(3).run(wait_in_different_orders, "aab") == [True] * 3
-
-
-def wait_only_after_a_barrier(rank: int) -> bool:
-    """Rank 0 is blocked elsewhere while the others need its chunk: its substitute sends it, and spreads it."""
-    transport = opened("aab")
-    tensor = ones(transport, 1000)
-    work = transport.all_reduce(tensor)
-    if rank == 0:
-        dist.barrier()
-        work.wait()
-    else:
-        work.wait()
-        dist.barrier()
-    return bool(tensor.eq(3).all())
-
-
-def test_a_rank_that_is_busy_elsewhere_holds_nobody_up(ranks: Ranks) -> None:
-    assert ranks(3).run(wait_only_after_a_barrier) == [True] * 3
-
-
 # ---------------------------------------------------------------------- dying
 
 
 @pytest.fixture
 def mortal() -> Iterator[RankPool]:
-    """Three ranks that may be killed, with a short time limit."""
-    pool = RankPool(3, group_timeout_s=4.0, grace_s=3.0)
-    yield pool
-    pool.kill()
+    with mortal_ranks(group_timeout_s=4.0, grace_s=3.0) as pool:
+        yield pool
 
 
 KEPT: list[Transport] = []  # so that a failure is noticed elsewhere before the transport is dropped here
@@ -409,7 +310,7 @@ KEPT: list[Transport] = []  # so that a failure is noticed elsewhere before the 
 
 def die_at(rank: int, mortal_rank: int, moment: str) -> None:
     """A rank is killed at a moment of its fourth all-reduce; on hosts 0 | 1 2."""
-    transport = opened("abb")
+    transport = opened_on("abb")
     KEPT.append(transport)
     tensor = ones(transport, 1_000_000)
     for _ in range(3):
@@ -434,7 +335,6 @@ def die_at(rank: int, mortal_rank: int, moment: str) -> None:
 def test_the_death_of_a_rank_is_noticed_on_all_hosts(
     mortal: RankPool, mortal_rank: int, moment: str, noticed_by: list[int]
 ) -> None:
-    mortal.run(kind_of, "abb")
     start = time.monotonic()
     with pytest.raises(RankFailure) as failure:
         mortal.run(die_at, mortal_rank, moment)
@@ -449,7 +349,7 @@ def test_the_death_of_a_rank_is_noticed_on_all_hosts(
 
 
 def stop_at_last(rank: int) -> None:
-    transport = opened("abb")
+    transport = opened_on("abb")
     tensor = ones(transport, 10)
     if rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -462,76 +362,6 @@ def test_a_rank_that_is_stopped_is_looked_for_where_it_is_when_time_is_up(mortal
         mortal.run(stop_at_last)
     expected = "Ranks 1, 2 have begun it, all that this host has; so a rank on another"
     assert all(expected in failure.value.reports[rank] for rank in (1, 2))
-
-
-def go_on_after_failure(rank: int) -> tuple[str, float]:
-    transport = opened("aab")
-    try:
-        transport.all_reduce(ones(transport, 10 + rank)).wait()
-        message = "no error"
-    except RuntimeError as error:
-        message = str(error)
-    del transport
-    again = opened("aab", dist.new_group())
-    tensor = ones(again, 3)
-    again.all_reduce(tensor).wait()
-    return message, tensor.sum().item()
-
-
-def test_a_new_group_works_after_a_failure(ranks: Ranks) -> None:
-    results = ranks(3).run(go_on_after_failure)
-    for message, total in results[:2]:
-        assert "rank 0 has 10 elements of torch.float32, but rank 1 has 11" in message
-        assert total == 9
-    assert "has failed" in results[2][0]
-
-
-# ---------------------------------------------------------------------- coming and going
-
-
-def come_and_go(rank: int, times: int) -> list[tuple[int, int, int]]:
-    footprints = []
-    for time_round in range(times):
-        transport = opened("aab")
-        buckets = [ones(transport, 1000), ones(transport, 10_000)]
-        for bucket in buckets:
-            transport.all_reduce(bucket).wait()
-        transport.all_reduce(torch.ones(10)).wait()
-        del transport, buckets, bucket
-        if time_round in (4, times - 1):
-            dist.barrier()
-            footprints.append(footprint())
-    return footprints
-
-
-def test_many_transports_leave_nothing(ranks: Ranks) -> None:
-    for early, late in ranks(3).run(come_and_go, 30):
-        assert early == late
-
-
-def replace_memory(rank: int) -> tuple[int, int, bool]:
-    """Buckets are replaced while somebody holds one of the old gradients; then nobody does."""
-    transport = opened("aab")
-    bucket = ones(transport, 1000)
-    transport.all_reduce(bucket).wait()
-    mapped_before = footprint()[2]
-    dist.barrier()  # or a faster peer's next segment would be counted
-    held = bucket[5:7]
-    for _ in range(10):
-        bucket = ones(transport, 1000)
-        transport.all_reduce(bucket).wait()
-    is_kept = held.tolist() == [3, 3]
-    del held
-    for _ in range(2):  # in the first, the peers are told; in the second, they have heard
-        transport.all_reduce(bucket).wait()
-    dist.barrier()
-    return mapped_before, footprint()[2], is_kept
-
-
-def test_memory_that_nobody_looks_at_any_more_is_given_back(ranks: Ranks) -> None:
-    for before, after, is_kept in ranks(3).run(replace_memory):
-        assert is_kept
-        assert after == before
 
 
 # ---------------------------------------------------------------------- beneath the wrapper

@@ -1,4 +1,4 @@
-"""Who hears that an all-reduce in shared memory has landed: futures, and torch's profiler."""
+"""Who hears that a collective in shared memory has landed: futures, and torch's profiler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from minddp.transport import SharedMemoryTransport, open_transport
-from minddp.transport.shared_memory.exchange import Reduction
+from minddp.transport.shared_memory.collective import Collective
 from tests.ranks import RankPool
 
 Ranks = Callable[[int], RankPool]
@@ -24,11 +24,11 @@ def opened() -> SharedMemoryTransport:
 
 
 def test_who_asks_early_is_called_and_who_asks_late_at_once() -> None:
-    reduction, calls = Reduction(0, torch.ones(1), deadline=0), []
-    reduction.when_landed(lambda: calls.append("early"))
+    collective, calls = Collective("all-reduce 0", torch.ones(1), deadline=0), []
+    collective.when_landed(lambda: calls.append("early"))
     assert calls == []
-    reduction.land()
-    reduction.when_landed(lambda: calls.append("late"))
+    collective.land()
+    collective.when_landed(lambda: calls.append("late"))
     assert calls == ["early", "late"]
 
 
@@ -58,26 +58,28 @@ def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:
     with profile() as seen:
         for _ in range(3):
             transport.all_reduce(tensor).wait(datetime.timedelta(seconds=20))
-    events = [event for event in seen.events() if "all_reduce" in event.name]
+            transport.broadcast(tensor, source=0).wait(datetime.timedelta(seconds=20))
+    events = [event for event in seen.events() if event.name.startswith("gloo:")]
     return [(event.name, event.is_async, event.time_range.elapsed_us() > 0) for event in events]
 
 
 def test_a_profile_shows_them_as_it_shows_gloos(ranks: Ranks) -> None:
     for events in ranks(2).run(events_in_a_profile):
-        assert events == [("gloo:all_reduce", True, True)] * 3
+        assert sorted(events) == [("gloo:all_reduce", True, True)] * 3 + [("gloo:broadcast", True, True)] * 3
 
 
 def profile_again_and_again(rank: int) -> int:
-    """Each time a reduction ends shortly before the profiler does; an event that ended later would crash."""
+    """Each time a collective ends shortly before the profiler does; an event that ended later would crash."""
     transport = opened()
     tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(0)
     seen = 0
     for _ in range(40):
         with profile() as profiled:
             transport.all_reduce(tensor).wait()
-        seen += sum("all_reduce" in event.name for event in profiled.events())
+            transport.broadcast(tensor, source=0).wait()
+        seen += sum(event.name.startswith("gloo:") for event in profiled.events())
     return seen
 
 
 def test_events_have_ended_when_a_profile_does(ranks: Ranks) -> None:
-    assert ranks(2).run(profile_again_and_again) == [40, 40]
+    assert ranks(2).run(profile_again_and_again) == [80, 80]

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from minddp.transport.shared_memory import messages
-from minddp.transport.shared_memory.messages import Addend, ChunksDone, Farewell, SegmentDropped, SegmentMade
+from minddp.transport.shared_memory.messages import (
+    LARGEST_TOLD_BYTES,
+    Addend,
+    ChunksDone,
+    Farewell,
+    Nudge,
+    SegmentDropped,
+    SegmentMade,
+    Told,
+)
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -27,6 +36,9 @@ def ends() -> Iterator[Ends]:
         SegmentDropped(2**33),
         Addend(1, 2, 3, 2**50, 5),
         ChunksDone(2**40),
+        Told(2**40, b"ab"),
+        Told(0, bytes(LARGEST_TOLD_BYTES)),
+        Nudge(),
         Farewell("é"),
         Farewell(""),
     ],

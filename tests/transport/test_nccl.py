@@ -10,7 +10,7 @@ import datetime
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -239,6 +239,32 @@ def test_the_thread_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     while comm.trouble is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "SYSTEM_ERROR" in (comm.trouble or "")
+
+
+def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each rank would set up the host's first GPU as well, with some hundred MiB of its memory."""
+    monkeypatch.setattr(communicator, "LOOK_EVERY_S", 0.01)
+    asked, is_current = [], threading.Event()
+
+    @contextlib.contextmanager
+    def on_device() -> Iterator[None]:
+        is_current.set()
+        yield
+        is_current.clear()
+
+    def ask() -> None:
+        asked.append(is_current.is_set())
+
+    monkeypatch.setattr(communicator, "_let_others_capture", ask)
+    monkeypatch.setattr(Communicator, "look", lambda _comm: ask())
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    comm = Communicator(FakeNccl([gpu]).NcclCommunicator(1, bytes(128), 0), CPU, on_device, limit_s=60)
+    deadline = time.monotonic() + 20
+    while len(asked) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert asked[:3] == [True] * 3
+    assert comm.trouble is None
 
 
 def test_an_abort_sets_a_stuck_call_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,15 @@
-"""The transport among real ranks: gloo's bits, what goes elsewhere, who dies when, and what is left behind."""
+"""The transport among real ranks: gloo's bits, what goes elsewhere, who dies when, and what is left behind.
+
+What is as on several hosts: `test_shared_memory_on_hosts.py`.
+"""
 
 from __future__ import annotations
 
-import datetime
-import gc
-import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,15 +19,19 @@ from hypothesis import strategies as st
 
 from minddp.transport import ProcessGroupTransport, SharedMemoryTransport, open_transport
 from minddp.transport.shared_memory import CannotConnect, connect_ranks, exchange, rendezvous
-from minddp.transport.shared_memory.messages import DTYPES
 from tests.ranks import RankFailure, RankPool
-
-CPU = torch.device("cpu")
-Ranks = Callable[[int], RankPool]
-
-
-def default_group() -> dist.ProcessGroup:
-    return dist.distributed_c10d._get_default_group()
+from tests.transport.places import (
+    CPU,
+    Case,
+    OwnAllReduce,
+    Ranks,
+    cases,
+    default_group,
+    log_lines,
+    mortal_ranks,
+    ones,
+    random_values,
+)
 
 
 def opened() -> SharedMemoryTransport:
@@ -38,25 +40,7 @@ def opened() -> SharedMemoryTransport:
     return transport
 
 
-def ones(transport: SharedMemoryTransport, numel: int) -> torch.Tensor:
-    return transport.allocate(numel, torch.float32, CPU).fill_(1)
-
-
-def random_values(rank: int, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Of very different magnitudes, so that every order of addition rounds differently."""
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    magnitudes = torch.randint(-6, 7, (numel,), generator=generator).double().exp2()
-    return (torch.randn(numel, generator=generator, dtype=torch.float64) * magnitudes).to(dtype)
-
-
 # ---------------------------------------------------------------------- what comes out
-
-Case = tuple[int, torch.dtype, int]
-cases = st.tuples(
-    st.one_of(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 200_000), st.just(600_003)),
-    st.sampled_from(DTYPES),
-    st.integers(0, 1000),
-)
 
 
 def differing(rank: int, cases: list[Case]) -> list[Case]:
@@ -126,137 +110,22 @@ def test_tensors_of_all_kinds_are_summed(ranks: Ranks) -> None:
         assert [kind for kind, is_right in results.items() if not is_right] == []
 
 
-def error_of_unknown_dtype(rank: int) -> list[str]:
-    errors = []
-    for transport in (opened(), ProcessGroupTransport(default_group())):
-        try:
-            transport.all_reduce(torch.ones(3, dtype=torch.int16)).wait()
-        except (RuntimeError, ValueError) as error:
-            errors.append(str(error))
-    return errors
-
-
-def test_dtypes_that_it_does_not_know_are_the_process_groups_affair(ranks: Ranks) -> None:
-    for errors in ranks(2).run(error_of_unknown_dtype):
-        assert len(errors) == 2
-        assert errors[0] == errors[1]
-
-
-def read_by_and_by(rank: int) -> list[Any]:
-    """What `wait(timeout)` and `is_completed` say while rank 1 is late, of a copied tensor."""
-    transport, tensor = opened(), torch.ones(1000)
-    if rank == 1:
-        dist.barrier()
-        transport.all_reduce(tensor).wait()
-        return []
-    work = transport.all_reduce(tensor)
-    said: list[Any] = [work.is_completed()]
-    try:
-        work.wait(datetime.timedelta(seconds=0.05))
-    except RuntimeError as error:
-        said.append("timed out" in str(error).lower())
-    dist.barrier()
-    work.wait()
-    tensor.add_(1)
-    work.wait()  # once more: does not bring the sum back
-    return [*said, work.is_completed(), tensor.sum().item(), transport.waits_again]
-
-
-def test_waiting_can_be_given_up_and_taken_up_again(ranks: Ranks) -> None:
-    assert ranks(2).run(read_by_and_by)[0] == [False, True, True, 3000.0, True]
-
-
-# ---------------------------------------------------------------------- together with others
-
-
-def wait_in_different_orders(rank: int) -> bool:
-    """Two transports and the user's own collectives, launched in one order, waited for in different ones."""
-    first, second, group = opened(), opened(), default_group()
-    for _ in range(20):
-        tensors = [ones(first, 100_000), ones(second, 50_000), torch.ones(10)]
-        works = [
-            first.all_reduce(tensors[0]),
-            group.allreduce([tensors[2]]),
-            second.all_reduce(tensors[1]),
-        ]
-        for work in works if rank == 0 else reversed(works):
-            work.wait()
-        if not all(tensor.eq(2).all() for tensor in tensors):
-            return False
-    return True
-
-
-def test_no_order_of_waiting_can_deadlock(ranks: Ranks) -> None:
-    assert ranks(2).run(wait_in_different_orders) == [True, True]
-
-
-def wait_only_after_a_barrier(rank: int) -> bool:
-    """Rank 0 is blocked elsewhere while rank 1 needs its chunk: its substitute does it."""
-    transport = opened()
-    tensor = ones(transport, 1000)
-    work = transport.all_reduce(tensor)
-    if rank == 0:
-        dist.barrier()
-        work.wait()
-    else:
-        work.wait()
-        dist.barrier()
-    return bool(tensor.eq(2).all())
-
-
-def test_a_rank_that_is_busy_elsewhere_holds_nobody_up(ranks: Ranks) -> None:
-    assert ranks(2).run(wait_only_after_a_barrier) == [True, True]
-
-
-def go_on_after_failure(rank: int) -> tuple[str, float]:
-    transport = opened()
-    try:
-        transport.all_reduce(ones(transport, 10 + rank)).wait()
-        message = "no error"
-    except RuntimeError as error:
-        message = str(error)
-    del transport
-    again = open_transport("shared_memory", dist.new_group())
-    tensor = ones(again, 3)
-    again.all_reduce(tensor).wait()
-    return message, tensor.sum().item()
-
-
-def test_a_new_group_works_after_a_failure(ranks: Ranks) -> None:
-    for message, total in ranks(2).run(go_on_after_failure):
-        assert "rank 0 has 10 elements of torch.float32, but rank 1 has 11" in message
-        assert total == 6
-
-
 # ---------------------------------------------------------------------- falling back
 
 
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"{record.levelname} {record.getMessage()}")
-
-
 def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tuple[str, list[str]]:
-    lines, log, introduce = _Lines(), logging.getLogger("minddp.transport"), rendezvous._introduce
-    log.addHandler(lines)
-    level = log.level
-    log.setLevel(logging.INFO)
+    introduce = rendezvous._introduce
     if rank == strange_rank:
         rendezvous._introduce = lambda listener: introduce(listener) | {"machine": "elsewhere"}
     try:
-        transport = open_transport(kind, default_group())
+        with log_lines() as lines:
+            transport = open_transport(kind, default_group())
         tensor = transport.allocate(3, torch.float32, CPU).fill_(1)
         transport.all_reduce(tensor).wait()
         assert tensor.sum().item() == 3 * transport.world_size
-        return type(transport).__name__, lines.lines
+        return type(transport).__name__, lines
     finally:
         rendezvous._introduce = introduce
-        log.removeHandler(lines)
-        log.setLevel(level)
 
 
 @pytest.mark.parametrize(("kind", "level"), [("shared_memory", "WARNING"), ("auto", "INFO")])
@@ -283,10 +152,6 @@ def test_one_rank_and_other_devices_use_the_process_group(ranks: Ranks) -> None:
     assert ranks(2).run(open_elsewhere) == [["ProcessGroupTransport"] * 2] * 2
 
 
-class OwnAllReduce(dist.ProcessGroup):
-    """A group written in Python, as users plug them in."""
-
-
 def test_a_group_with_an_all_reduce_of_its_own_keeps_it() -> None:
     with pytest.raises(CannotConnect, match="OwnAllReduce may have an all-reduce of its own"):
         connect_ranks(ProcessGroupTransport(OwnAllReduce(0, 2)), CPU)
@@ -302,10 +167,8 @@ def test_unknown_kinds_are_refused() -> None:
 
 @pytest.fixture
 def mortal() -> Iterator[RankPool]:
-    """Three ranks that may be killed, with a short time limit."""
-    pool = RankPool(3, group_timeout_s=3.0, grace_s=1.0)
-    yield pool
-    pool.kill()
+    with mortal_ranks(group_timeout_s=3.0, grace_s=1.0) as pool:
+        yield pool
 
 
 def die_at(rank: int, moment: str) -> float:
@@ -333,7 +196,6 @@ def die_at(rank: int, moment: str) -> float:
 
 @pytest.mark.parametrize("moment", ["before", "in the middle", "after launching", "with a child"])
 def test_the_death_of_a_rank_is_an_error_that_names_it(mortal: RankPool, moment: str) -> None:
-    mortal.run(opened_and_closed)
     start = time.monotonic()
     with pytest.raises(RankFailure) as failure:
         mortal.run(die_at, moment)
@@ -342,10 +204,6 @@ def test_the_death_of_a_rank_is_an_error_that_names_it(mortal: RankPool, moment:
     assert moment == "with a child" or "exit code -9" in reports[1]  # the child has the pool's pipe, too
     for rank in (0, 2):
         assert "Rank 1 was killed before all-reduce 3 was done" in reports[rank]
-
-
-def opened_and_closed(rank: int) -> None:
-    opened()
 
 
 def stop_at_last(rank: int) -> None:
@@ -390,59 +248,7 @@ def test_nothing_is_left_behind_when_all_are_killed(mortal: RankPool) -> None:
     assert "minddp" not in Path("/proc/net/unix").read_text()
 
 
-# ---------------------------------------------------------------------- coming and going
-
-
-def footprint() -> tuple[int, int, int]:
-    """Descriptors, threads and mapped segments."""
-    gc.collect()
-    maps = Path("/proc/self/maps").read_text()
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count("memfd:minddp")
-
-
-def come_and_go(rank: int, times: int) -> list[tuple[int, int, int]]:
-    footprints = []
-    for time_round in range(times):
-        transport = opened()
-        buckets = [ones(transport, 1000), ones(transport, 10_000)]
-        for bucket in buckets:
-            transport.all_reduce(bucket).wait()
-        transport.all_reduce(torch.ones(10)).wait()
-        del transport, buckets, bucket
-        if time_round in (4, times - 1):
-            dist.barrier()
-            footprints.append(footprint())
-    return footprints
-
-
-def test_a_hundred_transports_leave_nothing(ranks: Ranks) -> None:
-    for early, late in ranks(2).run(come_and_go, 100):
-        assert early == late
-
-
-def replace_memory(rank: int) -> tuple[int, int, bool]:
-    """Buckets are replaced while somebody holds one of the old gradients; then nobody does."""
-    transport = opened()
-    bucket = ones(transport, 1000)
-    transport.all_reduce(bucket).wait()
-    mapped_before = footprint()[2]
-    dist.barrier()  # or a faster peer's next segment would be counted
-    held = bucket[5:7]
-    for _ in range(10):
-        bucket = ones(transport, 1000)
-        transport.all_reduce(bucket).wait()
-    is_kept = held.tolist() == [2, 2]
-    del held
-    for _ in range(2):  # in the first, the peers are told; in the second, they have heard
-        transport.all_reduce(bucket).wait()
-    dist.barrier()
-    return mapped_before, footprint()[2], is_kept
-
-
-def test_memory_that_nobody_looks_at_any_more_is_given_back_on_all_ranks(ranks: Ranks) -> None:
-    for before, after, is_kept in ranks(2).run(replace_memory):
-        assert is_kept
-        assert after == before
+# ---------------------------------------------------------------------- memory
 
 
 def reduce_many_sizes_elsewhere(rank: int) -> int:

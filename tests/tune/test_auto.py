@@ -13,8 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from minddp.tune.auto import OBSERVED_STEPS, WARM_UP_STEPS
+from minddp.tune.auto import OBSERVED_STEPS, WARM_UP_STEPS, AutoBuckets
+from minddp.tune.clocks import DeviceClock
+from minddp.tune.link import Link
+from tests.fakes import FakeDDP, FakeTransport
 from tests.ranks import RankPool
+from tests.tune.made_up import STEP_MS, FakeDevice
 
 STEPS = 2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4
 
@@ -96,3 +100,82 @@ def _copied(rank: int) -> list[bool]:
 
 def test_a_copy_tunes_its_own_buckets(ranks: Callable[[int], RankPool]) -> None:
     assert ranks(2).run(_copied) == [[True, True]] * 2
+
+
+# ------------------------------------------------------------------ by the clock of a device
+
+
+def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDevice, FakeDDP, AutoBuckets]:
+    device = FakeDevice()
+    device.install(monkeypatch)
+    ddp = FakeDDP(layers())
+    return device, ddp, AutoBuckets(ddp.reducer, DeviceClock(torch.device("cuda", 0)))
+
+
+def _step(ddp: FakeDDP, tuner: AutoBuckets) -> None:
+    """As the wrapper does it."""
+    ddp.reducer.ensure_finished()
+    ddp.reducer.rebuild_if_due()
+    tuner.before_forward()
+    output = ddp.module(torch.ones(4, 64))
+    ddp.reducer.arm(output)
+    output.square().mean().backward()
+
+
+def test_the_host_waits_for_a_device_between_steps_and_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, ddp, tuner = _on_a_device(monkeypatch)
+    waited_before = []  # forwards that began with a wait
+    for turn in range(STEPS):
+        before = device.waits
+        ddp.reducer.ensure_finished()
+        ddp.reducer.rebuild_if_due()
+        tuner.before_forward()
+        if device.waits > before:
+            waited_before.append(turn)
+            before = device.waits
+        output = ddp.module(torch.ones(4, 64))
+        ddp.reducer.arm(output)
+        output.square().mean().backward()
+        assert device.waits == before, f"step {turn} waited for the device"
+    observed = WARM_UP_STEPS + OBSERVED_STEPS
+    assert waited_before == [1 + observed, 1 + 2 * observed]  # the first step shows the order
+    assert tuner.tuning is not None
+
+
+def test_times_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 parameters, each ready one moment of the made-up device after the other, then two more until the end."""
+    _, ddp, tuner = _on_a_device(monkeypatch)
+    while tuner.tuning is None:
+        _step(ddp, tuner)
+    assert tuner.tuning.before_s == pytest.approx(18 * STEP_MS / 1e3)
+
+
+def test_messages_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All take the same there, whatever their size."""
+    device, _, _ = _on_a_device(monkeypatch)
+    link = Link.measured(FakeTransport(), torch.device("cpu"), DeviceClock(torch.device("cuda", 0)), [64, 4096])
+    assert link.seconds(4096) == pytest.approx(STEP_MS / 1e3)
+    assert device.recorded == 12  # around five all-reduces of each size
+
+
+def test_nothing_is_recorded_any_more_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, ddp, tuner = _on_a_device(monkeypatch)
+    for _ in range(STEPS):
+        _step(ddp, tuner)
+    before = device.recorded, device.waits
+    for _ in range(5):
+        _step(ddp, tuner)
+    assert (device.recorded, device.waits) == before
+
+
+def test_a_capture_comes_after_it_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, ddp, tuner = _on_a_device(monkeypatch)
+    _step(ddp, tuner)
+    device.is_capturing = True
+    with pytest.raises(RuntimeError, match=r"observes how the buckets are rebuilt.*Take 26 steps before"):
+        tuner.before_forward()
+    device.is_capturing = False
+    for _ in range(26):
+        _step(ddp, tuner)
+    device.is_capturing = True
+    tuner.before_forward()

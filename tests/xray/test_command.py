@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from minddp.xray.command import STEPS, main, parse, steps_from
+from minddp.xray.reading import steps_of
 from minddp.xray.result import Comparison, Result, load
-from minddp.xray.timeline import steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("script.py"))

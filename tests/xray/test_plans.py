@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from minddp.tune.link import Link
 from minddp.xray.plans import alternatives, ready_order
-from minddp.xray.timeline import steps_of
+from minddp.xray.reading import steps_of
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)

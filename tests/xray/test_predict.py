@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from minddp.tune.link import Link
 from minddp.xray.predict import Transfer, fit, simulate, transfers
+from minddp.xray.reading import steps_of
 from minddp.xray.recording import BucketInfo, Layout
-from minddp.xray.timeline import Activity, steps_of
+from minddp.xray.timeline import Activity
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from minddp.events import EventKind as K
 from minddp.xray.intervals import Interval
+from minddp.xray.reading import steps_of, steps_of_rank
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
-from minddp.xray.timeline import Activity, steps_of, steps_of_rank, typical
+from minddp.xray.timeline import Activity, typical
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import minddp
+from minddp.xray.reading import steps_of
 from minddp.xray.result import Result, load
-from minddp.xray.timeline import steps_of
 from minddp.xray.window import FirstWrapper, Window
 from tests.ranks import RankPool
 

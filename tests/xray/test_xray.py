@@ -15,8 +15,9 @@ from torch import nn
 
 import minddp
 from minddp.events import EventKind
+from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
-from minddp.xray.timeline import Activity, steps_of
+from minddp.xray.timeline import Activity
 from minddp.xray.xray import XRay
 from tests.ranks import RankPool
 

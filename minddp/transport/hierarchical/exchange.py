@@ -120,8 +120,7 @@ class HostLedger(Ledger):
     """What a rank knows of its host's all-reduces. What it waits for may be on another one."""
 
     def overdue(self, reduction: int, timeout_s: float) -> str:
-        num_begun = len(self._addends.get(reduction, {}))
-        if self.num_done[self.rank] <= reduction and num_begun < len(self.num_done):
+        if not all(self._has_begun(seat, reduction) for seat in range(len(self.names))):
             return super().overdue(reduction, timeout_s)
         begun_here = self._ranks(range(len(self.names)), "has begun it", "have begun it")
         return (

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from minddp.transport.base import Transport
+from minddp.transport.base import Transport, Work
 from minddp.transport.hierarchical.exchange import HostExchange
 from minddp.transport.hierarchical.hosts import Hosts, Neighbours
 from minddp.transport.hierarchical.lane import Lane, open_lane
@@ -41,6 +41,9 @@ class HierarchicalTransport(SharedMemoryTransport):
     def __init__(self, group: ProcessGroupTransport, exchange: HostExchange, hosts: Hosts):
         super().__init__(group, exchange)
         self.hosts = hosts
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._group.broadcast(tensor, source)
 
 
 def connect_hosts(

@@ -21,7 +21,9 @@ stop for it, so that stream is another one than backward's, and what must not ov
     3. whoever calls `work.wait()` makes its own stream wait for `done`
 
 The host waits nowhere. So a tensor may be let go of while the device has yet to come to it: the caching allocator
-is told that this stream uses it, too (`Tensor.record_stream`), and gives its memory to nobody else before.
+is told that this stream uses it, too (`Tensor.record_stream`), and gives its memory to nobody else before. That
+goes for buckets that are dropped with a collective under way. (torch's own group comes to the same by holding the
+tensors of each work until somebody has waited for it, or its thread has seen it end.)
 
 [Note: what no call can tell]
 A rank that dies leaves the others' kernels spinning for ever, and with them the stream that waits for `done`, and

@@ -46,7 +46,10 @@ class Communicator:
         self._under_way: deque[UnderWay] = deque()
         stop = threading.Event()
         watched = weakref.ref(self)
-        threading.Thread(target=_look_after, args=(watched, stop), name="minddp-nccl", daemon=True).start()
+        looks = threading.Thread(
+            target=_look_after, args=(watched, stop, on_device), name="minddp-nccl", daemon=True
+        )
+        looks.start()
         weakref.finalize(self, _close, stop, handle, on_device, self._under_way)
 
     def launch(
@@ -194,14 +197,20 @@ def join(
 # ------------------------------------------------------------------ the thread
 
 
-def _look_after(reference: weakref.ref[Communicator], stop: threading.Event) -> None:
-    _let_others_capture()
-    while not stop.wait(LOOK_EVERY_S):
-        communicator = reference()
-        if communicator is None:
-            return
-        communicator.look()
-        del communicator
+def _look_after(
+    reference: weakref.ref[Communicator],
+    stop: threading.Event,
+    on_device: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Look now and then, with the device current: a thread without one sets up the host's first at any question."""
+    with on_device():
+        _let_others_capture()
+        while not stop.wait(LOOK_EVERY_S):
+            communicator = reference()
+            if communicator is None:
+                return
+            communicator.look()
+            del communicator
 
 
 def _let_others_capture() -> None:

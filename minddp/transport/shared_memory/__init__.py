@@ -28,6 +28,8 @@ overwritten.
                                /\                                      /\
     rank 1   pack -------- "in"  ... add and write chunk 1 ...... "done"  ... wait ......... use
 
+What is small and broadcast, such as buffers, goes through the sockets: [Note: broadcasts] in `hearing.py`.
+
 In which order an owner adds decides the bits: [Note: the order of addition] in `order.py`. How ranks tell each
 other, wait, and find out that one has died: [Note: telling and waiting] in `exchange.py`; when they do the work:
 [Note: who attends] in `attendance.py`. Why nothing is left behind: [Note: memory without a name] in `segments.py`.

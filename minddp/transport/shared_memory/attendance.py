@@ -17,7 +17,8 @@ import threading
 import time
 import weakref
 
-from minddp.transport.shared_memory.exchange import Exchange, Reduction
+from minddp.transport.shared_memory.collective import Collective
+from minddp.transport.shared_memory.exchange import Exchange
 
 PATIENCE_S = 0.001  # an all-reduce of 1 MiB takes about as long
 GRACE_S = 10.0  # for the substitute to end
@@ -35,19 +36,19 @@ class Attendance:
         substitute.start()
         self.end = weakref.finalize(self, _dismiss, exchange, substitute)
 
-    def wait_for(self, reduction: Reduction, limit_s: float) -> bool:
-        """Attend until `reduction` has landed; whether it has, within the limit."""
+    def wait_for(self, collective: Collective, limit_s: float) -> bool:
+        """Attend until `collective` has landed; whether it has, within the limit."""
         end = time.monotonic() + limit_s
-        while not reduction.has_landed and (time_left_s := end - time.monotonic()) > 0:
+        while not collective.has_landed and (time_left_s := end - time.monotonic()) > 0:
             if self._turn.acquire(timeout=min(time_left_s, PATIENCE_S)):  # or else another thread attends
                 try:
-                    self._attend_until_landed(reduction, end)
+                    self._attend_until_landed(collective, end)
                 finally:
                     self._turn.release()
-        return reduction.has_landed
+        return collective.has_landed
 
-    def _attend_until_landed(self, reduction: Reduction, end: float) -> None:
-        while not reduction.has_landed and (time_left_s := end - time.monotonic()) > 0:
+    def _attend_until_landed(self, collective: Collective, end: float) -> None:
+        while not collective.has_landed and (time_left_s := end - time.monotonic()) > 0:
             self._exchange.attend(time_left_s)
 
 

@@ -1,7 +1,7 @@
-"""One rank's part in all-reduces: it hears what the others say, adds up its chunks, and tells.
+"""One rank's part in collectives: it hears what the others say, adds up its chunks, and tells.
 
 [Note: telling and waiting]
-All that ranks have to tell each other are two things:
+All that ranks have to tell each other for an all-reduce are two things:
 
     Addend       "in":   my gradients of all-reduce n lie there; I do not touch them until it is done
     ChunksDone   "done": I have written my chunks of the first n all-reduces, into everybody's memory
@@ -24,17 +24,18 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
 from minddp.transport.shared_memory import messages, segments
+from minddp.transport.shared_memory.collective import Listener, Reduction
+from minddp.transport.shared_memory.hearing import Hearing, content_of
 from minddp.transport.shared_memory.ledger import Ledger
 from minddp.transport.shared_memory.messages import (
     DTYPES,
@@ -42,51 +43,21 @@ from minddp.transport.shared_memory.messages import (
     ChunksDone,
     Farewell,
     Message,
+    Nudge,
     SegmentDropped,
     SegmentMade,
+    Told,
 )
 from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk
 from minddp.transport.shared_memory.rendezvous import Peer
 from minddp.transport.shared_memory.segments import Segment
 
 
-@dataclass(eq=False)
-class Reduction:
-    """One all-reduce on this rank. `tensor` is this rank's addend, flat, and the sum once it has landed."""
-
-    number: int
-    tensor: torch.Tensor
-    deadline: float  # of time.monotonic()
-    has_landed: bool = False
-    error: str | None = None
-    _landing: threading.Lock = field(default_factory=threading.Lock)
-    _on_landing: list[Callable[[], object]] = field(default_factory=list)
-
-    def land(self, error: str | None = None) -> None:
-        with self._landing:
-            self.error = error
-            self.has_landed = True
-            callbacks, self._on_landing = (
-                self._on_landing,
-                [],
-            )  # they may refer to this, and its memory is wanted back
-        for callback in callbacks:
-            callback()
-
-    def when_landed(self, callback: Callable[[], object]) -> None:
-        """Have it called by the thread that finds this landed, or at once if it has. It must be quick."""
-        with self._landing:
-            if not self.has_landed:
-                self._on_landing.append(callback)
-                return
-        callback()
-
-
 class Exchange:
     """The sockets, the peers' segments, and what is under way.
 
-    Any thread may `introduce`, `forget` and `launch`. `attend` and `leave` are for one thread at a time, and so is
-    everything that they touch.
+    Any thread may `introduce`, `forget`, `launch`, `tell` and `hear`. `attend` and `leave` are for one thread at a
+    time, and so is everything that they touch.
     """
 
     def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float, names: Sequence[int] | None = None):
@@ -101,6 +72,7 @@ class Exchange:
         self._ledger = Ledger(rank, len(peers) + 1, names)
         self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
         self._num_told = dict.fromkeys(peers, 0)  # of our chunks, how many each peer knows to be done
+        self._hearings = {peer: Hearing() for peer in peers}
         self._failure: str | None = None
         self.is_closed = False
         self._on_event: dict[int, Callable[[], object]] = {}
@@ -119,13 +91,37 @@ class Exchange:
 
     def launch(self, tensor: torch.Tensor, segment: Segment, offset_bytes: int) -> Reduction:
         """Begin to all-reduce `tensor`, which is flat and lies in `segment`."""
-        reduction = Reduction(self._num_launched, tensor, time.monotonic() + self._timeout_s)
+        number = self._num_launched
+        reduction = Reduction(f"all-reduce {number}", tensor, time.monotonic() + self._timeout_s, number=number)
         dtype = DTYPES.index(tensor.dtype)
         addend = Addend(reduction.number, segment.number, offset_bytes, tensor.numel(), dtype)
         self._num_launched += 1
         self._under_way.append(reduction)
         self._send([*self._peer_sockets, self._to_self], addend)
         return reduction
+
+    def tell(self, tensor: torch.Tensor) -> None:
+        """Broadcast a small tensor. See [Note: broadcasts].
+
+        Raises:
+            RuntimeError: somebody has been killed, or this exchange has failed before.
+        """
+        failure = self._failure or self._ledger.lost("a broadcast", sorted(self._ledger.killed))
+        if failure is not None:
+            raise RuntimeError(failure)
+        self._send(self._peer_sockets, Told(self._num_launched, content_of(tensor)))
+
+    def hear(self, tensor: torch.Tensor, source: int) -> Listener:
+        """Begin to replace a tensor, of any strides, by what rank `source` tells."""
+        hearing = self._hearings[source]
+        name = f"broadcast {hearing.num_listened} from rank {source}"
+        deadline = time.monotonic() + self._timeout_s
+        listener = Listener(name, tensor, deadline, num_launched=self._num_launched)
+        hearing.num_listened += 1
+        hearing.listening.append(listener)
+        if hearing.told or self._failure is not None:  # else there will be news
+            self._send([self._to_self], Nudge())
+        return listener
 
     def await_news(self) -> None:
         """Sleep until there is something to attend to."""
@@ -163,7 +159,7 @@ class Exchange:
             else:
                 self._fail(self._failure)  # what has been launched since
         except BaseException as error:  # half a sum is of no use to anybody, and a second try would add twice
-            self._fail(f"Rank {self._ledger.names[self._rank]} cannot go on with its all-reduces: {error!r}")
+            self._fail(f"Rank {self._ledger.names[self._rank]} cannot go on with its collectives: {error!r}")
             if not isinstance(error, Exception):
                 raise
 
@@ -197,32 +193,53 @@ class Exchange:
         return segments.tensor_over(segment, dtype, stop - start, addend.offset_bytes + start * dtype.itemsize)
 
     def _land(self) -> None:
-        """Let go of who waits for what is done, or will never be."""
+        """Let go of who waits for what is done, or will never be done."""
         while self._under_way and self._ledger.is_done(self._under_way[0].number):
             self._under_way.popleft().land()
-        if not self._under_way:
-            return
-        first = self._under_way[0]
-        failure = self._ledger.lost(first.number)
-        if failure is None and time.monotonic() >= first.deadline:
-            failure = self._ledger.overdue(first.number, self._timeout_s)
+        for hearing in self._hearings.values():
+            hearing.settle()
+        failure = next(self._failures(), None)
         if failure is not None:
             self._fail(failure)
+
+    def _failures(self) -> Iterator[str]:
+        """Why something that is under way will never be done, or has taken too long."""
+        if self._under_way:
+            first = self._under_way[0]
+            missing = self._ledger.missing(first.number)
+            if (loss := self._ledger.lost(first.name, missing)) is not None:
+                yield loss
+            if time.monotonic() >= first.deadline:
+                yield self._ledger.overdue(first.number, self._timeout_s)
+        for source, hearing in self._hearings.items():
+            if hearing.listening:
+                if (loss := self._ledger.lost(hearing.listening[0].name, [source])) is not None:
+                    yield loss
+                if time.monotonic() >= hearing.listening[0].deadline:
+                    yield self._ledger.untold(hearing.listening[0].name, source, self._timeout_s)
 
     def _fail(self, error: str, farewell: str | None = None) -> None:
         """What is under way fails, and all that follows. The first time, the peers are told why."""
         if self._failure is None:
             self._failure = error
             self._take_leave(error if farewell is None else farewell)
-        while self._under_way:
-            self._under_way.popleft().land(self._failure)
+        for collectives in self._queues():
+            while collectives:
+                collectives.popleft().land(self._failure)
+
+    def _queues(self) -> Iterator[deque[Any]]:
+        """Collectives that have not landed, in order."""
+        yield self._under_way
+        for hearing in self._hearings.values():
+            yield hearing.listening
 
     # ------------------------------------------------------------------ hearing and telling
 
     def _limit_ms(self, limit_s: float) -> float | None:
         """How long to sleep, at most: also until the first time limit passes."""
-        with suppress(IndexError):  # nothing is under way
-            limit_s = min(limit_s, self._under_way[0].deadline - time.monotonic())
+        for collectives in self._queues():
+            with suppress(IndexError):  # nothing is under way
+                limit_s = min(limit_s, collectives[0].deadline - time.monotonic())
         return None if limit_s == float("inf") else max(limit_s, 0) * 1000
 
     def _listen(self) -> None:
@@ -250,6 +267,10 @@ class Exchange:
                 self._ledger.note_addend(rank, message)
             case ChunksDone():
                 self._ledger.num_done[rank] = message.total
+            case Told():
+                self._hearings[rank].told.append(message)
+            case Nudge():
+                pass
             case SegmentMade():
                 self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes)
             case SegmentDropped():

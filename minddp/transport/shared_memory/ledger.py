@@ -61,19 +61,21 @@ class Ledger:
         if rank not in self.left:
             self.killed.add(rank)
 
-    def lost(self, reduction: int) -> str | None:
-        """Why an all-reduce can never be done, if so; in the words of who gave up first, so all say the same."""
-        missing = self.missing(reduction)
+    def lost(self, name: str, missing: Sequence[int]) -> str | None:
+        """Why what is called `name`, and waits for ranks `missing`, can never be done, if so.
+
+        In the words of who gave up first, so all say the same.
+        """
         killed = [rank for rank in missing if rank in self.killed]
         if killed:
             return (
-                f"{self._ranks(killed, 'was', 'were')} killed before all-reduce {reduction} was done. Look for the "
+                f"{self._ranks(killed, 'was', 'were')} killed before {name} was done. Look for the "
                 f"cause there (a crash, no memory left, a signal), and start all ranks again."
             )
         left = [rank for rank in missing if rank in self.left]
         if not left:
             return None
-        leaving = f"{self._ranks(left, 'has', 'have')} left before all-reduce {reduction} was done"
+        leaving = f"{self._ranks(left, 'has', 'have')} left before {name} was done"
         return next(
             (self.left[rank] for rank in left if self.left[rank]),
             f"{leaving}: the process has ended, or its wrapper was dropped. {SAME_CALLS}",
@@ -81,14 +83,21 @@ class Ledger:
 
     def overdue(self, reduction: int, timeout_s: float) -> str:
         """Whom an all-reduce has waited for when its time was up."""
-        begun = self._addends.get(reduction, {})
-        not_begun = [rank for rank in self.missing(reduction) if rank not in begun]
+        not_begun = [rank for rank in self.missing(reduction) if not self._has_begun(rank, reduction)]
         culprits = (
             f"{self._ranks(not_begun, 'has', 'have')} not begun it."
             if not_begun
             else f"{self._ranks(self.missing(reduction), 'has', 'have')} begun it and not finished."
         )
         return f"All-reduce {reduction} was not done within {timeout_s:g} s: {culprits} {SAME_CALLS}"
+
+    def untold(self, name: str, source: int, timeout_s: float) -> str:
+        """When the time of a broadcast is up."""
+        return f"{name.capitalize()} has not come within {timeout_s:g} s. {SAME_CALLS}"
+
+    def _has_begun(self, rank: int, reduction: int) -> bool:
+        """Once we have done our part everybody has, and the addends are forgotten."""
+        return self.num_done[self.rank] > reduction or rank in self._addends.get(reduction, {})
 
     def _require_one_kind(self, addends: Sequence[Addend]) -> None:
         first, ours = self.names[0], addends[0]

@@ -1,4 +1,4 @@
-"""What ranks say to each other, as a few bytes through a socket. Gradients are never sent.
+"""What ranks say to each other, through a socket: a few bytes, or a small broadcast. Gradients are never sent.
 
 Sockets are of type SOCK_SEQPACKET: each message arrives as a whole, in order, or not at all.
 """
@@ -24,6 +24,7 @@ DTYPES = (  # what can be added up in shared memory; a dtype travels as its inde
     torch.int32,
     torch.int64,
 )
+LARGEST_TOLD_BYTES = 64 * 1024  # a socket holds about three times as much
 
 
 class SegmentMade(NamedTuple):
@@ -58,23 +59,37 @@ class ChunksDone(NamedTuple):
     total: int
 
 
+class Told(NamedTuple):
+    """What the sender broadcasts, at most `LARGEST_TOLD_BYTES`, after it has launched so many all-reduces."""
+
+    num_launched: int
+    content: bytes
+
+
+class Nudge(NamedTuple):
+    """To oneself: see what there is to do."""
+
+
 class Farewell(NamedTuple):
     """The sender takes no further part, for this reason; an empty one if it is done."""
 
     reason: str
 
 
-Message = SegmentMade | SegmentDropped | Addend | ChunksDone | Farewell
+Message = SegmentMade | SegmentDropped | Addend | ChunksDone | Told | Nudge | Farewell
 
-_TYPES: tuple[type[Message], ...] = (SegmentMade, SegmentDropped, Addend, ChunksDone, Farewell)
+_TYPES: tuple[type[Message], ...] = (SegmentMade, SegmentDropped, Addend, ChunksDone, Told, Nudge, Farewell)
 _CODES = {kind: (code, struct.Struct(f"<B{len(kind._fields)}q")) for code, kind in enumerate(_TYPES)}
-_LARGEST_BYTES = 1024  # what is longer, a reason, is cut when it is received
+_TOLD = struct.Struct("<Bq")  # and then its content
+_LONGEST_REASON_BYTES = 1023  # what is longer is cut
 
 
 def encode(message: Message) -> bytes:
     code, layout = _CODES[type(message)]
     if isinstance(message, Farewell):
-        return bytes([code]) + message.reason.encode()
+        return bytes([code]) + message.reason.encode()[:_LONGEST_REASON_BYTES]
+    if isinstance(message, Told):
+        return _TOLD.pack(code, message.num_launched) + message.content
     return layout.pack(code, *message)
 
 
@@ -82,6 +97,9 @@ def decode(encoded: bytes) -> Message:
     kind = _TYPES[encoded[0]]
     if kind is Farewell:
         return Farewell(encoded[1:].decode(errors="ignore"))  # a character may have been cut in two
+    if kind is Told:
+        _, num_launched = _TOLD.unpack_from(encoded)
+        return Told(num_launched, encoded[_TOLD.size :])
     return kind(*_CODES[kind][1].unpack(encoded)[1:])
 
 
@@ -111,9 +129,9 @@ def receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     room_for_descriptor = socket.CMSG_SPACE(struct.calcsize("i"))
     try:
-        encoded, ancillary, _, _ = peer.recvmsg(_LARGEST_BYTES, room_for_descriptor, flags)
+        encoded, ancillary, _, _ = peer.recvmsg(_TOLD.size + LARGEST_TOLD_BYTES, room_for_descriptor, flags)
     except ConnectionResetError:  # said once, by one who left without having heard us out; its last words follow
-        encoded, ancillary, _, _ = peer.recvmsg(_LARGEST_BYTES, room_for_descriptor, flags)
+        encoded, ancillary, _, _ = peer.recvmsg(_TOLD.size + LARGEST_TOLD_BYTES, room_for_descriptor, flags)
     if not encoded:
         return None, []
     return decode(encoded), [fd for _, _, data in ancillary for fd in array.array("i", data)]

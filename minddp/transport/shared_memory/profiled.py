@@ -1,38 +1,46 @@
-"""All-reduces in torch's profiler, where a backend's own stand.
+"""Collectives in torch's profiler, where a backend's own stand.
 
-Under the name that gloo gives to its own: that is what people search a profile for, and what tools add up. And as
+Under the names that gloo gives to its own: that is what people search a profile for, and what tools add up. And as
 the profiler marks what is asynchronous: an event that ends on another thread than it began on.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch.autograd.profiler import record_function
 
-from minddp.transport.shared_memory.exchange import Reduction
+Name = Literal["gloo:all_reduce", "gloo:broadcast"]
+GRACE_S = 10.0  # for an event to end
 
-NAME = "gloo:all_reduce"
+
+def record_if_profiled(name: Name) -> Recorded | None:
+    """An event from now on, if anybody profiles."""
+    return Recorded(name) if torch.autograd._profiler_enabled() else None
 
 
-def record_if_profiled(reduction: Reduction) -> threading.Event | None:
-    """An event from now until `reduction` has landed, if anybody profiles.
+class Recorded:
+    """An event in a profile, until its `end`.
 
-    What is returned tells that it has ended. Who waits for the reduction must wait for that, too: an event that
-    ends after the profiler has stopped ends in freed memory.
+    Who waits for a collective must wait for its event, too: one that ends after the profiler has stopped ends in
+    freed memory.
     """
-    if not torch.autograd._profiler_enabled():
-        return None
-    event, has_ended = record_function(NAME), threading.Event()
-    event.__enter__()
-    future: Any = torch.futures.Future()
-    event._call_end_callbacks_on_future(cast(torch.futures.Future, future))
 
-    def end() -> None:
-        future.set_result(None)
-        has_ended.set()
+    def __init__(self, name: Name):
+        event, self._has_ended = record_function(name), threading.Event()
+        event.__enter__()
+        self._future: Any = torch.futures.Future()
+        event._call_end_callbacks_on_future(cast(torch.futures.Future, self._future))
 
-    reduction.when_landed(threading.Thread(target=end).start)
-    return has_ended
+    def end(self) -> None:
+        """May be called by any thread, and returns at once."""
+        threading.Thread(target=self._end).start()
+
+    def _end(self) -> None:
+        self._future.set_result(None)
+        self._has_ended.set()
+
+    def wait(self) -> None:
+        self._has_ended.wait(GRACE_S)

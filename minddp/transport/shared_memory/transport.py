@@ -1,9 +1,8 @@
-"""The transport: memory for the buckets, all-reduces in it, and everything else left to the process group."""
+"""The transport: memory for the buckets, all-reduces in it, small broadcasts; all else is the process group's."""
 
 from __future__ import annotations
 
 import datetime
-import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -19,14 +18,14 @@ from minddp.transport.base import Work
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.attendance import Attendance
-from minddp.transport.shared_memory.exchange import Exchange, Reduction
-from minddp.transport.shared_memory.messages import DTYPES, SegmentDropped, SegmentMade
-from minddp.transport.shared_memory.profiled import record_if_profiled
+from minddp.transport.shared_memory.collective import Collective
+from minddp.transport.shared_memory.exchange import Exchange
+from minddp.transport.shared_memory.messages import DTYPES, LARGEST_TOLD_BYTES, SegmentDropped, SegmentMade
+from minddp.transport.shared_memory.profiled import Name, Recorded, record_if_profiled
 from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
 from minddp.transport.shared_memory.segments import Segment
 
 CONNECT_TIMEOUT_S = 30.0
-GRACE_S = 10.0  # for an event to end
 
 
 def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedMemoryTransport:
@@ -59,7 +58,10 @@ def gloo_behind(group: ProcessGroupTransport, device: torch.device) -> Backend:
 
 
 class SharedMemoryTransport:
-    """All-reduces where the tensors lie, if `allocate` has made them; others are copied in and out."""
+    """All-reduces where the tensors lie, if `allocate` has made them; others are copied in and out.
+
+    What is small and on the CPU is broadcast through the ranks' sockets: see [Note: broadcasts] in `hearing.py`.
+    """
 
     def __init__(self, group: ProcessGroupTransport, exchange: Exchange):
         self._group = group
@@ -86,9 +88,6 @@ class SharedMemoryTransport:
     def waits_again(self) -> bool:
         return True
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._group.broadcast(tensor, source)
-
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         return self._group.all_gather(tensor)
 
@@ -100,17 +99,32 @@ class SharedMemoryTransport:
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         if not _can_be_shared(tensor):
             return self._group.all_reduce(tensor)
-        while self._dropped:
-            self._exchange.forget(SegmentDropped(self._dropped.popleft()))
+        self._forget_dropped()
         address = tensor.untyped_storage().data_ptr()
         segment = self._segments.get(address)
         if segment is None or not tensor.is_contiguous():
             return self._all_reduce_a_copy(tensor.detach())
         return self._launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
 
-    def _launch(self, flat: torch.Tensor, segment: Segment, offset_bytes: int) -> ResidentWork:
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        if not _can_be_told(tensor):
+            return self._group.broadcast(tensor, source)
+        if self.rank == source:
+            return self._tell(tensor.detach())
+        return SharedWork(self._exchange.hear(tensor.detach(), source), self._attendance, "gloo:broadcast")
+
+    def _tell(self, tensor: torch.Tensor) -> ToldWork:
+        event = record_if_profiled("gloo:broadcast")
+        try:
+            self._exchange.tell(tensor)
+        finally:
+            if event is not None:
+                event.end()
+        return ToldWork(tensor, event)
+
+    def _launch(self, flat: torch.Tensor, segment: Segment, offset_bytes: int) -> SharedWork:
         reduction = self._exchange.launch(flat, segment, offset_bytes)
-        return ResidentWork(reduction, self._attendance, record_if_profiled(reduction))
+        return SharedWork(reduction, self._attendance, "gloo:all_reduce")
 
     def _all_reduce_a_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
@@ -119,6 +133,10 @@ class SharedMemoryTransport:
         return CopiedWork(self._launch(flat, segment, 0), flat, tensor, segment, self._idle)
 
     # ------------------------------------------------------------------ memory
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            self._exchange.forget(SegmentDropped(self._dropped.popleft()))
 
     def _make_segment(self, nbytes: int) -> Segment:
         """A new one, known to all peers. See [Note: memory without a name].
@@ -153,43 +171,45 @@ class SharedMemoryTransport:
         return self._make_segment(nbytes)
 
 
-class ResidentWork:
-    """The all-reduce of a tensor that lies in a segment."""
+class SharedWork:
+    """A collective that this rank waits for; in profiles it has a name."""
 
-    def __init__(self, reduction: Reduction, attendance: Attendance, is_recorded: threading.Event | None = None):
-        self._reduction = reduction
+    def __init__(self, collective: Collective, attendance: Attendance, name: Name):
+        self._collective = collective
         self._attendance = attendance
-        self._is_recorded = is_recorded  # in a profile, to its end
+        self._event = record_if_profiled(name)
+        if self._event is not None:
+            collective.when_landed(self._event.end)
 
     def is_completed(self) -> bool:
-        return self._reduction.has_landed
+        return self._collective.has_landed
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """As that of torch's works: a list of the sum."""
+        """As that of torch's works: a list of the result."""
         future: torch.futures.Future[Any] = torch.futures.Future()
-        self._reduction.when_landed(partial(_resolve, future, self._reduction))
+        self._collective.when_landed(partial(_resolve, future, self._collective))
         return future
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        """Return once the sum is there. One that has timed out goes on, and can be waited for again.
+        """Return once the result is there. One that has timed out goes on, and can be waited for again.
 
         Raises:
             RuntimeError: a peer is gone, or has made another call, or a time limit has passed.
         """
-        limit_s = float("inf") if timeout is None else timeout.total_seconds()  # every reduction has a deadline
-        if not self._attendance.wait_for(self._reduction, limit_s):
-            raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for all-reduce {self._reduction.number}.")
-        if self._is_recorded is not None:
-            self._is_recorded.wait(GRACE_S)
-        if self._reduction.error is not None:
-            raise RuntimeError(self._reduction.error)
+        limit_s = float("inf") if timeout is None else timeout.total_seconds()  # every collective has a deadline
+        if not self._attendance.wait_for(self._collective, limit_s):
+            raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._collective.name}.")
+        if self._event is not None:
+            self._event.wait()
+        if self._collective.error is not None:
+            raise RuntimeError(self._collective.error)
 
 
 class CopiedWork:
     """The all-reduce of a tensor that lies elsewhere, by way of an otherwise idle segment."""
 
     def __init__(
-        self, work: ResidentWork, flat: torch.Tensor, tensor: torch.Tensor, segment: Segment, idle: list[Segment]
+        self, work: SharedWork, flat: torch.Tensor, tensor: torch.Tensor, segment: Segment, idle: list[Segment]
     ):
         self._work = work
         self._flat = flat
@@ -209,17 +229,45 @@ class CopiedWork:
             self._idle.append(self._segment)
 
 
-def _resolve(future: torch.futures.Future[Any], reduction: Reduction) -> None:
-    if reduction.error is None:
-        future.set_result([reduction.tensor])
+class ToldWork:
+    """A broadcast on the rank that it is from: over, since what was to be told is on its way."""
+
+    def __init__(self, tensor: torch.Tensor, event: Recorded | None):
+        self._tensor = tensor
+        self._event = event
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([self._tensor])
+        return future
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        if self._event is not None:
+            self._event.wait()
+
+
+def _resolve(future: torch.futures.Future[Any], collective: Collective) -> None:
+    if collective.error is None:
+        future.set_result([collective.tensor])
     else:
-        future.set_exception(RuntimeError(reduction.error))
+        future.set_exception(RuntimeError(collective.error))
 
 
 def _can_be_shared(tensor: torch.Tensor) -> bool:
     """The same on every rank, since it depends only on what must agree in any collective."""
-    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return is_plain and tensor.dtype in DTYPES and tensor.numel() > 0
+    return _is_plain(tensor) and tensor.dtype in DTYPES and tensor.numel() > 0
+
+
+def _can_be_told(tensor: torch.Tensor) -> bool:
+    """The same on every rank, too."""
+    return _is_plain(tensor) and not tensor.is_quantized and 0 < tensor.nbytes <= LARGEST_TOLD_BYTES
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 def _host_backend(group: dist.ProcessGroup) -> Backend | None:

@@ -1,0 +1,63 @@
+"""Does a step take as long as `minddp.tune` has predicted?
+
+[Note: a step's prediction]
+`bucket_cap_mb="auto"` observes backwards by the default plan, and from these predicts how long one takes by another
+plan. What else belongs to a step does not depend on the plan. So a step is predicted to take what one by the
+default plan takes in the same round of the race, plus what the backward is predicted to gain or lose. Any plan can
+be predicted so, also those that "auto" has not chosen: a stronger check, as they are further from the default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import compare, estimate
+from minddp.plan import BucketPlan
+from minddp.tune import Tuning
+
+AIM = 0.10  #: by how much a prediction may be off
+
+
+def forecast(
+    tuning: Tuning, plan: BucketPlan, by_default: np.ndarray, by_plan: np.ndarray, seed: int
+) -> dict[str, Any]:
+    """What `tuning` says of a step by `plan`, in milliseconds, and how far that is from what was measured.
+
+    `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
+    """
+    predicted = by_default + (tuning.predicted_backward_s(plan) - tuning.before_s)
+    off = compare(predicted, by_plan, seed)
+    return {
+        "predicted_ms": dataclasses.asdict(estimate(predicted * 1e3, seed)),
+        "measured_ms": dataclasses.asdict(estimate(by_plan * 1e3, seed)),
+        "error": dataclasses.asdict(
+            dataclasses.replace(off, median=off.median - 1, low=off.low - 1, high=off.high - 1)
+        ),
+        "within_aim": abs(off.median - 1) <= AIM,
+    }
+
+
+def by_chosen_plan(tuning: Tuning, by_default: np.ndarray, by_auto: np.ndarray) -> np.ndarray:
+    """Seconds per step by the plan that "auto" has chosen, `[rounds]`.
+
+    Where it has taken its choice back, that plan does not race; then what the backward lost when it was tried.
+    """
+    if tuning.is_kept:
+        return by_auto
+    assert tuning.measured_s is not None, "a plan is taken back for what was measured"
+    return by_default + (tuning.measured_s - tuning.before_s)
+
+
+def forecast_cells(foretold: Mapping[str, Any]) -> list[str]:
+    """Of a table: predicted and measured milliseconds, the error in percent, and its interval."""
+    error = foretold["error"]
+    return [
+        f"{foretold['predicted_ms']['median']:.2f}",
+        f"{foretold['measured_ms']['median']:.2f}",
+        f"{error['median']:+.1%}",
+        f"{error['low']:+.1%} to {error['high']:+.1%}",
+    ]

@@ -1,0 +1,53 @@
+"""What "auto" predicts beside what is measured: arithmetic on invented seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.forecast import by_chosen_plan, forecast, forecast_cells
+from minddp.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.tune import Link, Tuning
+from minddp.tune.auto import Observed
+
+SPECS = [ParamSpec(f"p{i}", 250_000, torch.float32, torch.device("cpu")) for i in range(2)]  # 1 MB each
+LINK = Link(latency_s=0.1, bytes_per_s=1e6)
+
+
+def _plan(*groups: list[int]) -> BucketPlan:
+    return plan_from_groups(SPECS, groups, origin="by hand")
+
+
+TOGETHER, APART = _plan([0, 1]), _plan([0], [1])
+# Ready after 1 and 2 s. Together: 2 + 0.1 + 2. Apart: the first from 1 to 2.1, the second to 3.2.
+SEEN = Observed({0: 1.0, 1: 2.0}, gradients_complete_s=2.0, end_s=4.1)
+TUNING = Tuning(LINK, TOGETHER, APART, before_s=4.1, predicted_s=3.2, seen=SEEN, measured_s=3.3)
+BY_TOGETHER = np.array([5.0, 5.0, 6.0])
+
+
+def test_a_step_is_predicted_from_the_default_one_of_its_round():
+    by_apart = np.array([4.1, 4.1, 5.1]) / 1.02
+    foretold = forecast(TUNING, APART, BY_TOGETHER, by_apart, seed=0)
+    assert foretold["predicted_ms"]["median"] == pytest.approx(4100)
+    assert foretold["measured_ms"]["median"] == pytest.approx(4100 / 1.02)
+    error = foretold["error"]
+    assert [error[of] for of in ("low", "median", "high")] == pytest.approx([0.02] * 3)
+    assert foretold["within_aim"]
+    assert forecast_cells(foretold) == ["4100.00", "4019.61", "+2.0%", "+2.0% to +2.0%"]
+
+
+@pytest.mark.parametrize(("measured_s", "within"), [(4.1 / 1.09, True), (4.1 / 1.11, False), (4.1 / 0.89, False)])
+def test_the_aim_is_missed_in_either_direction(measured_s: float, within: bool):
+    foretold = forecast(TUNING, APART, BY_TOGETHER[:1], np.array([measured_s]), seed=0)
+    assert foretold["within_aim"] is within
+
+
+def test_a_plan_that_was_taken_back_is_measured_by_its_trial():
+    by_auto = np.array([4.2, 4.2, 5.2])
+    assert by_chosen_plan(TUNING, BY_TOGETHER, by_auto) is by_auto
+    taken_back = replace(TUNING, measured_s=4.6)
+    assert not taken_back.is_kept
+    assert by_chosen_plan(taken_back, BY_TOGETHER, by_auto) == pytest.approx([5.5, 5.5, 6.5])

@@ -1,0 +1,98 @@
+"""Transports through memory on pretended hosts, and what the tests of all of them need.
+
+What kind of host a rank is on is one letter: in "aab" ranks 0 and 1 share a host, and rank 2 is on another. "aa" is
+shared memory alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+
+from minddp.transport import ProcessGroupTransport, Transport
+from minddp.transport.hierarchical import connect_hosts
+from minddp.transport.shared_memory.messages import DTYPES
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+Ranks = Callable[[int], RankPool]
+
+
+def default_group() -> dist.ProcessGroup:
+    return dist.distributed_c10d._get_default_group()
+
+
+@contextmanager
+def mortal_ranks(group_timeout_s: float, grace_s: float) -> Iterator[RankPool]:
+    """Three ranks that may be killed, with a short time limit; to import torch, which may take longer, is done."""
+    pool = RankPool(3, group_timeout_s, grace_s)
+    try:
+        pool.run(arrive)
+        yield pool
+    finally:
+        pool.kill()
+
+
+def arrive(rank: int) -> None:
+    pass
+
+
+def opened_on(letters: str, group: dist.ProcessGroup | None = None) -> Transport:
+    """As if the ranks of `group` were on hosts of these names."""
+    over_group = ProcessGroupTransport(group or default_group())
+    return connect_hosts(over_group, CPU, lambda: letters[over_group.rank])
+
+
+def ones(transport: Transport, numel: int) -> torch.Tensor:
+    return transport.allocate(numel, torch.float32, CPU).fill_(1)
+
+
+Case = tuple[int, torch.dtype, int]  # of an all-reduce: how many elements, of what, and a seed
+cases = st.tuples(
+    st.one_of(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 200_000), st.just(600_003)),
+    st.sampled_from(DTYPES),
+    st.integers(0, 1000),
+)
+
+
+def random_values(rank: int, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Of very different magnitudes, so that every order of addition rounds differently."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    magnitudes = torch.randint(-6, 7, (numel,), generator=generator).double().exp2()
+    return (torch.randn(numel, generator=generator, dtype=torch.float64) * magnitudes).to(dtype)
+
+
+def footprint() -> tuple[int, int, int]:
+    """Descriptors, threads and mapped segments."""
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count("memfd:minddp")
+
+
+class OwnAllReduce(dist.ProcessGroup):
+    """A group written in Python, as users plug them in."""
+
+
+@contextmanager
+def log_lines() -> Iterator[list[str]]:
+    """What the transports log meanwhile, each line after its level."""
+    lines: list[str] = []
+    handler, log = logging.Handler(), logging.getLogger("minddp.transport")
+    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

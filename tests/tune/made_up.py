@@ -1,0 +1,60 @@
+"""A device that does what it was asked for when somebody waits for it, and takes made-up times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+STEP_MS = 3.0  # what passes on the device between two stamps
+
+
+@dataclass
+class FakeDevice:
+    """Events are passed in the order in which they were recorded, each `STEP_MS` after the one before.
+
+    `waits` counts how often the host has waited for it.
+    """
+
+    queue: list[FakeEvent] = field(default_factory=list)
+    now_ms: float = 0.0
+    waits: int = 0
+    recorded: int = 0
+    is_capturing: bool = False
+
+    def run_until(self, event: FakeEvent) -> None:
+        self.waits += 1
+        while event.passed_ms is None:
+            self.now_ms += STEP_MS
+            self.queue.pop(0).passed_ms = self.now_ms
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put this in the place of torch.cuda, as far as clocks use it."""
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(self, enable_timing))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    """Knows when it was passed, and says so only if it was."""
+
+    device: FakeDevice
+    enable_timing: bool
+    passed_ms: float | None = None
+
+    def record(self, stream: Any) -> None:
+        assert stream is self.device, "on the current stream"
+        self.device.recorded += 1
+        self.device.queue.append(self)
+
+    def synchronize(self) -> None:
+        self.device.run_until(self)
+
+    def elapsed_time(self, last: FakeEvent) -> float:
+        assert self.enable_timing
+        assert self.passed_ms is not None, "not ready"
+        assert last.passed_ms is not None, "not ready"
+        return last.passed_ms - self.passed_ms
