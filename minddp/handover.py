@@ -10,9 +10,9 @@ been packed, if that cannot be seen:
     summation by alignment, and a gradient norm must keep its bits.
 That saves writing and reading all gradients once more; and what a gradient took is given back at once, for the next
 gradient to take. With torch's defaults all gradients exist twice when backward ends, here once.
-Everything else is copied, as in torch; so is all of a model that may leave parameters unused, since a gradient
-that no rank has used must stay as it is, and one that lies in a bucket would travel with it; and so are gradients on
-a GPU, where another stream may still be reading what nobody refers to any more (`Tensor.record_stream`).
+Everything else is copied, as in torch. So is all of a model that may leave parameters unused, since a gradient that
+no rank has used must stay as it is, and one that lies in a bucket would travel with it; and all on a GPU, where
+another stream may still be reading what nobody refers to any more (`Tensor.record_stream`).
 What remains to be seen is seen within a backward only: a hook that looks at the `.grad` of *another* parameter may
 find it scaled already, or averaged, where torch's still has what this rank has computed.
 

@@ -184,7 +184,8 @@ class Run:
 
     def _check_layout(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Gradients of another dtype are an error, of other strides merely slow, and so only looked at once."""
-        for k, (name, grad, view, dtype) in enumerate(zip(self.names, grads, self.views, self._dtypes, strict=True)):
+        slots = zip(self.names, grads, self.views, self._dtypes, strict=True)
+        for place, (name, grad, view, dtype) in enumerate(slots):
             if grad is None:
                 continue
             if grad.layout != view.layout:
@@ -198,7 +199,7 @@ class Run:
                     f"Convert the module's dtype before wrapping it, not after."
                 )
             if not self._layout_is_checked and grad.stride() != view.stride() and grad.numel() > 0:
-                self._may_be_handed_over[k] = False
+                self._may_be_handed_over[place] = False
                 warnings.warn(
                     f"Grad strides do not match bucket view strides for `{name}`: {grad.stride()} against "
                     f"{view.stride()} at sizes {tuple(grad.shape)}. The result is right, but copying is slow; "
