@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import platform
+import resource
 import time
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from benchmarks.launch import run_ranks
+from benchmarks.launch import ENVIRONMENT, run_ranks
 
 
 def _describe(rank: int, word: str) -> tuple[int, str, int, int, float]:
@@ -31,6 +34,24 @@ def _sleep(rank: int) -> None:
 def test_results_come_back_in_rank_order_from_one_group():
     results = run_ranks(_describe, "hello", world_size=2, threads=1, timeout_s=60)
     assert results == [(0, "hello", 2, 1, 3.0), (1, "hello", 2, 1, 3.0)]
+
+
+def _page_faults_of_allocating_again(rank: int) -> int:
+    """Of 64 MiB, the fewest of some times: the first ones make the heap large enough."""
+    faults = []
+    for _ in range(12):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(16 * 2**20)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return min(faults)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator has other variables")
+def test_ranks_keep_the_memory_that_they_free():
+    """[Note: memory is kept]"""
+    (faults,) = run_ranks(_page_faults_of_allocating_again, world_size=1, threads=1, timeout_s=60)
+    assert faults < 100
+    assert not set(ENVIRONMENT) & set(os.environ)
 
 
 def test_an_error_on_one_rank_is_raised_here_and_ends_the_others():
