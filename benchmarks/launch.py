@@ -1,10 +1,11 @@
 """Start the ranks of a benchmark and bring back what they return, within a time limit.
 
 [Note: memory is kept]
-What a step frees at the end of the heap, glibc gives back to the system, and the next step gets it again page by page:
-up to 16,000 page faults, 15 ms, in a step of 64 MiB of gradients. Whether that happens is decided by what happens to
-lie behind it. A process that trains one model meets either; in one that holds all contestants it depends on whose
-gradients live while it is another's turn, which is nobody's merit. So ranks keep what they free, in everybody's turn.
+What a step frees at the end of the heap, glibc gives back to the system, and the next step gets it again page by
+page: up to 16,000 page faults, 15 ms, in a step with 64 MiB of gradients. Whether that happens is decided by what
+happens to lie behind it. A process that trains one model meets either; in one that holds all contestants it depends
+on whose gradients live while it is another's turn, which is nobody's merit. So ranks keep what they free, in
+everybody's turn.
 """
 
 from __future__ import annotations

@@ -283,10 +283,9 @@ class Reducer:
         return not (creates_graph or is_cast or self._grads_are_views or self.options.finds_unused_each_pass)
 
     def _had_no_gradients(self, first: int) -> bool:
-        """Whether this backward makes all gradients. Those of `first` and its run have just come."""
-        if self._speakers.in_office:
-            return self._speakers.saw_this_begin()
-        return all(param.grad is None for index, param in enumerate(self.params) if index != first)
+        """Whether this backward makes all gradients; that of `first` has just come."""
+        others = (param.grad is None for index, param in enumerate(self.params) if index != first)
+        return self._speakers.saw_this_begin() or all(others)
 
     def _scaling(self, divisor: float | None) -> Scaling:
         batched = self.options.batched_grad_copy
