@@ -37,6 +37,7 @@ from minddp.optimizer_overlap import OverlappedOptimizer
 from minddp.options import Options
 from minddp.packing import Scaling
 from minddp.plan import BucketPlan, ParamSpec
+from minddp.reach import Reach
 from minddp.sparse_bucket import SparseBucket
 from minddp.speakers import Speakers
 from minddp.transport import Transport
@@ -87,8 +88,6 @@ class Reducer:
         self._mixed_precision = mixed_precision
         self._rpc_context: int | None = None
         self._forward_was_nested = False
-        self._out_of_reach: list[int] | None = None
-        self._outside_forward: set[int] = set()
         self._pass: BackwardPass | None = None
         self._awaited_backwards: set[int] = set()
         self._num_passes = 0
@@ -113,6 +112,7 @@ class Reducer:
             self.bucketing.make_buckets(transport.allocate)
         self._hooks = autograd.Hooks(self.params, self._countdown.on_grad_accumulated)
         self._speakers = Speakers(self._hooks, self.params)
+        self._reach = Reach(self._hooks)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, self._hooks.remove).atexit = False
         weakref.finalize(self, self._speakers.fall_silent).atexit = False
@@ -135,11 +135,12 @@ class Reducer:
         self._finalizes_at_end = finalize_at_end
         self._rpc_context = context_of_forward()
         self._forward_was_nested = autograd.inside_another_backward()
-        self._out_of_reach, self._outside_forward = None, set()
-        if self._rpc_context is not None and self.options.finds_unused_each_pass:
-            self._out_of_reach = autograd.out_of_reach_of(output, self._hooks.accumulators)
-        elif is_first_forward and self.options.finds_unused_each_pass:
-            self._outside_forward = set(autograd.out_of_reach_of(output, self._hooks.accumulators))
+        self._reach.forget()
+        if self.options.finds_unused_each_pass:
+            if self._rpc_context is not None:
+                self._reach.walk_from(output)
+            elif is_first_forward:
+                self._reach.note_outside_forward(output)
         autograd.call_when_gradient_enters(output, self._on_gradient_enters)
 
     def keep_local(self) -> None:
@@ -304,11 +305,8 @@ class Reducer:
         return lent if lent.has(param) else None
 
     def _find_unused(self, current: BackwardPass) -> None:
-        """Parameters that this backward will not reach count as ready. See [Note: unused parameters]."""
-        out_of_reach, self._out_of_reach = self._out_of_reach, None
-        unused = self._search_graph() if out_of_reach is None else out_of_reach
-        current.unused = sorted(self._outside_forward.union(unused))
-        self._outside_forward = set()
+        """Parameters that this backward will not reach count as ready."""
+        current.unused = self._reach.left_out()
         for param in current.unused:
             current.hooks_left[param] = 0
         if not current.unused:
@@ -317,12 +315,6 @@ class Reducer:
                 "parameters in this backward. If every parameter is always used, leave it out and save the search.",
                 stacklevel=2,
             )
-
-    def _search_graph(self) -> list[int]:
-        """The parameters that the backward that is running will not reach."""
-        with torch.autograd.profiler.record_function("torch.distributed.ddp.reducer::search_unused_parameters"):
-            accumulators = enumerate(self._hooks.accumulators)
-            return [param for param, node in accumulators if not autograd.will_be_reached(node)]
 
     def _count_as_ready(self, param: int) -> None:
         """A parameter that no hook will announce."""
@@ -399,17 +391,13 @@ class Reducer:
     # ------------------------------------------------------------------ the end of backward
 
     def _on_gradient_enters(self) -> None:
-        """A backward comes in at the outputs: the one that was called, not one nested in it.
-
-        What it will reach has to be found out here, too. The first hook may fire in a nested one, that of a
-        reentrant checkpoint, which reaches only what has been checkpointed.
-        """
+        """A backward comes in at the outputs: the one that was called, not one nested in it."""
         is_first_news = self.phase is Phase.ARMED and autograd.current_backward() not in self._awaited_backwards
         if is_first_news and self._speakers.may_be_elected:
             self._speakers.see_backward_begin()
         self._await_end()
-        if self.phase is Phase.ARMED and self.options.finds_unused_each_pass and self._out_of_reach is None:
-            self._out_of_reach = self._search_graph()
+        if self.phase is Phase.ARMED and self.options.finds_unused_each_pass:
+            self._reach.ask_engine()
 
     def _await_end(self) -> None:
         """Be called at the end of the backward that is running.
@@ -433,7 +421,7 @@ class Reducer:
         self._awaited_backwards.discard(backward)
         self._countdown.is_watched = True
         if self._pass is None or self.phase is Phase.REDUCING:
-            self._out_of_reach = None
+            self._reach.forget_backward()
             return  # this backward has not reached any parameter, or ends a second time
         if self._pass.is_complete:
             self.tell(EventKind.GRADIENTS_COMPLETE)

@@ -34,7 +34,7 @@ FLOORS = (
         "optimizer_overlap",
         "fused_pack",
     },
-    {"transport", "packing", "placement", "distributed_autograd", "speakers"},
+    {"transport", "packing", "placement", "distributed_autograd", "speakers", "reach"},
     {"sparse_bucket", "replicas", "agreement", "roster", "mean", "usage", "lookout"},
     {"bucket", "buffers", "delayed"},
     {"bucketing", "comm_hooks", "mixed_precision"},
