@@ -181,22 +181,26 @@ class DistributedDataParallel(nn.Module, Joinable):
         if delayed and (mixed_precision is not None or reduction != "mean"):
             other = "reduction" if mixed_precision is None else "mixed_precision"
             raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
+        self._meet(delayed, param_to_hook_all_reduce)
+        self._connect()
+        if self._mixed_precision is not None:
+            self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
+
+    def _meet(self, delayed: dict[str, nn.Parameter], hooked: Any) -> None:
+        """The other ranks: see that they have the same model, and give them rank 0's weights."""
         self._transport = self._open_transport("process_group")
         if self._options.init_sync:
             self._verify_that_ranks_agree(delayed)
-        if transport != "process_group" and (self._options.init_sync or transport != "auto"):
-            self._transport = self._open_transport(transport)  # collective, as is init_sync
-        self._buffers_in_step = Buffers(module, self.parameters_to_ignore)
+        if self._transport_kind != "process_group" and (self._options.init_sync or self._transport_kind != "auto"):
+            self._transport = self._open_transport(self._transport_kind)  # collective, as is init_sync
+        self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
         self._delayed: DelayedAllReduce | None = None
         if delayed:
-            self._delayed = DelayedAllReduce(delayed, param_to_hook_all_reduce, self._transport)
+            self._delayed = DelayedAllReduce(delayed, hooked, self._transport)
         if self._options.init_sync:  # before there are buckets: both take as much memory as the parameters
             self.synchronize(buffers=self._options.init_sync_buffers)
         elif self._delayed is not None:
             self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
-        self._connect()
-        if self._mixed_precision is not None:
-            self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 
     def _connect(self) -> None:
         """Reducer and hooks: with the transport all that a pickle leaves behind."""

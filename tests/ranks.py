@@ -3,8 +3,9 @@
 `RankPool(3).run(fn, *args)` calls the module-level function `fn(rank, *args)` in three processes that share
 a gloo process group, and returns the three results in rank order. Every wait has a time limit: when a rank
 dies, hangs or raises, all ranks of the pool are killed, `RankFailure` says what each of them did, and the
-next `run` starts new ones. Processes are forked from a server that has torch imported, so a new pool costs
-about a tenth of a second.
+next `run` starts new ones. Processes are forked from a server that has imported what every rank needs, so a new
+pool costs about a tenth of a second. `torch._dynamo` is part of that: torch imports it, a second's work, in each
+process that wraps a module or makes an optimizer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy", "pytest"])
 
 
 class RankFailure(AssertionError):

@@ -70,11 +70,31 @@ def test_right_annotations_pass(bucket_type: Any, result_type: Any) -> None:
     assert CommHook.checked(None, hook).function is hook
 
 
-def test_torchs_bf16_hooks_are_refused_where_torch_refuses_them() -> None:
+BF16_HOOKS = (default_hooks.bf16_compress_hook, default_hooks.bf16_compress_wrapper(identity))
+
+
+def torch_is_built_for(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, nccl: tuple[int, int] = (2, 9)) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: cuda is not None)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+    monkeypatch.setattr(dist, "is_xccl_available", lambda: False, raising=False)
+
+
+@pytest.mark.parametrize("cuda", [None, "12.6"])
+@pytest.mark.parametrize("hook", BF16_HOOKS)
+def test_torchs_bf16_hooks_are_refused_where_torch_refuses_them(
+    hook: Any, cuda: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_is_built_for(monkeypatch, cuda=cuda)
     with pytest.raises(TypeError, match="BF16 all reduce communication hook required"):
-        CommHook.checked(None, default_hooks.bf16_compress_hook)
-    with pytest.raises(TypeError, match="BF16 all reduce communication hook required"):
-        CommHook.checked(None, default_hooks.bf16_compress_wrapper(identity))
+        CommHook.checked(None, hook)
+
+
+@pytest.mark.parametrize("hook", BF16_HOOKS)
+def test_torchs_bf16_hooks_pass_where_nccl_can_reduce_them(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_is_built_for(monkeypatch, cuda="12.6", nccl=(2, 10))
+    assert CommHook.checked(None, hook).function is hook
 
 
 def test_a_hook_of_the_users_is_not_judged_by_its_name() -> None:
@@ -250,7 +270,7 @@ def _registering_errors(rank: int) -> list[list[str]]:
     for cls in (TorchDDP, minddp.DistributedDataParallel):
         ddp = cls(nn.Linear(2, 2))
         seen = []
-        for hook in ("no", lambda state, grads: None, default_hooks.bf16_compress_hook, identity, identity):
+        for hook in ("no", lambda state, grads: None, identity, identity):
             try:
                 ddp.register_comm_hook(None, hook)
                 seen.append("registered")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
 from tests.compat.both import Trained, batches, expect_same_bits, tiny_model
+
+pytestmark = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs Accelerate: pip install accelerate")
 
 
 def prepared(rank: int, **options: Any) -> tuple[Any, nn.Module, Any]:

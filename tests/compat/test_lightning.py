@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
 from tests.compat.both import Trained, batches, expect_same_bits, tiny_model
+
+pytestmark = pytest.mark.skipif(
+    find_spec("pytorch_lightning") is None, reason="needs Lightning: pip install pytorch-lightning"
+)
 
 
 def lit_model(manual: bool) -> Any:

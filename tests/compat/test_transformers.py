@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.compat.both import Trained, expect_same_bits
+
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="needs Transformers: pip install transformers"
+)
 
 
 def trainer_run(rank: int, folder: str) -> Trained:

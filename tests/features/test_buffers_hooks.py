@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from contextlib import nullcontext
 from typing import Any
@@ -32,6 +33,10 @@ class Net(nn.Module):
         self.local += x.detach().sum()
         self.seen = self.seen + x.detach().mean(0)
         return self.norm(self.body(x)) + self.seen
+
+
+# The backward of a norm refuses buffers written since its forward, unless who writes them hides it from autograd.
+MAY_CHANGE_BUFFERS_AFTER_FORWARD = "_unsafe_preserve_version_counter" in inspect.getsource(TorchDDP)
 
 
 def register(ddp: Any, hook: Any, state: Any, *, after_forward: bool) -> None:
@@ -96,6 +101,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     [("average now", False), ("average now", True), ("sum later", True), ("nothing", False), ("nothing", True)],
 )
 def test_bits_are_torchs(ranks: Any, name: str, after_forward: bool, options: dict[str, Any]) -> None:
+    if name == "average now" and after_forward and not MAY_CHANGE_BUFFERS_AFTER_FORWARD:
+        pytest.skip("the installed torch takes a buffer that is written after forward for a fault of autograd's")
     one, other = ranks(2).run(play, train, name, after_forward, options)
     if name == "average now" and after_forward:
         mean = "module.norm.running_mean"

@@ -17,8 +17,11 @@ class Faithful(DistributedDataParallel):
 
 
 class ForgetsBuffers(DistributedDataParallel):
+    """Synchronises them at construction only."""
+
     def __init__(self, module: nn.Module, **options: Any):
-        super().__init__(module, **(options | {"forward_sync_buffers": False}))
+        super().__init__(module, **options)
+        self.broadcast_buffers = False
 
 
 class StartsApart(DistributedDataParallel):

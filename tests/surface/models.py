@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+A_BYTE = 1e-6  # a capacity in MiB that gives each parameter a bucket of its own; torch 2.11 refuses 0
+
 
 class TwoLayers(nn.Module):
     """The second layer only takes part if asked to."""

@@ -15,7 +15,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from tests.surface.models import Normed, TwoLayers, batch
+from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
 WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
 
@@ -47,7 +47,7 @@ def builtin(rank: int, kind_name: str, options: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0}])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": A_BYTE}])
 def test_builtin_hooks_have_torchs_bits(ranks, kind: str, options: dict[str, Any]) -> None:
     assert ranks(3).run(builtin, kind, options) == [True] * 3
 

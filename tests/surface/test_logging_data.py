@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,10 +19,10 @@ import minddp
 from minddp.compat.sampled_iteration import MOMENTS, SPANS, Moment, SampledIteration
 from minddp.events import Event, EventKind
 from tests.ranks import RankPool
-from tests.surface.models import Normed, TwoLayers, batch
+from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
 TIMES = {*MOMENTS, *SPANS, *(f"avg_{name}" for name in SPANS)}
-# Torch sets it when its logger dies, where nobody can read it, and then for the first logger of a process only.
+# Torch sets the first when a logger dies or sees the graph change, but for the first logger of a process only.
 WITHOUT_COUNTERPART = {"can_set_static_graph", "initial_bucket_size_limits", "rebuilt_bucket_size_limits"}
 
 
@@ -37,9 +38,16 @@ def run(ddp: nn.Module, rank: int, step: int, **kwargs: Any) -> None:
 # ------------------------------------------------------------------ against torch
 
 
+def first_logger_of_the_process_dies() -> None:
+    """What torch tells of a graph that changes it tells once; with it comes the number of another iteration."""
+    TorchDDP(TwoLayers())
+    gc.collect()
+
+
 def both(rank: int, options: dict[str, Any], uses: list[bool]) -> list[list[dict[str, Any]]]:
     """The data of torch's wrapper and of ours before the first and after each step; `uses` is for `TwoLayers`."""
     histories: list[list[dict[str, Any]]] = []
+    first_logger_of_the_process_dies()
     for wrapper in (TorchDDP, minddp.DistributedDataParallel):
         ddp = wrapper(TwoLayers(), **options)
         histories.append([logged(ddp)])
@@ -57,10 +65,10 @@ def without_times(data: dict[str, Any]) -> dict[str, Any]:
     ("options", "uses"),
     [
         ({}, [True] * 4),
-        ({"bucket_cap_mb": 0, "gradient_as_bucket_view": True, "forward_sync_buffers": False}, [True] * 4),
+        ({"bucket_cap_mb": A_BYTE, "gradient_as_bucket_view": True, "forward_sync_buffers": False}, [True] * 4),
         ({"find_unused_parameters": True}, [True, False, True, False]),
         (
-            {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": 0},
+            {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": A_BYTE},
             [False, False, False],
         ),
     ],

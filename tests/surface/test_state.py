@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import warnings
 from typing import Any
@@ -17,6 +18,7 @@ import minddp
 from tests.surface.models import Normed, TwoLayers, batch
 
 WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
+NEWER_OPTIONS = {"batched_grad_copy", "forward_sync_buffers"} - inspect.signature(TorchDDP).parameters.keys()
 SETTINGS = (
     "bucket_bytes_cap",
     "bucket_bytes_cap_list",
@@ -60,7 +62,7 @@ def settings(rank: int, options: dict[str, Any]) -> list[dict[str, Any]]:
     told = []
     for wrapper in WRAPPERS:
         ddp = wrapper(Normed(), **options)
-        told.append({name: getattr(ddp, name) for name in SETTINGS if name != "_authoritative_rank"})
+        told.append({name: getattr(ddp, name) for name in SETTINGS if name not in NEWER_OPTIONS})
         names = {param: name for name, param in ddp.module.named_parameters()}
         told[-1]["_module_parameters"] = [names[param] for param in ddp._module_parameters]
         told[-1]["buffers"] = list(ddp.named_module_buffers), len(ddp.modules_buffers)
