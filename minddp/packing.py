@@ -104,6 +104,7 @@ class Run:
         self.flat = flat
         self.views = views
         self._dtypes = [grad_dtype] * len(views)
+        self._addresses = [view.data_ptr() for view in views]
         self._layout_is_checked = False
         self._may_be_handed_over = [handover.may_be_handed_over(view) for view in views]
         self._count_if_unseen = handover.count_if_unseen()
@@ -120,7 +121,7 @@ class Run:
             self._scale(scaling, resident=True)
             return
         adopts_all = binding is Binding.EVERYBODY
-        if as_expected and num_resident == 0 and not adopts_all:
+        if as_expected and num_resident == 0 and not (adopts_all and self._have_one_at_home(grads)):
             self._copy_all(cast("list[torch.Tensor]", grads), scaling)
         elif any(map(is_missing_or_at_home, grads, self.views)):
             self._copy_some(grads, scaling, adopts_all)
@@ -130,6 +131,10 @@ class Run:
             self._bind(grads)
         elif binding is Binding.UNSEEN:
             self._bind_unseen(grads)
+
+    def _have_one_at_home(self, grads: Sequence[Any]) -> bool:
+        """Whether one of them may lie in the buffer already, if as another object."""
+        return any(map(operator.eq, [grad.data_ptr() for grad in grads], self._addresses))
 
     def _bind(self, grads: Sequence[torch.Tensor | None]) -> None:
         for param, grad, view in zip(self.params, grads, self.views, strict=True):

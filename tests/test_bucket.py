@@ -246,6 +246,19 @@ def test_what_could_be_told_by_its_address_or_strides_is_not_handed_over() -> No
     assert handed_over(transposed) == [False]
 
 
+def test_what_lies_in_the_bucket_as_another_object_is_divided_there() -> None:
+    """As what autograd has accumulated into the bucket is, with gradient_as_bucket_view."""
+    params = [parameter(torch.randn(16)) for _ in range(2)]
+    bucket = bucket_of(params, views=True)
+    pack(bucket, MEAN)
+    before = bucket.flat.clone()
+    params[0].grad = params[0].grad.detach()
+    params[1].grad = torch.ones(16)
+    pack(bucket, MEAN)
+    assert handed_over(bucket) == [True, True]
+    assert_same_bits(grads_of(params), [before[:16] / WORLD, torch.ones(16) * (1 / WORLD)])
+
+
 def test_an_average_in_other_memory_is_copied_to_where_gradients_lie() -> None:
     """As a communication hook returns it."""
     params = [parameter(torch.randn(16)) for _ in range(2)]
