@@ -7,14 +7,28 @@ company and then nothing hides their journey. Where the best lies depends on mod
 | question | file |
 |---|---|
 | what does a message of n bytes cost here? | `link.py` |
+| and what under a backward, and what does backward pay for it? | `calibration.py` |
 | which buckets expose the least communication? | `planner.py` |
 | when is a gradient ready, on a CPU and on a GPU? | `clocks.py` |
 | what is observed, and how do all ranks come to one plan? | `auto.py` |
 """
 
 from minddp.tune.auto import AutoBuckets, Tuning
+from minddp.tune.calibration import Observed, calibrated, predicted_s
 from minddp.tune.clocks import clock_of
 from minddp.tune.link import Link
 from minddp.tune.planner import Gradient, least_exposed, plan_buckets, simulate
 
-__all__ = ["AutoBuckets", "Gradient", "Link", "Tuning", "clock_of", "least_exposed", "plan_buckets", "simulate"]
+__all__ = [
+    "AutoBuckets",
+    "Gradient",
+    "Link",
+    "Observed",
+    "Tuning",
+    "calibrated",
+    "clock_of",
+    "least_exposed",
+    "plan_buckets",
+    "predicted_s",
+    "simulate",
+]

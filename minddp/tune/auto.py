@@ -4,9 +4,8 @@
 Ranks see different times, but must have one plan. Each rank's median times are gathered, the slowest rank's counts
 for each gradient, and every rank computes the plan from the same numbers, which gives the same plan.
 
-The link is measured while nothing else runs, but will be used while backward runs, on a CPU on the very same
-cores. So it is slowed by the factor at which the model tells the measured time of the plan in use. What the model
-then says of the new plan is kept beside what is measured; should that turn out slower, the old plan comes back.
+The link is fitted to what was seen of the plan in use: see [Note: calibration]. What the model then says of the new
+plan is kept beside what is measured; should that turn out slower, the old plan comes back.
 
 Nobody waits for a device in the steps that are observed, nor in any after them: only between the last observed step
 and the next are times read and the link measured, once for each of the two plans.
@@ -15,7 +14,6 @@ and the next are times read and the link measured, once for each of the two plan
 from __future__ import annotations
 
 import enum
-import itertools
 import logging
 import statistics
 from dataclasses import dataclass, field, replace
@@ -26,9 +24,10 @@ import torch
 from minddp.events import Event, EventKind
 from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
+from minddp.tune.calibration import Observed, calibrated, predicted_s
 from minddp.tune.clocks import Clock
 from minddp.tune.link import Link
-from minddp.tune.planner import Gradient, plan_buckets, simulate
+from minddp.tune.planner import plan_buckets
 
 _log = logging.getLogger(__name__)
 WARM_UP_STEPS = 3
@@ -53,8 +52,7 @@ class Tuning:
 
     def predicted_backward_s(self, plan: BucketPlan) -> float:
         """How long a backward would take by any plan of the same parameters, judging by what was seen."""
-        ready = [self.seen.ready_s.get(param, 0.0) for param in range(len(plan.params))]
-        return _predicted_end(plan, ready, self.link, self.seen)
+        return predicted_s(plan, self.link, self.seen)
 
     @property
     def is_kept(self) -> bool:
@@ -65,23 +63,14 @@ class Tuning:
         return (
             f"buckets: {len(self.before.buckets)} -> {len(self.plan.buckets)}; backward: "
             f"{1e3 * self.before_s:.2f} ms -> predicted {1e3 * self.predicted_s:.2f} ms, {measured}; link: "
-            f"{1e6 * self.link.latency_s:.0f} us + {self.link.bytes_per_s / 1e6:.0f} MB/s"
-            + ("" if self.is_kept else "; taken back")
+            f"{1e6 * self.link.latency_s:.0f} us + {self.link.bytes_per_s / 1e6:.0f} MB/s, "
+            f"{self.link.taken:.0%} of it taken from backward" + ("" if self.is_kept else "; taken back")
         )
-
-
-@dataclass(frozen=True)
-class Observed:
-    """One backward: when each gradient was ready and when all was over, in seconds since it began."""
-
-    ready_s: dict[int, float]
-    gradients_complete_s: float
-    end_s: float
 
 
 @dataclass
 class Stamps:
-    """The same as the clock's marks, which are read later. See [Note: stamps]."""
+    """One backward as the clock's marks, which are read later. See [Note: stamps]."""
 
     begin: Any
     ready: dict[int, Any] = field(default_factory=dict)
@@ -90,8 +79,10 @@ class Stamps:
 
     def read(self, clock: Clock) -> Observed:
         """Waits for the end of the backward."""
+        ready_s = {param: clock.computed_s(self.begin, mark) for param, mark in self.ready.items()}
         return Observed(
-            {param: clock.seconds(self.begin, mark) for param, mark in self.ready.items()},
+            ready_s,
+            max([clock.computed_s(self.begin, self.gradients_complete), *ready_s.values()]),  # of any thread
             clock.seconds(self.begin, self.gradients_complete),
             clock.seconds(self.begin, self.end),
         )
@@ -167,15 +158,13 @@ class AutoBuckets:
         reducer = self._reducer
         reducer.unwatch(self._observer)
         seen = self._agreed()
-        link = Link.measured(reducer.transport, reducer.params[0].device, self._clock)
+        idle = Link.measured(reducer.transport, reducer.params[0].device, self._clock)
+        link = calibrated(idle, reducer.plan, seen)
         ready = [seen.ready_s.get(param, 0.0) for param in range(len(reducer.params))]
-        link = link.slowed(_slowdown(reducer.plan, ready, link, seen))
-        plan = plan_buckets(reducer.plan.params, ready, link)
-        is_the_same = [bucket.slots for bucket in plan.buckets] == [bucket.slots for bucket in reducer.plan.buckets]
-        if is_the_same:
-            plan = reducer.plan
-        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, _predicted_end(plan, ready, link, seen), seen)
-        if is_the_same:
+        proposed = plan_buckets(reducer.plan.params, ready, link, seen.computed_s)
+        plan = min(reducer.plan, proposed, key=lambda plan: predicted_s(plan, link, seen))  # the old one if equal
+        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, predicted_s(plan, link, seen), seen)
+        if plan is reducer.plan:
             self._stage = _Stage.DONE
             _log.info("The buckets are as good as they get. %s", self.tuning)
             return
@@ -196,32 +185,16 @@ class AutoBuckets:
         passes = [stamps.read(self._clock) for stamps in self._observer.passes[WARM_UP_STEPS:]]
         num_params = len(self._reducer.params)
         rows = [
-            [*(seen.ready_s.get(param, 0.0) for param in range(num_params)), seen.gradients_complete_s, seen.end_s]
+            [
+                *(seen.ready_s.get(param, 0.0) for param in range(num_params)),
+                seen.computed_s,
+                seen.gradients_complete_s,
+                seen.end_s,
+            ]
             for seen in passes
         ]
         medians = [statistics.median(column) for column in zip(*rows, strict=True)]
         own = torch.tensor(medians, dtype=torch.float64, device=self._reducer.params[0].device)
-        *ready, complete, end = torch.stack(list(self._reducer.transport.all_gather(own))).amax(0).tolist()
-        return Observed(dict(enumerate(ready)), complete, end)
-
-
-def _predicted_end(plan: BucketPlan, ready_s: list[float], link: Link, seen: Observed) -> float:
-    """When backward ends: when all gradients are computed, and all are reduced."""
-    slots = [slot for bucket in plan.buckets for slot in bucket.slots]
-    gradients = [Gradient(plan.params[slot.param].nbytes, ready_s[slot.param]) for slot in slots]
-    ends = list(itertools.accumulate(len(bucket.slots) for bucket in plan.buckets))
-    return max(simulate(gradients, ends, link), seen.gradients_complete_s)
-
-
-def _slowdown(plan: BucketPlan, ready_s: list[float], link: Link, seen: Observed) -> float:
-    """The factor by which the link must be slower for the model to tell what was measured, within [1, 16]."""
-    low, high = 1.0, 16.0
-    if _predicted_end(plan, ready_s, link, seen) >= seen.end_s:
-        return low
-    for _ in range(40):
-        middle = (low + high) / 2
-        if _predicted_end(plan, ready_s, link.slowed(middle), seen) < seen.end_s:
-            low = middle
-        else:
-            high = middle
-    return high
+        gathered = torch.stack(list(self._reducer.transport.all_gather(own)))
+        *ready, computed, complete, end = gathered.amax(0).tolist()
+        return Observed(dict(enumerate(ready)), computed, complete, end)

@@ -6,13 +6,19 @@ recorded behind what the current stream has been asked for so far: a gradient's 
 run, that of backward's end when the averages are in the gradients, since that stream waits for the communicator's.
 To record one makes nobody wait. To read one does, so stamps are kept as they are while steps are observed, and read
 between two steps, when enough has been seen.
+
+[Note: computing]
+On a CPU backward may be kept waiting while messages use its core, and then a gradient is late for a reason that
+another plan would not give. How long backward has computed until then is the same by any plan: it is how long its
+thread has had a core. A GPU's kernels are taken to compute whenever they can.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -33,17 +39,33 @@ class Clock(Protocol):
         """From one mark to a later one. Waits for the later one to be reached."""
         ...
 
+    def computed_s(self, first: Any, last: Any) -> float:
+        """How much of that whoever made the marks has computed. See [Note: computing]."""
+        ...
+
+
+class HostMark(NamedTuple):
+    """Seconds since some moment, those for which the thread has had a core, and which thread it is."""
+
+    now_s: float
+    on_core_s: float
+    thread: int
+
 
 class HostClock:
-    """Marks are numbers: seconds since some moment."""
+    """The host's own, and its account of who has used the cores."""
 
     is_stopped = False
 
-    def stamp(self) -> float:
-        return time.perf_counter()
+    def stamp(self) -> HostMark:
+        return HostMark(time.perf_counter(), time.thread_time(), threading.get_ident())
 
-    def seconds(self, first: float, last: float) -> float:
-        return last - first
+    def seconds(self, first: HostMark, last: HostMark) -> float:
+        return last.now_s - first.now_s
+
+    def computed_s(self, first: HostMark, last: HostMark) -> float:
+        """Two threads have no common account: then all of the time, as autograd has gone on in the other one."""
+        return last.on_core_s - first.on_core_s if first.thread == last.thread else self.seconds(first, last)
 
 
 class DeviceClock:
@@ -65,6 +87,9 @@ class DeviceClock:
         last.synchronize()
         first.synchronize()  # of another stream, perhaps, and then not necessarily passed by now
         return first.elapsed_time(last) / 1e3
+
+    def computed_s(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        return self.seconds(first, last)
 
 
 def clock_of(devices: Iterable[torch.device]) -> Clock:

@@ -1,11 +1,14 @@
-"""What a message costs: a latency and a bandwidth, measured on the very group that will carry the gradients."""
+"""What a message costs: a latency and a bandwidth, measured on the very group that will carry the gradients.
+
+What it costs under a backward is another question: see [Note: calibration].
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -18,17 +21,18 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce of n bytes takes `latency_s + n / bytes_per_s` seconds. (Hockney's model of a message.)"""
+    """An all-reduce of n bytes takes `latency_s + n / bytes_per_s` seconds. (Hockney's model of a message.)
+
+    Backward beside it stands still for the share `taken` of them, from 0 to 1. See [Note: what messages take from
+    backward].
+    """
 
     latency_s: float
     bytes_per_s: float
+    taken: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
         return self.latency_s + nbytes / self.bytes_per_s
-
-    def slowed(self, factor: float) -> Link:
-        """The same link while something else, backward as a rule, competes for what it needs."""
-        return replace(self, latency_s=self.latency_s * factor, bytes_per_s=self.bytes_per_s / factor)
 
     @classmethod
     def fitted(cls, samples: Iterable[tuple[int, float]]) -> Link:

@@ -10,8 +10,7 @@ import torch
 
 from benchmarks.forecast import by_chosen_plan, forecast, forecast_cells
 from minddp.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tune import Link, Tuning
-from minddp.tune.auto import Observed
+from minddp.tune import Link, Observed, Tuning
 
 SPECS = [ParamSpec(f"p{i}", 250_000, torch.float32, torch.device("cpu")) for i in range(2)]  # 1 MB each
 LINK = Link(latency_s=0.1, bytes_per_s=1e6)
@@ -23,7 +22,7 @@ def _plan(*groups: list[int]) -> BucketPlan:
 
 TOGETHER, APART = _plan([0, 1]), _plan([0], [1])
 # Ready after 1 and 2 s. Together: 2 + 0.1 + 2. Apart: the first from 1 to 2.1, the second to 3.2.
-SEEN = Observed({0: 1.0, 1: 2.0}, gradients_complete_s=2.0, end_s=4.1)
+SEEN = Observed({0: 1.0, 1: 2.0}, computed_s=2.0, gradients_complete_s=2.0, end_s=4.1)
 TUNING = Tuning(LINK, TOGETHER, APART, before_s=4.1, predicted_s=3.2, seen=SEEN, measured_s=3.3)
 BY_TOGETHER = np.array([5.0, 5.0, 6.0])
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
+from minddp.tune import clocks
 from minddp.tune.auto import OBSERVED_STEPS, WARM_UP_STEPS, AutoBuckets
+from minddp.tune.calibration import Observed
 from minddp.tune.clocks import DeviceClock
 from minddp.tune.link import Link
 from tests.fakes import FakeDDP, FakeTransport
@@ -63,6 +67,29 @@ def test_ranks_come_to_one_plan_and_gradients_stay_right(ranks: Callable[[int], 
     assert first["plan"] == (first["tuned plan"] if first["kept"] else first["before"])
     if first["tuned plan"] != first["before"]:
         assert first["measured"] == second["measured"] > 0
+
+
+def _told_by_other_clocks(rank: int, shares_on_core: list[float]) -> tuple[Link, Observed, list[str]]:
+    """Of two ranks whose hosts give backward a core for different shares of the time."""
+    asked = SimpleNamespace(
+        perf_counter=time.perf_counter, thread_time=lambda: shares_on_core[rank] * time.perf_counter()
+    )
+    mine, clocks.time = clocks.time, asked
+    try:
+        ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
+        while ddp.tuning is None:
+            ddp(torch.randn(4, 64)).square().mean().backward()
+    finally:
+        clocks.time = mine
+    return ddp.tuning.link, ddp.tuning.seen, [str(ddp.tuning.before), str(ddp.tuning.plan)]
+
+
+@pytest.mark.parametrize("shares_on_core", [[0.5, 0.25], [0.25, 0.75]])
+def test_ranks_agree_on_what_messages_take(shares_on_core: list[float], ranks: Callable[[int], RankPool]) -> None:
+    """Each sees its own core only; all go by the same numbers, and by them come to the same share."""
+    first, second = ranks(2).run(_told_by_other_clocks, shares_on_core)
+    assert first == second
+    assert first[0].taken > 0
 
 
 def _with(rank: int, **options: Any) -> str:
@@ -148,6 +175,45 @@ def test_times_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     while tuner.tuning is None:
         _step(ddp, tuner)
     assert tuner.tuning.before_s == pytest.approx(18 * STEP_MS / 1e3)
+
+
+class OnASharedCore(DeviceClock):
+    """Has computed for a share of the time only."""
+
+    def __init__(self, share: float):
+        super().__init__(torch.device("cuda", 0))
+        self._share = share
+
+    def computed_s(self, first: Any, last: Any) -> float:
+        return self._share * self.seconds(first, last)
+
+
+@pytest.mark.parametrize(("share", "buckets"), [(1.0, 3), (0.25, 1)])
+def test_what_messages_take_decides(monkeypatch: pytest.MonkeyPatch, share: float, buckets: int) -> None:
+    """Where backward stands still for them, they had better be few. Steps are the same otherwise."""
+    FakeDevice().install(monkeypatch)
+    ddp = FakeDDP(layers(), bucket_cap_mb=0.04)
+    tuner = AutoBuckets(ddp.reducer, OnASharedCore(share))
+    while tuner.tuning is None:
+        _step(ddp, tuner)
+    told = tuner.tuning
+    assert len(told.before.buckets) > 1
+    assert told.seen.computed_s == pytest.approx(share * told.seen.gradients_complete_s)
+    assert told.predicted_backward_s(told.before) == pytest.approx(told.before_s)
+    assert (told.link.taken > 0) == (share < 1)
+    assert len(told.plan.buckets) == buckets
+
+
+def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bucket is proposed, and there is one: nothing is adopted, and nothing more is observed."""
+    FakeDevice().install(monkeypatch)
+    ddp = FakeDDP(layers())
+    tuner = AutoBuckets(ddp.reducer, OnASharedCore(0.25))
+    for _ in range(STEPS):
+        _step(ddp, tuner)
+    assert tuner.tuning is not None
+    assert tuner.tuning.plan is tuner.tuning.before is ddp.reducer.plan
+    assert tuner.tuning.measured_s is None
 
 
 def test_messages_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
