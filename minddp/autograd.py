@@ -81,7 +81,12 @@ class Hooks:
 
 def will_be_reached(accumulator: Node) -> bool:
     """Whether the backward that is running will run this node. See [Note: unused parameters]."""
-    return bool(torch._C._will_engine_execute_node(accumulator))
+    try:
+        return bool(torch._C._will_engine_execute_node(accumulator))
+    except (
+        RuntimeError
+    ):  # autograd.grad() has been asked for this very gradient: it returns it, and accumulates nothing
+        return False
 
 
 def out_of_reach_of(output: Any, accumulators: Sequence[Node]) -> list[int]:

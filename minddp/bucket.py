@@ -6,7 +6,8 @@ where the optimizer will look.
 [Note: where a gradient lies]
 A gradient is *resident* if `.grad` is the bucket's own view object: autograd then accumulates straight into the
 buffer, and neither packing nor unpacking copies. With gradient_as_bucket_view every gradient becomes resident
-when it is packed; without it, only when that cannot be seen, see [Note: handing gradients over].
+when it is packed. Without it, large ones may come to lie in the buffer when backward ends, where that cannot be
+seen: [Note: handing gradients over].
 `zero_grad(set_to_none=True)` breaks the bond in every step, and the next packing copies.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from minddp import handover
-from minddp.packing import Binding, Run, Scaling, is_missing_or_at_home, slots_by_run
+from minddp.packing import Run, Scaling, is_missing_or_at_home, slots_by_run
 from minddp.plan import BucketPlan, BucketSpec, Slot
 from minddp.sparse_bucket import SparseBucket
 
@@ -65,6 +66,7 @@ class Bucket:
         self.grads_are_views = grads_are_views
         self.dtypes = dtypes
         self._new_memory = allocate
+        self._hands_over = True
         self._allocate()
         if grads_are_views and adopt_grads:
             self._adopt_existing_grads()
@@ -75,24 +77,23 @@ class Bucket:
         return [view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True)]
 
     def begin_pass(self) -> None:
-        """Before the first gradient is packed: have memory that nobody else looks at."""
-        if self._has_handed_over and self._others_still_look():
+        """Before the first gradient is packed: have memory that nobody else looks at, and views of it."""
+        if self._handed_over and self._others_still_look():
+            self._hands_over = False
             self._allocate()
+        elif self.grads_are_views and [view.data_ptr() for view in self.views] != self._addresses:
+            self._allocate()  # `grad.data = ...` has put other memory under a view
 
-    def pack(self, run: int, scaling: Scaling, *, may_hand_over: bool = False) -> None:
-        """Fill a run's part of the buffer. See [Note: handing gradients over]."""
-        if self.grads_are_views:
-            self.runs[run].pack(scaling, Binding.EVERYBODY)
-        elif may_hand_over:
-            self._has_handed_over = True
-            self.runs[run].pack(scaling, Binding.UNSEEN)
-        else:
-            self.runs[run].pack(scaling)
+    def pack(self, run: int, scaling: Scaling) -> None:
+        self.runs[run].pack(scaling, bind=self.grads_are_views)
 
-    def unpack(self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None) -> None:
+    def unpack(
+        self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None, may_hand_over: bool = False
+    ) -> None:
         """Put `average`, laid out like `wire`, into the parameters' gradients.
 
         `untouched[k]` leaves the gradient of parameter k as it is: no rank has used that parameter.
+        `may_hand_over` tells that this backward has made all gradients.
         """
         averages = self.views if average is self.wire else self.views_into(average)
         if self.grads_are_views and average is not self.wire:
@@ -103,8 +104,10 @@ class Bucket:
         wanted = [k for k in range(len(self.params)) if not (untouched and untouched[k])]
         if self.grads_are_views:
             self._bind(wanted)
-        else:
-            self._copy_back(wanted, averages)
+            return
+        if may_hand_over and self._hands_over and average is self.wire:
+            wanted = [k for k in wanted if not self._hand_over(k)]
+        self._copy_back(wanted, averages)
 
     # ------------------------------------------------------------------ memory
 
@@ -114,9 +117,10 @@ class Bucket:
         self.wire = to_wire(self.flat)
         self.views = self.views_into(self.wire)
         self.runs = [self._run_of(places) for places in slots_by_run(self.spec)]
-        self._references_to_memory = handover.storage_references(self.flat)
-        self._references_to_views = handover.references(self.views)
-        self._has_handed_over = False
+        self._addresses = [view.data_ptr() for view in self.views]
+        self._may_be_handed_over = [handover.may_be_handed_over(view) for view in self.views]
+        self._handed_over: set[int] = set()
+        self._references_of_ours = handover.references_to_memory(self.flat)
 
     def _run_of(self, places: Sequence[int]) -> Run:
         first, last = self.spec.slots[places[0]], self.spec.slots[places[-1]]
@@ -136,20 +140,28 @@ class Bucket:
                 view.copy_(param.grad)
                 param.grad = view
 
+    def _hand_over(self, k: int) -> bool:
+        """Make the bucket's memory the gradient of parameter k, if nobody can tell. Whether it is now.
+
+        As a tensor of its own: what a script does to that one must not be done to the bucket's view.
+        """
+        param, view = self.params[k], self.views[k]
+        if not self._may_be_handed_over[k] or param.grad is None or param.grad.stride() != view.stride():
+            return False
+        if not handover.is_held_by_parameter_alone(param):
+            return False
+        param.grad = view_of(self.flat, self.spec.slots[k], param)
+        self._handed_over.add(k)
+        return True
+
     def _others_still_look(self) -> bool:
-        """Whether anybody but the parameters refers to gradients that were handed over."""
-        if handover.storage_references(self.flat) != self._references_to_memory:
-            return True
-        counts = handover.references(self.views)
-        if counts == self._references_to_views:
-            return False  # no view is a gradient any more, and nobody has kept one
-        for param, view, count, ours in zip(
-            self.params, self.views, counts, self._references_to_views, strict=True
-        ):
-            in_grad = handover.count_added_by_grad() if param.grad is view else 0
-            if count != ours + in_grad:
-                return True
-        return False
+        """Whether anybody but the parameters refers to the memory of gradients that were handed over."""
+        still_grads = sum(self._is_at_home(self.params[k].grad, k) for k in self._handed_over)
+        tensors, to_storage = handover.references_to_memory(self.flat)
+        return (tensors - still_grads, to_storage) != self._references_of_ours
+
+    def _is_at_home(self, grad: torch.Tensor | None, k: int) -> bool:
+        return grad is not None and grad.data_ptr() == self._addresses[k]
 
     # ------------------------------------------------------------------ into `.grad`
 
@@ -160,7 +172,7 @@ class Bucket:
             grad = self.params[k].grad
             if grad is None:
                 self.params[k].grad = grad_like(self.params[k], averages[k])
-            elif grad is not averages[k]:
+            elif grad.data_ptr() != averages[k].data_ptr():
                 sources.append(averages[k])
                 targets.append(grad)
         is_whole = len(self.runs) == 1 and len(targets) == len(self.params) and averages is self.views

@@ -20,7 +20,6 @@ such cache to keep warm: there only gradients whose memory is worth giving back 
 
 from __future__ import annotations
 
-import enum
 import operator
 import warnings
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ from typing import Any, cast
 
 import torch
 
-from minddp import handover
 from minddp.fused_pack import fused_pack_is_wanted, fused_pack_of
 from minddp.plan import BucketSpec
 
@@ -76,14 +74,6 @@ class Scaling:
                 self.apply(tensor, resident=resident)
 
 
-class Binding(enum.Enum):
-    """Whose `.grad` becomes the bucket's own view as soon as the gradient has been copied."""
-
-    NOBODY = "gradients stay where they are, and the averages are copied back"
-    UNSEEN = "see [Note: handing gradients over]"
-    EVERYBODY = "gradient_as_bucket_view"
-
-
 class Run:
     """Slots of a bucket that are packed together. See [Note: packing in runs].
 
@@ -106,12 +96,13 @@ class Run:
         self._dtypes = [grad_dtype] * len(views)
         self._addresses = [view.data_ptr() for view in views]
         self._layout_is_checked = False
-        self._may_be_handed_over = [handover.may_be_handed_over(view) for view in views]
-        self._count_if_unseen = handover.count_if_unseen()
         self._fused = fused_pack_of(views, grad_dtype) if fused_pack_is_wanted() else None
 
-    def pack(self, scaling: Scaling, binding: Binding = Binding.NOBODY) -> None:
-        """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero."""
+    def pack(self, scaling: Scaling, *, bind: bool) -> None:
+        """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero.
+
+        `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view).
+        """
         grads = [param.grad for param in self.params]
         as_expected = self._are_as_expected(grads)
         if not as_expected:
@@ -120,33 +111,20 @@ class Run:
         if num_resident == len(grads):
             self._scale(scaling, resident=True)
             return
-        adopts_all = binding is Binding.EVERYBODY
-        if as_expected and num_resident == 0 and not (adopts_all and self._have_one_at_home(grads)):
+        if as_expected and num_resident == 0 and not (bind and self._have_one_at_home(grads)):
             self._copy_all(cast("list[torch.Tensor]", grads), scaling)
         elif any(map(is_missing_or_at_home, grads, self.views)):
-            self._copy_some(grads, scaling, adopts_all)
+            self._copy_some(grads, scaling, bind)
         else:
             self._copy_all(cast("list[torch.Tensor]", grads), scaling)
-        if adopts_all:
-            self._bind(grads)
-        elif binding is Binding.UNSEEN:
-            self._bind_unseen(grads)
+        if bind:
+            for param, grad, view in zip(self.params, grads, self.views, strict=True):
+                if grad is not None and grad is not view:
+                    param.grad = view
 
     def _have_one_at_home(self, grads: Sequence[Any]) -> bool:
         """Whether one of them may lie in the buffer already, if as another object."""
         return any(map(operator.eq, [grad.data_ptr() for grad in grads], self._addresses))
-
-    def _bind(self, grads: Sequence[torch.Tensor | None]) -> None:
-        for param, grad, view in zip(self.params, grads, self.views, strict=True):
-            if grad is not None and grad is not view:
-                param.grad = view
-
-    def _bind_unseen(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """Only where nobody can tell. See [Note: handing gradients over]."""
-        counts = handover.references(grads)
-        for param, view, count, fits in zip(self.params, self.views, counts, self._may_be_handed_over, strict=True):
-            if fits and count == self._count_if_unseen:
-                param.grad = view
 
     def scatter(self, grads: Sequence[torch.Tensor]) -> bool:
         """Copy this part of the buffer into the gradients by one kernel. Whether there is one that can."""
@@ -189,8 +167,7 @@ class Run:
 
     def _check_layout(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Gradients of another dtype are an error, of other strides merely slow, and so only looked at once."""
-        slots = zip(self.names, grads, self.views, self._dtypes, strict=True)
-        for place, (name, grad, view, dtype) in enumerate(slots):
+        for name, grad, view, dtype in zip(self.names, grads, self.views, self._dtypes, strict=True):
             if grad is None:
                 continue
             if grad.layout != view.layout:
@@ -204,7 +181,6 @@ class Run:
                     f"Convert the module's dtype before wrapping it, not after."
                 )
             if not self._layout_is_checked and grad.stride() != view.stride() and grad.numel() > 0:
-                self._may_be_handed_over[place] = False
                 warnings.warn(
                     f"Grad strides do not match bucket view strides for `{name}`: {grad.stride()} against "
                     f"{view.stride()} at sizes {tuple(grad.shape)}. The result is right, but copying is slow; "

@@ -260,7 +260,7 @@ class Reducer:
             lent=self._lent_gradients(param),
             is_spoken_for=self._speakers.in_office,
         )
-        current.may_hand_over = current.lent is None and self._may_hand_over() and self._had_no_gradients(param)
+        current.may_hand_over = current.lent is None and self._may_hand_over()
         if self._usage is not None:
             self._usage.begin_pass()
         if self._recorded_hooks is not None:
@@ -281,12 +281,9 @@ class Reducer:
         """Whether gradients may come to lie in the buckets. See [Note: handing gradients over]."""
         creates_graph = torch.is_grad_enabled()  # backward(create_graph=True): gradients stay part of a graph
         is_cast = self._mixed_precision is not None
-        return not (creates_graph or is_cast or self._grads_are_views or self.options.finds_unused_each_pass)
-
-    def _had_no_gradients(self, first: int) -> bool:
-        """Whether this backward makes all gradients; that of `first` has just come."""
-        others = (param.grad is None for index, param in enumerate(self.params) if index != first)
-        return self._speakers.saw_this_begin() or all(others)
+        if creates_graph or is_cast or self._grads_are_views or self.options.finds_unused_each_pass:
+            return False
+        return self._speakers.saw_this_begin()
 
     def _scaling(self, divisor: float | None) -> Scaling:
         batched = self.options.batched_grad_copy
@@ -339,7 +336,7 @@ class Reducer:
             with torch.no_grad():
                 bucket.pack(run_in_bucket, current.scaling)
         else:
-            bucket.pack(run_in_bucket, current.scaling, may_hand_over=current.may_hand_over)
+            bucket.pack(run_in_bucket, current.scaling)
         self.tell(EventKind.PACK_END, index)
         current.runs_left[index] -= 1
         if current.runs_left[index] == 0:
@@ -393,7 +390,7 @@ class Reducer:
     def _on_gradient_enters(self) -> None:
         """A backward comes in at the outputs: the one that was called, not one nested in it."""
         is_first_news = self.phase is Phase.ARMED and autograd.current_backward() not in self._awaited_backwards
-        if is_first_news and self._speakers.may_be_elected:
+        if is_first_news and not self.options.finds_unused_each_pass:
             self._speakers.see_backward_begin()
         self._await_end()
         if self.phase is Phase.ARMED and self.options.finds_unused_each_pass:
@@ -498,7 +495,11 @@ class Reducer:
                 average = reduction.result()
                 self.tell(EventKind.BUCKET_WAITED, bucket.spec.index)
                 with torch.no_grad():
-                    bucket.unpack(average, untouched=_in_bucket(bucket, self._unused_anywhere))
+                    bucket.unpack(
+                        average,
+                        untouched=_in_bucket(bucket, self._unused_anywhere),
+                        may_hand_over=current.may_hand_over,
+                    )
                 self.tell(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for optimizer in self.optimizers:
                 optimizer.step(bucket.params)

@@ -31,10 +31,8 @@ class SparseBucket:
         """Let go of what the last backward has packed."""
         self.wire = _nothing(self.params[0])
 
-    def pack(self, run: int, scaling: Scaling, *, may_hand_over: bool = False) -> None:
+    def pack(self, run: int, scaling: Scaling) -> None:
         """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
-
-        It has no memory that could be handed over.
 
         Raises:
             RuntimeError: the gradient is dense.
@@ -50,7 +48,9 @@ class SparseBucket:
             )
         self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
 
-    def unpack(self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None) -> None:
+    def unpack(
+        self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None, may_hand_over: bool = False
+    ) -> None:
         """As `Bucket.unpack`."""
         if untouched and untouched[0]:
             return

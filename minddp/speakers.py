@@ -109,6 +109,7 @@ class Speakers:
                     self._note(self._sink, Event(EventKind.PARAM_READY, index))
                 )
                 for index, param in enumerate(self._params)
+                if param.requires_grad  # or has been frozen since
             ]
 
     def _note(self, sink: EventSink, event: Event) -> Callable[[torch.Tensor], None]:

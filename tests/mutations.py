@@ -164,9 +164,9 @@ MUTATIONS = (
     Mutation(
         "forget to copy averages back",
         "bucket.py",
-        "            self._copy_back(wanted, averages)\n",
-        "            pass\n",
-        _ACCUMULATING,
+        "        self._copy_back(wanted, averages)\n",
+        "",
+        _TRAINING,
     ),
     Mutation(
         "launch the first layers first",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minddp.bucket import Bucket, allocate_buckets
+from minddp.handover import SMALLEST_BYTES
 from minddp.packing import RUN_BYTES, Scaling
 from minddp.plan import ParamSpec, plan_from_registration
 
@@ -16,11 +17,11 @@ MEAN = Scaling(WORLD, divide_resident=True)  # as with gradient_as_bucket_view
 BATCHED = Scaling(WORLD, divide_copied=True, divide_resident=True)  # as with batched_grad_copy
 
 
-def pack(bucket: Bucket, scaling: Scaling, *, may_hand_over: bool = False) -> None:
+def pack(bucket: Bucket, scaling: Scaling) -> None:
     """All of the bucket, as in one backward."""
     bucket.begin_pass()
     for run in range(len(bucket.runs)):
-        bucket.pack(run, scaling, may_hand_over=may_hand_over)
+        bucket.pack(run, scaling)
 
 
 def parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
@@ -198,52 +199,125 @@ def test_unpacking_gives_a_gradient_to_parameters_without_one(views: bool) -> No
     assert [param.grad.stride() for param in params] == [param.stride() for param in params]
 
 
+LARGE = SMALLEST_BYTES // 4  # float32 elements
+
+
 def handed_over(bucket: Bucket) -> list[bool]:
-    return [param.grad is view for param, view in zip(bucket.params, bucket.views, strict=True)]
+    return [
+        param.grad.data_ptr() == view.data_ptr() for param, view in zip(bucket.params, bucket.views, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("nbytes", [64, 2 * RUN_BYTES])
-@pytest.mark.parametrize("changed", [False, True])
-def test_what_nobody_else_holds_is_handed_over(nbytes: int, changed: bool) -> None:
+def pack_and_unpack(bucket: Bucket, scaling: Scaling) -> None:
+    pack(bucket, scaling)
+    bucket.unpack(bucket.flat, may_hand_over=True)
+
+
+HELD = {
+    "itself": lambda grad: grad,
+    "a view": lambda grad: grad[:3],
+    "detached": lambda grad: grad.detach(),
+    "its data": lambda grad: grad.data,
+    "its storage": lambda grad: grad.untyped_storage(),
+    "an array": lambda grad: grad.numpy(),
+    "a capsule": torch.utils.dlpack.to_dlpack,
+    "nothing": lambda grad: None,
+}
+
+
+@pytest.mark.parametrize("how", HELD)
+def test_what_nobody_else_holds_is_handed_over(how: str) -> None:
     """[Note: handing gradients over]: `.grad` may become the bucket's memory if that cannot be seen."""
-    params = [parameter(torch.randn(nbytes // 4)) for _ in range(3)]
-    held = params[1].grad
+    params = [parameter(torch.randn(LARGE)) for _ in range(3)]
+    held = HELD[how](params[1].grad)
+    place = params[1].grad.data_ptr()
     bucket = bucket_of(params)
     before = grads_of(params)
-    pack(bucket, Scaling(WORLD), may_hand_over=True)
-    assert handed_over(bucket) == [True, False, True]
-    assert params[1].grad is held
-    assert_same_bits([held], before[1:2])
+    pack_and_unpack(bucket, Scaling(WORLD))
+    assert handed_over(bucket) == [True, held is None, True]
+    assert (params[1].grad.data_ptr() == place) == (held is not None)
     assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
-    bucket.unpack(bucket.flat)
-    assert params[1].grad is held
     assert_same_bits(grads_of(params), bucket.views)
-    if changed:
-        params[0].grad = torch.ones(nbytes // 4)
+
+
+@pytest.mark.parametrize("how", HELD)
+def test_memory_that_somebody_keeps_is_left_to_him(how: str) -> None:
+    """And nothing is handed over from then on, as each time would cost a whole bucket."""
+    params = [parameter(torch.randn(LARGE)) for _ in range(2)]
+    bucket = bucket_of(params)
+    pack_and_unpack(bucket, MEAN)
+    kept, value, place = HELD[how](params[0].grad), params[0].grad.clone(), bucket.flat.data_ptr()
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.ones(LARGE)
+        pack_and_unpack(bucket, MEAN)
+        assert (bucket.flat.data_ptr() == place) == (kept is None)
+        assert handed_over(bucket) == [kept is None] * 2
+    if isinstance(kept, torch.Tensor):
+        assert_same_bits([kept], [value[: kept.numel()]])
+
+
+def test_a_gradient_that_stays_is_packed_where_it_lies() -> None:
+    """As after zero_grad(set_to_none=False): nobody keeps it, and the bucket keeps its memory."""
+    params = [parameter(torch.randn(LARGE)) for _ in range(2)]
+    bucket = bucket_of(params)
+    pack_and_unpack(bucket, MEAN)
+    place = bucket.flat.data_ptr()
+    params[0].grad = torch.ones(LARGE)
     before = grads_of(params)
     pack(bucket, Scaling(WORLD))
+    assert bucket.flat.data_ptr() == place
     assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
-
-
-def test_nothing_is_handed_over_unless_it_may_be() -> None:
-    params = [parameter(torch.randn(16)) for _ in range(2)]
-    bucket = bucket_of(params)
-    pack(bucket, MEAN)
     bucket.unpack(bucket.flat)
-    assert handed_over(bucket) == [False, False]
+    assert_same_bits(grads_of(params), bucket.views)
+
+
+def test_what_is_done_to_a_gradient_is_not_done_to_the_next() -> None:
+    params = [parameter(torch.randn(LARGE // 64, 64))]
+    bucket = bucket_of(params)
+    pack_and_unpack(bucket, MEAN)
+    params[0].grad.t_()
+    params[0].grad.requires_grad_()
+    params[0].grad = torch.ones(LARGE // 64, 64)
+    pack_and_unpack(bucket, MEAN)
+    assert handed_over(bucket) == [True]
+    assert params[0].grad.shape == (LARGE // 64, 64)
+    assert not params[0].grad.requires_grad
+
+
+def test_small_gradients_and_those_that_may_not_be_are_copied() -> None:
+    params = [parameter(torch.randn(16)), parameter(torch.randn(LARGE))]
+    bucket = bucket_of(params)
+    pack_and_unpack(bucket, MEAN)
+    assert handed_over(bucket) == [False, True]
+    others = bucket_of([parameter(torch.randn(LARGE))])
+    pack(others, MEAN)
+    others.unpack(others.flat)
+    assert handed_over(others) == [False]
 
 
 def test_what_could_be_told_by_its_address_or_strides_is_not_handed_over() -> None:
     """Kernels choose by alignment how they add, and code may ask for strides."""
-    misaligned = bucket_of([parameter(torch.randn(3)) for _ in range(2)])
-    pack(misaligned, MEAN, may_hand_over=True)
+    misaligned = bucket_of([parameter(torch.randn(LARGE + 1)) for _ in range(2)])
+    pack_and_unpack(misaligned, MEAN)
     assert handed_over(misaligned) == [True, False]
-    param = parameter(torch.randn(8, 8))
-    param.grad = torch.randn(8, 8).t()
-    transposed = bucket_of([param])
-    with pytest.warns(UserWarning, match="strides do not match"):
-        pack(transposed, MEAN, may_hand_over=True)
-    assert handed_over(transposed) == [False]
+    param = parameter(torch.randn(256, 256))
+    bucket = bucket_of([param])
+    for transposed in (False, True):
+        param.grad = torch.randn(256, 256).t() if transposed else torch.randn(256, 256)
+        pack_and_unpack(bucket, MEAN)
+        assert handed_over(bucket) == [not transposed]
+
+
+def test_other_memory_under_a_view_is_noticed() -> None:
+    """gradient_as_bucket_view, where a script has the view object itself."""
+    params = [parameter(torch.randn(16)) for _ in range(2)]
+    bucket = bucket_of(params, views=True)
+    pack(bucket, MEAN)
+    params[0].grad.data = torch.ones(16)
+    pack(bucket, MEAN)
+    assert handed_over(bucket) == [True, True]
+    assert_same_bits(bucket.views[:1], [torch.ones(16) * (1 / WORLD)])
 
 
 def test_what_lies_in_the_bucket_as_another_object_is_divided_there() -> None:
@@ -257,19 +331,6 @@ def test_what_lies_in_the_bucket_as_another_object_is_divided_there() -> None:
     pack(bucket, MEAN)
     assert handed_over(bucket) == [True, True]
     assert_same_bits(grads_of(params), [before[:16] / WORLD, torch.ones(16) * (1 / WORLD)])
-
-
-def test_an_average_in_other_memory_is_copied_to_where_gradients_lie() -> None:
-    """As a communication hook returns it."""
-    params = [parameter(torch.randn(16)) for _ in range(2)]
-    kept = params[0].grad
-    bucket = bucket_of(params)
-    pack(bucket, MEAN, may_hand_over=True)
-    average = torch.randn_like(bucket.flat)
-    bucket.unpack(average)
-    assert handed_over(bucket) == [False, True]
-    assert params[0].grad is kept
-    assert_same_bits(grads_of(params), bucket.views_into(average))
 
 
 @pytest.mark.parametrize("had_one", [False, True])

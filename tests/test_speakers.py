@@ -305,3 +305,22 @@ def test_a_rank_that_is_asked_in_between_names_only_what_has_not_come() -> None:
         loss_of(ddp(X)).backward()
     [names] = said[0].values() if said[0] else [()]
     assert "layers.2.weight" not in names
+
+
+@pytest.mark.parametrize("changed", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+@pytest.mark.filterwarnings("ignore:find_unused_parameters")
+def test_autograd_grad_after_a_forward_accumulates_nothing(changed: dict[str, bool]) -> None:
+    """The engine then refuses to say whether it will run the accumulators: it will not."""
+    ddp = wrapped(**changed)
+    params = list(ddp.module.parameters())
+    for at in range(5):
+        grads = torch.autograd.grad(loss_of(ddp(X)), params)
+        assert all(param.grad is None for param in params)
+        assert same(step(ddp), list(grads)), at
+
+
+def test_a_parameter_may_be_frozen_while_somebody_watches() -> None:
+    ddp = elected()
+    ddp.module.layers[0].weight.requires_grad_(False)
+    ddp.reducer.watch(ddp.events.append)
+    ddp.reducer.unwatch(ddp.events.append)

@@ -180,6 +180,7 @@ def _let_in(listener: socket.socket, ours: _Introduction, deadline: float) -> Pe
 
 def _peer(rank: int, connection: socket.socket) -> Peer:
     connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * messages.LARGEST_TOLD_BYTES)  # sent as a whole
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, _, _ = struct.unpack("3i", credentials)
     return Peer(rank, connection, _descriptor_of_process(process))
