@@ -18,11 +18,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-_CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy", "pytest"])
+CONTEXT = mp.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy", "pytest"])
 
 
 class RankFailure(AssertionError):
@@ -37,19 +38,31 @@ class RankFailure(AssertionError):
         super().__init__("\n".join(f"--- rank {rank}: {report}" for rank, report in sorted(reports.items())))
 
 
-def _serve(rank: int, world_size: int, rendezvous: str, group_timeout_s: float, pipe: Connection) -> None:
-    """Body of a worker process: join the group, then run what arrives until the pipe closes."""
-    import torch
-    import torch.distributed as dist
+@dataclass(frozen=True)
+class Group:
+    """The process group that the ranks of a pool join; `rendezvous` is a file that does not exist yet."""
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(seconds=group_timeout_s),
-    )
+    backend: str
+    world_size: int
+    timeout_s: float
+    rendezvous: str
+
+    def join(self, rank: int) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            self.backend,
+            init_method=f"file://{self.rendezvous}",
+            rank=rank,
+            world_size=self.world_size,
+            timeout=datetime.timedelta(seconds=self.timeout_s),
+        )
+
+
+def _serve(rank: int, prepare: Callable[[int], None], group: Group, pipe: Connection) -> None:
+    """Body of a worker process: join the group, then run what arrives until the pipe closes."""
+    prepare(rank)
+    group.join(rank)
     while True:
         try:
             fn, args = pipe.recv()
@@ -61,8 +74,20 @@ def _serve(rank: int, world_size: int, rendezvous: str, group_timeout_s: float, 
             pipe.send(("error", traceback.format_exc()))
 
 
+def on_one_thread(rank: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
 class RankPool:
-    """`world_size` processes in one gloo group, started at the first `run` and again after a failure."""
+    """`world_size` processes in one group, started at the first `run` and again after a failure.
+
+    `prepare` is what each calls with its rank before it joins the group, whose backend is `backend`.
+    """
+
+    backend = "gloo"
+    prepare: Callable[[int], None] = staticmethod(on_one_thread)
 
     def __init__(self, world_size: int, group_timeout_s: float = 30.0, grace_s: float = 5.0):
         self.world_size = world_size
@@ -100,13 +125,10 @@ class RankPool:
 
     def _start(self) -> None:
         rendezvous = os.path.join(tempfile.mkdtemp(prefix="minddp-test-"), "store")
+        group = Group(self.backend, self.world_size, self.group_timeout_s, rendezvous)
         for rank in range(self.world_size):
-            ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(
-                target=_serve,
-                args=(rank, self.world_size, rendezvous, self.group_timeout_s, theirs),
-                daemon=True,
-            )
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(rank, self.prepare, group, theirs), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)

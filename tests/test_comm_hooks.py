@@ -73,7 +73,9 @@ def test_right_annotations_pass(bucket_type: Any, result_type: Any) -> None:
 BF16_HOOKS = (default_hooks.bf16_compress_hook, default_hooks.bf16_compress_wrapper(identity))
 
 
-def torch_is_built_for(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, nccl: tuple[int, int] = (2, 9)) -> None:
+def torch_is_built_for(
+    monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, nccl: tuple[int, int] = (2, 9)
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: cuda is not None)

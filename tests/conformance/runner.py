@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import tempfile
 from collections import deque
@@ -15,9 +14,7 @@ from typing import Any, cast
 from tests.conformance.selection import Suite, TestId, by_suite
 from tests.conformance.stage import Programme, serve
 from tests.conformance.verdict import Status, Verdict
-
-# Spawned, not forked: whoever calls may have threads. What a stage forks, it forks from a single thread.
-_CONTEXT = mp.get_context("spawn")
+from tests.ranks import CONTEXT
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,9 @@ def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
 
 
 def _start_stage(programme: Programme, slots: Path, jobs: int) -> tuple[Connection, Any]:
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=serve, args=(programme, slots, jobs, theirs))
+    """Forked by the server, since whoever calls may have threads. A stage, too, forks from a single thread."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=serve, args=(programme, slots, jobs, theirs))
     process.start()
     theirs.close()
     return ours, process

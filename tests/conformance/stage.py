@@ -82,6 +82,7 @@ def _set(programme: Programme, scratch: Path) -> ModuleType:
     """Everything that the tests have in common: environment, torch, the class under test, their module."""
     suite = programme.suite
     _set_environment(programme, scratch)
+    _use_one_thread()
     _silence(scratch)
     sys.path[:0] = suite.folders
     if suite.on_cpu:
@@ -108,6 +109,15 @@ def _set_environment(programme: Programme, scratch: Path) -> None:
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(max(10, int(programme.limit_s) - 10)),
     )
     sys.argv = sys.argv[:1]
+
+
+def _use_one_thread() -> None:
+    """As the environment tells processes that are yet to start. This one was forked when torch had read its own."""
+    import torch
+    from torch._inductor import config as inductor
+
+    torch.set_num_threads(1)
+    inductor.compile_threads = 1
 
 
 def _silence(scratch: Path) -> None:

@@ -60,8 +60,9 @@ def test_rank_0_that_never_comes() -> None:
     assert "Nobody listens at 127.0.0.1:" in finding.fact
 
 
-def test_rank_0_is_missing_where_a_launcher_hosts_the_store() -> None:
+def test_rank_0_is_missing_where_a_launcher_hosts_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with torchrun. Rank 0's own host is there, but rank 0 is not: played by a rank of another job."""
+    monkeypatch.setattr("minddp.doctor.examination._MARGIN_S", 0.5)
     places = two_places()
     other = Place(0, 1, places[0].address, places[0].port, hosts_store=True, round=7)
     from minddp.doctor.meeting import open_store

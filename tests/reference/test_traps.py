@@ -1,45 +1,18 @@
-"""Two wrong rungs that run, raise nothing and even train: only values give them away.
+"""Two traps of docs/learning: wrong rungs that run, raise nothing and even train. Only values give them away.
 
 See [Note: the hook receives the parameter] in reference/interface.py.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from docs.learning.traps import AveragesTheIncoming, AveragesTheParameter
 from reference import oracle
 from reference.interface import DataParallel, gradient
 from reference.overlapped import Overlapped
 from tests.reference.cases import build, loss_of, shards_for
-
-
-class AveragesTheParameter(Overlapped):
-    """Takes what the hook passes for the gradient."""
-
-    def on_grad_accumulated(self, name: str, param: nn.Parameter) -> None:
-        self.in_flight[name] = self.wire.average(param, label=name)
-
-
-class AveragesTheIncoming(DataParallel):
-    """Hooks the gradient on its way to `.grad`, not the sum that `.grad` becomes."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__(module)
-        for name, param in self.trainable.items():
-            param.register_hook(partial(self.on_incoming_gradient, name))
-
-    def on_incoming_gradient(self, name: str, grad: Tensor) -> Tensor:
-        if self.synchronizing:
-            grad = grad.clone()
-            self.wire.average(grad, label=name).wait()
-        return grad
-
-    def synchronize(self) -> None:
-        pass
-
 
 WRONG: dict[str, type[DataParallel]] = {
     "parameter": AveragesTheParameter,

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from minddp.transport import ProcessGroupTransport, Transport
+from minddp.transport import ProcessGroupTransport, SharedMemoryTransport, Transport, open_transport
 from minddp.transport.hierarchical import connect_hosts
 from minddp.transport.shared_memory.messages import DTYPES
 from tests.ranks import RankPool
@@ -44,6 +44,12 @@ def mortal_ranks(group_timeout_s: float, grace_s: float) -> Iterator[RankPool]:
 
 def arrive(rank: int) -> None:
     pass
+
+
+def opened() -> SharedMemoryTransport:
+    transport = open_transport("shared_memory", default_group())
+    assert isinstance(transport, SharedMemoryTransport)
+    return transport
 
 
 def opened_on(letters: str, group: dist.ProcessGroup | None = None) -> Transport:

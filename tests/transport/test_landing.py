@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.profiler import profile
 
-from minddp.transport import SharedMemoryTransport, open_transport
 from minddp.transport.shared_memory.collective import Collective
-from tests.ranks import RankPool
-
-Ranks = Callable[[int], RankPool]
-
-
-def opened() -> SharedMemoryTransport:
-    transport = open_transport("shared_memory", dist.distributed_c10d._get_default_group())
-    assert isinstance(transport, SharedMemoryTransport)
-    return transport
+from tests.transport.places import Ranks, opened
 
 
 def test_who_asks_early_is_called_and_who_asks_late_at_once() -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minddp.transport import ProcessGroupTransport, SharedMemoryTransport, open_transport
+from minddp.transport import ProcessGroupTransport, open_transport
 from minddp.transport.shared_memory import CannotConnect, connect_ranks, exchange, rendezvous
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import (
@@ -30,15 +30,9 @@ from tests.transport.places import (
     log_lines,
     mortal_ranks,
     ones,
+    opened,
     random_values,
 )
-
-
-def opened() -> SharedMemoryTransport:
-    transport = open_transport("shared_memory", default_group())
-    assert isinstance(transport, SharedMemoryTransport)
-    return transport
-
 
 # ---------------------------------------------------------------------- what comes out
 

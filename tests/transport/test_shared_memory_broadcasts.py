@@ -18,20 +18,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
-from minddp.transport import SharedMemoryTransport, open_transport
 from minddp.transport.shared_memory import attendance
 from minddp.transport.shared_memory.collective import Listener
 from minddp.transport.shared_memory.hearing import Hearing, content_of
 from minddp.transport.shared_memory.messages import LARGEST_TOLD_BYTES, Told
 from tests.ranks import RankFailure, RankPool
-from tests.transport.places import Ranks, default_group, mortal_ranks
-
-
-def opened() -> SharedMemoryTransport:
-    transport = open_transport("shared_memory", default_group())
-    assert isinstance(transport, SharedMemoryTransport)
-    return transport
-
+from tests.transport.places import Ranks, mortal_ranks, opened
 
 # ---------------------------------------------------------------------- who hears what
 

@@ -59,6 +59,7 @@ def test_anyones_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
 
 
 def test_the_demo_records_both_wrappers(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     done = run("--task", "digits", "--out", str(tmp_path), "--steps", "3:5", "--bucket-cap-mb", "0.02")
     assert done.returncode == 0, done.stderr
     assert "What to try:" in done.stdout

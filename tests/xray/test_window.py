@@ -84,6 +84,7 @@ def test_the_first_wrapper_that_trains_is_found(ranks: Callable[[int], RankPool]
 
 
 def test_minddp_train_records_steps_of_a_real_run(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     from minddp.train.launch import main
 
     run = ["--task", "digits", "--nproc", "2", "--steps", "6", "--validation-samples", "16", "--device", "cpu"]
