@@ -83,10 +83,10 @@ def will_be_reached(accumulator: Node) -> bool:
     """Whether the backward that is running will run this node. See [Note: unused parameters]."""
     try:
         return bool(torch._C._will_engine_execute_node(accumulator))
-    except (
-        RuntimeError
-    ):  # autograd.grad() has been asked for this very gradient: it returns it, and accumulates nothing
-        return False
+    except RuntimeError:
+        if current_backward() < 0:
+            raise
+        return False  # autograd.grad() was asked for this very gradient: it is returned, and not accumulated
 
 
 def out_of_reach_of(output: Any, accumulators: Sequence[Node]) -> list[int]:

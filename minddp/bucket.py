@@ -106,7 +106,7 @@ class Bucket:
             self._bind(wanted)
             return
         if may_hand_over and self._hands_over and average is self.wire:
-            wanted = [k for k in wanted if not self._hand_over(k)]
+            wanted = [k for k in wanted if not (self._may_be_handed_over[k] and self._hand_over(k))]
         self._copy_back(wanted, averages)
 
     # ------------------------------------------------------------------ memory
@@ -146,7 +146,7 @@ class Bucket:
         As a tensor of its own: what a script does to that one must not be done to the bucket's view.
         """
         param, view = self.params[k], self.views[k]
-        if not self._may_be_handed_over[k] or param.grad is None or param.grad.stride() != view.stride():
+        if param.grad is None or param.grad.stride() != view.stride():
             return False
         if not handover.is_held_by_parameter_alone(param):
             return False
