@@ -88,6 +88,25 @@ def test_the_engine_knows_which_accumulators_it_will_run() -> None:
     hooks.remove()
 
 
+def test_the_engine_accumulates_nothing_when_it_is_asked_for_gradients() -> None:
+    params = two_params()
+    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    answers: list[list[bool]] = []
+    product = params[0] * params[1]
+    product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
+    torch.autograd.grad(product, params)
+    assert answers == [[False, False]]
+    hooks.remove()
+
+
+def test_there_is_no_answer_outside_of_a_backward() -> None:
+    params = two_params()
+    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    with pytest.raises(RuntimeError):
+        autograd.will_be_reached(hooks.accumulators[0])
+    hooks.remove()
+
+
 def test_the_callback_runs_when_everything_is_computed() -> None:
     params = two_params()
     seen: list[list[object]] = []
