@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from minddp.cores import usable_cores
+
 
 def describe(device: str = "cpu") -> dict[str, Any]:
     """CPU, memory, operating system and versions, ready for JSON. No host, user or path names."""
@@ -31,13 +33,6 @@ def cpu_model() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are often fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def load_average() -> float:

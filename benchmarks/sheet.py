@@ -72,7 +72,7 @@ def footnote(figure: Figure, report: Mapping[str, Any], note: str = "") -> None:
     said = [
         note or f"medians and 95% intervals of {rounds_in_words(config)}, paired",
         f"{ranks} rank{'s' if ranks > 1 else ''}",
-        f"{machine['cores']} cores of {machine['cpu']}",
+        f"{machine['cores']:g} cores of {machine['cpu']}",
         f"torch {machine['torch']}",
     ]
     width, height = figure.get_size_inches()

@@ -30,7 +30,7 @@ def provenance(report: Report) -> str:
     """On what it was measured, and how long."""
     machine, config = report["machine"], report["config"]
     said = [
-        f"{machine['cores']} cores of {machine['cpu']}",
+        f"{machine['cores']:g} cores of {machine['cpu']}",
         f"{machine['os']}",
         f"Python {machine['python']}",
         f"torch {machine['torch']}",

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 import minddp
+from minddp.cores import control_group, read_if_there, usable_cores
 from minddp.doctor.facts import GPU, Devices, Machine, Network, RankFacts, Software
 from minddp.doctor.interfaces import choose_gloo_address, list_interfaces, network_identity, resolve_own_name
 from minddp.doctor.place import Place
@@ -35,7 +36,6 @@ TELLING = (
     "TP_",
 )
 BY_TORCHRUN = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)  # set for every rank, to what is the default anyway
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def survey(place: Place, environment: Mapping[str, str], store_address: str, name_timeout_s: float) -> RankFacts:
@@ -116,28 +116,11 @@ def look_at_machine(identity: str) -> Machine:
     )
 
 
-def usable_cores() -> float:
-    """Cores that this process may use: its affinity, and the quota that a container may have."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(
-        _read(CGROUPS / "cpu.max"),
-        _read(CGROUPS / "cpu/cpu.cfs_quota_us"),
-        _read(CGROUPS / "cpu/cpu.cfs_period_us"),
-    )
-    return min(float(cores), quota) if quota else float(cores)
-
-
-def cpu_quota(v2: str, v1_quota: str, v1_period: str) -> float | None:
-    """Cores' worth of time, from the contents of the control group's files; `None` if there is no limit."""
-    quota, period = v2.split() if v2 else (v1_quota, v1_period)
-    return int(quota) / int(period) if quota.isdecimal() and int(quota) > 0 else None
-
-
 def available_memory_bytes() -> int:
     """What is free on the host, or left of the container's limit where that is less."""
     free = psutil.virtual_memory().available
-    limit = _read(CGROUPS / "memory.max") or _read(CGROUPS / "memory/memory.limit_in_bytes")
-    used = _read(CGROUPS / "memory.current") or _read(CGROUPS / "memory/memory.usage_in_bytes")
+    limit = control_group("memory.max", "memory/memory.limit_in_bytes")
+    used = control_group("memory.current", "memory/memory.usage_in_bytes")
     return min(free, max(0, int(limit) - int(used))) if limit.isdecimal() and used.isdecimal() else free
 
 
@@ -148,17 +131,9 @@ def free_shared_memory_bytes(path: str = "/dev/shm") -> int | None:
         return None
 
 
-def _read(path: Path) -> str:
-    """What the file says; empty if there is none."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
 def _boot_identity() -> str:
     """Equal in all processes and containers on one kernel."""
-    return _read(Path("/proc/sys/kernel/random/boot_id")) or socket.gethostname()
+    return read_if_there(Path("/proc/sys/kernel/random/boot_id")) or socket.gethostname()
 
 
 # ---------------------------------------------------------------------- devices

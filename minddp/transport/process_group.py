@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
+from minddp.transport.awake import awake_s, stay_awake
 from minddp.transport.base import Work
 
 _Group = dist.ProcessGroup
@@ -24,6 +26,8 @@ class ProcessGroupTransport:
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self._is_foreign = type(group) is not _Group
+        backend = None if self._is_foreign else backend_on_host(group)
+        self._awake_s = awake_s() if backend is not None and backend.name() == "gloo" else 0.0
 
     @property
     def rank(self) -> int:
@@ -54,15 +58,36 @@ class ProcessGroupTransport:
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         work = _Group.allreduce(self.group, [tensor])
-        return _ForeignWork(work, tensor) if self._is_foreign else work
+        if self._is_foreign:
+            return _ForeignWork(work, tensor)
+        return _AwakeWork(work, self._awake_s) if self._awake_s and tensor.device.type == "cpu" else work
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        return _Group.broadcast(self.group, tensor, source)
+        work = _Group.broadcast(self.group, tensor, source)
+        return _AwakeWork(work, self._awake_s) if self._awake_s and tensor.device.type == "cpu" else work
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
+
+
+class _AwakeWork:
+    """Of gloo, waited for as [Note: waiting awake] has it."""
+
+    def __init__(self, work: dist.Work, awake_s: float):
+        self._work = work
+        self._awake_s = awake_s
+        self.is_completed = work.is_completed
+        self.get_future = work.get_future
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        if timeout is None:
+            stay_awake(self.is_completed, self._awake_s)
+            self._work.wait()
+        else:
+            stay_awake(self.is_completed, min(self._awake_s, timeout.total_seconds()))
+            self._work.wait(timeout)
 
 
 class _ForeignWork:
@@ -80,3 +105,11 @@ class _ForeignWork:
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
+
+
+def backend_on_host(group: dist.ProcessGroup) -> Backend | None:
+    """What carries the group's tensors on the CPU, if anything does."""
+    try:
+        return group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None

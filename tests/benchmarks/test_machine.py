@@ -20,10 +20,6 @@ def test_the_description_is_complete_and_anonymous():
     assert getpass.getuser() not in text
 
 
-def test_usable_cores_are_those_of_this_process():
-    assert 1 <= machine.usable_cores() <= (os.cpu_count() or 1)
-
-
 def test_peak_memory_is_in_mib():
     held = bytearray(64 * 2**20)
     assert 64 < machine.peak_memory_mib() < 2**16

@@ -54,7 +54,7 @@ REPORT = {
     "seat": str,
     "machine": {
         "cpu": str,
-        "cores": int,
+        "cores": float,
         "memory_gib": float,
         "os": str,
         "python": str,

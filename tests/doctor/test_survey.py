@@ -8,9 +8,10 @@ import os
 import pytest
 import torch
 
+from minddp.cores import cpu_quota
 from minddp.doctor.facts import RankFacts
 from minddp.doctor.place import Place
-from minddp.doctor.survey import cpu_quota, free_shared_memory_bytes, survey, telling
+from minddp.doctor.survey import free_shared_memory_bytes, survey, telling
 
 
 def test_facts_are_collected_and_survive_the_store() -> None:

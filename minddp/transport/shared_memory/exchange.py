@@ -6,9 +6,10 @@ All that ranks have to tell each other for an all-reduce are two things:
     Addend       "in":   my gradients of all-reduce n lie there; I do not touch them until it is done
     ChunksDone   "done": I have written my chunks of the first n all-reduces, into everybody's memory
 
-Each pair of ranks has a socket for them, and a rank that waits sleeps in `poll` on all of its sockets, so that
-waiting takes no time from the cores that compute. Messages also keep memory in order: what was written before one
-was sent can be read once it has arrived, since the kernel takes a lock to hand it over.
+Each pair of ranks has a socket for them, and a rank that waits for long sleeps in `poll` on all of its sockets, so
+that waiting takes no time from the cores that compute; before, it stays awake for `awake_s` seconds, see `awake.py`.
+Messages also keep memory in order: what was written before one was sent can be read once it has arrived, since the
+kernel takes a lock to hand it over.
 
 Nobody waits for ever for somebody who is gone. When a process ends, by whatever signal, the kernel closes its
 sockets, and that wakes all peers; should a child that it has forked keep them open, the descriptor of the process
@@ -33,6 +34,7 @@ from typing import Any
 
 import torch
 
+from minddp.transport.awake import stay_awake
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.collective import Listener, Reduction
 from minddp.transport.shared_memory.hearing import Hearing, content_of
@@ -60,13 +62,21 @@ class Exchange:
     time, and so is everything that they touch.
     """
 
-    def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float, names: Sequence[int] | None = None):
+    def __init__(
+        self,
+        rank: int,
+        peers: Mapping[int, Peer],
+        timeout_s: float,
+        names: Sequence[int] | None = None,
+        awake_s: float = 0.0,
+    ):
         self._process = os.getpid()
         self._rank = rank
         self._peers = peers
         self._peer_sockets = [peer.socket for peer in peers.values()]
         self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._timeout_s = timeout_s
+        self._awake_s = awake_s
         self._num_launched = 0
         self._under_way: deque[Reduction] = deque()  # in order; `launch` adds, `attend` removes
         self._ledger = Ledger(rank, len(peers) + 1, names)
@@ -146,8 +156,10 @@ class Exchange:
     # ------------------------------------------------------------------ for one thread at a time
 
     def attend(self, limit_s: float) -> None:
-        """Sleep for at most `limit_s` seconds until somebody says something, and do what there is to do then."""
-        events = self._polls[0].poll(self._limit_ms(limit_s))
+        """Wait for at most `limit_s` seconds until somebody says something, and do what there is to do then."""
+        poll = self._polls[0].poll
+        stay_awake(partial(poll, 0), min(limit_s, self._awake_s))
+        events = poll(self._limit_ms(limit_s))
         try:
             for descriptor, _ in events:
                 on_event = self._on_event.get(descriptor)

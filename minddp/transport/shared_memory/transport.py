@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed.constants import default_pg_timeout
 
+from minddp.transport.awake import awake_s
 from minddp.transport.base import Work
-from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.process_group import ProcessGroupTransport, backend_on_host
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.attendance import Attendance
 from minddp.transport.shared_memory.collective import Collective
@@ -37,7 +38,8 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     backend = gloo_behind(group, device)
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
-    exchange = Exchange(group.rank, connect(group, CONNECT_TIMEOUT_S), time_limit_s(backend))
+    peers = connect(group, CONNECT_TIMEOUT_S)
+    exchange = Exchange(group.rank, peers, time_limit_s(backend), awake_s=awake_s())
     return SharedMemoryTransport(group, exchange)
 
 
@@ -51,7 +53,7 @@ def gloo_behind(group: ProcessGroupTransport, device: torch.device) -> Backend:
         raise CannotConnect(f"the tensors are on {device}, not in the memory of the host")
     if type(group.group) is not dist.ProcessGroup:
         raise CannotConnect(f"{type(group.group).__name__} may have an all-reduce of its own")
-    backend = _host_backend(group.group)
+    backend = backend_on_host(group.group)
     if backend is None or backend.name() != "gloo":
         raise CannotConnect("on the CPU the group does not use gloo, whose order of addition is kept")
     return backend
@@ -268,14 +270,6 @@ def _can_be_told(tensor: torch.Tensor) -> bool:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu"
-
-
-def _host_backend(group: dist.ProcessGroup) -> Backend | None:
-    """What carries the group's tensors on the CPU, if anything does."""
-    try:
-        return group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        return None
 
 
 def time_limit_s(backend: Backend) -> float:

@@ -1,0 +1,38 @@
+"""How many cores this process may use, which in a container are often fewer than the machine has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> float:
+    """Its affinity, and the quota that a container may have."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(
+        control_group("cpu.max"),
+        control_group("cpu/cpu.cfs_quota_us"),
+        control_group("cpu/cpu.cfs_period_us"),
+    )
+    return min(float(cores), quota) if quota else float(cores)
+
+
+def cpu_quota(v2: str, v1_quota: str, v1_period: str) -> float | None:
+    """Cores' worth of time, from the contents of the control group's files; `None` if there is no limit."""
+    quota, period = v2.split() if v2 else (v1_quota, v1_period)
+    return int(quota) / int(period) if quota.isdecimal() and int(quota) > 0 else None
+
+
+def control_group(*settings: str) -> str:
+    """What the container says about the first of these settings that it has; empty if about none."""
+    return next(filter(None, (read_if_there(CONTROL_GROUPS / setting) for setting in settings)), "")
+
+
+def read_if_there(path: Path) -> str:
+    """What the file says; empty if there is none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
