@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from minddp import handover
-from minddp.packing import Run, Scaling, is_missing_or_at_home, slots_by_run
+from minddp.packing import Run, Scaling, grad_of, is_missing_or_at_home, slots_by_run
 from minddp.plan import BucketPlan, BucketSpec, Slot
 from minddp.sparse_bucket import SparseBucket
 
@@ -78,14 +78,21 @@ class Bucket:
 
     def begin_pass(self) -> None:
         """Before the first gradient is packed: have memory that nobody else looks at, and views of it."""
+        for run in self.runs:
+            run.let_go()  # of what an interrupted pass has left
         if self._handed_over and self._others_still_look():
             self._hands_over = False
             self._allocate()
-        elif self.grads_are_views and [view.data_ptr() for view in self.views] != self._addresses:
+        elif self.grads_are_views and list(map(torch.Tensor.data_ptr, self.views)) != self._addresses:
             self._allocate()  # `grad.data = ...` has put other memory under a view
 
-    def pack(self, run: int, scaling: Scaling) -> None:
-        self.runs[run].pack(scaling, bind=self.grads_are_views)
+    def take(self, run: int) -> bool:
+        """Get hold of a run's gradients; whether all are there."""
+        return self.runs[run].take()
+
+    def pack(self, run: int, scaling: Scaling, *, are_new: bool = False) -> None:
+        """`are_new` tells that this backward has made all gradients."""
+        self.runs[run].pack(scaling, bind=self.grads_are_views, are_new=are_new)
 
     def unpack(
         self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None, may_hand_over: bool = False
@@ -99,9 +106,13 @@ class Bucket:
         if self.grads_are_views and average is not self.wire:
             torch._foreach_copy_(self.views, averages)
             averages = self.views
-        if all(map(operator.is_, [param.grad for param in self.params], averages)):
+        if all(map(operator.is_, map(grad_of, self.params), averages)):
             return
-        wanted = [k for k in range(len(self.params)) if not (untouched and untouched[k])]
+        is_plain = average is self.wire and not untouched
+        runs = [run for run in self.runs if not (is_plain and run.put_back())]
+        for run in runs:
+            run.let_go()
+        wanted = [place for run in runs for place in run.places if not (untouched and untouched[place])]
         if self.grads_are_views:
             self._bind(wanted)
             return
@@ -126,6 +137,7 @@ class Bucket:
         first, last = self.spec.slots[places[0]], self.spec.slots[places[-1]]
         are_neighbours = places[-1] - places[0] == len(places) - 1
         return Run(
+            places,
             [self.params[place] for place in places],
             [self.names[place] for place in places],
             self.flat[first.offset : last.offset + last.numel] if are_neighbours else None,
@@ -175,9 +187,6 @@ class Bucket:
             elif grad.data_ptr() != averages[k].data_ptr():
                 sources.append(averages[k])
                 targets.append(grad)
-        is_whole = len(self.runs) == 1 and len(targets) == len(self.params) and averages is self.views
-        if is_whole and self.runs[0].scatter(targets):
-            return
         if targets:
             torch._foreach_copy_(targets, sources)
 

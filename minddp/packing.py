@@ -20,6 +20,7 @@ such cache to keep warm: there only gradients whose memory is worth giving back 
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ from minddp.plan import BucketSpec
 LARGE_BYTES = 64 * 1024  # from here on a gradient is a run by itself
 LARGE_BYTES_ON_GPU = 1024 * 1024
 RUN_BYTES = 512 * 1024  # with their part of the buffer, small gradients fill half of a 2 MiB second-level cache
+
+grad_of = operator.attrgetter("grad")
 
 
 @dataclass(frozen=True)
@@ -78,41 +81,60 @@ class Run:
     """Slots of a bucket that are packed together. See [Note: packing in runs].
 
     `views[k]` is the tensor over the k-th slot, and `flat` the run's part of the bucket's buffer; `None` if other
-    slots lie in between. `grad_dtype` is that of the gradients; copying converts it to the buffer's.
+    slots lie in between. `places` are the slots' places in the bucket. `grad_dtype` is that of the gradients;
+    copying converts it to the buffer's.
+
+    [Note: gradients in hand]
+    To ask a parameter for `.grad` makes a Python object for a tensor that had none, which takes as long as copying
+    a small one. So a run asks once, when its gradients are expected (`take`), and small ones are kept in hand until
+    the averages are copied back into them.
     """
 
     def __init__(
         self,
+        places: Sequence[int],
         params: Sequence[torch.nn.Parameter],
         names: Sequence[str],
         flat: torch.Tensor | None,
         views: list[torch.Tensor],
         grad_dtype: torch.dtype,
     ):
+        self.places = places
         self.params = params
         self.names = names
         self.flat = flat
         self.views = views
+        self._in_hand: list[torch.Tensor | None] | None = None
         self._dtypes = [grad_dtype] * len(views)
         self._addresses = [view.data_ptr() for view in views]
         self._layout_is_checked = False
         self._fused = fused_pack_of(views, grad_dtype) if fused_pack_is_wanted() else None
 
-    def pack(self, scaling: Scaling, *, bind: bool) -> None:
+    def take(self) -> bool:
+        """Take the gradients in hand if all are there; whether so."""
+        grads = list(map(grad_of, self.params))
+        are_all_there = all(map(operator.is_not, grads, itertools.repeat(None)))
+        self._in_hand = grads if are_all_there else None
+        return are_all_there
+
+    def pack(self, scaling: Scaling, *, bind: bool, are_new: bool = False) -> None:
         """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero.
 
-        `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view).
+        `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view). `are_new` tells that none
+        of the gradients is older than this backward, so that none lies in the buffer.
         """
-        grads = [param.grad for param in self.params]
+        grads = self._in_hand or list(map(grad_of, self.params))
+        self._in_hand = None
         as_expected = self._are_as_expected(grads)
         if not as_expected:
             self._check_layout(grads)
-        num_resident = sum(map(operator.is_, grads, self.views))
-        if num_resident == len(grads):
+        if as_expected and (are_new or not self._have_one_at_home(grads, bind)):
+            self._copy_all(cast("list[torch.Tensor]", grads), scaling)
+            if not bind and len(grads) > 1:
+                self._in_hand = grads
+        elif all(map(operator.is_, grads, self.views)):
             self._scale(scaling, resident=True)
             return
-        if as_expected and num_resident == 0 and not (bind and self._have_one_at_home(grads)):
-            self._copy_all(cast("list[torch.Tensor]", grads), scaling)
         elif any(map(is_missing_or_at_home, grads, self.views)):
             self._copy_some(grads, scaling, bind)
         else:
@@ -122,13 +144,28 @@ class Run:
                 if grad is not None and grad is not view:
                     param.grad = view
 
-    def _have_one_at_home(self, grads: Sequence[Any]) -> bool:
-        """Whether one of them may lie in the buffer already, if as another object."""
-        return any(map(operator.eq, [grad.data_ptr() for grad in grads], self._addresses))
+    def put_back(self) -> bool:
+        """Copy this part of the buffer into the gradients in hand, and let go of them.
 
-    def scatter(self, grads: Sequence[torch.Tensor]) -> bool:
-        """Copy this part of the buffer into the gradients by one kernel. Whether there is one that can."""
-        return self._fused is not None and self._fused.scatter(grads)
+        Whether there are some, and they are the parameters' still; or nothing is copied.
+        """
+        grads, self._in_hand = self._in_hand, None
+        if grads is None or not all(map(operator.is_, map(grad_of, self.params), grads)):
+            return False
+        targets = cast("list[torch.Tensor]", grads)
+        if self._fused is None or not self._fused.scatter(targets):
+            torch._foreach_copy_(targets, self.views)
+        return True
+
+    def let_go(self) -> None:
+        """Have no gradients in hand any more."""
+        self._in_hand = None
+
+    def _have_one_at_home(self, grads: Sequence[Any], bind: bool) -> bool:
+        """Whether one of them is a view of the buffer already or, with `bind`, another tensor that lies there."""
+        if any(map(operator.is_, grads, self.views)):
+            return True
+        return bind and any(map(operator.eq, [grad.data_ptr() for grad in grads], self._addresses))
 
     def _are_as_expected(self, grads: Sequence[Any]) -> bool:
         """Whether all gradients are there and have the right dtype, and strides have been looked at."""

@@ -145,7 +145,7 @@ class Reducer:
 
     def keep_local(self) -> None:
         """A forward has returned whose backward will stay local, under `no_sync`."""
-        self._speakers.dismiss(for_good=True)  # there will be gradients when the next one begins
+        self._hear_each()  # there will be gradients when the next one begins
         self.tell(EventKind.NO_SYNC)
 
     def ensure_finished(self) -> None:
@@ -201,13 +201,12 @@ class Reducer:
         """A hook has fired while there is more to do than to count. Whether the gradient is now complete."""
         current = self._pass
         if current is not None and self._speakers.speak_now:
-            if self._speakers.all_have_come(param):
-                self._countdown.strike_off_run_of(param)
+            self._hear_speaker(param)
             return False
         if current is None and self.phase is not Phase.IDLE:
             current = self._open_pass(param)
         if current is not None and not self._speakers.saw_this_begin():
-            self._speakers.dismiss(for_good=True)
+            self._hear_each()
         is_lent = current is not None and current.lent is not None
         if self._usage is not None and (is_lent or self.params[param].grad is not None):
             self._usage.mark(param)
@@ -218,8 +217,7 @@ class Reducer:
             return False  # under no_sync, or a second backward through one graph: gradients stay local
         self._await_end()
         if self._speakers.in_office:
-            if self._speakers.all_have_come(param):
-                self._countdown.strike_off_run_of(param)
+            self._hear_speaker(param)
             return False
         if self._recorded_hooks is not None:
             self._recorded_hooks[param] += 1
@@ -231,6 +229,18 @@ class Reducer:
         self.tell(EventKind.PARAM_READY, param)
         self._watch_only_if_needed()
         return True
+
+    def _hear_speaker(self, param: int) -> None:
+        """It speaks for its run, if all of that have come. See [Note: one hook per run]."""
+        run = self._countdown.run_of[param]
+        index, run_in_bucket = self.bucketing.runs[run]
+        if self.buckets[index].take(run_in_bucket):
+            self._countdown.strike_off_run(run)
+
+    def _hear_each(self) -> None:
+        """From now on every parameter speaks for itself."""
+        self._speakers.dismiss(for_good=True)
+        self._countdown.count_each()
 
     def _watch_only_if_needed(self) -> None:
         """See [Note: the hot path]. A backward before an election is watched, too: it must not be a nested one."""
@@ -247,7 +257,7 @@ class Reducer:
         divisor = self.divisor.for_this_backward() if self.comm_hook is None else None
         self._move_to(Phase.ACCUMULATING)
         self._num_passes += 1
-        self._countdown.restart()
+        self._countdown.restart(as_a_whole=self._speakers.in_office)
         self.bucketing.make_buckets(self.transport.allocate, adopt_grads=False)
         for bucket in self.buckets:
             bucket.begin_pass()
@@ -260,7 +270,8 @@ class Reducer:
             lent=self._lent_gradients(param),
             is_spoken_for=self._speakers.in_office,
         )
-        current.may_hand_over = current.lent is None and self._may_hand_over()
+        current.makes_all_grads = self._speakers.saw_this_begin()
+        current.may_hand_over = current.makes_all_grads and current.lent is None and self._may_hand_over()
         if self._usage is not None:
             self._usage.begin_pass()
         if self._recorded_hooks is not None:
@@ -281,9 +292,8 @@ class Reducer:
         """Whether gradients may come to lie in the buckets. See [Note: handing gradients over]."""
         creates_graph = torch.is_grad_enabled()  # backward(create_graph=True): gradients stay part of a graph
         is_cast = self._mixed_precision is not None
-        if creates_graph or is_cast or self._grads_are_views or self.options.finds_unused_each_pass:
-            return False
-        return self._speakers.saw_this_begin()
+        leaves_some = self.options.finds_unused_each_pass
+        return not (creates_graph or is_cast or self._grads_are_views or leaves_some)
 
     def _scaling(self, divisor: float | None) -> Scaling:
         batched = self.options.batched_grad_copy
@@ -323,6 +333,9 @@ class Reducer:
             self._move_to(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
         raise ready_twice(param, self.names[param], static_graph=self.options.static_graph)
 
+    def note_error(self, error: Exception) -> None:
+        """A hook fails. For who keeps a log."""
+
     def on_run_ready(self, run: int) -> None:
         """All gradients of a run are there. See [Note: packing in runs]."""
         assert self._pass is not None
@@ -334,9 +347,9 @@ class Reducer:
         self.tell(EventKind.PACK_BEGIN, index)
         if torch.is_grad_enabled():  # as good as never: in backward(create_graph=True)
             with torch.no_grad():
-                bucket.pack(run_in_bucket, current.scaling)
+                bucket.pack(run_in_bucket, current.scaling, are_new=current.makes_all_grads)
         else:
-            bucket.pack(run_in_bucket, current.scaling)
+            bucket.pack(run_in_bucket, current.scaling, are_new=current.makes_all_grads)
         self.tell(EventKind.PACK_END, index)
         current.runs_left[index] -= 1
         if current.runs_left[index] == 0:
@@ -390,8 +403,9 @@ class Reducer:
     def _on_gradient_enters(self) -> None:
         """A backward comes in at the outputs: the one that was called, not one nested in it."""
         is_first_news = self.phase is Phase.ARMED and autograd.current_backward() not in self._awaited_backwards
-        if is_first_news and not self.options.finds_unused_each_pass:
-            self._speakers.see_backward_begin()
+        may_have_speakers = is_first_news and not self.options.finds_unused_each_pass
+        if may_have_speakers and not self._speakers.see_backward_begin():
+            self._hear_each()
         self._await_end()
         if self.phase is Phase.ARMED and self.options.finds_unused_each_pass:
             self._reach.ask_engine()
@@ -447,7 +461,7 @@ class Reducer:
             return
         if self._pass is None:
             self._open_pass(reached.index(True))
-        self._speakers.dismiss(for_good=True)
+        self._hear_each()
         assert self._pass is not None
         self._pass.is_spoken_for = False
         for param in self._countdown.missing():
@@ -521,7 +535,7 @@ class Reducer:
         """If this backward has shown who comes last to each run. See [Note: one hook per run]."""
         is_plain = self._mixed_precision is None and self._rpc_context is None
         if self._speakers.may_be_elected and not self._speakers.in_office and self._only_counts and is_plain:
-            self._speakers.elect(self._countdown.last_of_runs, self.bucketing.members)
+            self._speakers.elect(self._countdown.last_of_runs)
 
     def _wait_for_others(self) -> None:
         """Futures that somebody wants complete when backward returns, such as those of a buffer hook."""

@@ -15,11 +15,34 @@ backward ends, see [Note: unfinished reduction]; with find_unused_parameters it 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
 FEW = 4
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Place:
+    """A submodule with what it has of its own. `strangers` are those parameters that nobody takes care of."""
+
+    submodule: nn.Module
+    children: tuple[nn.Module | None, ...]
+    params: tuple[nn.Parameter | None, ...]
+    strangers: Sequence[nn.Parameter]
+
+    def is_as_it_was(self) -> bool:
+        return (
+            _are_the_same(self.submodule._modules, self.children)
+            and _are_the_same(self.submodule._parameters, self.params)
+            and not any(param.requires_grad for param in self.strangers)
+        )
+
+
+def _are_the_same(named: Mapping[str, object], objects: tuple[object, ...]) -> bool:
+    return len(named) == len(objects) and all(map(operator.is_, named.values(), objects))
 
 
 class Roster:
@@ -44,21 +67,17 @@ class Roster:
         """
         self._looks += 1
         seen = self._places if everywhere or self._looks <= 2 else itertools.islice(self._turn, FEW)
-        if not all(map(self._is_as_it_was, seen)):
+        if not all(map(_Place.is_as_it_was, seen)):
             self._search()
 
     def _enroll(self) -> None:
-        self._places = [(child, tuple(child._modules.values())) for child in self._module.modules()]
+        self._places = [self._place_of(submodule) for submodule in self._module.modules()]
         self._turn = itertools.cycle(self._places)
 
-    def _is_as_it_was(self, place: tuple[nn.Module, tuple[nn.Module | None, ...]]) -> bool:
-        submodule, children = place
-        if tuple(submodule._modules.values()) != children:
-            return False
-        for param in submodule._parameters.values():
-            if param is not None and param.requires_grad and id(param) not in self._known:
-                return False
-        return True
+    def _place_of(self, submodule: nn.Module) -> _Place:
+        params = tuple(submodule._parameters.values())
+        strangers = [param for param in params if param is not None and id(param) not in self._known]
+        return _Place(submodule, tuple(submodule._modules.values()), params, strangers)
 
     def _search(self) -> None:
         """Find out what has changed. Other submodules are no harm as such: they are enrolled."""

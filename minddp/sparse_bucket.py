@@ -31,7 +31,11 @@ class SparseBucket:
         """Let go of what the last backward has packed."""
         self.wire = _nothing(self.params[0])
 
-    def pack(self, run: int, scaling: Scaling) -> None:
+    def take(self, run: int) -> bool:
+        """As `Bucket.take`."""
+        return self.params[0].grad is not None
+
+    def pack(self, run: int, scaling: Scaling, *, are_new: bool = False) -> None:
         """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
 
         Raises:

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from minddp import autograd
 from minddp.events import Event, EventKind, EventSink
+from minddp.packing import grad_of
 
 
 class Speakers:
@@ -41,7 +42,7 @@ class Speakers:
     def __init__(self, hooks: autograd.Hooks, params: Sequence[torch.nn.Parameter]):
         self._hooks = hooks
         self._params = params
-        self._members: dict[int, Sequence[int]] = {}
+        self._speakers: frozenset[int] = frozenset()
         self._clean_backward = -1
         self._sink: EventSink | None = None
         self._notes: list[RemovableHandle] = []
@@ -49,33 +50,32 @@ class Speakers:
 
     @property
     def in_office(self) -> bool:
-        return bool(self._members)
+        return bool(self._speakers)
 
     @property
     def speak_now(self) -> bool:
         """Whether they speak for others in the backward that is running."""
-        return bool(self._members) and autograd.current_backward() == self._clean_backward
+        return bool(self._speakers) and autograd.current_backward() == self._clean_backward
 
-    def elect(self, last_of_runs: Sequence[int], members: Sequence[Sequence[int]]) -> None:
-        """`last_of_runs[r]` speaks for the parameters `members[r]` from the next backward on."""
-        self._members = dict(zip(last_of_runs, members, strict=True))
-        self._hooks.keep_only(self._members)
+    def elect(self, last_of_runs: Collection[int]) -> None:
+        """Each of these speaks for its run from the next backward on."""
+        self._speakers = frozenset(last_of_runs)
+        self._hooks.keep_only(self._speakers)
         self._place_notes()
 
     def dismiss(self, *, for_good: bool = False) -> None:
         """Every parameter speaks for itself again."""
         self.may_be_elected &= not for_good
         if self.in_office:
-            self._members = {}
+            self._speakers = frozenset()
             self._hooks.restore()
             self._place_notes()
 
-    def see_backward_begin(self) -> None:
-        """A gradient has entered at the outputs, and none has reached a parameter yet."""
-        is_clean = all(map(operator.is_, [param.grad for param in self._params], itertools.repeat(None)))
+    def see_backward_begin(self) -> bool:
+        """A gradient has entered at the outputs, and none has reached a parameter yet; whether they may speak."""
+        is_clean = all(map(operator.is_, map(grad_of, self._params), itertools.repeat(None)))
         self._clean_backward = autograd.current_backward() if is_clean else -1
-        if not is_clean:
-            self.dismiss(for_good=True)
+        return is_clean
 
     def see_backward_end(self) -> None:
         self._clean_backward = -1
@@ -83,10 +83,6 @@ class Speakers:
     def saw_this_begin(self) -> bool:
         """Whether the backward that is running has begun without gradients."""
         return autograd.current_backward() == self._clean_backward
-
-    def all_have_come(self, speaker: int) -> bool:
-        """Whether all whom it speaks for have a gradient."""
-        return all(self._params[member].grad is not None for member in self._members[speaker])
 
     # ------------------------------------------------------------------ who only watches
 

@@ -20,7 +20,7 @@ def _noted(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            self.logger.set_error_and_log(str(error))
+            self.note_error(error)
             raise
 
     return noting_errors
@@ -31,12 +31,12 @@ class LoggedReducer(Reducer):
 
     logger: dist.Logger
 
-    attend = _noted(Reducer.attend)
-    on_run_ready = _noted(Reducer.on_run_ready)
-    on_ready_twice = _noted(Reducer.on_ready_twice)
     become_static = _noted(Reducer.become_static)
     finish = _noted(Reducer.finish)
     _on_backward_end = _noted(Reducer._on_backward_end)
+
+    def note_error(self, error: Exception) -> None:
+        self.logger.set_error_and_log(str(error))
 
     def _unfinished(self) -> RuntimeError:
         return self._note(super()._unfinished())
@@ -45,5 +45,5 @@ class LoggedReducer(Reducer):
         return self._note(super()._not_finalized())
 
     def _note(self, error: RuntimeError) -> RuntimeError:
-        self.logger.set_error_and_log(str(error))
+        self.note_error(error)
         return error

@@ -6,10 +6,10 @@ All that ranks have to tell each other for an all-reduce are two things:
     Addend       "in":   my gradients of all-reduce n lie there; I do not touch them until it is done
     ChunksDone   "done": I have written my chunks of the first n all-reduces, into everybody's memory
 
-Each pair of ranks has a socket for them, and a rank that waits for long sleeps in `poll` on all of its sockets, so
-that waiting takes no time from the cores that compute; before, it stays awake for `awake_s` seconds, see `awake.py`.
-Messages also keep memory in order: what was written before one was sent can be read once it has arrived, since the
-kernel takes a lock to hand it over.
+Each pair of ranks has a socket for them. A rank that waits stays awake for `awake_s` seconds, see `awake.py`. Then
+it sleeps in `poll` on all of its sockets, so that waiting takes no time from the cores that compute. Messages also
+keep memory in order: what was written before one was sent can be read once it has arrived, since the kernel takes
+a lock to hand it over.
 
 Nobody waits for ever for somebody who is gone. When a process ends, by whatever signal, the kernel closes its
 sockets, and that wakes all peers; should a child that it has forked keep them open, the descriptor of the process
