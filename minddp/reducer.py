@@ -199,23 +199,12 @@ class Reducer:
 
     def attend(self, param: int) -> bool:
         """A hook has fired while there is more to do than to count. Whether the gradient is now complete."""
-        current = self._pass
-        if current is not None and self._speakers.speak_now:
+        if self._pass is not None and self._speakers.speak_now:
             self._hear_speaker(param)
             return False
-        if current is None and self.phase is not Phase.IDLE:
-            current = self._open_pass(param)
-        if current is not None and not self._speakers.saw_this_begin():
-            self._hear_each()
-        is_lent = current is not None and current.lent is not None
-        if self._usage is not None and (is_lent or self.params[param].grad is not None):
-            self._usage.mark(param)
-        if current is None and self._awaited_backwards:
-            self.on_ready_twice(param)  # a nested backward has completed the pass, yet the outer one brings more
+        current = self._pass_of(param)
         if current is None:
-            self.tell(EventKind.GRADIENT_KEPT, param)
-            return False  # under no_sync, or a second backward through one graph: gradients stay local
-        self._await_end()
+            return False
         if self._speakers.in_office:
             self._hear_speaker(param)
             return False
@@ -229,6 +218,27 @@ class Reducer:
         self.tell(EventKind.PARAM_READY, param)
         self._watch_only_if_needed()
         return True
+
+    def _pass_of(self, param: int) -> BackwardPass | None:
+        """What the gradient that has just arrived is part of; the first one of an armed backward opens it.
+
+        `None` under `no_sync`, and in a second backward through one graph: there gradients stay local.
+        """
+        if self._pass is None and self.phase is not Phase.IDLE:
+            self._open_pass(param)
+        current = self._pass
+        is_lent = current is not None and current.lent is not None
+        if self._usage is not None and (is_lent or self.params[param].grad is not None):
+            self._usage.mark(param)
+        if current is not None:
+            if not self._speakers.saw_this_begin():
+                self._hear_each()
+            self._await_end()
+        elif self._awaited_backwards:
+            self.on_ready_twice(param)  # a nested backward has completed the pass, yet the outer one brings more
+        else:
+            self.tell(EventKind.GRADIENT_KEPT, param)
+        return current
 
     def _hear_speaker(self, param: int) -> None:
         """It speaks for its run, if all of that have come. See [Note: one hook per run]."""

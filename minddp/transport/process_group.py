@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from minddp.transport.awake import awake_s, stay_awake
+from minddp.transport.awake import Wakefulness, wakefulness
 from minddp.transport.base import Work
 
 _Group = dist.ProcessGroup
@@ -27,7 +27,7 @@ class ProcessGroupTransport:
         self.group = group
         self._is_foreign = type(group) is not _Group
         backend = None if self._is_foreign else backend_on_host(group)
-        self._awake_s = awake_s() if backend is not None and backend.name() == "gloo" else 0.0
+        self._wakefulness = wakefulness() if backend is not None and backend.name() == "gloo" else None
 
     @property
     def rank(self) -> int:
@@ -60,11 +60,16 @@ class ProcessGroupTransport:
         work = _Group.allreduce(self.group, [tensor])
         if self._is_foreign:
             return _ForeignWork(work, tensor)
-        return _AwakeWork(work, self._awake_s) if self._awake_s and tensor.device.type == "cpu" else work
+        return self._waited_for_awake(work, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         work = _Group.broadcast(self.group, tensor, source)
-        return _AwakeWork(work, self._awake_s) if self._awake_s and tensor.device.type == "cpu" else work
+        return self._waited_for_awake(work, tensor)
+
+    def _waited_for_awake(self, work: dist.Work, tensor: torch.Tensor) -> Work:
+        if self._wakefulness is None or tensor.device.type != "cpu":
+            return work
+        return _AwakeWork(work, self._wakefulness)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -75,18 +80,18 @@ class ProcessGroupTransport:
 class _AwakeWork:
     """Of gloo, waited for as [Note: waiting awake] has it."""
 
-    def __init__(self, work: dist.Work, awake_s: float):
+    def __init__(self, work: dist.Work, wakefulness: Wakefulness):
         self._work = work
-        self._awake_s = awake_s
+        self._wakefulness = wakefulness
         self.is_completed = work.is_completed
         self.get_future = work.get_future
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         if timeout is None:
-            stay_awake(self.is_completed, self._awake_s)
+            self._wakefulness.stay_awake(self.is_completed)
             self._work.wait()
         else:
-            stay_awake(self.is_completed, min(self._awake_s, timeout.total_seconds()))
+            self._wakefulness.stay_awake(self.is_completed, timeout.total_seconds())
             self._work.wait(timeout)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from minddp.transport.shared_memory import attendance, exchange, segments
+from minddp.transport.shared_memory import exchange, segments
 from minddp.transport.shared_memory.attendance import Attendance
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import SegmentDropped, SegmentMade
@@ -187,7 +187,7 @@ def test_who_waits_does_its_own_part_and_a_substitute_that_of_the_others(
         adding[owner] = threading.current_thread().name
 
     monkeypatch.setattr(exchange, "reduce_chunk", note_thread)
-    monkeypatch.setattr(attendance, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(exchange.Exchange, "patience_s", 0.2)
     works = [rank.launch() for rank in start(2)]
     works[who_waits].wait()
     assert adding == {who_waits: threading.current_thread().name, 1 - who_waits: "minddp shared memory"}
@@ -209,7 +209,7 @@ def test_several_threads_may_wait(start: Start) -> None:
 def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attendance, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(exchange.Exchange, "patience_s", 0.2)
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -18,7 +18,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
-from minddp.transport.shared_memory import attendance
 from minddp.transport.shared_memory.collective import Listener
 from minddp.transport.shared_memory.hearing import Hearing, content_of
 from minddp.transport.shared_memory.messages import LARGEST_TOLD_BYTES, Told
@@ -190,7 +189,7 @@ def hear_in_another_mode(rank: int) -> tuple[bool, list[float]]:
         work = transport.broadcast(tensor, 1)
         dist.barrier()
         while not work.is_completed():
-            time.sleep(attendance.PATIENCE_S)
+            time.sleep(0.01)
         work.wait()
         return tensor.is_inference(), tensor.tolist()
 

@@ -45,6 +45,8 @@ class HostExchange(Exchange):
     one. See [Note: add up, cross, spread].
     """
 
+    patience_s = 0.001  # the network shall be busy while backward computes
+
     def __init__(
         self,
         seat: int,

@@ -6,9 +6,10 @@ once takes the core away from backward, and Python's lock from its hooks, for wo
 moment is when the main thread has nothing else to do. So *whoever waits for an all-reduce attends*.
 
 But the main thread may compute for long, or wait for something else, a barrier perhaps, while others need our
-chunks. So there is a substitute: a thread that sleeps until there is news, gives the main thread `PATIENCE_S` to
-come and see to it, and then does so itself. Progress never depends on what a rank waits for, or in which order; it
-does not with gloo either, which has threads of its own.
+chunks. So there is a substitute: a thread that sleeps until there is news, gives the main thread the exchange's
+`patience_s` to come and see to it, and then does so itself. To wake it costs 0.2 ms of a core on which backward
+computes, so it had better wake once in a step than at each message. Progress never depends on what a rank waits
+for, or in which order; it does not with gloo either, which has threads of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import weakref
 from minddp.transport.shared_memory.collective import Collective
 from minddp.transport.shared_memory.exchange import Exchange
 
-PATIENCE_S = 0.001  # an all-reduce of 1 MiB takes about as long
 GRACE_S = 10.0  # for the substitute to end
 
 
@@ -40,7 +40,9 @@ class Attendance:
         """Attend until `collective` has landed; whether it has, within the limit."""
         end = time.monotonic() + limit_s
         while not collective.has_landed and (time_left_s := end - time.monotonic()) > 0:
-            if self._turn.acquire(timeout=min(time_left_s, PATIENCE_S)):  # or else another thread attends
+            if self._turn.acquire(
+                timeout=min(time_left_s, self._exchange.patience_s)
+            ):  # or else another thread attends
                 try:
                     self._attend_until_landed(collective, end)
                 finally:
@@ -55,7 +57,7 @@ class Attendance:
 def _substitute(exchange: Exchange, turn: threading.Lock) -> None:
     while not exchange.is_closed:
         exchange.await_news()
-        time.sleep(PATIENCE_S)
+        time.sleep(exchange.patience_s)
         with turn:
             exchange.attend(limit_s=0)
     with turn:

@@ -6,7 +6,7 @@ All that ranks have to tell each other for an all-reduce are two things:
     Addend       "in":   my gradients of all-reduce n lie there; I do not touch them until it is done
     ChunksDone   "done": I have written my chunks of the first n all-reduces, into everybody's memory
 
-Each pair of ranks has a socket for them. A rank that waits stays awake for `awake_s` seconds, see `awake.py`. Then
+Each pair of ranks has a socket for them. A rank that waits stays awake at first, see `awake.py`. Then
 it sleeps in `poll` on all of its sockets, so that waiting takes no time from the cores that compute. Messages also
 keep memory in order: what was written before one was sent can be read once it has arrived, since the kernel takes
 a lock to hand it over.
@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from minddp.transport.awake import stay_awake
+from minddp.transport.awake import Wakefulness
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.collective import Listener, Reduction
 from minddp.transport.shared_memory.hearing import Hearing, content_of
@@ -56,11 +56,13 @@ from minddp.transport.shared_memory.segments import Segment
 
 
 class Exchange:
-    """The sockets, the peers' segments, and what is under way.
+    """The sockets, the peers' segments, and what is under way. Unattended, it can wait for `patience_s` seconds.
 
     Any thread may `introduce`, `forget`, `launch`, `tell` and `hear`. `attend` and `leave` are for one thread at a
     time, and so is everything that they touch.
     """
+
+    patience_s = 0.02  # peers wait for our last bucket in any case
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Exchange:
         peers: Mapping[int, Peer],
         timeout_s: float,
         names: Sequence[int] | None = None,
-        awake_s: float = 0.0,
+        wakefulness: Wakefulness | None = None,
     ):
         self._process = os.getpid()
         self._rank = rank
@@ -76,7 +78,7 @@ class Exchange:
         self._peer_sockets = [peer.socket for peer in peers.values()]
         self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._timeout_s = timeout_s
-        self._awake_s = awake_s
+        self._wakefulness = wakefulness or Wakefulness(0.0)
         self._num_launched = 0
         self._under_way: deque[Reduction] = deque()  # in order; `launch` adds, `attend` removes
         self._ledger = Ledger(rank, len(peers) + 1, names)
@@ -158,7 +160,7 @@ class Exchange:
     def attend(self, limit_s: float) -> None:
         """Wait for at most `limit_s` seconds until somebody says something, and do what there is to do then."""
         poll = self._polls[0].poll
-        stay_awake(partial(poll, 0), min(limit_s, self._awake_s))
+        self._wakefulness.stay_awake(partial(poll, 0), limit_s)
         events = poll(self._limit_ms(limit_s))
         try:
             for descriptor, _ in events:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed.constants import default_pg_timeout
 
-from minddp.transport.awake import awake_s
+from minddp.transport.awake import wakefulness
 from minddp.transport.base import Work
 from minddp.transport.process_group import ProcessGroupTransport, backend_on_host
 from minddp.transport.shared_memory import segments
@@ -39,7 +39,7 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
     peers = connect(group, CONNECT_TIMEOUT_S)
-    exchange = Exchange(group.rank, peers, time_limit_s(backend), awake_s=awake_s())
+    exchange = Exchange(group.rank, peers, time_limit_s(backend), wakefulness=wakefulness())
     return SharedMemoryTransport(group, exchange)
 
 
