@@ -1,4 +1,17 @@
-"""The public wrapper: what happens around forward, in what order. The reducer does the rest.
+"""The public wrapper: what happens at construction and around forward, in which order, and which module does it.
+
+    construction    check what was asked for                  options, delayed, placement
+                    meet: is it the same model everywhere?    agreement, by a transport
+                    give all of them rank 0's weights         replicas, buffers
+                    buckets, and hooks on parameters          reducer, with a plan
+    forward         is the model still that one?              roster
+                    who else takes part in this step?         join
+                    better buckets, now that they are known   reducer, tune
+                    rank 0's buffers for all                  buffers
+                    inputs where, and as what, they belong    placement, mixed_precision
+                    *the module runs*
+                    expect a backward                         reducer
+    backward        autograd calls the reducer's hooks; the wrapper need not be asked
 
 Torch's `DistributedDataParallel` is the model for everything visible here: the constructor's parameters, their
 order and defaults, the attributes, the errors. `torch/nn/parallel/distributed.py` is the source behind each
@@ -8,16 +21,14 @@ order and defaults, the attributes, the errors. `torch/nn/parallel/distributed.p
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.distributed_c10d import _get_default_group
 
 from minddp import replicas
@@ -25,31 +36,22 @@ from minddp.agreement import Replica, verify_replicas_agree
 from minddp.backward_pass import Phase
 from minddp.buffers import BufferHook, Buffers
 from minddp.comm_hooks import CommHook
-from minddp.delayed import DelayedAllReduce
+from minddp.delayed import DelayedAllReduce, delayed_parameters
 from minddp.events import EventKind
-from minddp.join import Shadow, call_roll, refuse
+from minddp.join import UnevenInputs
 from minddp.lookout import Progress, watched
 from minddp.mixed_precision import MixedPrecision
 from minddp.optimizer_overlap import OverlappedOptimizer
-from minddp.options import Options
-from minddp.placement import Placement, check_module, resolve_group, sparse_parameters
+from minddp.options import Options, warn_of_deprecated
+from minddp.placement import Placement, check_module, is_default_group, resolve_group, sparse_parameters
 from minddp.plan import BucketPlan
 from minddp.reducer import Reducer
 from minddp.roster import Roster
 from minddp.transport import Transport, open_transport
 from minddp.tune import AutoBuckets, Tuning, clock_of
 
-_CONNECTED = (
-    "process_group",
-    "_transport",
-    "_reducer",
-    "_mixed_precision",
-    "_roster",
-    "_tuner",
-)
 
-
-class DistributedDataParallel(nn.Module, Joinable):
+class DistributedDataParallel(nn.Module, UnevenInputs):
     """Data parallelism for one module: every rank's `.grad` is the mean over the ranks when backward returns.
 
     A drop-in for `torch.nn.parallel.DistributedDataParallel` of torch 2.13: same parameters, same results to
@@ -82,10 +84,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         bucket_cap_mb_list: a capacity in MiB for each bucket, the last one repeating.
         batched_grad_copy: copy first and divide once per bucket; as torch, the mean is then a true division.
         forward_sync_buffers: broadcast rank 0's buffers before each forward.
-        transport: how gradients travel. "process_group" is the backend of `process_group`, "shared_memory" memory
-            that the ranks of one host share, with the same bits as gloo. "auto" takes that where it can be had:
-            CPU tensors, gloo, and all ranks on one host. "hierarchical" is memory within hosts and gloo between
-            them; other last bits. "nccl" calls NCCL through CuPy. See `transport/` and docs/hosts.md.
+        transport: how gradients travel. "process_group" is its backend, "shared_memory" memory that the ranks of
+            one host share, with gloo's bits, "auto" the latter where it can be had, "hierarchical" memory within
+            hosts and gloo between them, "nccl" NCCL through CuPy. See `open_transport` and docs/hosts.md.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
         lazy_bucket_allocation: make the first buckets in the first backward, not at construction; later torch has
@@ -137,14 +138,14 @@ class DistributedDataParallel(nn.Module, Joinable):
         lazy_bucket_allocation: bool = False,
     ):
         super().__init__()
-        Joinable.__init__(self)
+        UnevenInputs.__init__(self)
         if not isinstance(module, nn.Module):
             raise TypeError(f"DistributedDataParallel wraps an nn.Module, but got {type(module).__name__}.")
         self._options = Options.checked(
             broadcast_buffers=broadcast_buffers,
             forward_sync_buffers=forward_sync_buffers,
             init_sync=init_sync,
-            bucket_cap_mb=None if bucket_cap_mb == "auto" else cast("float | None", bucket_cap_mb),
+            bucket_cap_mb=bucket_cap_mb,
             bucket_cap_mb_list=bucket_cap_mb_list,
             first_bucket_cap_mb=first_bucket_cap_mb,
             reduction=reduction,
@@ -156,85 +157,88 @@ class DistributedDataParallel(nn.Module, Joinable):
             batched_grad_copy=batched_grad_copy,
             lazy_bucket_allocation=lazy_bucket_allocation,
         )
-        self._tunes_buckets = bucket_cap_mb == "auto"
-        if self._tunes_buckets:
-            _check_that_buckets_can_be_tuned(self._options, bucket_cap_mb_list, first_bucket_cap_mb)
-        _warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction)
-        delayed = _checked_delay(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
-        self._transport_kind = transport
+        warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction)
+        delayed = delayed_parameters(
+            module,
+            delay_all_reduce_named_params,
+            param_to_hook_all_reduce,
+            reduction=reduction,
+            mixed_precision=mixed_precision,
+        )
         self.process_group = resolve_group(process_group, device_mesh, module)
-        self.device_mesh = device_mesh
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) | set(delayed)
         check_module(module, self.parameters_to_ignore, delayed.values())
-        if self._tunes_buckets:
+        if self._options.tunes_buckets:
             clock_of(param.device for param in module.parameters())  # raises where nothing can be timed
         self._placement = Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
         self.module = module
         self.dim = dim
+        self.device_mesh = device_mesh
+        self.mixed_precision = mixed_precision
+        self.forward_sync_buffers = self._options.forward_sync_buffers
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.require_manual_backward_finalization = False
-        self.forward_sync_buffers = self._options.forward_sync_buffers
-        self._authoritative_rank = 0  # of the last `join`; torch's own tests read it
-        self._buffers_from = 0
-        self.mixed_precision = mixed_precision
-        if delayed and (mixed_precision is not None or reduction != "mean"):
-            other = "reduction" if mixed_precision is None else "mixed_precision"
-            raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
+        self._transport_kind = transport
         self._meet(delayed, param_to_hook_all_reduce)
         self._connect()
         if self._mixed_precision is not None:
             self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 
-    def _meet(self, delayed: dict[str, nn.Parameter], hooked: Any) -> None:
+    def _meet(self, delayed: dict[str, nn.Parameter], trigger: Any) -> None:
         """The other ranks: see that they have the same model, and give them rank 0's weights."""
+        init_sync = self._options.init_sync
         self._transport = self._open_transport("process_group")
-        if self._options.init_sync:
-            self._verify_that_ranks_agree(delayed)
-        if self._transport_kind != "process_group" and (self._options.init_sync or self._transport_kind != "auto"):
-            self._transport = self._open_transport(self._transport_kind)  # collective, as is init_sync
         self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
-        self._delayed: DelayedAllReduce | None = None
-        if delayed:
-            self._delayed = DelayedAllReduce(delayed, hooked, self._transport)
-        if self._options.init_sync:  # before there are buckets: both take as much memory as the parameters
+        if init_sync:
+            self._verify_that_ranks_agree(delayed)
+        if self._transport_kind != "process_group" and (init_sync or self._transport_kind != "auto"):
+            self._transport = self._open_transport(self._transport_kind)  # collective, as is init_sync
+        self._delayed = DelayedAllReduce(delayed, trigger, self._transport) if delayed else None
+        if init_sync:  # before there are buckets: both take as much memory as the parameters
             self.synchronize(buffers=self._options.init_sync_buffers)
         elif self._delayed is not None:
             self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
 
     def _connect(self) -> None:
         """Reducer and hooks: with the transport all that a pickle leaves behind."""
-        sparse = sparse_parameters(self.module)
+        ignored, sparse = self.parameters_to_ignore, sparse_parameters(self.module)
         self._mixed_precision: MixedPrecision | None = None
         if self.mixed_precision is not None:
-            ignored = self.parameters_to_ignore
             self._mixed_precision = MixedPrecision(self.mixed_precision, self.module, ignored, sparse)
         self._reducer = self._reducer_class(
             self._reduced_params(), self._transport, self._options, sparse, self._mixed_precision
         )
         named = self.module.named_parameters(remove_duplicate=False)
-        left_alone = [param for name, param in named if name in self.parameters_to_ignore]
-        self._roster = Roster(self.module, [*self._reducer.params, *left_alone], self.parameters_to_ignore)
+        left_alone = [param for name, param in named if name in ignored]
+        self._roster = Roster(self.module, [*self._reducer.params, *left_alone], ignored)
         self._tuner: AutoBuckets | None = None
-        if self._tunes_buckets:
+        if self._options.tunes_buckets:
             self._tuner = AutoBuckets(self._reducer, clock_of(param.device for param in self._reducer.params))
+
+    def _reduced_params(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters to reduce: those that require grad, in registration order, tied ones once."""
+        return [
+            (name, param)
+            for name, param in self.module.named_parameters()
+            if param.requires_grad and name not in self.parameters_to_ignore
+        ]
 
     def _verify_that_ranks_agree(self, delayed: dict[str, nn.Parameter]) -> None:
         """Before anything else is sent, and by the transport that every rank has. See `agreement.py`."""
-        options, buffers = self._options, Buffers(self.module, self.parameters_to_ignore).named
-        travels = options.init_sync_buffers or self.forward_sync_buffers
-        reduced, ignored = self._reduced_params(), self.parameters_to_ignore
+        options, buffers, ignored = self._options, self._buffers_in_step.named, self.parameters_to_ignore
+        travels = options.init_sync_buffers or options.forward_sync_buffers
         frozen = [(n, p) for n, p in self.module.named_parameters() if not (p.requires_grad or n in ignored)]
         ours = Replica.of(
-            reduced,
+            self._reduced_params(),
             others=[*frozen, *delayed.items(), *(buffers.items() if travels else ())],
             ignored=ignored,
             options=options,
             transport=self._transport_kind,
             broadcast_buffers=options.init_sync_buffers and bool(buffers),
-            forward_sync_buffers=self.forward_sync_buffers and bool(buffers),
+            forward_sync_buffers=options.forward_sync_buffers and bool(buffers),
             mixed_precision=repr(self.mixed_precision),
-            tunes_buckets=self._tunes_buckets,
+            tunes_buckets=options.tunes_buckets,
         )
         agreed = verify_replicas_agree(self._transport, ours, self.device)
         self._options = replace(options, caps=agreed.bucket_caps())
@@ -293,6 +297,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._reducer.tell(EventKind.FORWARD_END)
         return output
 
+    # ------------------------------------------------------------------ backward: when and how it is reduced
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients accumulate locally; the next synchronised backward reduces their sum.
@@ -343,6 +349,43 @@ class DistributedDataParallel(nn.Module, Joinable):
                 raise ValueError(f"`weigh` and {other} exclude each other: {why}.")
         self._reducer.divisor.weigh(weight, self.device)
 
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Let `hook(state, bucket)` reduce each bucket; it returns a future of the bucket's new tensor.
+
+        Nothing is divided by the world size then: the hook owns the arithmetic.
+
+        Raises:
+            TypeError, ValueError: the hook does not fit.
+            RuntimeError: a hook is registered already, or mixed_precision does its own reduction.
+        """
+        if self._mixed_precision is not None:
+            raise RuntimeError(
+                "register_comm_hook and `mixed_precision` exclude each other: a hook may step an optimizer, but "
+                "during backward parameters are low-precision copies. Compute under torch.autocast instead."
+            )
+        checked = CommHook.checked(state, hook)
+        if self._options.reduction != "mean":
+            raise ValueError(
+                f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude '
+                f"each other: the hook owns the arithmetic."
+            )
+        if self._reducer.comm_hook is not None:
+            raise RuntimeError(
+                f"register_comm_hook or register_builtin_comm_hook can only be called once, but "
+                f"`{self._reducer.comm_hook.name}` is registered and so cannot be `{checked.name}`."
+            )
+        self._reducer.comm_hook = checked
+
+    def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
+        """Have each bucket's parameters stepped as soon as its averages are there; see `optimizer_overlap.py`.
+
+        The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
+
+        Raises:
+            ValueError: an optimizer that cannot be stepped piece by piece.
+        """
+        return OverlappedOptimizer(optimizer, self._reducer.optimizers)
+
     # ------------------------------------------------------------------ replicas and their buffers
 
     def synchronize(self, source: int = 0, *, buffers: bool = True) -> None:
@@ -386,16 +429,52 @@ class DistributedDataParallel(nn.Module, Joinable):
             raise TypeError(f"A buffer hook must be callable, but is {hook!r}.")
         self._buffers_in_step.hook = BufferHook(state, hook, after_forward)
 
-    @property
-    def broadcast_buffers(self) -> bool:
-        """The name before torch 2.13 of `forward_sync_buffers`."""
-        return self.forward_sync_buffers
+    # ------------------------------------------------------------------ changes after construction
 
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = value
+    def become_static(self) -> None:
+        """From now on as if constructed with static_graph=True; only before training begins."""
+        self._reducer.become_static()
+        self._options = self._reducer.options
 
-    # ------------------------------------------------------------------ what can be asked and changed
+    def move_to_group(self, process_group: dist.ProcessGroup) -> None:
+        """Go on with the ranks of another group, whatever has become of the last backward.
+
+        To be called on all its ranks between steps. Communication hooks keep the group that they know.
+        """
+        self.process_group = process_group
+        self._transport = self._open_transport(self._transport_kind)
+        self._reducer.move_to(self._transport)
+        if self._delayed is not None:
+            self._delayed.move_to(self._transport)
+
+    # ------------------------------------------------------------------ copies and pickles
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not is_default_group(self.process_group):
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group: "
+                "a copy could not know which ranks to average over. Pickle `.module` instead."
+            )
+        if self._delayed is not None:
+            raise RuntimeError("With delay_all_reduce_named_params there can be no copy. Copy `.module` instead.")
+        state = copy.copy(self.__dict__)
+        for connected in ("process_group", "_transport", "_reducer", "_mixed_precision", "_roster", "_tuner"):
+            del state[connected]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Connect a copy to the default group; as in torch with the buffer hook, without the communication hook.
+
+        Its gradients travel by the process group: any other transport takes all ranks to open, and this rank may be
+        the only one that makes a copy.
+        """
+        super().__setstate__(state)
+        self.process_group = _get_default_group()
+        self._transport_kind = "process_group"
+        self._transport = self._open_transport(self._transport_kind)
+        self._connect()
+
+    # ------------------------------------------------------------------ what can be asked
 
     @property
     def plan(self) -> BucketPlan:
@@ -435,195 +514,11 @@ class DistributedDataParallel(nn.Module, Joinable):
     def static_graph(self) -> bool:
         return self._options.static_graph
 
-    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Let `hook(state, bucket)` reduce each bucket; it returns a future of the bucket's new tensor.
-
-        Nothing is divided by the world size then: the hook owns the arithmetic.
-
-        Raises:
-            TypeError, ValueError: the hook does not fit.
-            RuntimeError: a hook is registered already, or mixed_precision does its own reduction.
-        """
-        if self._mixed_precision is not None:
-            raise RuntimeError(
-                "register_comm_hook and `mixed_precision` exclude each other: a hook may step an optimizer, but "
-                "during backward parameters are low-precision copies. Compute under torch.autocast instead."
-            )
-        checked = CommHook.checked(state, hook)
-        if self._options.reduction != "mean":
-            raise ValueError(
-                f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude '
-                f"each other: the hook owns the arithmetic."
-            )
-        if self._reducer.comm_hook is not None:
-            raise RuntimeError(
-                f"register_comm_hook or register_builtin_comm_hook can only be called once, but "
-                f"`{self._reducer.comm_hook.name}` is registered and so cannot be `{checked.name}`."
-            )
-        self._reducer.comm_hook = checked
-
-    def become_static(self) -> None:
-        """From now on as if constructed with static_graph=True; only before training begins."""
-        self._reducer.become_static()
-        self._options = self._reducer.options
-
-    def move_to_group(self, process_group: dist.ProcessGroup) -> None:
-        """Go on with the ranks of another group, whatever has become of the last backward.
-
-        To be called on all its ranks between steps. Communication hooks keep the group that they know.
-        """
-        self.process_group = process_group
-        self._transport = self._open_transport(self._transport_kind)
-        self._reducer.move_to(self._transport)
-
-    # ------------------------------------------------------------------ uneven inputs
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Join:
-        """A context for a training loop in which ranks run out of inputs at different times. See `join.py`.
-
-        Args:
-            divide_by_initial_world_size: every sample counts the same; else gradients are averaged over the
-                ranks that still have inputs.
-            enable: False makes the context do nothing.
-            throw_on_early_termination: all ranks raise `RuntimeError` when the first one runs out.
-        """
-        return Join(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What `Join` calls on a rank that has run out of inputs.
-
-        Raises:
-            ValueError: combined with an option that a rank without inputs cannot follow.
-        """
-        self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        sums = self._options.reduction == "sum"
-        refuse(
-            skips=self._options.skip_all_reduce_unused_params,
-            delays=self._delayed is not None,
-            tunes=self._tuner is not None,
-            sums_by_active=sums and not self._divide_by_initial_world_size,
-        )
-        return Shadow(self)
-
     @property
-    def join_device(self) -> torch.device:
-        return self.device
+    def broadcast_buffers(self) -> bool:
+        """The name before torch 2.13 of `forward_sync_buffers`."""
+        return self.forward_sync_buffers
 
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        return self.process_group
-
-    def _meet_joined_ranks(self) -> None:
-        """Say to those that have run out of inputs that this rank has not, and which kind of step begins."""
-        announced = Join.notify_join_context(self)
-        by_active = announced is not None and not self._divide_by_initial_world_size
-        self._reducer.divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
-        self._buffers_from = 0
-        if self._join_config.enable:
-            trains = torch.is_grad_enabled()
-            syncs = trains and self.require_backward_grad_sync
-            step = call_roll(self._transport, self.device, trains=trains, is_synchronised=syncs)
-            self._buffers_from = step.highest_active_rank
-
-    def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
-        """Have each bucket's parameters stepped as soon as its averages are there; see `optimizer_overlap.py`.
-
-        The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
-
-        Raises:
-            ValueError: an optimizer that cannot be stepped piece by piece.
-        """
-        return OverlappedOptimizer(optimizer, self._reducer.optimizers)
-
-    # ------------------------------------------------------------------ copies and pickles
-
-    def __getstate__(self) -> dict[str, Any]:
-        if not _is_default_group(self.process_group):
-            raise RuntimeError(
-                "DDP Pickling/Unpickling are only supported when using DDP with the default process group: "
-                "a copy could not know which ranks to average over. Pickle `.module` instead."
-            )
-        if self._delayed is not None:
-            raise RuntimeError("With delay_all_reduce_named_params there can be no copy. Copy `.module` instead.")
-        state = copy.copy(self.__dict__)
-        for connected in _CONNECTED:
-            del state[connected]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Connect a copy to the default group; as in torch with the buffer hook, without the communication hook.
-
-        Its gradients travel by the process group: any other transport takes all ranks to open, and this rank may be
-        the only one that makes a copy.
-        """
-        super().__setstate__(state)
-        self.process_group = _get_default_group()
-        self._transport_kind = "process_group"
-        self._transport = self._open_transport(self._transport_kind)
-        self._connect()
-
-    # ------------------------------------------------------------------ parameters
-
-    def _reduced_params(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters to reduce: those that require grad, in registration order, tied ones once."""
-        return [
-            (name, param)
-            for name, param in self.module.named_parameters()
-            if param.requires_grad and name not in self.parameters_to_ignore
-        ]
-
-
-def _check_that_buckets_can_be_tuned(
-    options: Options, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None
-) -> None:
-    others = {
-        "bucket_cap_mb_list": cap_mb_list is not None,
-        "first_bucket_cap_mb": first_cap_mb is not None,
-        "find_unused_parameters": options.finds_unused_each_pass,  # whose order may change in every step
-    }
-    for name, is_set in others.items():
-        if is_set:
-            raise ValueError(f'`bucket_cap_mb="auto"` and `{name}` exclude each other: set one of them.')
-
-
-def _checked_delay(
-    module: nn.Module, named_params: Sequence[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
-) -> dict[str, nn.Parameter]:
-    if (named_params is None) != (trigger is None):
-        raise ValueError(
-            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the "
-            "gradient of the one lets those of the others leave."
-        )
-    known = dict(module.named_parameters(remove_duplicate=False))
-    for name, param in named_params or ():
-        if known.get(name) is not param:
-            raise ValueError(f"delay_all_reduce_named_params: the module has no such parameter `{name}`.")
-    return dict(named_params or ())
-
-
-def _is_default_group(group: dist.ProcessGroup) -> bool:
-    return dist.is_initialized() and group == _get_default_group()
-
-
-def _warn_of_deprecated(
-    broadcast_buffers: bool | None, forward_sync_buffers: bool | None, check_reduction: bool
-) -> None:
-    if broadcast_buffers is not None:
-        rest = (
-            "its value is ignored, since `forward_sync_buffers` is given too."
-            if forward_sync_buffers is not None
-            else "use `forward_sync_buffers`, which unlike it keeps the broadcast of buffers at construction."
-        )
-        warnings.warn(f"`broadcast_buffers` is deprecated: {rest}", FutureWarning, stacklevel=3)
-    if check_reduction:
-        warnings.warn("`check_reduction` is deprecated and has no effect.", FutureWarning, stacklevel=3)
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value

@@ -13,7 +13,7 @@ sign never comes, is an error.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -21,6 +21,36 @@ from torch import nn
 from minddp import autograd, replicas
 from minddp.transport import Transport, Work
 from minddp.unfinished import OptimizerGuard
+
+
+def delayed_parameters(
+    module: nn.Module,
+    named_params: Sequence[tuple[str, nn.Parameter]] | None,
+    trigger: nn.Parameter | None,
+    *,
+    reduction: str,
+    mixed_precision: object,
+) -> dict[str, nn.Parameter]:
+    """What the constructor is asked to delay, by name. Mostly nothing.
+
+    Raises:
+        ValueError: one argument without the other, a parameter that is not the module's, or an option that a truly
+            divided buffer does not follow.
+    """
+    if (named_params is None) != (trigger is None):
+        raise ValueError(
+            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the "
+            "gradient of the one lets those of the others leave."
+        )
+    delayed = dict(named_params or ())
+    known = dict(module.named_parameters(remove_duplicate=False))
+    for name, param in named_params or ():
+        if known.get(name) is not param:
+            raise ValueError(f"delay_all_reduce_named_params: the module has no such parameter `{name}`.")
+    if delayed and (mixed_precision is not None or reduction != "mean"):
+        other = "reduction" if mixed_precision is None else "mixed_precision"
+        raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
+    return delayed
 
 
 class DelayedAllReduce:
@@ -49,6 +79,10 @@ class DelayedAllReduce:
         """Overwrite the parameters on every rank with those of rank `source`. Collective."""
         with torch.no_grad():
             replicas.broadcast_coalesced(self._transport, self._params, source)
+
+    def move_to(self, transport: Transport) -> None:
+        """Go on with other ranks."""
+        self._transport = transport
 
     def provide_grads(self) -> None:
         """After each forward: parameters whose `.grad` was dropped get a view of zeros."""

@@ -17,34 +17,110 @@ A step of an active rank, and what its shadow does:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch.distributed.algorithms.join import JoinHook
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
+from minddp.delayed import DelayedAllReduce
+from minddp.options import Options
 from minddp.reducer import Reducer
 from minddp.transport import Transport
 
 
-class Shadowed(Protocol):
-    """The wrapper, as its shadow sees it."""
+class UnevenInputs(Joinable):
+    """The part of the wrapper that is about `join`. What it needs of the other parts is declared here."""
 
+    process_group: dist.ProcessGroup
     forward_sync_buffers: bool
+    require_backward_grad_sync: bool
     require_forward_param_sync: bool
+    _options: Options
     _transport: Transport
     _reducer: Reducer
-    _authoritative_rank: int
-    _buffers_from: int
+    _delayed: DelayedAllReduce | None
 
     @property
+    @abstractmethod
     def device(self) -> torch.device: ...
 
-    def synchronize(self, source: int, *, buffers: bool) -> None: ...
+    @abstractmethod
+    def synchronize(self, source: int = 0, *, buffers: bool = True) -> None: ...
 
+    @abstractmethod
     def _synchronizes_buffers(self, *, after_forward: bool) -> bool: ...
 
+    @abstractmethod
     def _synchronize_buffers(self) -> None: ...
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._authoritative_rank = 0  # of the last `join`; torch's own tests read it
+        self._buffers_from = 0  # the rank whose buffers this step begins with
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context for a training loop in which ranks run out of inputs at different times.
+
+        Args:
+            divide_by_initial_world_size: every sample counts the same; else gradients are averaged over the
+                ranks that still have inputs.
+            enable: False makes the context do nothing.
+            throw_on_early_termination: all ranks raise `RuntimeError` when the first one runs out.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What `Join` calls on a rank that has run out of inputs.
+
+        Raises:
+            ValueError: combined with an option that a rank without inputs cannot follow.
+        """
+        self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        skips, tunes = self._options.skip_all_reduce_unused_params, self._options.tunes_buckets
+        sums_by_active = self._options.reduction == "sum" and not self._divide_by_initial_world_size
+        delays = self._delayed is not None
+        for is_on, option, why in (
+            (skips, "skip_all_reduce_unused_params", "a rank without inputs cannot know which buckets others skip"),
+            (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient to give the sign"),
+            (tunes, 'bucket_cap_mb="auto"', "a rank without inputs makes no steps to be observed"),
+            (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
+        ):
+            if is_on:
+                raise ValueError(f"`join` and {option} exclude each other: {why}.")
+        return Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self.process_group
+
+    def _meet_joined_ranks(self) -> None:
+        """Say to those that have run out of inputs that this rank has not, and which kind of step begins."""
+        announced = Join.notify_join_context(self)
+        by_active = announced is not None and not self._divide_by_initial_world_size
+        self._reducer.divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
+        self._buffers_from = 0
+        if self._join_config.enable:
+            trains = torch.is_grad_enabled()
+            syncs = trains and self.require_backward_grad_sync
+            step = call_roll(self._transport, self.device, trains=trains, is_synchronised=syncs)
+            self._buffers_from = step.highest_active_rank
 
 
 @dataclass(frozen=True)
@@ -62,7 +138,7 @@ class RollCall:
 class Shadow(JoinHook):
     """What one module does on a rank that has run out of inputs."""
 
-    def __init__(self, ddp: Shadowed):
+    def __init__(self, ddp: UnevenInputs):
         super().__init__()
         self._ddp = ddp
 
@@ -87,22 +163,6 @@ class Shadow(JoinHook):
         mine = ddp._transport.rank if is_last_joiner else -1
         ddp._authoritative_rank = int(_gathered(ddp._transport, ddp.device, [mine]).max())
         ddp.synchronize(ddp._authoritative_rank, buffers=ddp.forward_sync_buffers)
-
-
-def refuse(*, skips: bool, delays: bool, tunes: bool, sums_by_active: bool) -> None:
-    """Raise for options that a rank without inputs cannot follow.
-
-    Raises:
-        ValueError: names the option.
-    """
-    for is_on, option, why in (
-        (skips, "skip_all_reduce_unused_params", "a rank without inputs cannot know which buckets the others skip"),
-        (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient to give the sign"),
-        (tunes, 'bucket_cap_mb="auto"', "a rank without inputs makes no steps to be observed"),
-        (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
-    ):
-        if is_on:
-            raise ValueError(f"`join` and {option} exclude each other: {why}.")
 
 
 def call_roll(transport: Transport, device: torch.device, *, trains: bool, is_synchronised: bool) -> RollCall:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numbers
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch.distributed as dist
@@ -87,6 +89,7 @@ class Options:
     reduction: str = "mean"
     stuck_after_s: float | None = None
     lazy_bucket_allocation: bool = False
+    tunes_buckets: bool = False
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -104,7 +107,7 @@ class Options:
         broadcast_buffers: bool | None,
         forward_sync_buffers: bool | None,
         init_sync: bool,
-        bucket_cap_mb: float | None,
+        bucket_cap_mb: float | str | None,
         bucket_cap_mb_list: Sequence[float] | None,
         first_bucket_cap_mb: float | None = None,
         reduction: str = "mean",
@@ -125,7 +128,9 @@ class Options:
         ):
             if optional is not None:
                 _check_flag(name, optional)
-        _check_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_cap_mb)
+        tunes_buckets = bucket_cap_mb == "auto"
+        cap_mb = None if tunes_buckets else cast("float | None", bucket_cap_mb)
+        _check_caps(cap_mb, bucket_cap_mb_list, first_bucket_cap_mb)
         if reduction not in REDUCTIONS:
             raise ValueError(f"`reduction` is one of {', '.join(map(repr, REDUCTIONS))}, but got {reduction!r}.")
         if stuck_after_s is not None and not stuck_after_s > 0:
@@ -133,16 +138,35 @@ class Options:
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast_buffers is None else bool(broadcast_buffers)
-        return cls(
-            caps=BucketCaps.from_mib(bucket_cap_mb, bucket_cap_mb_list, first_bucket_cap_mb),
+        options = cls(
+            caps=BucketCaps.from_mib(cap_mb, bucket_cap_mb_list, first_bucket_cap_mb),
             reduction=reduction,
             stuck_after_s=stuck_after_s,
             init_sync=bool(init_sync),
             init_sync_buffers=True if forward_sync_buffers is not None else legacy,
             forward_sync_buffers=legacy if forward_sync_buffers is None else bool(forward_sync_buffers),
             small_last_bucket=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
+            tunes_buckets=tunes_buckets,
             **{name: bool(value) for name, value in flags.items()},
         )
+        if tunes_buckets:
+            _check_that_buckets_can_be_tuned(options, bucket_cap_mb_list, first_bucket_cap_mb)
+        return options
+
+
+def warn_of_deprecated(
+    broadcast_buffers: bool | None, forward_sync_buffers: bool | None, check_reduction: bool
+) -> None:
+    """To be called by the constructor: the warnings point to who calls that."""
+    if broadcast_buffers is not None:
+        rest = (
+            "its value is ignored, since `forward_sync_buffers` is given too."
+            if forward_sync_buffers is not None
+            else "use `forward_sync_buffers`, which unlike it keeps the broadcast of buffers at construction."
+        )
+        warnings.warn(f"`broadcast_buffers` is deprecated: {rest}", FutureWarning, stacklevel=3)
+    if check_reduction:
+        warnings.warn("`check_reduction` is deprecated and has no effect.", FutureWarning, stacklevel=3)
 
 
 def _check_flag(name: str, value: object) -> None:
@@ -173,9 +197,22 @@ def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first
             if cap is None and name != "bucket_cap_mb_list":
                 continue
             if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
-                or_auto = ' or "auto"' if name == "bucket_cap_mb" else ""  # ddp.py keeps that to itself
+                or_auto = ' or "auto"' if name == "bucket_cap_mb" else ""
                 raise TypeError(
                     f"`{name}` takes mebibytes as numbers{or_auto}, but got {cap!r} ({type(cap).__name__})."
                 )
             if not 0 <= cap < UNBOUNDED / MIB:
                 raise ValueError(f"`{name}` takes a finite number of mebibytes, 0 or more, but got {cap!r}.")
+
+
+def _check_that_buckets_can_be_tuned(
+    options: Options, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None
+) -> None:
+    others = {
+        "bucket_cap_mb_list": cap_mb_list is not None,
+        "first_bucket_cap_mb": first_cap_mb is not None,
+        "find_unused_parameters": options.finds_unused_each_pass,  # whose order may change in every step
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise ValueError(f'`bucket_cap_mb="auto"` and `{name}` exclude each other: set one of them.')

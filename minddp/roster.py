@@ -35,13 +35,14 @@ class _Place:
 
     def is_as_it_was(self) -> bool:
         return (
-            _are_the_same(self.submodule._modules, self.children)
-            and _are_the_same(self.submodule._parameters, self.params)
+            holds_still(self.submodule._modules, self.children)
+            and holds_still(self.submodule._parameters, self.params)
             and not any(param.requires_grad for param in self.strangers)
         )
 
 
-def _are_the_same(named: Mapping[str, object], objects: tuple[object, ...]) -> bool:
+def holds_still(named: Mapping[str, object], objects: Sequence[object]) -> bool:
+    """Whether these very objects are what a dictionary holds."""
     return len(named) == len(objects) and all(map(operator.is_, named.values(), objects))
 
 

@@ -21,7 +21,7 @@ CORE = sorted(
 
 # The floors of the core, lowest first: a module imports only from floors below its own (or its own package).
 FLOORS = (
-    {"cupy_beside_torch"},
+    {"cupy_beside_torch", "cores"},
     {
         "events",
         "options",
@@ -34,8 +34,8 @@ FLOORS = (
         "optimizer_overlap",
         "fused_pack",
     },
-    {"transport", "packing", "placement", "distributed_autograd", "speakers", "reach"},
-    {"sparse_bucket", "replicas", "agreement", "roster", "mean", "usage", "lookout"},
+    {"transport", "packing", "placement", "distributed_autograd", "reach"},
+    {"sparse_bucket", "speakers", "replicas", "agreement", "roster", "mean", "usage", "lookout"},
     {"bucket", "buffers", "delayed"},
     {"bucketing", "comm_hooks", "mixed_precision"},
     {"backward_pass"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.options import MIB, UNBOUNDED, BucketCaps
+from minddp.options import MIB, UNBOUNDED, BucketCaps, warn_of_deprecated
 from tests.fakes import options
 
 FLAGS = (
@@ -129,6 +130,14 @@ def test_an_empty_list_means_the_default() -> None:
     assert options(bucket_cap_mb_list=[]).caps == options().caps
 
 
+def test_buckets_that_are_tuned_begin_with_the_default() -> None:
+    chosen = options(bucket_cap_mb="auto")
+    assert chosen.tunes_buckets
+    assert not options().tunes_buckets
+    assert chosen.caps == options().caps
+    assert options(bucket_cap_mb="auto", find_unused_parameters=True, static_graph=True).tunes_buckets
+
+
 @pytest.mark.parametrize(
     ("broadcast", "forward", "expected_forward", "expected_init"),
     [
@@ -172,3 +181,28 @@ def test_torchs_switch_for_a_small_last_bucket(monkeypatch: pytest.MonkeyPatch) 
     assert not options().small_last_bucket
     monkeypatch.setenv("DDP_SET_LAST_BUCKET_CAP", "1")
     assert options().small_last_bucket
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ((None, True, False), []),
+        ((True, None, False), ["`broadcast_buffers` is deprecated: use `forward_sync_buffers`"]),
+        ((True, True, False), ["`broadcast_buffers` is deprecated: its value is ignored"]),
+        ((None, None, True), ["`check_reduction` is deprecated and has no effect"]),
+    ],
+)
+def test_what_is_deprecated_is_told_to_whoever_calls_the_constructor(
+    given: tuple[bool | None, bool | None, bool], texts: list[str]
+) -> None:
+    def constructor() -> None:
+        warn_of_deprecated(*given)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        constructor()
+        where = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert len(told) == len(texts)
+    for warning, text in zip(told, texts, strict=True):
+        assert str(warning.message).startswith(text)
+        assert (warning.filename, warning.lineno) == (__file__, where)

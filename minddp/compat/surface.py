@@ -35,7 +35,7 @@ from minddp.compat.logged_reducer import LoggedReducer
 from minddp.compat.logger import Logger
 from minddp.compat.reducer_facade import ReducerFacade
 from minddp.join import Shadow, answer_roll_call, call_roll
-from minddp.placement import sparse_parameters
+from minddp.placement import is_default_group, sparse_parameters
 
 
 class _ActiveModule:
@@ -419,7 +419,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     def _check_default_group(self) -> None:
         """Raise `RuntimeError` if this wrapper cannot be pickled."""
-        if not core._is_default_group(self.process_group):
+        if not is_default_group(self.process_group):
             self._log_and_throw(
                 RuntimeError,
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group.",

@@ -78,6 +78,9 @@ def train(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     trail = []
     for step in range(5):
+        if step == case.get("parts"):
+            fellows = [dist.new_group(ranks) for ranks in ([0, 1], [2])]
+            ddp._update_process_group(fellows[rank // 2])
         with ddp.no_sync() if step == case.get("local") else nullcontext():
             x = random(4, 4, rank=rank, step=step) * outer
             output = ddp(x, uses_words=step != case.get("without_words"))
@@ -99,12 +102,16 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulation": {"local": 2},
     "one gradient dropped": {"drops_one": 1},
     "unused at times": {"without_words": 2},
+    "other ranks": {"parts": 3},
     "views": {"options": {"gradient_as_bucket_view": True}},
     "without synchronisation at construction": {"options": {"init_sync": False}, "all": True},
 }
 
 
-@pytest.mark.parametrize(("case", "world_size"), [*((case, 2) for case in CASES), ("some", 3), ("all", 3)])
+@pytest.mark.parametrize(
+    ("case", "world_size"),
+    [*((case, 2) for case in CASES if case != "other ranks"), ("some", 3), ("all", 3), ("other ranks", 3)],
+)
 def test_bits_are_torchs(ranks: Any, case: str, world_size: int) -> None:
     ranks(world_size).run(play, train, CASES[case])
 
