@@ -59,7 +59,8 @@ def _substitute(exchange: Exchange, turn: threading.Lock) -> None:
         exchange.await_news()
         time.sleep(exchange.patience_s)
         with turn:
-            exchange.attend(limit_s=0)
+            while exchange.attend(limit_s=0) and not exchange.is_closed:
+                pass
     with turn:
         exchange.leave()
 

@@ -157,8 +157,11 @@ class Exchange:
 
     # ------------------------------------------------------------------ for one thread at a time
 
-    def attend(self, limit_s: float) -> None:
-        """Wait for at most `limit_s` seconds until somebody says something, and do what there is to do then."""
+    def attend(self, limit_s: float) -> bool:
+        """Wait for at most `limit_s` seconds until somebody says something, and do what there is to do then.
+
+        Whether somebody has, and so may have more to say.
+        """
         poll = self._polls[0].poll
         self._wakefulness.stay_awake(partial(poll, 0), limit_s)
         events = poll(self._limit_ms(limit_s))
@@ -176,6 +179,7 @@ class Exchange:
             self._fail(f"Rank {self._ledger.names[self._rank]} cannot go on with its collectives: {error!r}")
             if not isinstance(error, Exception):
                 raise
+        return bool(events)
 
     def leave(self) -> None:
         """Say farewell; what is still under way fails."""
