@@ -24,7 +24,7 @@ HEADER_INCHES, FOOTER_INCHES, MARGIN_INCHES = 0.55, 0.25, 0.08
 def sheet(title: str, panels: int, *, panel_inches: float, wide: int = 3) -> tuple[Figure, list[Axes]]:
     """A figure of `panels` panels, at most `wide` of them in a row, each `panel_inches` high."""
     columns, rows = min(panels, wide), math.ceil(panels / wide)
-    width = 6.2 if columns == 1 else 1.8 + 2.7 * columns
+    width = 1.8 + 2.7 * max(columns, 2)  # the footnote needs it
     height = HEADER_INCHES + FOOTER_INCHES + rows * (panel_inches + 0.55)
     between = (0, FOOTER_INCHES / height, 1, 1 - (HEADER_INCHES + FOOTER_INCHES) / height)
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(rect=between))
@@ -37,6 +37,7 @@ def sheet(title: str, panels: int, *, panel_inches: float, wide: int = 3) -> tup
         panel.spines[["left", "bottom"]].set_color(FRAME)
         panel.tick_params(labelsize=7.5, color=FRAME, labelcolor=TEXT)
         panel.xaxis.label.set(fontsize=8, color=TEXT)
+        panel.yaxis.label.set(fontsize=8, color=TEXT)
     return figure, axes[:panels]
 
 
@@ -66,14 +67,14 @@ def key(figure: Figure, colours: Mapping[str, str]) -> None:
 
 
 def footnote(figure: Figure, report: Mapping[str, Any], note: str = "") -> None:
-    """On what it was measured, and how."""
+    """How it was measured, and on what."""
     machine, config = report["machine"], report["config"]
     ranks = config.get("world_size", 1)
     said = [
         note or f"medians and 95% intervals of {rounds_in_words(config)}, paired",
-        f"{ranks} rank{'s' if ranks > 1 else ''}",
-        f"{machine['cores']:g} cores of {machine['cpu']}",
-        f"torch {machine['torch']}",
+        f"{ranks} rank{'s' if ranks > 1 else ''} on one host",
+        f"{machine['cores']:g} cores of {machine['cpu']}, {machine['os']}",
+        f"torch {machine['torch']}, Python {machine['python']}",
     ]
     width, height = figure.get_size_inches()
     figure.text(MARGIN_INCHES / width, 0.12 / height, "; ".join(said), va="center", fontsize=6.5, color=TORCH)
@@ -82,10 +83,11 @@ def footnote(figure: Figure, report: Mapping[str, Any], note: str = "") -> None:
 # ------------------------------------------------------------------ marks
 
 
-def across(axes: Axes, estimate: Mapping[str, float], row: float, colour: str) -> None:
+def across(axes: Axes, estimate: Mapping[str, float], row: float, colour: str, *, hollow: bool = False) -> None:
     """A median and its interval along x."""
     axes.plot([estimate["low"], estimate["high"]], [row, row], color=colour, linewidth=1.6, alpha=0.5)
-    axes.plot(estimate["median"], row, "o", color=colour, markersize=4)
+    inside = "white" if hollow else colour
+    axes.plot(estimate["median"], row, "o", color=colour, markerfacecolor=inside, markersize=4)
 
 
 def upright(axes: Axes, estimate: Mapping[str, float], x: float, colour: str) -> None:
@@ -111,6 +113,15 @@ def rows_of(panels: Sequence[Axes], names: Sequence[str]) -> None:
         axes.tick_params(axis="y", length=0)
 
 
+def unit(panels: Sequence[Axes], text: str) -> None:
+    """What the figures below the panels are, once for each column."""
+    for number, axes in enumerate(panels):
+        place = axes.get_subplotspec()
+        columns = place.get_gridspec().ncols if place is not None else 1
+        if number + columns >= len(panels):
+            axes.set_xlabel(text)
+
+
 def on_one_scale(panels: Sequence[Axes]) -> None:
     """So that panels can be compared."""
     low = min(axes.get_xlim()[0] for axes in panels)
@@ -134,6 +145,11 @@ def everybody(workloads: Iterable[Mapping[str, Any]]) -> list[str]:
 def setting_of(name: str) -> str:
     """Of "minddp views, shared memory" the "views"."""
     return name.partition(" ")[2].partition(",")[0]
+
+
+def words_of(setting: str) -> str:
+    """Of "views_static" what it is made of."""
+    return setting.replace("_", ", ")
 
 
 def colour_of(name: str) -> str:

@@ -28,7 +28,7 @@ from minddp.doctor.progress import Progress
 from minddp.doctor.reach import knock_at_all
 from minddp.doctor.report import Report
 from minddp.doctor.survey import survey
-from minddp.doctor.verdicts import devices, machine, meeting, network, software, speed
+from minddp.doctor.verdicts import devices, load, machine, meeting, network, software, speed
 
 _OF_THE_FACTS = (
     "versions",
@@ -113,6 +113,7 @@ class Examination:
         self._curves: dict[str, speed.Curve] = {}
         self._measured: dict[str, Any] = {}
         self._connection: Connection | None = None
+        self._is_busy = False
 
     def run(self, deliver: Callable[[Report], None]) -> Report:
         """Take the steps, as far as they lead; deliver the report; part from the others."""
@@ -121,9 +122,9 @@ class Examination:
             ("comparing the ranks", self._compare, _OF_THE_FACTS),
             ("connecting", self._connect, ("network",)),
             ("comparing clocks", self._compare_clocks, ("clocks",)),
+            ("timing each rank", self._time_ranks, ("load", "stragglers")),
             ("timing collectives", self._time_collectives, ("collectives",)),
             ("timing a step", self._time_step, ("step",)),
-            ("timing each rank", self._time_ranks, ("stragglers",)),
         ]
         while steps:
             what, step, _ = steps.pop(0)
@@ -193,6 +194,17 @@ class Examination:
         self._measured["clock_ahead_s"] = {host: offset.seconds for host, offset in offsets.items()}
         return self._found(speed.judge_clocks(self._facts, readings))
 
+    def _time_ranks(self) -> bool:
+        """Each for itself, before anything is exchanged: a busy machine is not to be taken for a slow network."""
+        told = self._measure("stragglers", time_work)
+        if told is None:
+            return False
+        seconds = {rank: work["seconds"] for rank, work in told.items()}
+        denied = {rank: work["denied"] for rank, work in told.items()}
+        self._measured["work_s"], self._measured["core_denied"] = seconds, denied
+        self._is_busy = load.is_busy(denied)
+        return self._found(*load.judge_load(self._facts, denied), *speed.judge_stragglers(self._facts, seconds))
+
     def _time_collectives(self) -> bool:
         if self._place.world_size == 1:
             return self._found(Finding("collectives", Verdict.FINE, "There is only one rank: nothing to exchange."))
@@ -202,21 +214,15 @@ class Examination:
         curves = [one["curves"] for one in told.values()]
         self._curves = {name: speed.slowest([one[name] for one in curves]) for name in curves[0]}
         same_host = len({one.network.identity for one in self._facts.values()}) == 1
-        return self._found(*speed.judge_curves(self._curves, told[0]["obstacle"] if same_host else ""))
+        obstacle = told[0]["obstacle"] if same_host else ""
+        return self._found(*speed.judge_curves(self._curves, obstacle, is_busy=self._is_busy))
 
     def _time_step(self) -> bool:
         told = self._measure("step", time_step)
         if told is None:
             return False
         self._measured["step_s"] = told
-        return self._found(speed.judge_step(told))
-
-    def _time_ranks(self) -> bool:
-        told = self._measure("stragglers", time_work)
-        if told is None:
-            return False
-        self._measured["work_s"] = told
-        return self._found(*speed.judge_stragglers(self._facts, told))
+        return self._found(speed.judge_step(told, is_busy=self._is_busy))
 
     # ------------------------------------------------------------------ in the steps
 

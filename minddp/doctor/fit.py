@@ -37,6 +37,19 @@ def fit_line(seconds_of_bytes: Mapping[int, float]) -> Line:
     return Line(float(latency_s), float(1 / s_per_byte))
 
 
+class CoreTime(NamedTuple):
+    """For how long a thread has had a core so far, and for how long it was ready to run and had none."""
+
+    had_s: float
+    denied_s: float
+
+
+def share_denied(before: CoreTime, after: CoreTime) -> float:
+    """Of the time between two readings in which a thread wanted a core, the part in which it had none."""
+    had_s, denied_s = after.had_s - before.had_s, after.denied_s - before.denied_s
+    return denied_s / (had_s + denied_s) if denied_s else 0.0
+
+
 class Reading(NamedTuple):
     """A clock, read before and after an event that all ranks took part in, in seconds."""
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
+from minddp.cores import read_if_there
+from minddp.doctor.fit import CoreTime, share_denied
 from minddp.doctor.place import Place
 from minddp.transport import CannotConnect, ProcessGroupTransport, Transport, connect_ranks
 
@@ -174,8 +177,12 @@ def time_step(connection: Connection) -> dict[str, float]:
     }
 
 
-def time_work(connection: Connection) -> float:
-    """A fixed amount of arithmetic, the same on every rank and at the same time: the median of its times."""
+def time_work(connection: Connection) -> dict[str, float | None]:
+    """A fixed amount of arithmetic, the same on every rank and at the same time: the median of its `seconds`.
+
+    `denied` is the share of the time in which this thread wanted a core and had none; `None` if the system does not
+    tell. Only here can that be measured: while ranks exchange something their own threads take turns.
+    """
     width = 4096 if connection.device.type == "cuda" else _WIDTH
     left = torch.randn(width, width, device=connection.device)
 
@@ -183,4 +190,13 @@ def time_work(connection: Connection) -> float:
         for _ in range(8):
             torch.mm(left, left)
 
-    return statistics.median([_seconds(connection, multiply) for _ in range(1 + _PAIRS)][1:])
+    before = _core_time()
+    seconds = statistics.median([_seconds(connection, multiply) for _ in range(1 + _PAIRS)][1:])
+    after = _core_time()
+    return {"seconds": seconds, "denied": share_denied(before, after) if before and after else None}
+
+
+def _core_time() -> CoreTime | None:
+    """Of this thread, as Linux counts it: the first two of three numbers, in nanoseconds."""
+    told = read_if_there(Path("/proc/thread-self/schedstat")).split()
+    return CoreTime(int(told[0]) / 1e9, int(told[1]) / 1e9) if len(told) == 3 else None

@@ -11,7 +11,7 @@
 | how do the ranks' recordings come together? | `peers.py`; on one clock: `clocks.py` |
 | when do things happen on a GPU? | `device_clock.py` |
 | what is a recording? | `recording.py` |
-| what did each rank do when, and what befell each bucket? | `timeline.py` |
+| what did each rank do when, and what befell each bucket? | `timeline.py`; as it is drawn: `lane.py` |
 | and how is that read from events? | `cut.py`, `reading.py` |
 | why does a rank stand still? | `causes.py` |
 | how long would the step take under another plan? | `predict.py`, `plans.py` |

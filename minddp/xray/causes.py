@@ -11,10 +11,10 @@ from minddp.xray.timeline import Activity, RankStep, Step
 
 
 class Cause(enum.Enum):
-    """What a rank waits for, in the order in which a bucket goes through it."""
+    """What a rank waits for, in the order in which a bucket goes through it. See [Note: a bucket's passage]."""
 
-    OTHER_RANK = "another rank has not launched the bucket yet"
     EARLIER_BUCKET = "a bucket before it is still on the wire"
+    OTHER_RANK = "another rank has not launched the bucket yet"
     WIRE = "its bytes are on the wire"
     WAKING = "it has arrived, but the rank has not gone on yet"
     UNKNOWN = "not for a bucket: usage of parameters, futures of hooks"
@@ -61,13 +61,13 @@ def total_by_cause(step: Step, rank: RankStep) -> dict[Cause, int]:
 
 def _causes(step: Step, rank: RankStep, bucket: int, wait: Interval) -> dict[Cause, int]:
     """Cut a wait where the bucket passed from one stage to the next."""
-    if bucket < 0:
+    passage = step.passage(bucket, rank) if bucket >= 0 else None
+    if passage is None or passage.wire is None:
         return {Cause.UNKNOWN: wait.length_ns}
-    last, wire = step.last_launch(bucket), step.on_the_wire(bucket, rank)
     ends = {
-        Cause.OTHER_RANK: wait.begin_ns if last is None else last[0],
-        Cause.EARLIER_BUCKET: wait.begin_ns if wire is None else wire.begin_ns,
-        Cause.WIRE: wait.end_ns if wire is None else wire.end_ns,
+        Cause.EARLIER_BUCKET: passage.queues.end_ns,
+        Cause.OTHER_RANK: passage.waits_for_ranks.end_ns,
+        Cause.WIRE: passage.wire.end_ns,
         Cause.WAKING: wait.end_ns,
     }
     lengths, since_ns = {}, wait.begin_ns

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.intervals import Interval
 from minddp.xray.timeline import BucketHistory, RankStep, Step
@@ -25,8 +26,9 @@ Event = dict[str, Any]
 def chrome_trace(analyses: Sequence[Analysis]) -> dict[str, Any]:
     """The whole file; several recordings are as many groups of processes."""
     events: list[Event] = []
-    for place, analysis in enumerate(analyses):
-        title = f"{analysis.recording.title}, " if len(analyses) > 1 else ""
+    names_of_recordings = words.names([analysis.recording for analysis in analyses])
+    for place, (analysis, name) in enumerate(zip(analyses, names_of_recordings, strict=True)):
+        title = f"{name}, " if len(analyses) > 1 else ""
         begin_ns = min((step.begin_ns for step in analysis.steps), default=0)
         for step in analysis.steps:
             for rank in step.ranks:

@@ -45,8 +45,7 @@ def record(settings: Settings, world: World, steps: range, save_to: Sequence[Pat
     trainer = Trainer(settings, world)
     batches = iter(trainer.batches)
     kept: list[XRay] = []
-    title = f"{TITLES[settings.task]} under {'minddp' if settings.ddp == 'minddp' else 'torch DDP'}"
-    with Window(trainer.ddp, steps, title=title, save_to=save_to, then=kept.append) as window:
+    with Window(trainer.ddp, steps, title=TITLES[settings.task], save_to=save_to, then=kept.append) as window:
         for number in range(steps.stop):
             window.before_step(number)
             trainer.optimizer_step(batches)

@@ -41,12 +41,13 @@ def explain(analysis: Analysis, console: Console) -> None:
 
 def explain_several(analyses: Sequence[Analysis], console: Console) -> None:
     """The typical step of each recording, on its slowest rank, side by side."""
-    columns = [(a.recording.title, a.typical, a.typical.slowest) for a in analyses]
+    names = words.names([analysis.recording for analysis in analyses])
+    columns = [(name, a.typical, a.typical.slowest) for name, a in zip(names, analyses, strict=True)]
     console.print(table_of(columns[:MOST_COLUMNS]))
-    for analysis in analyses:
+    for name, analysis in zip(names, analyses, strict=True):
         layout = analysis.typical.layout
         messages = f"{words.count(len(layout.buckets), 'message')}, {words.size(layout.nbytes)} in all"
-        _say(console, f"{analysis.recording.title}: {words.ms(analysis.typical.length_ns)} a step, {messages}.")
+        _say(console, f"{name}: {words.ms(analysis.typical.length_ns)} a step, {messages}.")
 
 
 def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
+from minddp.xray.lane import Stretch, stretches_of
 from minddp.xray.timeline import Activity, RankStep, Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# As in page.css: computing is blue, communication is green while it is hidden and red where it is not.
+# As in page.css: computing is blue, communication is green while it is hidden and red where it is exposed; what
+# moves is solid, and what waits is hatched.
 INK, SOFT, LINE, FAINT = "#1b1d21", "#5a606a", "#e2e2dd", "#f0f0ec"
-WIRE, EXPOSED, EXPOSED_PALE = "#17775f", "#bf4620", "#fbe9e2"
+WIRE, EXPOSED, EXPOSED_PALE = "#17775f", "#c23b1e", "#fce8e1"
 FILL = {
     Activity.FORWARD: "#7093c4",
     Activity.BUFFERS: "#94aed3",
@@ -26,9 +30,14 @@ FILL = {
     Activity.OPTIMIZER: "#8f83ba",
     Activity.OTHER: "#e6e6e1",
 }
-STANDS_STILL: dict[str, Any] = {"facecolor": EXPOSED_PALE, "edgecolor": EXPOSED, "hatch": "////", "linewidth": 0}
+STANDS_STILL: dict[str, Any] = {"facecolor": EXPOSED_PALE, "edgecolor": EXPOSED, "linewidth": 0.9}
+MOVES: dict[str, Any] = {"facecolor": WIRE, "edgecolor": "white", "linewidth": 0.6}
+MOVES_EXPOSED: dict[str, Any] = MOVES | {"facecolor": EXPOSED}
+WAITS: dict[str, Any] = {"facecolor": "white", "edgecolor": WIRE, "hatch": "/////", "linewidth": 0}
+WAITS_EXPOSED: dict[str, Any] = WAITS | {"edgecolor": EXPOSED}
 COMPUTES, TICKS, SENDS = 0.0, 0.36, 0.56  # where they begin within a rank's row of height 1
-INCHES_PER_RANK, WIDTH_INCHES, HEADING = 0.86, 11.0, 0.62
+INCHES_PER_RANK, WIDTH_INCHES, TITLE_INCHES, KEY_INCHES = 0.86, 11.0, 0.82, 0.62
+HEADING = 0.62  # of a rank's row
 LABEL_MARGIN = 0.01  # of the width of the picture
 
 
@@ -38,35 +47,38 @@ def save_picture(analyses: Sequence[Analysis], path: Path) -> None:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{path} is drawn by matplotlib: pip install 'minddp[bench]'.") from error
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(f"{path} is drawn by matplotlib: pip install 'minddp[bench]'.")
+    drawn(analyses).savefig(path, dpi=120)
+
+
+def drawn(analyses: Sequence[Analysis]) -> Figure:
+    """The typical step of each recording, one below the other on one scale."""
+    from matplotlib.figure import Figure
 
     steps = [analysis.typical for analysis in analyses]
     rows = sum(len(step.ranks) for step in steps)
     headings = len(steps) if len(steps) > 1 else 0
-    height = INCHES_PER_RANK * (rows + HEADING * headings) + 1.25
+    height = INCHES_PER_RANK * (rows + HEADING * headings) + TITLE_INCHES + KEY_INCHES
     figure = Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
-    axes: Any = figure.add_axes((0.075, 0.62 / height, 0.91, 1 - 1.2 / height))
+    axes: Any = figure.add_axes((0.075, KEY_INCHES / height, 0.91, 1 - (TITLE_INCHES + KEY_INCHES) / height))
     longest_ms = max((step.end_ns - step.begin_ns) / 1e6 for step in steps)
+    recordings = [analysis.recording for analysis in analyses]
     y = 0.0
-    for analysis, step in zip(analyses, steps, strict=True):
+    for name, step in zip(words.names(recordings), steps, strict=True):
         if headings:
-            axes.text(0, y + 0.42, _heading(analysis, step), color=INK, fontsize=10, weight="bold", va="center")
+            heading = f"{name}: {words.ms(step.length_ns)}"
+            axes.text(0, y + 0.42, heading, color=INK, fontsize=10, weight="bold", va="center")
             y += HEADING
         for rank in step.ranks:
             _draw_rank(axes, step, rank, y, longest_ms)
             y += 1
     _frame(axes, y, longest_ms)
     title = words.headline(steps[0]) if len(steps) == 1 else "One step of each, on one scale"
-    figure.text(0.012, 1 - 0.16 / height, title, fontsize=13, weight="bold", color=INK, va="top")
+    figure.text(0.012, 1 - 0.14 / height, title, fontsize=13, weight="bold", color=INK, va="top")
+    figure.text(0.012, 1 - 0.39 / height, words.setting(recordings), fontsize=8, color=SOFT, va="top")
     _key(figure)
-    figure.savefig(path, dpi=120)
-
-
-def _heading(analysis: Analysis, step: Step) -> str:
-    return f"{analysis.recording.title}: {words.ms(step.length_ns)}"
+    return figure
 
 
 def _frame(axes: Axes, height: float, longest_ms: float) -> None:
@@ -100,7 +112,7 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         axes.text(*beside, text, color=color, fontsize=9, ha="right", va="center")
     for span in rank.spans:
         if span.activity is Activity.EXPOSED:
-            box(span.begin_ns, span.end_ns, COMPUTES, [], INK, **STANDS_STILL)
+            box(span.begin_ns, span.end_ns, COMPUTES, ["stands still", "waits"], EXPOSED, **STANDS_STILL)
         else:
             color = "white" if span.activity is Activity.BACKWARD else INK
             style = {"facecolor": FILL[span.activity], "edgecolor": "white", "linewidth": 0.6}
@@ -108,38 +120,47 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
     ticks = [at(t_ns) for t_ns in rank.ready_ns.values()]
     axes.vlines(ticks, top + TICKS, top + TICKS + 0.13, color=SOFT, linewidth=0.7)
     axes.broken_barh([(0, longest_ms)], (top + SENDS, 0.32), facecolor=FAINT)
+    if rank.gradients_complete_ns is not None:
+        end = at(rank.gradients_complete_ns)
+        axes.vlines(end, top - 0.06, top + SENDS + 0.38, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=3)
     for bucket in rank.buckets:
-        wire = step.on_the_wire(bucket.index, rank)
-        if wire is None:
-            continue
         labels = (f"{bucket.index}: {words.size(bucket.nbytes)}", f"{bucket.index}")
-        split_ns = wire.begin_ns + bucket.hidden_ns(wire)
-        longer = max(split_ns - wire.begin_ns, wire.end_ns - split_ns)
-        for begin_ns, end_ns, fill in ((wire.begin_ns, split_ns, WIRE), (split_ns, wire.end_ns, EXPOSED)):
-            if end_ns > begin_ns:
-                shown = labels if end_ns - begin_ns == longer else ()
-                box(begin_ns, end_ns, SENDS, shown, "white", facecolor=fill, edgecolor="white", linewidth=0.6)
+        stretches = stretches_of(step, rank, bucket.index)
+        longest = max((s for s in stretches if s.moves), key=lambda s: s.length_ns, default=None)
+        for stretch in stretches:
+            shown = labels if stretch is longest else ()
+            box(stretch.begin_ns, stretch.end_ns, SENDS, shown, "white", **_style(stretch))
+
+
+def _style(stretch: Stretch) -> dict[str, Any]:
+    if stretch.moves:
+        return MOVES_EXPOSED if stretch.exposed else MOVES
+    return WAITS_EXPOSED if stretch.exposed else WAITS
 
 
 def _key(figure: Any) -> None:
+    """The words are the page's. Its columns are filled from above."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     signs: list[Any] = [
         Patch(facecolor=FILL[Activity.FORWARD], label="forward"),
+        Patch(**MOVES, label="on the wire, hidden"),
         Patch(facecolor=FILL[Activity.BACKWARD], label="backward"),
-        Line2D([], [], color=SOFT, marker="|", linestyle="", label="a gradient is there"),
-        Patch(facecolor=WIRE, label="bucket on the wire during backward"),
-        Patch(facecolor=EXPOSED, label="on the wire after it"),
-        Patch(**STANDS_STILL, label="rank stands still"),
-        Patch(facecolor=FILL[Activity.COPY_BACK], label="loss, copying back"),
+        Patch(**MOVES_EXPOSED, label="on the wire, exposed"),
+        Patch(**STANDS_STILL, label="stands still"),
+        Patch(**WAITS, label="waits for other ranks"),
+        Patch(facecolor=FILL[Activity.COPY_BACK], label="loss, copy back"),
+        Line2D([], [], color=SOFT, marker="|", linestyle="", label="a gradient is ready"),
         Patch(facecolor=FILL[Activity.OPTIMIZER], label="optimizer"),
+        Line2D([], [], color=INK, linewidth=0.9, linestyle=(0, (2, 2)), label="backward ends"),
+        Patch(facecolor=FILL[Activity.OTHER], label="other"),
     ]
     figure.legend(
         handles=signs,
         loc="lower left",
         bbox_to_anchor=(0.005, 0.0),
-        ncols=len(signs),
+        ncols=(len(signs) + 1) // 2,
         frameon=False,
         fontsize=8,
         labelcolor=SOFT,

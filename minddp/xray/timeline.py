@@ -4,6 +4,13 @@
 A collective runs beside backward for as long as there is a backward. What is under way when autograd has computed
 its last gradient is *exposed*: the rank has nothing left to do and waits. Per step that is the time spent waiting
 in launch order; a bucket's share is the time that the rank waited for just this one, so that the shares add up.
+
+[Note: a bucket's passage]
+From its launch to its arrival a bucket is kept by one thing at a time. It *queues* while one before it is on the
+wire. Then it *waits for ranks*: the wire is free, but not all ranks have launched it. Then its bytes are *on the
+wire*. While an earlier bucket and a late rank both keep it, it queues: it would have had to, had all ranks been
+there. So the wire is never used twice, and whatever says "waits for other ranks" (the hatching of the page and of
+the picture, a bucket's life, the causes of a wait) means the same interval.
 """
 
 from __future__ import annotations
@@ -83,6 +90,18 @@ class BucketHistory:
         """How much of an interval lies beside backward, rather than after it."""
         end_ns = of.end_ns if self.gradients_complete_ns is None else self.gradients_complete_ns
         return Interval(of.begin_ns, min(of.end_ns, end_ns)).length_ns
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What kept a bucket on one rank from its launch on, one after the other. See [Note: a bucket's passage].
+
+    `wire` is None if it was never through; it then waits to the end of the step, for nobody knows what for.
+    """
+
+    queues: Interval
+    waits_for_ranks: Interval
+    wire: Interval | None
 
 
 @dataclass(frozen=True)
@@ -174,19 +193,27 @@ class Step:
         known = [(t_ns, rank) for t_ns, rank in launches if t_ns is not None]
         return max(known) if self.sees_all_ranks and len(known) == len(launches) else None
 
-    def on_the_wire(self, bucket: int, rank: RankStep) -> Interval | None:
-        """When the bucket's bytes can have been moving; None if it was not launched, or never completed.
+    def passage(self, bucket: int, rank: RankStep) -> Passage | None:
+        """What kept the bucket from its launch to its arrival. None if it was not launched.
 
-        That is from when all ranks have launched it and those before are through, so that no two of these intervals
-        overlap. Where not all ranks were recorded, waiting for the others looks like moving bytes.
+        Where not all ranks were recorded, waiting for the others looks like moving bytes.
         """
         history, last = rank.buckets[bucket], self.last_launch(bucket)
-        if history.launched_ns is None or history.completed_ns is None:
+        launched_ns, completed_ns = history.launched_ns, history.completed_ns
+        if launched_ns is None:
             return None
-        all_launched_ns = history.launched_ns if last is None else last[0]
+        end_ns = rank.interval.end_ns if completed_ns is None else completed_ns
+        all_launched_ns = launched_ns if last is None else last[0]
         earlier = (rank.buckets[index].completed_ns or 0 for index in range(bucket))
-        begin_ns = max(all_launched_ns, max(earlier, default=0))
-        return Interval(min(begin_ns, history.completed_ns), history.completed_ns)  # it may overtake others
+        free_ns = min(max([launched_ns, *earlier]), end_ns)  # it may overtake others
+        begin_ns = end_ns if completed_ns is None else min(max(all_launched_ns, free_ns), end_ns)
+        wire = None if completed_ns is None else Interval(begin_ns, end_ns)
+        return Passage(Interval(launched_ns, free_ns), Interval(free_ns, begin_ns), wire)
+
+    def on_the_wire(self, bucket: int, rank: RankStep) -> Interval | None:
+        """When the bucket's bytes can have been moving; None if it was not launched, or never completed."""
+        passage = self.passage(bucket, rank)
+        return None if passage is None else passage.wire
 
     def communication(self, rank: RankStep) -> list[Interval]:
         """When bytes were moving for one rank."""

@@ -15,6 +15,7 @@ from minddp.xray.recording import Recording
 from minddp.xray.timeline import Activity, BucketHistory, RankStep, Step
 
 NEGLIGIBLE = 0.01  # of a step: nobody should change a program for that
+NOT_WORTH_TELLING_NS = 50_000
 
 
 def ms(ns: float) -> str:
@@ -140,7 +141,7 @@ def model_sentence(analysis: Analysis) -> str:
     fit, step = analysis.fit, analysis.typical
     assert fit is not None, "without messages there are no predictions"
     predicted_ns = analysis.plans[0].prediction.length_ns
-    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.separates_latency else ""
+    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.link.latency_s else ""
     caveat = (
         ""
         if fit.separates_latency
@@ -179,6 +180,29 @@ def _balance(analysis: Analysis) -> str:
 
 
 # ---------------------------------------------------------------------- the recording
+
+
+def names(recordings: Sequence[Recording]) -> list[str]:
+    """What to call recordings side by side: by title; where that is not enough, by wrapper; then by number."""
+    told = [recording.title for recording in recordings]
+    if len(set(told)) < len(told):
+        told = [
+            title if r.wrapper in title else f"{title} under {r.wrapper}"
+            for title, r in zip(told, recordings, strict=True)
+        ]
+    return [
+        name if told.count(name) == 1 else f"{name} ({1 + told[:k].count(name)})" for k, name in enumerate(told)
+    ]
+
+
+def setting(recordings: Sequence[Recording]) -> str:
+    """What was recorded and where, as a line above all else. Of several only where: each has its name."""
+    places = list(dict.fromkeys(map(place, recordings)))
+    if len(recordings) > 1:
+        return "; ".join(places)
+    (recording,) = recordings
+    what = [recording.title] if recording.wrapper in recording.title else [recording.title, recording.wrapper]
+    return ", ".join([*what, *places])
 
 
 def place(recording: Recording) -> str:
@@ -245,36 +269,35 @@ def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
     if bucket.ready_ns is None or bucket.launched_ns is None:
         return stages
     stages.append(Stage("held", bucket.ready_ns, bucket.launched_ns, _held_sentence(bucket)))
-    last, wire = step.last_launch(bucket.index), step.on_the_wire(bucket.index, rank)
+    passage = step.passage(bucket.index, rank)
+    assert passage is not None, "it was launched"
+    if passage.queues.length_ns:
+        sentence = f"Bucket {bucket.index - 1} is still on the wire for {ms(passage.queues.length_ns)}."
+        stages.append(Stage("queues", *passage.queues, sentence))
+    if passage.wire is None:
+        sentence = "It was never through: what the others did with it is not known."
+        return [*stages, Stage("waits for ranks", *passage.waits_for_ranks, sentence)]
+    last = step.last_launch(bucket.index)
     if last is not None:
-        stages.append(Stage("waits for ranks", bucket.launched_ns, last[0], _ranks_sentence(rank, last, bucket)))
-    if wire is None:
-        return stages
-    queues_from_ns = bucket.launched_ns if last is None else last[0]
-    if wire.begin_ns > queues_from_ns:
-        sentence = f"Bucket {bucket.index - 1} is still on the wire for {ms(wire.begin_ns - queues_from_ns)}."
-        stages.append(Stage("queues", queues_from_ns, wire.begin_ns, sentence))
-    stages.append(Stage("on the wire", *wire, _wire_sentence(bucket, wire)))
+        sentence = _ranks_sentence(rank, last[1], passage.waits_for_ranks)
+        stages.append(Stage("waits for ranks", *passage.waits_for_ranks, sentence))
+    stages.append(Stage("on the wire", *passage.wire, _wire_sentence(bucket, passage.wire)))
     return stages
 
 
 def _held_sentence(bucket: BucketHistory) -> str:
-    if bucket.held_ns < 50_000:
+    if bucket.held_ns < NOT_WORTH_TELLING_NS:
         return "It leaves at once: all buckets before it have gone."
     return f"It is ready, but for {ms(bucket.held_ns)} a bucket before it is not: buckets leave in plan order."
 
 
-def _ranks_sentence(rank: RankStep, last: tuple[int, int], bucket: BucketHistory) -> str:
-    assert bucket.launched_ns is not None
-    if last[1] == rank.rank or last[0] - bucket.launched_ns < 50_000:
-        return (
-            "All ranks are there: the sum can begin."
-            if last[1] != rank.rank
-            else "This rank is the last to launch it."
-        )
-    return (
-        f"Rank {last[1]} launches it {ms(last[0] - bucket.launched_ns)} later; until then nothing can be added up."
-    )
+def _ranks_sentence(rank: RankStep, last_rank: int, waits: Interval) -> str:
+    if last_rank == rank.rank:
+        return "This rank is the last to launch it."
+    if waits.length_ns < NOT_WORTH_TELLING_NS:
+        return "All ranks are there: the sum can begin."
+    late = ms(waits.length_ns)
+    return f"The wire is free, but rank {last_rank} launches it {late} later: until then nothing can be added up."
 
 
 def _wire_sentence(bucket: BucketHistory, wire: Interval) -> str:
@@ -289,9 +312,15 @@ def hidden_sentence(step: Step, rank: RankStep, bucket: BucketHistory) -> str:
     if wire is None:
         return "It was never through."
     hidden_ns = bucket.hidden_ns(wire)
-    stood_still = f"The rank stood still for it for {ms(bucket.awaited_ns)}." if bucket.awaited_ns > 50_000 else ""
+    stood_still = (
+        f"The rank stood still for it for {ms(bucket.awaited_ns)}."
+        if bucket.awaited_ns > NOT_WORTH_TELLING_NS
+        else ""
+    )
     if wire.length_ns - hidden_ns < 0.01 * wire.length_ns:
         return f"All of its communication is hidden behind backward. {stood_still}".rstrip()
+    if hidden_ns < 0.01 * wire.length_ns:
+        return f"None of its communication is hidden behind backward. {stood_still}".rstrip()
     shown = f"{ms(hidden_ns)} are hidden behind backward, {ms(wire.length_ns - hidden_ns)} are not"
     return f"Of its communication {shown}. {stood_still}".rstrip()
 

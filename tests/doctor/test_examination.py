@@ -52,7 +52,7 @@ def test_a_rank_that_never_comes() -> None:
     delivered = examined(two_places()[:1], {})
     (finding,) = broken(delivered[0])
     assert finding.fact.startswith("Rank 1 has not come within 1.5 s. 1 of 2 ranks met at 127.0.0.1:")
-    assert delivered[0].not_checked[-1] == "stragglers"
+    assert delivered[0].not_checked[-1] == "step"
 
 
 def test_rank_0_that_never_comes() -> None:
@@ -80,7 +80,7 @@ def test_a_wrong_interface() -> None:
     (finding,) = broken(delivered[0])
     assert "GLOO_SOCKET_IFNAME=nosuch0" in finding.fact
     assert "(ranks 0, 1), but nosuch0 does not exist there." in finding.fact
-    assert delivered[0].not_checked == ("network", "clocks", "collectives", "step", "stragglers")
+    assert delivered[0].not_checked == ("network", "clocks", "load", "stragglers", "collectives", "step")
     assert delivered[0].exit_status == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minddp.doctor.fit import Reading, clock_offset, fit_line
+from minddp.doctor.fit import CoreTime, Reading, clock_offset, fit_line, share_denied
 
 SIZES = (4096, 65536, 2**20, 2**24)
 
@@ -49,3 +49,9 @@ def test_the_true_offset_is_within_the_error() -> None:
     theirs = [Reading(event - 0.01, event + 0.2) for event in events]
     offset = clock_offset(ours, theirs)
     assert abs(offset.seconds - 2.5) <= offset.error_s
+
+
+def test_the_share_of_the_time_without_a_core_is_of_that_in_which_one_was_wanted() -> None:
+    """Not of all time: a thread that sleeps wants none."""
+    assert share_denied(CoreTime(5.0, 1.0), CoreTime(8.0, 2.0)) == pytest.approx(0.25)
+    assert share_denied(CoreTime(5.0, 1.0), CoreTime(5.0, 1.0)) == 0

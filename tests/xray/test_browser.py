@@ -226,18 +226,21 @@ def test_a_click_on_a_bucket_tells_its_life(seen: Seen) -> None:
 
 
 def test_the_figures_of_a_bucket(seen: Seen) -> None:
-    """Reckoned by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms."""
+    """Reckoned by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms.
+
+    Before that bucket 0 is in its way, which left rank 1 at 14 + 2/6 of 20 ms.
+    """
     seen.page.locator("#timeline .bucket[data-bucket='1']").first.click()
     assert seen.figures() == {
         "Last gradient": ("blocks.4.weight", "ready at 27.7 ms"),
         "Last rank to launch": ("rank 1", "3.00 ms after this one"),
-        "Waited for buckets before it": ("0.00 ms", "none was in its way"),
+        "Waited for buckets before it": ("1.50 ms", "0.00 ms to leave, 1.50 ms for the wire"),
         "Hidden by backward": ("0.33 ms", "of 8.50 ms on the wire, 0.50 ms beside other work"),
         "Exposed": ("7.67 ms", "rank 0 stood still for it for 7.67 ms"),
     }
     seen.press("ArrowRight")
     figures = seen.figures()
-    assert figures["Waited for buckets before it"] == ("5.17 ms", "0.00 ms to leave, 5.17 ms for the wire")
+    assert figures["Waited for buckets before it"] == ("8.17 ms", "0.00 ms to leave, 8.17 ms for the wire")
     assert figures["Hidden by backward"][0] == "0.00 ms"
     assert figures["Exposed"][0] == "8.00 ms"
     seen.press("ArrowDown")

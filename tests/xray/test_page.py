@@ -94,8 +94,11 @@ def test_the_figures_of_buckets_add_up_to_those_of_their_rank() -> None:
 
 
 def test_a_bucket_that_waits_for_those_before_it_tells_how_long() -> None:
-    _, second = payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"][0]["buckets"]
-    assert second["behind"] == [0, pytest.approx(0)]
+    """On rank 0, bucket 1 leaves at 31 ms. Bucket 0 is through at 33 and 1/3 ms, and rank 1 comes at 35 ms."""
+    first, second = payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"][0]["buckets"]
+    assert first["behind"] == [0, 0]
+    assert second["behind"] == [0, pytest.approx(7 / 3, abs=1e-5)]
+    assert second["lastRank"] == [1, pytest.approx(4)]
     plan = layout([[3], [0.1]])
     (step,) = payload([Analysis(recording([Rank()], plan, wire=Wire(bytes_per_ms=MIB / 4)))])["exhibits"][0][
         "steps"
@@ -103,6 +106,24 @@ def test_a_bucket_that_waits_for_those_before_it_tells_how_long() -> None:
     assert step["ranks"][0]["buckets"][1]["behind"] == [0, pytest.approx(3)], (
         "10 ms of bucket 0, 3 ms past its launch"
     )
+
+
+def test_a_bucket_waits_for_ranks_as_long_in_the_lane_as_in_its_life() -> None:
+    for rank in payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"]:
+        for bucket in rank["buckets"]:
+            (stage,) = (stage for stage in bucket["life"] if stage["name"] == "waits for ranks")
+            assert [s for s in bucket["stretches"] if not s[2]] == stage["stretches"]
+            assert (stage["begin"], stage["end"]) == (bucket["pending"], bucket["begin"])
+
+
+def test_a_page_says_once_whose_wrapper_it_shows() -> None:
+    def setting(*titles: str) -> str:
+        return payload([Analysis(replace(MADE, title=title)) for title in titles])["setting"]
+
+    assert setting("gpt") == "gpt, minddp, 2 ranks on CPU, gloo"
+    assert setting("minddp") == "minddp, 2 ranks on CPU, gloo"
+    assert setting("gpt under minddp") == "gpt under minddp, 2 ranks on CPU, gloo"
+    assert setting("one", "other") == "2 ranks on CPU, gloo"
 
 
 def test_several_recordings_come_without_predictions() -> None:

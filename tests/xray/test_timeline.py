@@ -11,7 +11,7 @@ from minddp.events import EventKind as K
 from minddp.xray.intervals import Interval
 from minddp.xray.reading import steps_of, steps_of_rank
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
-from minddp.xray.timeline import Activity, typical
+from minddp.xray.timeline import Activity, Passage, typical
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients
@@ -80,6 +80,42 @@ def test_a_message_is_not_on_the_wire_before_those_before_it_are_through() -> No
     assert first is not None
     assert second is not None
     assert second.begin_ns == first.end_ns > (step.ranks[0].buckets[1].launched_ns or 0)
+
+
+def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
+    """[Note: a bucket's passage]: while the wire is busy it queues, although rank 1 has not launched it either."""
+    (step,) = steps_of(recording([Rank(), Rank(late_ms=4)], PLAN, wire=Wire(bytes_per_ms=MIB / 2)))
+    early, late = step.ranks
+    through_ns, now = early.buckets[0].completed_ns, step.passage(1, early)
+    launched_ns, later_ns = (rank.buckets[1].launched_ns for rank in step.ranks)
+    assert launched_ns is not None
+    assert later_ns is not None
+    assert through_ns is not None
+    assert launched_ns < through_ns < later_ns
+    assert now == Passage(
+        queues=Interval(launched_ns, through_ns),
+        waits_for_ranks=Interval(through_ns, later_ns),
+        wire=Interval(later_ns, later_ns + 5 * MS),
+    )
+    of_late = step.passage(1, late)
+    assert of_late is not None
+    assert (of_late.queues.length_ns, of_late.waits_for_ranks.length_ns, of_late.wire) == (0, 0, now.wire)
+
+
+def test_a_bucket_that_was_never_through_waits_to_the_end() -> None:
+    made = recording([Rank(), Rank()], PLAN)
+    ends_ns = 32 * MS
+    unseen = (K.BUCKET_COMPLETED, K.BUCKET_WAITED)
+
+    def cut(rank: RankRecording) -> RankRecording:
+        events = tuple(e for e in rank.events if e.t_ns < ends_ns and (e.kind not in unseen or e.subject == 0))
+        return replace(rank, events=events, stopped_ns=ends_ns)
+
+    (step,) = steps_of(replace(made, ranks=tuple(map(cut, made.ranks))))
+    passage = step.passage(1, step.ranks[0])
+    assert passage is not None
+    assert passage.wire is None
+    assert passage.waits_for_ranks == Interval(step.ranks[0].buckets[1].launched_ns or 0, ends_ns)
 
 
 def test_steps_are_cut_at_the_forward_after_a_synchronised_backward() -> None:

@@ -140,6 +140,26 @@ def test_a_bucket_that_never_completed_has_lived_up_to_its_launch() -> None:
     assert words.hidden_sentence(step, step.ranks[0], bucket) == "It was never through."
 
 
+def test_recordings_side_by_side_have_names_of_their_own() -> None:
+    made = recording([Rank()], layout([[1]]), title="gpt")
+    torchs = replace(made, wrapper="torch DDP")
+    assert words.names([made]) == ["gpt"]
+    assert words.names([made, replace(torchs, title="mlp")]) == ["gpt", "mlp"]
+    assert words.names([made, torchs]) == ["gpt under minddp", "gpt under torch DDP"]
+    assert words.names([made, torchs, made]) == [
+        "gpt under minddp (1)",
+        "gpt under torch DDP",
+        "gpt under minddp (2)",
+    ]
+    of_rungs = [replace(made, title="minddp"), replace(torchs, title="minddp")]
+    assert words.names(of_rungs) == ["minddp", "minddp under torch DDP"]
+
+
+def test_recordings_of_several_places_name_each_of_them_once() -> None:
+    two, three = (recording([Rank()] * ranks, layout([[1]])) for ranks in (2, 3))
+    assert words.setting([two, three, two]) == "2 ranks on CPU, gloo; 3 ranks on CPU, gloo"
+
+
 def test_facts_about_the_recording() -> None:
     made = recording([Rank(), Rank()], layout([[1]]))
     first, second = made.ranks

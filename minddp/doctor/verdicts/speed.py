@@ -1,4 +1,4 @@
-"""Is it fast enough, and are all ranks equally fast? Clocks, collectives, a step, stragglers."""
+"""Is it fast enough, and are all ranks equally fast? Clocks, stragglers, collectives, a step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from minddp.doctor.board import Outcome, to_blame
 from minddp.doctor.facts import RankFacts
 from minddp.doctor.findings import Finding, Verdict, count, name_ranks
 from minddp.doctor.fit import Offset, Reading, clock_offset, fit_line
+from minddp.doctor.verdicts import load
 
 Outcomes = Mapping[int, Outcome]
 
@@ -18,6 +19,14 @@ LATE_S = 5e-3
 EXAMPLE_PARAMETERS = 25_000_000
 STRAGGLES = 1.25
 MOSTLY_WAITING = 3.0
+EXCHANGE_LESS = (
+    "See that the hosts' fastest network is used (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME). Exchange less: "
+    "accumulate under no_sync(), or compress with torch's bf16_compress_hook."
+)
+COMPUTE_MORE = (
+    "The ranks mostly wait for the network, though a model with more arithmetic for each parameter waits less. "
+    "Give each rank a larger batch, or accumulate under no_sync()."
+)
 
 
 def judge_failure(check: str, outcomes: Outcomes, facts: Mapping[int, RankFacts]) -> Finding:
@@ -75,6 +84,41 @@ def clock_offsets(facts: Mapping[int, RankFacts], readings: Mapping[int, Sequenc
     return offsets
 
 
+# ---------------------------------------------------------------------- stragglers
+
+
+def judge_stragglers(facts: Mapping[int, RankFacts], seconds: Mapping[int, float]) -> list[Finding]:
+    """Whether a rank needs much longer than most for the same arithmetic."""
+    usual_s = statistics.median_low(seconds.values())
+    found = [
+        Finding(
+            "stragglers",
+            Verdict.NOTE,
+            f"Rank {rank} on {facts[rank].machine.name} takes {took_s * 1e3:.1f} ms for what takes others "
+            f"{usual_s * 1e3:.1f} ms, {took_s / usual_s:.2f} times as long. {_load(facts[rank])}",
+            "Every step waits for it. See what else runs there (top, nvidia-smi), whether it is throttled, and "
+            "whether its ranks have cores of their own.",
+        )
+        for rank, took_s in seconds.items()
+        if took_s > STRAGGLES * usual_s
+    ]
+    if found:
+        return found
+    spread = max(seconds.values()) / usual_s
+    return [
+        Finding(
+            "stragglers",
+            Verdict.FINE,
+            f"The same arithmetic takes {usual_s * 1e3:.1f} ms on {count(len(seconds), 'rank')}, at most "
+            f"{spread:.2f} times as long.",
+        )
+    ]
+
+
+def _load(told: RankFacts) -> str:
+    return f"On its {count(told.machine.cores, 'core')} {told.machine.load:.1f} processes wanted to run lately."
+
+
 # ---------------------------------------------------------------------- collectives
 
 Curve = Mapping[int, float]
@@ -85,15 +129,17 @@ def slowest(curves: Sequence[Sequence[Sequence[float]]]) -> dict[int, float]:
     return {int(points[0][0]): max(seconds for _, seconds in points) for points in zip(*curves, strict=True)}
 
 
-def judge_curves(curves: Mapping[str, Curve], obstacle: str) -> list[Finding]:
-    """`curves` by name, such as "all-reduce, gloo"; `obstacle` is why the ranks of one host do not share memory."""
+def judge_curves(curves: Mapping[str, Curve], obstacle: str, *, is_busy: bool) -> list[Finding]:
+    """`curves` by name, such as "all-reduce, gloo"; `obstacle` is why the ranks of one host do not share memory.
+
+    Where a machine `is_busy`, the network is not suspected: messages are carried by threads that need cores.
+    """
     found = [
         Finding(
             "collectives",
             Verdict.NOTE,
             f"{name} is slow: {describe(curve)}.",
-            "See that the hosts' fastest network is used (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME). Exchange less: "
-            "accumulate under no_sync(), or compress with torch's bf16_compress_hook.",
+            load.REMEDY if is_busy else EXCHANGE_LESS,
         )
         for name, curve in curves.items()
         if _is_slow(curve)
@@ -138,10 +184,10 @@ def describe(curve: Curve) -> str:
     return f"{line.latency_s * 1e3:.2f} ms + {line.bytes_per_s / 1e9:.2f} GB/s"
 
 
-# ---------------------------------------------------------------------- a step, and stragglers
+# ---------------------------------------------------------------------- a step
 
 
-def judge_step(steps: Mapping[int, Mapping[str, float]]) -> Finding:
+def judge_step(steps: Mapping[int, Mapping[str, float]], *, is_busy: bool) -> Finding:
     """What synchronisation adds to a step, on the rank that waits longest."""
     together_s = max(step["together"] for step in steps.values())
     alone_s = max(step["alone"] for step in steps.values())
@@ -156,38 +202,5 @@ def judge_step(steps: Mapping[int, Mapping[str, float]]) -> Finding:
         "step",
         Verdict.NOTE,
         fact,
-        "The ranks mostly wait for the network, though a model with more arithmetic for each parameter waits less. "
-        "Give each rank a larger batch, or accumulate under no_sync().",
+        load.REMEDY if is_busy else COMPUTE_MORE,
     )
-
-
-def judge_stragglers(facts: Mapping[int, RankFacts], seconds: Mapping[int, float]) -> list[Finding]:
-    """Whether a rank needs much longer than most for the same arithmetic."""
-    usual_s = statistics.median_low(seconds.values())
-    found = [
-        Finding(
-            "stragglers",
-            Verdict.NOTE,
-            f"Rank {rank} on {facts[rank].machine.name} takes {took_s * 1e3:.1f} ms for what takes others "
-            f"{usual_s * 1e3:.1f} ms, {took_s / usual_s:.2f} times as long. {_load(facts[rank])}",
-            "Every step waits for it. See what else runs there (top, nvidia-smi), whether it is throttled, and "
-            "whether its ranks have cores of their own.",
-        )
-        for rank, took_s in seconds.items()
-        if took_s > STRAGGLES * usual_s
-    ]
-    if found:
-        return found
-    spread = max(seconds.values()) / usual_s
-    return [
-        Finding(
-            "stragglers",
-            Verdict.FINE,
-            f"The same arithmetic takes {usual_s * 1e3:.1f} ms on {count(len(seconds), 'rank')}, at most "
-            f"{spread:.2f} times as long.",
-        )
-    ]
-
-
-def _load(told: RankFacts) -> str:
-    return f"On its {count(told.machine.cores, 'core')} {told.machine.load:.1f} processes wanted to run lately."

@@ -6,7 +6,7 @@ const isNarrow = () => innerWidth < 760;
 
 function renderSummary() {
   const [exhibit] = exhibits;
-  byId("setting").textContent = alone ? `${exhibit.title}, ${exhibit.wrapper}, ${exhibit.place}` : exhibit.place;
+  byId("setting").textContent = data.setting;
   byId("headline").textContent = alone ? stepOf(0).headline : comparisonHeadline();
   fill("sentences", prose(alone ? stepOf(0).sentences.join(" ") : COMPARISON_LEAD));
   byId("suggestion").hidden = !showsTypical() || !exhibit.suggestion;

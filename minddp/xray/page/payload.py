@@ -7,30 +7,36 @@ those that are written are not, or they would be rounded twice and differ from w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.causes import Cause, total_by_cause, worst_wait
 from minddp.xray.intervals import Interval, intersection, measure_ns
+from minddp.xray.lane import Stretch, cut, stretches_of
 from minddp.xray.plans import Alternative
 from minddp.xray.predict import PredictedBucket, PredictedRank
 from minddp.xray.recording import Layout, Recording
-from minddp.xray.timeline import Activity, BucketHistory, RankStep, Span, Step
+from minddp.xray.timeline import Activity, BucketHistory, Passage, RankStep, Span, Step
 
 Json = dict[str, Any]
 
 
 def payload(analyses: Sequence[Analysis]) -> Json:
     """One exhibit for each recording; a single one also shows other plans."""
+    recordings = [analysis.recording for analysis in analyses]
+    names = words.names(recordings)
     return {
         "activities": [activity.value for activity in Activity],
-        "exhibits": [_exhibit(analysis, alone=len(analyses) == 1) for analysis in analyses],
+        "setting": words.setting(recordings),
+        "exhibits": [
+            _exhibit(analysis, name, alone=len(analyses) == 1)
+            for analysis, name in zip(analyses, names, strict=True)
+        ],
     }
 
 
-def _exhibit(analysis: Analysis, *, alone: bool) -> Json:
+def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
     recording, steps = analysis.recording, analysis.steps
     typical = analysis.typical
     layouts: list[Layout] = []
@@ -38,9 +44,7 @@ def _exhibit(analysis: Analysis, *, alone: bool) -> Json:
         if step.layout not in layouts:
             layouts.append(step.layout)
     return {
-        "title": recording.title,
-        "wrapper": recording.wrapper,
-        "place": words.place(recording),
+        "title": name,
         "facts": words.facts(recording),
         "typical": steps.index(typical),
         "steps": [_step(recording, step, layouts.index(step.layout)) for step in steps],
@@ -99,31 +103,26 @@ def _span(step: Step, span: Span) -> list[float]:
 
 
 def _buckets(step: Step, rank: RankStep) -> list[Json]:
-    """Those that were launched. `pending`: nothing else is on the wire, and a rank has not launched it yet."""
-    buckets, free_from_ns = [], 0
-    for bucket in rank.buckets:
-        if bucket.launched_ns is None:
-            continue
-        end_ns = bucket.completed_ns or rank.interval.end_ns
-        was_through = step.on_the_wire(bucket.index, rank)
-        wire = was_through or Interval(end_ns, end_ns)
-        pending = Interval(min(max(bucket.launched_ns, free_from_ns), wire.begin_ns), wire.begin_ns)
-        free_from_ns = max(free_from_ns, wire.end_ns)
-        buckets.append(_bucket(step, rank, bucket, pending, wire) | _figures(step, rank, bucket, was_through))
-    return buckets
+    """Those that were launched."""
+    passages = [(bucket, step.passage(bucket.index, rank)) for bucket in rank.buckets]
+    return [
+        _bucket(step, rank, bucket, passage) | _figures(step, rank, bucket, passage)
+        for bucket, passage in passages
+        if passage is not None
+    ]
 
 
-def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, pending: Interval, wire: Interval) -> Json:
+def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, passage: Passage) -> Json:
     def at(t_ns: int | None) -> float | None:
         return None if t_ns is None else _ms(t_ns - step.begin_ns)
 
     return {
         "index": bucket.index,
         "launched": at(bucket.launched_ns),
-        "pending": at(pending.begin_ns),
-        "begin": at(wire.begin_ns),
-        "end": at(wire.end_ns),
-        "stretches": [*_stretches(step, pending, rank.waits, moves=False), *_stretches(step, wire, rank.waits)],
+        "pending": at(passage.waits_for_ranks.begin_ns),
+        "begin": at(passage.waits_for_ranks.end_ns),
+        "end": at((passage.wire or passage.waits_for_ranks).end_ns),
+        "stretches": _stretches(step, stretches_of(step, rank, bucket.index)),
         "lastGradient": at(bucket.last_gradient_ns),
         "verdict": words.hidden_sentence(step, rank, bucket),
         "life": [
@@ -132,7 +131,8 @@ def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, pending: Interval
                 "begin": at(stage.begin_ns),
                 "end": at(stage.end_ns),
                 "stretches": _stretches(
-                    step, Interval(stage.begin_ns, stage.end_ns), rank.waits, moves=stage.name == "on the wire"
+                    step,
+                    cut(Interval(stage.begin_ns, stage.end_ns), rank.waits, moves=stage.name == "on the wire"),
                 ),
                 "took": words.ms(stage.end_ns - stage.begin_ns),
                 "sentence": stage.sentence,
@@ -142,20 +142,17 @@ def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, pending: Interval
     }
 
 
-def _figures(step: Step, rank: RankStep, bucket: BucketHistory, wire: Interval | None) -> Json:
+def _figures(step: Step, rank: RankStep, bucket: BucketHistory, passage: Passage) -> Json:
     """Whom a bucket waited for, and what of its time on the wire cost nothing.
 
-    `wire` is None if it was never through. `behind`: how long it was ready before it could leave, and how long it
-    had left on all ranks before the wire was free.
+    `behind`: how long it was ready before it could leave, and how long it had left before the wire was free.
     """
     assert bucket.launched_ns is not None, "only buckets that were launched are shown"
     last = step.last_launch(bucket.index)
-    all_launched_ns = bucket.launched_ns if last is None else last[0]
-    queued_ns = max(0, wire.begin_ns - all_launched_ns) if wire else 0
     return {
         "lastRank": None if last is None else [last[1], _exact_ms(last[0] - bucket.launched_ns)],
-        "behind": [_exact_ms(bucket.held_ns), _exact_ms(queued_ns)],
-        "wire": _on_the_wire(rank, bucket, wire) if wire else None,
+        "behind": [_exact_ms(bucket.held_ns), _exact_ms(passage.queues.length_ns)],
+        "wire": _on_the_wire(rank, bucket, passage.wire) if passage.wire else None,
         "awaited": _exact_ms(bucket.awaited_ns),
     }
 
@@ -171,14 +168,10 @@ def _on_the_wire(rank: RankStep, bucket: BucketHistory, wire: Interval) -> dict[
     }
 
 
-def _stretches(step: Step, whole: Interval, waits: Iterable[Span], *, moves: bool = True) -> list[list[float]]:
-    """A time of a bucket, cut where the rank begins or ceases to stand still: [begin, end, moves, exposed]."""
-    exposed = intersection([whole], [span.interval for span in waits])
-    cuts = [whole.begin_ns, *(t_ns for interval in exposed for t_ns in interval), whole.end_ns]
+def _stretches(step: Step, stretches: Iterable[Stretch]) -> list[list[float]]:
     return [
-        [_ms(begin_ns - step.begin_ns), _ms(end_ns - step.begin_ns), int(moves), int((begin_ns, end_ns) in exposed)]
-        for begin_ns, end_ns in pairwise(cuts)
-        if begin_ns < end_ns
+        [_ms(begin_ns - step.begin_ns), _ms(end_ns - step.begin_ns), int(moves), int(exposed)]
+        for begin_ns, end_ns, moves, exposed in stretches
     ]
 
 
@@ -204,7 +197,7 @@ def _predicted_bucket(step: Step, rank: PredictedRank, bucket: PredictedBucket) 
     waits = [span for span in rank.after if span.activity is Activity.EXPOSED]
     return {
         "index": bucket.index,
-        "stretches": _stretches(step, Interval(bucket.begin_ns, bucket.end_ns), waits),
+        "stretches": _stretches(step, cut(Interval(bucket.begin_ns, bucket.end_ns), waits, moves=True)),
     }
 
 

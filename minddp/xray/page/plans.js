@@ -11,7 +11,8 @@ function renderPlans() {
   const host = html("div.plan-chart", { id: "plan-chart" });
   fill("plans",
     html("h2", { id: "plans-title" }, "The same step under another plan, predicted"),
-    html("p.soft", "Red is how long the rank that stands still longest does so."),
+    html("p.soft", "Red is how long the rank that stands still longest does so. Percentages are of the " +
+      "recorded plan, predicted as well."),
     html("div.plans", { role: "radiogroup", "aria-labelledby": "plans-title" },
       measuredRow(most), plans.map((plan, k) => planRow(plan, k, most))),
     modelWarning(plans[0]),

@@ -56,7 +56,7 @@ def test_the_slowest_rank_counts() -> None:
 
 def test_a_fast_network_in_terms_of_a_model() -> None:
     curves = {"all-reduce, gloo": curve(1e-4, 2e9), "broadcast, gloo": curve(1e-4, 4e9)}
-    (found,) = judge_curves(curves, "")
+    (found,) = judge_curves(curves, "", is_busy=False)
     assert found.verdict is Verdict.FINE
     assert found.fact == "To average 25 million float32 gradients takes 51 ms by gloo."
 
@@ -65,13 +65,25 @@ def test_a_fast_network_in_terms_of_a_model() -> None:
     "slow", [curve(1e-4, 50e6), curve(20e-3, 2e9), {4096: 3.0}], ids=["bandwidth", "latency", "one message"]
 )
 def test_a_slow_network(slow: dict[int, float]) -> None:
-    found = judge_curves({"all-reduce, gloo": slow}, "")
+    found = judge_curves({"all-reduce, gloo": slow}, "", is_busy=False)
     assert verdicts(found) == [Verdict.NOTE, Verdict.FINE]
     assert "all-reduce, gloo is slow" in found[0].fact
+    assert "fastest network" in found[0].remedy
+
+
+def test_on_a_busy_machine_the_network_is_not_blamed() -> None:
+    slow, steps = (
+        curve(20e-3, 50e6),
+        {rank: {"together": 0.05, "alone": 0.01, "parameters": 8e5} for rank in (0, 1)},
+    )
+    found = [*judge_curves({"all-reduce, gloo": slow}, "", is_busy=True), judge_step(steps, is_busy=True)]
+    assert verdicts(found) == [Verdict.NOTE, Verdict.FINE, Verdict.NOTE]
+    for finding in (found[0], found[2]):
+        assert finding.remedy.startswith("The machine is busy, see load, so this says nothing of the network.")
 
 
 def test_why_memory_is_not_shared() -> None:
-    found = judge_curves({"all-reduce, gloo": curve(1e-4, 2e9)}, "this system has no memfd_create")
+    found = judge_curves({"all-reduce, gloo": curve(1e-4, 2e9)}, "this system has no memfd_create", is_busy=False)
     assert verdicts(found) == [Verdict.FINE, Verdict.NOTE]
     assert "no memfd_create" in found[1].fact
 
@@ -79,9 +91,10 @@ def test_why_memory_is_not_shared() -> None:
 @pytest.mark.parametrize(("together_s", "verdict"), [(0.02, Verdict.FINE), (0.05, Verdict.NOTE)])
 def test_a_step(together_s: float, verdict: Verdict) -> None:
     steps = {number: {"together": together_s, "alone": 0.01, "parameters": 8e5} for number in range(2)}
-    found = judge_step(steps)
+    found = judge_step(steps, is_busy=False)
     assert found.verdict is verdict
     assert f"{together_s / 0.01:.2f} times as long" in found.fact
+    assert ("wait for the network" in found.remedy) is (verdict is Verdict.NOTE)
 
 
 def test_a_straggler_is_named_with_its_host() -> None:
