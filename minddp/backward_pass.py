@@ -77,13 +77,16 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class HookedReduction:
-    """A communication hook decides what comes back."""
+    """A communication hook decides what comes back. `watched` is its future, where waits are watched."""
 
     hook: CommHook
     future: torch._C.Future
     bucket: Bucket | SparseBucket
+    watched: Work | None = None
 
     def result(self) -> torch.Tensor:
+        if self.watched is not None:
+            self.watched.wait()
         return self.hook.result_of(self.future, self.bucket)
 
     def when_complete(self, callback: Callable[[], object]) -> None:

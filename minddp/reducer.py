@@ -30,7 +30,7 @@ from minddp.comm_hooks import CommHook, GradBucket
 from minddp.countdown import Countdown
 from minddp.distributed_autograd import LentGradients, context_of_forward
 from minddp.events import Event, EventKind, EventSink, fan_out
-from minddp.lookout import Progress
+from minddp.lookout import Progress, WatchedTransport
 from minddp.mean import Divisor
 from minddp.mixed_precision import MixedPrecision
 from minddp.optimizer_overlap import OverlappedOptimizer
@@ -396,7 +396,10 @@ class Reducer:
             reduction = AllReduce(self.transport.all_reduce(wire), wire, divisor)
         else:
             view = GradBucket(bucket, is_last=bucket is self.buckets[-1], instead=instead)
-            reduction = HookedReduction(self.comm_hook, self.comm_hook.launch(view), bucket)
+            future = self.comm_hook.launch(view)
+            transport = self.transport
+            watched = transport.promised(bucket.wire, future) if isinstance(transport, WatchedTransport) else None
+            reduction = HookedReduction(self.comm_hook, future, bucket, watched)
             self.tell(EventKind.COMM_HOOK_RETURNED, index)
         if self._sink is not None:  # who begins to watch later has not seen the launch, and hears of no end either
             reduction.when_complete(partial(self._sink, Event(EventKind.BUCKET_COMPLETED, index)))

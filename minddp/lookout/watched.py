@@ -14,6 +14,7 @@ import datetime
 import logging
 import os
 import socket
+import threading
 import time
 import weakref
 from collections import deque
@@ -94,6 +95,10 @@ class WatchedTransport:
 
     # ------------------------------------------------------------------ watching
 
+    def promised(self, tensor: torch.Tensor, future: torch._C.Future) -> Work:
+        """What a communication hook has promised to do with `tensor`, to be waited for like a collective."""
+        return self._watched("communication hook", tensor, _Promise(future))
+
     def _watched(self, operation: str, tensor: torch.Tensor, work: Work) -> Work:
         self._remember(operation, tensor)
         return _WatchedWork(work, self)
@@ -167,6 +172,21 @@ class _WatchedWork:
     def __getattr__(self, name: str) -> Any:
         """Whatever else a backend's work can do, such as tell by a future when it is complete."""
         return getattr(self._work, name)
+
+
+class _Promise:
+    """A future that can be waited for in parts. Its result, or its error, stays in it."""
+
+    def __init__(self, future: torch._C.Future):
+        self._is_kept = threading.Event()
+        future.add_done_callback(lambda _future: self._is_kept.set())
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta.max) -> None:
+        if not self._is_kept.wait(min(timeout.total_seconds(), threading.TIMEOUT_MAX)):
+            raise RuntimeError(f"Timed out after {timeout.total_seconds():g} s.")
+
+    def is_completed(self) -> bool:
+        return self._is_kept.is_set()
 
 
 def _state_of(transport: WatchedTransport | None) -> RankState | None:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import minddp
@@ -121,6 +122,22 @@ def makes_an_extra_step(rank: int, ddp: nn.Module) -> None:
         time.sleep(6 * LIMIT_S)
 
 
+def forgets_to_communicate(rank: int, ddp: minddp.DistributedDataParallel) -> None:
+    """The communication hook of the faulty rank leaves its all-reduce out."""
+
+    def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if rank != FAULTY:
+            return group.allreduce([bucket.buffer()]).get_future().then(lambda future: future.value()[0])
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    ddp.register_comm_hook(ddp.process_group, hook)
+    step(ddp)
+    if rank == FAULTY:
+        time.sleep(6 * LIMIT_S)
+
+
 def has_another_model(rank: int, ddp: nn.Module) -> None:
     """Replicas that nobody has verified: the faulty rank's decoder is wider."""
     module = TwoBranches()
@@ -142,6 +159,7 @@ SCENARIOS = {
         data_ends_early,
         skips_a_step,
         makes_an_extra_step,
+        forgets_to_communicate,
         has_another_model,
     )
 }

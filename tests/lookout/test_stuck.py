@@ -43,6 +43,7 @@ def outcomes() -> dict[str, Outcomes]:
         ("raises_in_backward", r"Rank 1 has dropped the module"),
         ("accumulates_alone", r"Rank 1 has dropped the module"),
         ("skips_a_step", r"Rank 1 has dropped the module"),
+        ("forgets_to_communicate", r"Rank 1 has dropped the module"),
         ("branch_on_one_rank", r"Rank 1 has dropped the module"),
     ],
 )
@@ -53,7 +54,7 @@ def test_who_waits_learns_that_the_faulty_rank_will_not_come(
         told = outcomes[name][rank]
         assert told.startswith("Stuck: "), told
         assert re.search(pattern, told), told
-        assert re.search(r"wait(s)? in collective \d+, all-reduce of 40 float32", told), told
+        assert re.search(r"wait(s)? in collective \d+, (all-reduce|communication hook) of 40 float32", told), told
 
 
 @pytest.mark.parametrize(
