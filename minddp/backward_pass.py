@@ -97,21 +97,18 @@ class HookedReduction:
 class BackwardPass:
     """What one synchronised backward has to remember.
 
-    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready: once, but in
-    a static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
-    `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been
-    launched. `makes_all_grads` tells that no parameter had a gradient when it began, `may_hand_over` that gradients
-    may come to lie in the buckets. `lent` is where gradients come
-    from that do not lie in `.grad`. `is_spoken_for` tells that not every parameter has a hook, see [Note: one hook
-    per run]. `scaling` is done while packing; `divisor_of_sums` is for sums that are to be divided when they are
-    there.
+    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready: once, but in a
+    static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
+    `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been launched.
+    `may_hand_over` tells that gradients may come to lie in the buckets. `lent` is where gradients come from that
+    do not lie in `.grad`. `is_spoken_for` tells that not every parameter has a hook, see [Note: one hook per run].
+    `scaling` is done while packing; `divisor_of_sums` is for sums that are to be divided when they are there.
     """
 
     hooks_left: list[int]
     runs_left: list[int]
     scaling: Scaling
     divisor_of_sums: float | None = None
-    makes_all_grads: bool = False
     may_hand_over: bool = False
     lent: LentGradients | None = None
     is_spoken_for: bool = False

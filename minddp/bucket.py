@@ -78,8 +78,7 @@ class Bucket:
 
     def begin_pass(self) -> None:
         """Before the first gradient is packed: have memory that nobody else looks at, and views of it."""
-        for run in self.runs:
-            run.let_go()  # of what an interrupted pass has left
+        self.let_go()  # of what an interrupted pass has left
         if self._handed_over and self._others_still_look():
             self._hands_over = False
             self._allocate()
@@ -90,9 +89,13 @@ class Bucket:
         """Get hold of a run's gradients; whether all are there."""
         return self.runs[run].take()
 
-    def pack(self, run: int, scaling: Scaling, *, are_new: bool = False) -> None:
-        """`are_new` tells that this backward has made all gradients."""
-        self.runs[run].pack(scaling, bind=self.grads_are_views, are_new=are_new)
+    def pack(self, run: int, scaling: Scaling) -> None:
+        self.runs[run].pack(scaling, bind=self.grads_are_views)
+
+    def let_go(self) -> None:
+        """Have no gradients in hand any more."""
+        for run in self.runs:
+            run.let_go()
 
     def unpack(
         self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None, may_hand_over: bool = False

@@ -21,8 +21,11 @@ def usable_cores() -> float:
 
 def cpu_quota(v2: str, v1_quota: str, v1_period: str) -> float | None:
     """Cores' worth of time, from the contents of the control group's files; `None` if there is no limit."""
-    quota, period = v2.split() if v2 else (v1_quota, v1_period)
-    return int(quota) / int(period) if quota.isdecimal() and int(quota) > 0 else None
+    numbers = v2.split() if v2 else [v1_quota, v1_period]
+    if len(numbers) != 2 or not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        return None  # "max", -1, or nothing that can be understood
+    quota, period = map(int, numbers)
+    return quota / period
 
 
 def control_group(*settings: str) -> str:
@@ -33,6 +36,6 @@ def control_group(*settings: str) -> str:
 def read_if_there(path: Path) -> str:
     """What the file says; empty if there is none."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""

@@ -117,18 +117,18 @@ class Run:
         self._in_hand = grads if are_all_there else None
         return are_all_there
 
-    def pack(self, scaling: Scaling, *, bind: bool, are_new: bool = False) -> None:
+    def pack(self, scaling: Scaling, *, bind: bool) -> None:
         """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero.
 
-        `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view). `are_new` tells that none
-        of the gradients is older than this backward, so that none lies in the buffer.
+        `bind` makes `.grad` the view of what has been copied (gradient_as_bucket_view). A gradient may lie
+        in the buffer already even if none was there when backward began: a hook may restore one that it has kept.
         """
         grads = self._in_hand or list(map(grad_of, self.params))
         self._in_hand = None
         as_expected = self._are_as_expected(grads)
         if not as_expected:
             self._check_layout(grads)
-        if as_expected and (are_new or not self._have_one_at_home(grads, bind)):
+        if as_expected and not self._have_one_at_home(grads, bind):
             self._copy_all(cast("list[torch.Tensor]", grads), scaling)
             if not bind and len(grads) > 1:
                 self._in_hand = grads
@@ -165,7 +165,7 @@ class Run:
         """Whether one of them is a view of the buffer already or, with `bind`, another tensor that lies there."""
         if any(map(operator.is_, grads, self.views)):
             return True
-        return bind and any(map(operator.eq, [grad.data_ptr() for grad in grads], self._addresses))
+        return bind and any(map(operator.eq, map(torch.Tensor.data_ptr, grads), self._addresses))
 
     def _are_as_expected(self, grads: Sequence[Any]) -> bool:
         """Whether all gradients are there and have the right dtype, and strides have been looked at."""

@@ -154,6 +154,8 @@ class Reducer:
         Raises:
             RuntimeError: see [Note: unfinished reduction].
         """
+        if autograd.current_backward() in self._awaited_backwards and self._may_have_gradients:
+            raise self._still_running()
         ended = not self._awaited_backwards  # the end is never reached if an exception cuts a backward short
         if self.phase is Phase.INCOMPLETE or (self.phase is Phase.ACCUMULATING and ended):
             raise self._unfinished()
@@ -162,6 +164,18 @@ class Reducer:
         if self.phase in (Phase.ACCUMULATING, Phase.FINALIZING):
             self._drop_interrupted_pass()
         self._awaited_backwards.clear()
+
+    @property
+    def _may_have_gradients(self) -> bool:
+        """Whether the backward that is running may have brought some, announced or not."""
+        return self.phase is Phase.ACCUMULATING or (self.phase is Phase.ARMED and self._speakers.speak_now)
+
+    def _still_running(self) -> RuntimeError:
+        return RuntimeError(
+            "Expected to have finished reduction in the prior iteration before starting a new one: a backward of "
+            "this wrapper is still running, and has called its forward, in a hook perhaps. Call the module there, "
+            "without its wrapper, or wait until backward has ended."
+        )
 
     def rebuild_if_due(self) -> bool:
         """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
@@ -280,8 +294,8 @@ class Reducer:
             lent=self._lent_gradients(param),
             is_spoken_for=self._speakers.in_office,
         )
-        current.makes_all_grads = self._speakers.saw_this_begin()
-        current.may_hand_over = current.makes_all_grads and current.lent is None and self._may_hand_over()
+        makes_all_grads = self._speakers.saw_this_begin()
+        current.may_hand_over = makes_all_grads and current.lent is None and self._may_hand_over()
         if self._usage is not None:
             self._usage.begin_pass()
         if self._recorded_hooks is not None:
@@ -357,9 +371,9 @@ class Reducer:
         self.tell(EventKind.PACK_BEGIN, index)
         if torch.is_grad_enabled():  # as good as never: in backward(create_graph=True)
             with torch.no_grad():
-                bucket.pack(run_in_bucket, current.scaling, are_new=current.makes_all_grads)
+                bucket.pack(run_in_bucket, current.scaling)
         else:
-            bucket.pack(run_in_bucket, current.scaling, are_new=current.makes_all_grads)
+            bucket.pack(run_in_bucket, current.scaling)
         self.tell(EventKind.PACK_END, index)
         current.runs_left[index] -= 1
         if current.runs_left[index] == 0:
@@ -470,6 +484,8 @@ class Reducer:
     def _catch_up(self) -> None:
         """Backward has ended: what it has reached has come. See [Note: one hook per run]."""
         reached = [autograd.will_be_reached(node) for node in self._hooks.accumulators]
+        if self._speakers.saw_this_begin():  # without gradients; those that nested backwards have brought are there
+            reached = [hit or param.grad is not None for hit, param in zip(reached, self.params, strict=True)]
         if not any(reached):
             return
         if self._pass is None:
@@ -528,6 +544,8 @@ class Reducer:
                         may_hand_over=current.may_hand_over,
                     )
                 self.tell(EventKind.BUCKET_UNPACKED, bucket.spec.index)
+            else:
+                bucket.let_go()
             for optimizer in self.optimizers:
                 optimizer.step(bucket.params)
         if current.lent is not None:
@@ -566,6 +584,8 @@ class Reducer:
                     reduction.result()
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        for bucket in self.buckets:
+            bucket.let_go()
         if self._pass.lent is not None:
             self._pass.lent.give_back()
         if self._usage is not None:

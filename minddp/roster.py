@@ -95,4 +95,5 @@ class Roster:
                 f"Parameters require grad that are not reduced: {', '.join(strays)} when the module was wrapped. "
                 f"Wrap it after changing it, or name them in `_ddp_params_and_buffers_to_ignore`."
             )
-        self._enroll()
+        if all(isinstance(param, nn.Parameter) for param in self._module.parameters()):
+            self._enroll()  # or else tensors stand in for a while (`functional_call`), which nobody shall keep

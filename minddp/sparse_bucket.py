@@ -35,7 +35,7 @@ class SparseBucket:
         """As `Bucket.take`."""
         return self.params[0].grad is not None
 
-    def pack(self, run: int, scaling: Scaling, *, are_new: bool = False) -> None:
+    def pack(self, run: int, scaling: Scaling) -> None:
         """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
 
         Raises:
@@ -51,6 +51,9 @@ class SparseBucket:
                 f"sparse=False."
             )
         self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
+
+    def let_go(self) -> None:
+        """As `Bucket.let_go`: it has none in hand."""
 
     def unpack(
         self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None, may_hand_over: bool = False

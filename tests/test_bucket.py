@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -397,3 +398,171 @@ def test_large_and_small_gradients_in_any_arrangement() -> None:
         bucket = bucket_of(params)
         pack(bucket, MEAN)
         assert_same_bits(bucket.views, [param.grad * (1 / WORLD) for param in params])
+
+
+# ------------------------------------------------------------------ [Note: gradients in hand]
+
+
+def small_params(count: int = 3) -> list[torch.nn.Parameter]:
+    return [parameter(torch.randn(4, 3)) for _ in range(count)]
+
+
+def give_new_grads(params: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """As a further backward does; returns copies of them."""
+    for param in params:
+        param.grad = torch.randn_like(param)
+    return grads_of(params)
+
+
+def laid_out(bucket: Bucket, params: Sequence[torch.nn.Parameter]) -> Bucket:
+    """Strides are looked at in the first packing, and only then is anything kept in hand."""
+    pack_and_unpack(bucket, MEAN)
+    give_new_grads(params)
+    bucket.begin_pass()
+    return bucket
+
+
+def test_a_run_is_taken_when_all_gradients_are_there() -> None:
+    params = small_params()
+    bucket = laid_out(bucket_of(params), params)
+    assert bucket.take(0)
+    late, params[1].grad = params[1].grad, None
+    assert not bucket.take(0)
+    params[1].grad = late
+    params[0].grad = torch.ones_like(params[0])
+    before = grads_of(params)
+    bucket.pack(0, MEAN)  # what was taken when one was missing is not what is packed
+    assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
+
+
+def test_an_incomplete_run_counts_what_is_missing_as_zero() -> None:
+    params = small_params()
+    bucket = laid_out(bucket_of(params), params)
+    params[1].grad = None
+    assert not bucket.take(0)
+    before = [params[0].grad.clone(), torch.zeros(4, 3), params[2].grad.clone()]
+    bucket.pack(0, MEAN)
+    assert_same_bits(bucket.views, [grad * (1 / WORLD) for grad in before])
+
+
+@pytest.mark.parametrize("interrupted", ["taken", "packed"])
+def test_what_an_interrupted_pass_has_left_in_hand_is_not_packed(interrupted: str) -> None:
+    params = small_params()
+    bucket = laid_out(bucket_of(params), params)
+    assert bucket.take(0)
+    if interrupted == "packed":
+        bucket.pack(0, MEAN)
+    old = [weakref.ref(param.grad) for param in params]
+    before = give_new_grads(params)
+    bucket.begin_pass()
+    assert [reference() for reference in old] == [None] * 3
+    bucket.pack(0, MEAN)
+    bucket.unpack(bucket.wire)
+    assert_same_bits(grads_of(params), [grad * (1 / WORLD) for grad in before])
+
+
+def _replace(params: Sequence[torch.nn.Parameter]) -> None:
+    params[1].grad = torch.full_like(params[1], 7)
+
+
+def _drop(params: Sequence[torch.nn.Parameter]) -> None:
+    params[1].grad = None
+
+
+def _swap(params: Sequence[torch.nn.Parameter]) -> None:
+    params[0].grad, params[1].grad = params[1].grad, params[0].grad
+
+
+def _wrap_anew(params: Sequence[torch.nn.Parameter]) -> None:
+    params[1].grad = params[1].grad.detach()
+
+
+def _put_memory(params: Sequence[torch.nn.Parameter]) -> None:
+    params[1].grad.data = torch.full_like(params[1], 7)
+
+
+@pytest.mark.parametrize("change", [_replace, _drop, _swap, _wrap_anew, _put_memory])
+def test_averages_reach_what_is_the_gradient_when_backward_ends(
+    change: Callable[[Sequence[torch.nn.Parameter]], None],
+) -> None:
+    """Whatever has been packed. The gradients beside it are served, too, and those of another run."""
+    params = [
+        *small_params(),
+        parameter(torch.randn(LARGE)),
+        *(parameter(torch.randn(LARGE - 1)) for _ in range(9)),
+    ]
+    bucket = laid_out(bucket_of(params), params)
+    assert len(bucket.runs) == 3
+    before = grads_of(params)
+    for run in range(3):
+        assert bucket.take(run)
+        bucket.pack(run, MEAN)
+    packed = [param.grad for param in params]
+    change(params)
+    kept = [param.grad for param in params]
+    bucket.unpack(bucket.wire)
+    assert_same_bits(grads_of(params), [grad * (1 / WORLD) for grad in before])
+    assert all(grad is None or param.grad is grad for param, grad in zip(params, kept, strict=True))
+    if change in (_replace, _drop):
+        assert torch.equal(packed[1], before[1])  # it is nobody's gradient any more
+
+
+def test_what_no_rank_has_used_is_left_alone_though_it_is_in_hand() -> None:
+    params = small_params()
+    bucket = laid_out(bucket_of(params), params)
+    before = grads_of(params)
+    bucket.pack(0, MEAN)
+    bucket.unpack(bucket.wire, untouched=[False, True, False])
+    averages = [grad * (1 / WORLD) for grad in before]
+    assert_same_bits(grads_of(params), [averages[0], before[1], averages[2]])
+
+
+def test_gradients_in_hand_get_what_a_hook_gives_for_the_bucket() -> None:
+    params = small_params()
+    bucket = laid_out(bucket_of(params), params)
+    bucket.pack(0, MEAN)
+    result = torch.randn_like(bucket.wire)
+    bucket.unpack(result)
+    assert_same_bits(grads_of(params), bucket.views_into(result))
+
+
+ENDS: dict[str, Callable[[Bucket], None]] = {
+    "plain": lambda bucket: bucket.unpack(bucket.wire),
+    "handing over": lambda bucket: bucket.unpack(bucket.wire, may_hand_over=True),
+    "from elsewhere": lambda bucket: bucket.unpack(bucket.wire.clone()),
+    "all touched": lambda bucket: bucket.unpack(bucket.wire, untouched=[False] * len(bucket.params)),
+    "none touched": lambda bucket: bucket.unpack(bucket.wire, untouched=[True] * len(bucket.params)),
+}
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_stays_in_hand_when_backward_has_ended(end: str, views: bool) -> None:
+    """Or gradients would outlive `zero_grad`, and a step would need their memory twice."""
+    params = [*small_params(), parameter(torch.randn(LARGE)), parameter(torch.randn(3))]
+    bucket = laid_out(bucket_of(params, views=views), params)
+    before = [weakref.ref(param.grad) for param in params]
+    for run in range(len(bucket.runs)):
+        assert bucket.take(run)
+        bucket.pack(run, MEAN)
+    ENDS[end](bucket)
+    for param in params:
+        param.grad = None
+    assert [reference() for reference in before] == [None] * len(params)
+
+
+def test_gradients_in_hand_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When they are expected; and once more when the averages come, since they may be others then."""
+    asked: list[str] = []
+
+    def counted(param: torch.nn.Parameter) -> torch.Tensor | None:
+        asked.append(names[id(param)])
+        return param.grad
+
+    params = small_params()
+    names = {id(param): f"p{number}" for number, param in enumerate(params)}
+    bucket = laid_out(bucket_of(params), params)
+    monkeypatch.setattr("minddp.packing.grad_of", counted)
+    bucket.take(0)
+    bucket.pack(0, MEAN)
+    assert asked == ["p0", "p1", "p2"]

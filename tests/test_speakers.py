@@ -217,6 +217,22 @@ def test_nested_backwards_let_nobody_be_elected() -> None:
     assert num_hooks(ddp) == 6
 
 
+def test_runs_that_were_ready_as_a_whole_are_not_packed_again() -> None:
+    """One speaker is wrong, and those who had spoken before were right: their buckets are under way."""
+    layer_mb = (4 * 4 + 4) * 4 / 2**20
+    both = wrapped(bucket_cap_mb=layer_mb), wrapped(bucket_cap_mb=layer_mb, all_speak=True)
+    for each in both:
+        each.reducer.watch(each.events.append)
+    ddp, other = both
+    for at in range(6):
+        assert num_hooks(ddp) == (3 if at in (2, 3) else 6), at
+        for each in both:
+            each.module.undefined = 0 if at == 3 else None
+        assert same(step(ddp), step(other)), at
+        assert len(ddp.told(EventKind.PACK_BEGIN)) == len(ddp.reducer.bucketing.members), at
+    assert ddp.transport.calls == other.transport.calls
+
+
 TOLD = (EventKind.PARAM_READY, EventKind.PACK_BEGIN, EventKind.GRADIENT_KEPT)
 
 

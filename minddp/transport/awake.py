@@ -70,13 +70,15 @@ class Wakefulness:
 _let_other_threads_run = select.poll().poll if hasattr(select, "poll") else time.sleep  # drops Python's lock
 
 
-def wakefulness() -> Wakefulness:
-    """That of a rank of this host."""
-    each_has_a_core = hasattr(os, "sched_yield") and most_ranks_on_this_host() <= usable_cores()
+def wakefulness(num_ranks: int) -> Wakefulness:
+    """That of a rank of this host, in a group of `num_ranks`."""
+    each_has_a_core = hasattr(os, "sched_yield") and most_ranks_on_this_host(num_ranks) <= usable_cores()
     return Wakefulness(AWAKE_S if each_has_a_core else 0.0)
 
 
-def most_ranks_on_this_host() -> int:
-    """As many as the launcher says, or else all there are."""
+def most_ranks_on_this_host(num_ranks: int) -> int:
+    """As many as the launcher says, or else all there are; those of our group if it is the only one."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(told) if told.isdecimal() else dist.get_world_size()
+    if told.isdecimal():
+        return int(told)
+    return dist.get_world_size() if dist.is_initialized() else num_ranks

@@ -27,7 +27,7 @@ class ProcessGroupTransport:
         self.group = group
         self._is_foreign = type(group) is not _Group
         backend = None if self._is_foreign else backend_on_host(group)
-        self._wakefulness = wakefulness() if backend is not None and backend.name() == "gloo" else None
+        self._wakefulness = wakefulness(group.size()) if backend is not None and backend.name() == "gloo" else None
 
     @property
     def rank(self) -> int:

@@ -8,17 +8,21 @@ others that are too small ([Note: handing gradients over]).
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.checkpoint import checkpoint
 
 import minddp
 from tests.features.beside import Snapshot, Trail, Wrap, assert_same, play, random, snapshot
@@ -555,6 +559,183 @@ def survives_an_exception(wrap: Wrap, rank: int, zeroing: bool) -> Trail:
     return trail
 
 
+# ------------------------------------------------------------------ many small gradients
+
+
+def narrow() -> nn.Sequential:
+    """Twenty layers, none of them large, together more than one run holds ([Note: packing in runs])."""
+    return nn.Sequential(*(nn.Linear(WIDTH, 64) if index % 2 == 0 else nn.Linear(64, WIDTH) for index in range(20)))
+
+
+def watches_small_gradients_go(wrap: Wrap, rank: int) -> Trail:
+    """They are in nobody's hand when backward has ended ([Note: gradients in hand])."""
+    ddp, trail = wrap(narrow()), []
+    for _step, loss in losses(ddp, rank):
+        loss.backward()
+        references = [weakref.ref(grad) for grad in grads(ddp)]
+        ddp.zero_grad()
+        trail.append({"gone": torch.tensor([reference() is None for reference in references])})
+    return trail
+
+
+def steps_in_hooks(wrap: Wrap, rank: int, to_none: bool) -> Trail:
+    """An optimizer in backward: what arrives is used up before it can be reduced."""
+    ddp, trail = wrap(narrow()), []
+
+    def step(param: torch.Tensor) -> None:
+        assert param.grad is not None
+        param.data -= 0.01 * param.grad
+        if to_none:
+            param.grad = None
+        else:
+            param.grad.zero_()
+
+    for param in ddp.parameters():
+        param.register_post_accumulate_grad_hook(step)
+    for _step, loss in losses(ddp, rank):
+        loss.backward()
+        trail.append(snapshot(ddp))
+    return trail
+
+
+def replaces_all_at_the_end(wrap: Wrap, rank: int, what: str) -> Trail:
+    """The hook that comes last does something to each gradient that has been packed, except those of its layer."""
+    ddp, trail = wrap(layers()), []
+    others = list(ddp.module[2:].parameters())
+
+    def change(_param: torch.Tensor) -> None:
+        for other in others:
+            match what:
+                case "drops":
+                    other.grad = None
+                case "replaces":
+                    other.grad = torch.zeros_like(other)
+                case "wraps anew":
+                    other.grad = other.grad.detach()
+                case "puts data":
+                    other.grad.data = torch.zeros_like(other)
+
+    ddp.module[0].weight.register_post_accumulate_grad_hook(change)
+    for _step, loss in losses(ddp, rank):
+        loss.backward()
+        trail.append(snapshot(ddp))
+    return trail
+
+
+def accumulates(wrap: Wrap, rank: int, locally: Sequence[int]) -> Trail:
+    """Under `no_sync` in some steps, and with the next one together."""
+    ddp, trail = wrap(narrow()), []
+    for step in range(STEPS + 2):
+        if step - 1 not in locally:
+            ddp.zero_grad()
+        with ddp.no_sync() if step in locally else nullcontext():
+            loss_of(ddp, rank, step).backward()
+        trail.append(snapshot(ddp))
+    return trail
+
+
+def restores(wrap: Wrap, rank: int, how: str) -> Trail:
+    """From the middle on, hooks move what arrives into a tensor that was the gradient once, and now is again."""
+    ddp, trail = wrap(layers()), []
+    kept: dict[torch.Tensor, torch.Tensor] = {}
+
+    def restore(param: torch.Tensor) -> None:
+        if param in kept:
+            param.grad = kept[param].copy_(param.grad)
+
+    for param in ddp.parameters():
+        param.register_post_accumulate_grad_hook(restore)
+    for step, loss in losses(ddp, rank):
+        loss.backward()
+        trail.append(snapshot(ddp))
+        if step == CALM_STEPS:
+            kept = {param: ALIASES[how](param.grad) for param in ddp.parameters()}
+    return trail
+
+
+class Checkpointed(nn.Module):
+    """Layers of which the first half, but for the very first, is computed again in a nested backward."""
+
+    def __init__(self, inner: nn.Sequential):
+        super().__init__()
+        self.inner = inner
+        self.nests = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = len(self.inner) // 2
+        x = self.inner[0](x)
+        x = checkpoint(self.inner[1:half], x, use_reentrant=True) if self.nests else self.inner[1:half](x)
+        return self.inner[half:](x)
+
+
+def nests(wrap: Wrap, rank: int, model: Callable[[], nn.Sequential], begin: int) -> Trail:
+    """Backwards, from step `begin` on."""
+    ddp, trail = wrap(Checkpointed(model())), []
+    for step in range(STEPS):
+        ddp.zero_grad()
+        ddp.module.nests = step >= begin
+        loss_of(ddp, rank, step).backward()
+        trail.append(snapshot(ddp))
+    return trail
+
+
+def reduces_by_a_hook(wrap: Wrap, rank: int, kinds: Sequence[str]) -> Trail:
+    """A communication hook that gives the bucket's own tensor, a copy, or another tensor of the same memory."""
+    ddp, trail = wrap(narrow()), []
+    kind = itertools.cycle(kinds)
+
+    def reduced(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        gives = next(kind)
+
+        def after(future: torch.futures.Future) -> torch.Tensor:
+            [tensor] = future.value()
+            return {"itself": tensor, "copy": tensor / 2, "alias": tensor[:]}[gives]
+
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(after)
+
+    ddp.register_comm_hook(None, lambda _state, bucket: reduced(bucket))
+    for _step, loss in losses(ddp, rank):
+        loss.backward()
+        trail.append(snapshot(ddp))
+    return trail
+
+
+def runs_out_of_inputs(wrap: Wrap, rank: int) -> Trail:
+    """One rank before the other, twice."""
+    ddp, trail = wrap(narrow()), []
+    for _epoch in range(2):
+        with ddp.join():
+            for step in range(CALM_STEPS + rank):
+                ddp.zero_grad()
+                loss_of(ddp, rank, step).backward()
+                trail.append(snapshot(ddp))
+    return trail
+
+
+def raises_in_hooks(wrap: Wrap, rank: int) -> Trail:
+    """A hook fails, when some gradients are in hand; see `survives_an_exception`."""
+    module, trail = narrow(), []
+    ddp = wrap(module)
+    is_lit = False
+
+    def fail(_param: torch.Tensor) -> None:
+        if is_lit:
+            raise Blown
+
+    module[2].bias.register_post_accumulate_grad_hook(fail)
+    for step in range(STEPS + 2):
+        module.zero_grad()
+        is_lit = step == CALM_STEPS
+        try:
+            loss_of(ddp, rank, step).backward()
+        except Blown:
+            if not isinstance(ddp, minddp.DistributedDataParallel):
+                ddp._remove_autograd_hooks()
+                ddp = wrap(module)
+        trail.append(snapshot(module))
+    return trail
+
+
 # ------------------------------------------------------------------ the scripts, played
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -615,6 +796,23 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "turns channels last early": (partial(turns_channels_last, turn=1), "default buckets views"),
     "turns channels last late": (partial(turns_channels_last, turn=CALM_STEPS), "views"),
     "moves parameters": (moves_parameters, ALL),
+    "watches small gradients go": (watches_small_gradients_go, ALL),
+    "steps in hooks": (partial(steps_in_hooks, to_none=True), ALL),
+    "steps in hooks and zeroes": (partial(steps_in_hooks, to_none=False), ALL),
+    **{
+        f"{what} all at the end": (partial(replaces_all_at_the_end, what=what), LARGE)
+        for what in ("drops", "replaces", "wraps anew", "puts data")
+    },
+    "accumulates early": (partial(accumulates, locally=[1]), ALL),
+    "accumulates late": (partial(accumulates, locally=[CALM_STEPS, CALM_STEPS + 1]), ALL),
+    "accumulates by turns": (partial(accumulates, locally=range(1, STEPS, 2)), ALL),
+    "nests": (partial(nests, model=narrow, begin=0), "default buckets static views"),
+    "nests late": (partial(nests, model=layers, begin=CALM_STEPS), "default buckets views"),
+    "nests late in several runs": (partial(nests, model=narrow, begin=CALM_STEPS), "default buckets static views"),
+    "reduces by a hook": (partial(reduces_by_a_hook, kinds=["itself"]), ALL),
+    "reduces by a hook that gives others": (partial(reduces_by_a_hook, kinds=["copy", "itself", "alias"]), ALL),
+    "runs out of inputs": (runs_out_of_inputs, "default buckets unused views"),
+    "raises in hooks": (raises_in_hooks, NO_VIEWS),
     "survives an exception": (partial(survives_an_exception, zeroing=True), NO_VIEWS),
     "survives an exception and accumulates": (partial(survives_an_exception, zeroing=False), NO_VIEWS),
 }
@@ -627,6 +825,13 @@ def with_options(wrap: Wrap, rank: int, script: Script, options: dict[str, Any])
 
 def _plays_alike(rank: int, script: Script, options: dict[str, Any]) -> None:
     play(rank, with_options, script, options)
+
+
+@pytest.mark.parametrize("how", ["gradients", "detached"])
+def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, how: str) -> None:
+    """Also if this backward has put it there. On three ranks a division and a multiplication differ."""
+    for setting in ("default", "views"):
+        ranks(3).run(_plays_alike, partial(restores, how=how), SETTINGS[setting])
 
 
 @pytest.mark.parametrize(
@@ -692,6 +897,85 @@ def _handed_over(rank: int) -> list[bool]:
 def test_large_gradients_are_handed_over(ranks: Any) -> None:
     """Else some scripts would prove nothing: weight and bias of each layer."""
     assert ranks(2).run(_handed_over) == [[True, False, True, False, False, False]] * 2
+
+
+class Parts(nn.Module):
+    """Two parts, of which the second can be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.uses_second = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.second(x) if self.uses_second else x
+
+
+def _stays_at_home(rank: int) -> list[bool]:
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": 0.0005}
+    ddp, gone = minddp.DistributedDataParallel(Parts(), **options), []
+    for _ in range(STEPS):
+        for ddp.module.uses_second in (True, False):
+            with nullcontext() if not ddp.module.uses_second else ddp.no_sync():
+                ddp(random(4, 8, rank=rank)).sum().backward()
+        references = [weakref.ref(grad) for grad in grads(ddp)]
+        ddp.zero_grad()
+        gone += [reference() is None for reference in references]
+    return gone
+
+
+def test_nothing_stays_in_hand_of_a_bucket_that_stays_home(ranks: Any) -> None:
+    assert ranks(2).run(_stays_at_home) == [[True] * 6 * STEPS] * 2
+
+
+def _fails_and_goes_on(rank: int) -> list[bool]:
+    ddp = minddp.DistributedDataParallel(Fused(*narrow()))
+    for step in range(CALM_STEPS + 1):
+        ddp.zero_grad()
+        Fuse.lit = step == CALM_STEPS
+        with suppress(Blown):
+            loss_of(ddp, rank, step).backward()
+    Fuse.lit = False
+    references = [weakref.ref(grad) for grad in grads(ddp)]
+    ddp.zero_grad()
+    loss_of(ddp, rank, 0)
+    return [reference() is None for reference in references]
+
+
+def test_nothing_stays_in_hand_of_an_interrupted_backward_when_the_next_forward_has_begun(ranks: Any) -> None:
+    for gone in ranks(2).run(_fails_and_goes_on):
+        assert len(gone) > 30
+        assert all(gone)
+
+
+def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None:
+    ddp = minddp.DistributedDataParallel(narrow())
+    is_trouble = False
+
+    def forward(*_: Any) -> None:
+        if is_trouble:
+            with torch.enable_grad(), ddp.no_sync() if no_sync else nullcontext():
+                loss_of(ddp, rank, STEPS)
+
+    ddp.module[2].register_full_backward_hook(forward)
+    for step, loss in losses(ddp, rank):
+        is_trouble = step == step_of_trouble
+        if is_trouble:
+            with pytest.raises(RuntimeError, match="still running, and has called its forward"):
+                loss.backward()
+        else:
+            loss.backward()
+            alike = [torch.empty_like(ddp.module[0].weight.grad) for _ in range(2)]
+            dist.all_gather(alike, ddp.module[0].weight.grad)
+            assert torch.equal(*alike), step
+
+
+@pytest.mark.parametrize("step", [0, CALM_STEPS])
+@pytest.mark.parametrize("no_sync", [True, False])
+def test_a_forward_within_its_own_backward_is_an_error(ranks: Any, no_sync: bool, step: int) -> None:
+    """As in torch: or else the gradients of this backward would stay local, and nobody be told."""
+    ranks(2).run(_goes_forward_within, no_sync, step)
 
 
 def _finalizes_by_hand(rank: int) -> None:

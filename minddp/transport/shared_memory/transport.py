@@ -39,7 +39,7 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
     peers = connect(group, CONNECT_TIMEOUT_S)
-    exchange = Exchange(group.rank, peers, time_limit_s(backend), wakefulness=wakefulness())
+    exchange = Exchange(group.rank, peers, time_limit_s(backend), wakefulness=wakefulness(group.world_size))
     return SharedMemoryTransport(group, exchange)
 
 
