@@ -19,7 +19,9 @@ Who only watches, such as X-ray, is told of every gradient by a hook that does n
 calls faster, and that would not do for counting: see [Note: the hook sits on the accumulator].
 
 What goes unnoticed is a gradient that is accumulated twice in one backward, if no backward before was like that.
-With every hook in place, as in the first backwards, that is an error; torch has all its hooks always.
+With every hook in place, as in the first backwards, that is an error; torch has all its hooks always. Nor is it
+noticed if the script itself fills every `.grad` in a hook on the output and, in the same backward, gradients come
+in another order: the speaker then takes what it finds for what was to come.
 """
 
 from __future__ import annotations

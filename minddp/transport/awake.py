@@ -8,10 +8,11 @@ asleep. So before a rank sleeps it looks, again and again, for up to `AWAKE_S`, 
 and each time it offers its core to whoever wants to run (`sched_yield`), so that gloo's own threads, which want to,
 are not kept from it. MPI's libraries wait like this for the same reason.
 
-It is only done where each rank of the host can have a core of its own: where there are fewer cores than ranks, or
-a container may not use them fully, who waits leaves its core to who computes. And it is given up as soon as
-another process takes the core to compute. The core comes back after a slice of some milliseconds then, whereas
-who sleeps is let in at once when it wakes.
+It is only done for messages that gloo sends in little time: with many MiB its threads never rest, so no core falls
+asleep, and who looks again and again takes time from them. And only where each rank of the host can have a core of
+its own: where there are fewer cores than ranks, or a container may not use them fully, who waits leaves its core
+to who computes. And it is given up as soon as another process takes the core to compute. The core comes back after
+a slice of some milliseconds then, whereas who sleeps is let in at once when it wakes.
 """
 
 from __future__ import annotations

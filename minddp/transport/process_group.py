@@ -13,6 +13,7 @@ from minddp.transport.awake import Wakefulness, wakefulness
 from minddp.transport.base import Work
 
 _Group = dist.ProcessGroup
+LARGEST_AWAKE_BYTES = 4 * 2**20  # with more to send, gloo's threads need all the time that they can get
 
 
 class ProcessGroupTransport:
@@ -69,7 +70,8 @@ class ProcessGroupTransport:
     def _waited_for_awake(self, work: dist.Work, tensor: torch.Tensor) -> Work:
         if self._wakefulness is None or tensor.device.type != "cpu":
             return work
-        return _AwakeWork(work, self._wakefulness)
+        message = tensor._values() if tensor.is_sparse else tensor
+        return _AwakeWork(work, self._wakefulness) if message.nbytes <= LARGEST_AWAKE_BYTES else work
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
