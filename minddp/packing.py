@@ -35,6 +35,7 @@ from minddp.plan import BucketSpec
 LARGE_BYTES = 64 * 1024  # from here on a gradient is a run by itself
 LARGE_BYTES_ON_GPU = 1024 * 1024
 RUN_BYTES = 512 * 1024  # with their part of the buffer, small gradients fill half of a 2 MiB second-level cache
+RUN_SLOTS = 256  # so do the objects of tiny ones; and Python looks for garbage at every 700 new objects
 
 grad_of = operator.attrgetter("grad")
 
@@ -234,9 +235,9 @@ def is_missing_or_at_home(grad: torch.Tensor | None, view: torch.Tensor) -> bool
 
 def slots_by_run(spec: BucketSpec) -> list[list[int]]:
     """For each run its slots, as places in the bucket. See [Note: packing in runs]."""
-    large_bytes, run_bytes = LARGE_BYTES, RUN_BYTES
+    large_bytes, run_bytes, run_slots = LARGE_BYTES, RUN_BYTES, RUN_SLOTS
     if spec.device.type != "cpu":
-        large_bytes, run_bytes = LARGE_BYTES_ON_GPU, spec.nbytes
+        large_bytes, run_bytes, run_slots = LARGE_BYTES_ON_GPU, spec.nbytes, len(spec.slots)
     runs: list[list[int]] = []
     small: list[int] = []
     small_bytes = 0
@@ -245,7 +246,7 @@ def slots_by_run(spec: BucketSpec) -> list[list[int]]:
         if nbytes >= large_bytes:
             runs.append([place])
             continue
-        if not small or small_bytes >= run_bytes:
+        if not small or small_bytes >= run_bytes or len(small) == run_slots:
             small, small_bytes = [], 0
             runs.append(small)
         small.append(place)

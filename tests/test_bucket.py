@@ -10,7 +10,7 @@ import torch
 
 from minddp.bucket import Bucket, allocate_buckets
 from minddp.handover import SMALLEST_BYTES
-from minddp.packing import RUN_BYTES, Scaling
+from minddp.packing import RUN_BYTES, RUN_SLOTS, Scaling
 from minddp.plan import ParamSpec, plan_from_registration
 
 WORLD = 3  # x * (1 / 3) and x / 3 differ in bits for many x
@@ -398,6 +398,13 @@ def test_large_and_small_gradients_in_any_arrangement() -> None:
         bucket = bucket_of(params)
         pack(bucket, MEAN)
         assert_same_bits(bucket.views, [param.grad * (1 / WORLD) for param in params])
+
+
+def test_a_run_holds_only_so_many_tiny_gradients() -> None:
+    bucket = bucket_of([parameter(torch.randn(2)) for _ in range(2 * RUN_SLOTS + 1)])
+    assert [len(run.views) for run in bucket.runs] == [RUN_SLOTS, RUN_SLOTS, 1]
+    pack(bucket, MEAN)
+    assert_same_bits(bucket.views, [param.grad * (1 / WORLD) for param in bucket.params])
 
 
 # ------------------------------------------------------------------ [Note: gradients in hand]

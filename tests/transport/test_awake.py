@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from minddp.transport import awake
 from minddp.transport.awake import AWAKE_S, MOST_WAITS_ASLEEP, TAKEN_S, Wakefulness, wakefulness
-from minddp.transport.process_group import ProcessGroupTransport, _AwakeWork
+from minddp.transport.process_group import LARGEST_AWAKE_BYTES, ProcessGroupTransport, _AwakeWork
 from minddp.transport.shared_memory.exchange import Exchange
 from tests.transport.threads import TIMEOUT_S, connected
 
@@ -289,3 +289,20 @@ def test_gloos_collectives_are_waited_for_either_way(
     ranks: Any, local_world_size: str, limit_s: float, limited: bool
 ) -> None:
     assert ranks(2).run(_works, local_world_size, limited) == [(limit_s, "_AwakeWork", [3.0] * 3 + [2.0] * 3)] * 2
+
+
+def _who_is_looked_at(rank: int) -> list[str]:
+    """By what they send: dense, too much, sparse with few rows of many."""
+    transport = ProcessGroupTransport(dist.group.WORLD)
+    most = LARGEST_AWAKE_BYTES // 4
+    rows = torch.sparse_coo_tensor([[0, 1]], torch.ones(2, 8), (most, 8), is_coalesced=True)
+    works = [transport.all_reduce(tensor) for tensor in (torch.ones(most), torch.ones(most + 1), rows)]
+    for work in works:
+        work.wait()
+    return [type(work).__name__ for work in works]
+
+
+def test_only_small_messages_are_waited_for_awake(ranks: Any) -> None:
+    small, large, sparse = ranks(2).run(_who_is_looked_at)[0]
+    assert small == sparse == "_AwakeWork"
+    assert large != "_AwakeWork"
