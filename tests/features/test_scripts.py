@@ -228,9 +228,9 @@ def keeps_in_a_graph(wrap: Wrap, rank: int) -> Trail:
     return trail
 
 
-def watches_gradients_go(wrap: Wrap, rank: int) -> Trail:
-    """A weak reference to a gradient is dead after zero_grad."""
-    ddp = wrap(layers())
+def watches_gradients_go(wrap: Wrap, rank: int, small: bool = False) -> Trail:
+    """A weak reference to a gradient is dead after zero_grad; small ones are in nobody's hand any more either."""
+    ddp = wrap(narrow() if small else layers())
     trail: Trail = []
     for _step, loss in losses(ddp, rank):
         loss.backward()
@@ -567,17 +567,6 @@ def narrow() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(WIDTH, 64) if index % 2 == 0 else nn.Linear(64, WIDTH) for index in range(20)))
 
 
-def watches_small_gradients_go(wrap: Wrap, rank: int) -> Trail:
-    """They are in nobody's hand when backward has ended ([Note: gradients in hand])."""
-    ddp, trail = wrap(narrow()), []
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        references = [weakref.ref(grad) for grad in grads(ddp)]
-        ddp.zero_grad()
-        trail.append({"gone": torch.tensor([reference() is None for reference in references])})
-    return trail
-
-
 def steps_in_hooks(wrap: Wrap, rank: int, to_none: bool) -> Trail:
     """An optimizer in backward: what arrives is used up before it can be reduced."""
     ddp, trail = wrap(narrow()), []
@@ -796,7 +785,7 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "turns channels last early": (partial(turns_channels_last, turn=1), "default buckets views"),
     "turns channels last late": (partial(turns_channels_last, turn=CALM_STEPS), "views"),
     "moves parameters": (moves_parameters, ALL),
-    "watches small gradients go": (watches_small_gradients_go, ALL),
+    "watches small gradients go": (partial(watches_gradients_go, small=True), ALL),
     "steps in hooks": (partial(steps_in_hooks, to_none=True), ALL),
     "steps in hooks and zeroes": (partial(steps_in_hooks, to_none=False), ALL),
     **{
