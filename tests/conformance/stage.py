@@ -112,11 +112,16 @@ def _set_environment(programme: Programme, scratch: Path) -> None:
 
 
 def _use_one_thread() -> None:
-    """As the environment tells processes that are yet to start. This one was forked when torch had read its own."""
+    """As the environment tells processes that are yet to start. This one was forked when torch had read its own.
+
+    A forked process leaves its parent's pool of threads when it first sets their number. Of RPC's threads each sets
+    it at its start: two at once, and torch finds no pool and aborts ("Invalid thread pool!").
+    """
     import torch
     from torch._inductor import config as inductor
 
     torch.set_num_threads(1)
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     inductor.compile_threads = 1
 
 
