@@ -81,10 +81,12 @@ class WatchedTransport:
         return self._transport.allocate(numel, dtype, device)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        return self._watched("all-reduce", tensor, self._transport.all_reduce(tensor))
+        self._remember("all-reduce", tensor)  # before it is under way: it may be sparse, and change
+        return _WatchedWork(self._transport.all_reduce(tensor), self)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._watched(f"broadcast from rank {source}", tensor, self._transport.broadcast(tensor, source))
+        self._remember(f"broadcast from rank {source}", tensor)
+        return _WatchedWork(self._transport.broadcast(tensor, source), self)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """As a sum of parts that do not overlap: a wait that can be watched. For small tensors."""
@@ -97,11 +99,8 @@ class WatchedTransport:
 
     def promised(self, tensor: torch.Tensor, future: torch._C.Future) -> Work:
         """What a communication hook has promised to do with `tensor`, to be waited for like a collective."""
-        return self._watched("communication hook", tensor, _Promise(future))
-
-    def _watched(self, operation: str, tensor: torch.Tensor, work: Work) -> Work:
-        self._remember(operation, tensor)
-        return _WatchedWork(work, self)
+        self._remember("communication hook", tensor)
+        return _WatchedWork(_Promise(future), self)
 
     def _remember(self, operation: str, tensor: torch.Tensor) -> None:
         self._number += 1

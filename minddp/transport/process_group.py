@@ -58,25 +58,29 @@ class ProcessGroupTransport:
             ) from error
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
+        wakefulness = self._wakefulness_for(tensor)
         work = _Group.allreduce(self.group, [tensor])
-        if self._is_foreign:
-            return _ForeignWork(work, tensor)
-        return self._waited_for_awake(work, tensor)
+        return _ForeignWork(work, tensor) if self._is_foreign else _waited_for(work, wakefulness)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        work = _Group.broadcast(self.group, tensor, source)
-        return self._waited_for_awake(work, tensor)
+        wakefulness = self._wakefulness_for(tensor)
+        return _waited_for(_Group.broadcast(self.group, tensor, source), wakefulness)
 
-    def _waited_for_awake(self, work: dist.Work, tensor: torch.Tensor) -> Work:
+    def _wakefulness_for(self, tensor: torch.Tensor) -> Wakefulness | None:
+        """Of who waits for `tensor`, which is not under way yet: gloo's threads give a sparse one other values."""
         if self._wakefulness is None or tensor.device.type != "cpu":
-            return work
+            return None
         message = tensor._values() if tensor.is_sparse else tensor
-        return _AwakeWork(work, self._wakefulness) if message.nbytes <= LARGEST_AWAKE_BYTES else work
+        return self._wakefulness if message.nbytes <= LARGEST_AWAKE_BYTES else None
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
+
+
+def _waited_for(work: dist.Work, wakefulness: Wakefulness | None) -> Work:
+    return work if wakefulness is None else _AwakeWork(work, wakefulness)
 
 
 class _AwakeWork:

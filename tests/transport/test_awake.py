@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.transport import awake
+from minddp.lookout import WatchedTransport
+from minddp.transport import awake, process_group
 from minddp.transport.awake import AWAKE_S, MOST_WAITS_ASLEEP, TAKEN_S, Wakefulness, wakefulness
 from minddp.transport.process_group import LARGEST_AWAKE_BYTES, ProcessGroupTransport, _AwakeWork
 from minddp.transport.shared_memory.exchange import Exchange
@@ -306,3 +308,38 @@ def test_only_small_messages_are_waited_for_awake(ranks: Any) -> None:
     small, large, sparse = ranks(2).run(_who_is_looked_at)[0]
     assert small == sparse == "_AwakeWork"
     assert large != "_AwakeWork"
+
+
+class _Sparse:
+    """A message whose values are replaced by gloo's threads once it is under way."""
+
+    device, dtype, is_sparse = torch.device("cpu"), torch.float32, True
+
+    def __init__(self) -> None:
+        self.is_under_way = False
+
+    def _values(self) -> torch.Tensor:
+        assert not self.is_under_way, "gloo's threads are at it"
+        return torch.ones(2)
+
+    def numel(self) -> int:
+        assert not self.is_under_way, "gloo's threads are at it"
+        return 2
+
+
+def test_nobody_looks_at_a_message_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(_group: object, message: Any, *_options: object) -> SimpleNamespace:
+        (message[0] if isinstance(message, list) else message).is_under_way = True
+        return SimpleNamespace(wait=None, is_completed=None, get_future=None)
+
+    monkeypatch.setattr(process_group, "_Group", SimpleNamespace(allreduce=send, broadcast=send))
+    transport = ProcessGroupTransport.__new__(ProcessGroupTransport)
+    transport.group, transport._is_foreign = cast("dist.ProcessGroup", None), False
+    transport._wakefulness = Wakefulness(AWAKE_S)
+    watched = WatchedTransport.__new__(WatchedTransport)
+    watched._transport, watched._number, watched._recent = transport, 0, deque()
+    for over in (transport, watched):
+        reduced, told = (cast("torch.Tensor", _Sparse()) for _ in range(2))
+        over.all_reduce(reduced)
+        over.broadcast(told, 0)
+    assert watched._number == 2
