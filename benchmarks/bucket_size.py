@@ -36,7 +36,7 @@ FAMILIES = {
     "minddp": minddp_over("process_group"),
     "minddp, shared memory": minddp_over("shared_memory"),
 }
-STEPS_UNTIL_TUNED = 32  # minddp.tune watches 11 steps before it changes the buckets and 11 after
+STEPS_UNTIL_TUNED = 32  # minddp.forecast watches 11 steps before it changes the buckets and 11 after
 
 
 @dataclass(frozen=True, kw_only=True)

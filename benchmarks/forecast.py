@@ -1,4 +1,4 @@
-"""Does a step take as long as `minddp.tune` has predicted?
+"""Does a step take as long as `minddp.forecast` has predicted?
 
 [Note: a step's prediction]
 `bucket_cap_mb="auto"` observes backwards by the default plan, and from these predicts how long one takes by another
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import compare, estimate
-from minddp.plan import BucketPlan
-from minddp.tune import Tuning
+from minddp.core.plan import BucketPlan
+from minddp.forecast import Tuning
 
 AIM = 0.10  #: by how much a prediction may be off
 

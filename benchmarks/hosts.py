@@ -42,7 +42,7 @@ from benchmarks.workloads import WorkloadName, workload
 
 HOSTS = 2
 TRANSPORTS = ("process_group", "hierarchical")
-STEPS_UNTIL_TUNED = 32  # minddp.tune watches 11 steps before it changes the buckets and 11 after
+STEPS_UNTIL_TUNED = 32  # minddp.forecast watches 11 steps before it changes the buckets and 11 after
 AIM = {"rate": "1gbit", "contestant": "minddp hierarchical, auto", "ratio": 0.95}  # at most, in every workload
 _PORT = 29500
 _PROBE_BYTES = 16 * 2**20

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from benchmarks.launch import run_ranks
-from minddp.events import Event, EventKind, EventSink
+from minddp.core.events import Event, EventKind, EventSink
 from minddp.xray.recording import BucketInfo, Layout, ParamInfo
 from minddp.xray.result import Result
 from minddp.xray.sources import Source

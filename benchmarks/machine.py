@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minddp.cores import usable_cores
+from minddp.platform.cores import usable_cores
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _asking_us(ddp: Any, counted: Counter[str]) -> float:
 
     A gradient's hook looks at an attribute; everything else calls `Reducer.tell`, which does.
     """
-    from minddp.events import EventKind
+    from minddp.core.events import EventKind
 
     reducer, repeats = ddp._reducer, 100_000
     tell, countdown, kind = reducer.tell, reducer._countdown, EventKind.BUCKET_READY

@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from minddp.compat.surface import DistributedDataParallel
-from minddp.plan import BucketPlan, BucketSpec, ParamSpec, Slot
+from minddp.core.plan import BucketPlan, BucketSpec, ParamSpec, Slot
 
 __all__ = [
     "BucketPlan",

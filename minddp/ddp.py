@@ -31,24 +31,25 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_group
 
-from minddp import replicas
-from minddp.agreement import Replica, verify_replicas_agree
-from minddp.backward_pass import Phase
-from minddp.buffers import BufferHook, Buffers
 from minddp.comm_hooks import CommHook
-from minddp.delayed import DelayedAllReduce, delayed_parameters
-from minddp.events import EventKind
-from minddp.join import UnevenInputs
-from minddp.lookout import Progress, watched
-from minddp.mixed_precision import MixedPrecision
-from minddp.optimizer_overlap import OverlappedOptimizer
-from minddp.options import Options, warn_of_deprecated
-from minddp.placement import Placement, check_module, is_default_group, resolve_group, sparse_parameters
-from minddp.plan import BucketPlan
-from minddp.reducer import Reducer
-from minddp.roster import Roster
-from minddp.transport import Transport, open_transport
-from minddp.tune import AutoBuckets, Tuning, clock_of
+from minddp.core.backward_pass import Phase
+from minddp.core.events import EventKind
+from minddp.core.options import Options, warn_of_deprecated
+from minddp.core.plan import BucketPlan
+from minddp.core.reducer import Reducer
+from minddp.forecast import AutoBuckets, Tuning, clock_of
+from minddp.modes.delayed import DelayedAllReduce, delayed_parameters
+from minddp.modes.join import UnevenInputs
+from minddp.modes.mixed_precision import MixedPrecision
+from minddp.modes.optimizer_overlap import OverlappedOptimizer
+from minddp.replicas import broadcast as replicas
+from minddp.replicas.agreement import Replica, verify_replicas_agree
+from minddp.replicas.buffers import BufferHook, Buffers
+from minddp.replicas.module_watch import Roster
+from minddp.replicas.placement import Placement, check_module, is_default_group, resolve_group, sparse_parameters
+from minddp.transport import open_transport
+from minddp.transport.protocols import Transport
+from minddp.watchdog import Progress, watched
 
 
 class DistributedDataParallel(nn.Module, UnevenInputs):

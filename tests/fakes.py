@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from minddp.events import Event, EventKind
-from minddp.options import Options
-from minddp.reducer import Reducer
+from minddp.core.events import Event, EventKind
+from minddp.core.options import Options
+from minddp.core.reducer import Reducer
 
 
 class FakeWork:

@@ -104,28 +104,28 @@ _ACCUMULATING = Scenario(2, _PLAIN, script=(Accumulate(), Train(), Optimize(), A
 MUTATIONS = (
     Mutation(
         "skip the division",
-        "reducer.py",
+        "core/reducer.py",
         "divisor = self.divisor.for_this_backward() if self.comm_hook is None else None",
         "divisor = None",
         _TRAINING,
     ),
     Mutation(
         "divide although a hook owns the arithmetic",
-        "reducer.py",
+        "core/reducer.py",
         "divisor = self.divisor.for_this_backward() if self.comm_hook is None else None",
         "divisor = self.divisor.for_this_backward()",
         Scenario(2, _PLAIN, hook="sum_times_third", script=(Train(),)),
     ),
     Mutation(
         "divide truly instead of multiplying by the inverse",
-        "reducer.py",
+        "core/reducer.py",
         "divide_copied=batched,",
         "divide_copied=True,",
         _TRAINING,
     ),
     Mutation(
         "launch in the order of readiness",
-        "reducer.py",
+        "core/reducer.py",
         """\
         while not current.is_complete and current.runs_left[len(current.reductions)] == 0:
             bucket = self.buckets[len(current.reductions)]
@@ -141,14 +141,14 @@ MUTATIONS = (
     ),
     Mutation(
         "forget the rebuild",
-        "reducer.py",
+        "core/reducer.py",
         "if observed is None:",
         "if True:",
         _TRAINING,
     ),
     Mutation(
         "keep the last bucket's result",
-        "reducer.py",
+        "core/reducer.py",
         "            if reduction is not None:\n                average",
         "            if reduction is not None and bucket is not self.buckets[-1]:\n                average",
         _TRAINING,
@@ -163,14 +163,14 @@ MUTATIONS = (
     ),
     Mutation(
         "forget to copy averages back",
-        "bucket.py",
+        "core/bucket.py",
         "        self._copy_back(wanted, averages)\n",
         "",
         _TRAINING,
     ),
     Mutation(
         "launch the first layers first",
-        "plan.py",
+        "core/plan.py",
         "return _plan(specs, reversed(groups),",
         "return _plan(specs, groups,",
         _NOTING,
@@ -178,7 +178,7 @@ MUTATIONS = (
     ),
     Mutation(
         "let slots overlap by one element",
-        "plan.py",
+        "core/plan.py",
         "slots.append(Slot(param, index, offset, specs[param].numel))",
         "slots.append(Slot(param, index, max(offset - 1, 0), specs[param].numel))",
         _TRAINING,
@@ -192,14 +192,14 @@ MUTATIONS = (
     ),
     Mutation(
         "forget which parameters were used",
-        "reducer.py",
+        "core/reducer.py",
         "self._usage.mark(param)",
         "pass",
         _FINDING,
     ),
     Mutation(
         "take unused on this rank for unused on all",
-        "usage.py",
+        "expectation/usage_map.py",
         "[total == 0 for total in self.sums.tolist()]",
         "[mark == 0 for mark in self._marks]",
         _FINDING,

@@ -54,6 +54,6 @@ def test_a_mutation_is_noticed(mutation: Mutation, tmp_path: Path, fresh_ranks: 
 
 @pytest.mark.parametrize("source", ["nothing of the kind", "two\ntwo"])
 def test_a_stale_mutation_says_so(source: str) -> None:
-    mutation = Mutation("rot", "plan.py", "two", "three", MUTATIONS[0].scenario)
+    mutation = Mutation("rot", "core/plan.py", "two", "three", MUTATIONS[0].scenario)
     with pytest.raises(StaleMutation, match=r"Mutation `rot` replaces text that occurs \d times"):
         mutation.applied_to(source)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from minddp.events import EventKind
+from minddp.core.events import EventKind
 from tests.fakes import FakeDDP
 
 X = torch.ones(2, 4)

@@ -13,12 +13,12 @@ import torch
 import benchmarks.gpu
 from benchmarks import results
 from benchmarks.display import console_of
-from benchmarks.gpu import copies, steps, tables
+from benchmarks.gpu import steps, tables
 from benchmarks.gpu.card import described
 from benchmarks.gpu.models import NAMES
 from benchmarks.launch import DeviceName, run_ranks
 
-PARTS = ("copies", *NAMES)
+PARTS = NAMES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,12 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = results.read(options.out) or {"parts": {}}
     report |= {"question": "what a wrapper adds to a step on a GPU", "machine": described(device)}
     for part in options.parts or PARTS:
-        measure, show = (copies.measure, tables.of_copies) if part == "copies" else (steps.measure, tables.of_steps)
         limits: dict[str, Any] = {"world_size": world_size, "threads": 1, "timeout_s": options.timeout_s}
-        done, *_ = run_ranks(measure, part, options, device, device=device, **limits)
+        done, *_ = run_ranks(steps.measure, part, options, device, device=device, **limits)
         report["parts"][part] = done
         results.write(report, options.out)
-        show(done, console)
+        tables.of_steps(done, console)
     return 0
 
 

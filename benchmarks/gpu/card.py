@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from minddp.cupy_beside_torch import NoCuPy, import_cupy
+from minddp.platform.cupy_beside_torch import NoCuPy, import_cupy
 
 
 def described(device: str) -> dict[str, Any]:

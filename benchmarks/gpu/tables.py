@@ -36,22 +36,3 @@ def of_steps(done: Mapping[str, Any], console: Console) -> None:
         span = f" ({interval(one)})" if "low" in one else ""
         verdict = "met" if one["met"] else "MISSED"
         console.print(f"  {one['what']}: {one['value']:.3f}{span}, aim at most {one['at_most']:.2f}: {verdict}")
-
-
-def of_copies(done: Mapping[str, Any], console: Console) -> None:
-    rows = table_of(done["title"], "what", "MiB", "gradients", "tensors", "launches", "GB/s", "of a copy", "aim")
-    for row in done["rows"]:
-        aimed = f"{row['at_least']:.2f} {'met' if row['met'] else 'MISSED'}" if "met" in row else ""
-        rows.add_row(
-            row["what"],
-            f"{row['mib']}",
-            row.get("gradients", ""),
-            f"{row.get('tensors', '')}",
-            f"{row.get('launches', '')}",
-            f"{row['gb_per_s']:.0f}",
-            f"{row['of_copy']:.2f}" if "of_copy" in row else "",
-            aimed,
-        )
-    console.print(rows)
-    if not any(row["what"] == "fused pack" for row in done["rows"]):
-        console.print("  No fused pack here: without CuPy, or a kernel that does not compile. The log says which.")

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks import ladder as recorder
 from benchmarks.ladder import RungSource
 from docs.learning.small_net import CAP_MIB, EXAMPLES_PER_RANK, examples_of, loss_of, small_net
-from minddp.events import Event, EventKind
+from minddp.core.events import Event, EventKind
 from minddp.xray import words
 from minddp.xray.recording import Layout
 from reference.automatic import Automatic

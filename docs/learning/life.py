@@ -11,8 +11,8 @@ from torch import Tensor
 
 from docs.learning.small_net import CAP_MIB, FOLLOWED, examples_of, loss_of, small_net
 from minddp import DistributedDataParallel
-from minddp.bucket import Bucket
-from minddp.events import Event, EventKind, EventSink
+from minddp.core.bucket import Bucket
+from minddp.core.events import Event, EventKind, EventSink
 from minddp.xray import words
 from minddp.xray.timeline import Activity, RankStep, Step
 from reference.interface import gradient

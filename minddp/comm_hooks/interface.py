@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.bucket import Bucket, from_wire
-from minddp.sparse_bucket import SparseBucket
+from minddp.core.bucket import Bucket, from_wire
+from minddp.modes.sparse import SparseBucket
 
 _AS_TEXT = ("dist.GradBucket", "GradBucket")  # annotations under `from __future__ import annotations`
 _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes by the names, too

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from minddp import autograd
 from minddp.comm_hooks import GradBucket
+from minddp.core import autograd
 
 if TYPE_CHECKING:
     from minddp.compat.surface import DistributedDataParallel

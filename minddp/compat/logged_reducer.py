@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from minddp.reducer import Reducer
+from minddp.core.reducer import Reducer
 
 P = ParamSpec("P")
 R = TypeVar("R")

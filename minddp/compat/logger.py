@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import nn
 
 from minddp.compat.sampled_iteration import SPANS, SampledIteration
-from minddp.events import EventKind
-from minddp.plan import BucketPlan
+from minddp.core.events import EventKind
+from minddp.core.plan import BucketPlan
 
 if TYPE_CHECKING:
     from minddp.compat.surface import DistributedDataParallel

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from minddp.comm_hooks import GradBucket
 from minddp.compat.logged_reducer import LoggedReducer
-from minddp.transport import Work
+from minddp.transport.protocols import Work
 
 if TYPE_CHECKING:
     from minddp.compat.surface import DistributedDataParallel

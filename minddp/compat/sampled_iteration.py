@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minddp.events import Event, EventKind
+from minddp.core.events import Event, EventKind
 
 # The names of moments and spans in torch's logging data. Backward "begins" when forward has ended, as torch has it:
 # what lies between, such as the loss, is counted with it.

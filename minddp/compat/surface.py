@@ -26,16 +26,16 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from torch.utils.hooks import RemovableHandle
 
 from minddp import ddp as core
-from minddp import replicas
-from minddp.buffers import BufferHook
 from minddp.comm_hooks import CommHook
 from minddp.compat import compiled, compiled_autograd
 from minddp.compat.builtin_hooks import apply_optim_in_backward_hook, builtin_hook
 from minddp.compat.logged_reducer import LoggedReducer
 from minddp.compat.logger import Logger
 from minddp.compat.reducer_facade import ReducerFacade
-from minddp.join import Shadow, answer_roll_call, call_roll
-from minddp.placement import is_default_group, sparse_parameters
+from minddp.modes.join import Shadow, answer_roll_call, call_roll
+from minddp.replicas import broadcast as replicas
+from minddp.replicas.buffers import BufferHook
+from minddp.replicas.placement import is_default_group, sparse_parameters
 
 
 class _ActiveModule:

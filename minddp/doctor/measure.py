@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from minddp.cores import read_if_there
 from minddp.doctor.fit import CoreTime, share_denied
 from minddp.doctor.place import Place
+from minddp.platform.cores import read_if_there
 from minddp.transport import CannotConnect, ProcessGroupTransport, Transport, connect_ranks
 
 SIZES = (4 * 2**10, 64 * 2**10, 2**20, 16 * 2**20)  # bytes; DDP's buckets hold 25 MiB

@@ -16,10 +16,10 @@ import psutil
 import torch
 
 import minddp
-from minddp.cores import control_group, read_if_there, usable_cores
 from minddp.doctor.facts import GPU, Devices, Machine, Network, RankFacts, Software
 from minddp.doctor.interfaces import choose_gloo_address, list_interfaces, network_identity, resolve_own_name
 from minddp.doctor.place import Place
+from minddp.platform.cores import control_group, read_if_there, usable_cores
 
 # Variables with these beginnings change how ranks compute or talk.
 TELLING = (

@@ -7,10 +7,10 @@ import logging
 import torch
 import torch.distributed as dist
 
-from minddp.transport.base import Transport, Work
 from minddp.transport.hierarchical import HierarchicalTransport, connect_hosts
 from minddp.transport.nccl import NcclTransport, connect_gpus
 from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.protocols import Transport, Work
 from minddp.transport.shared_memory import CannotConnect, SharedMemoryTransport, connect_ranks
 
 __all__ = [

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from minddp.transport.awake import Wakefulness, wakefulness
-from minddp.transport.base import Work
+from minddp.transport.protocols import Work
+from minddp.transport.spin_wait import Wakefulness, wakefulness
 
 _Group = dist.ProcessGroup
 LARGEST_AWAKE_BYTES = 4 * 2**20  # with more to send, gloo's threads need all the time that they can get

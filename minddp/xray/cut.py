@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from minddp.events import EventKind
+from minddp.core.events import EventKind
 from minddp.xray.recording import RankRecording, Stamped
 
 

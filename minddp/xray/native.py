@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from minddp.autograd import tensors_in
-from minddp.events import Event, EventKind, EventSink
+from minddp.core.autograd import tensors_in
+from minddp.core.events import Event, EventKind, EventSink
 from minddp.xray.recording import BucketInfo, Layout, ParamInfo
 
 

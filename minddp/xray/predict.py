@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from minddp.tune.link import Link
+from minddp.forecast.link import Link
 from minddp.xray.recording import Layout
 from minddp.xray.timeline import Activity, RankStep, Span, Step
 

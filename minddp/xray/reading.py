@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from minddp.events import EventKind
+from minddp.core.events import EventKind
 from minddp.xray.cut import Part, parts_of
 from minddp.xray.intervals import Interval
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped

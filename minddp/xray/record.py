@@ -19,7 +19,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from minddp.events import Event, EventKind, EventSink
+from minddp.core.events import Event, EventKind, EventSink
 from minddp.xray.clocks import clock_identity, now_ns
 from minddp.xray.device_clock import DeviceClock, interpolate
 from minddp.xray.recording import Layout, RankRecording, Stamped

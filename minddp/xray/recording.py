@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minddp.events import EventKind
-from minddp.plan import BucketPlan, ParamSpec
+from minddp.core.events import EventKind
+from minddp.core.plan import BucketPlan, ParamSpec
 
 FORMAT = 1  # of the dictionaries that `Recording.to_dict` makes
 
 
 class Stamped(NamedTuple):
-    """An event of `minddp.events` and when it happened, in nanoseconds on the clock of its rank."""
+    """An event of `minddp.core.events` and when it happened, in nanoseconds on the clock of its rank."""
 
     t_ns: int
     kind: EventKind

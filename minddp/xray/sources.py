@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from minddp.core.events import EventSink
 from minddp.ddp import DistributedDataParallel
-from minddp.events import EventSink
 from minddp.xray.recording import Layout
 
 

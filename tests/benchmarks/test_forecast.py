@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.forecast import by_chosen_plan, forecast, forecast_cells
-from minddp.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tune import Link, Observed, Tuning
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.forecast import Link, Observed, Tuning
 
 SPECS = [ParamSpec(f"p{i}", 250_000, torch.float32, torch.device("cpu")) for i in range(2)]  # 1 MB each
 LINK = Link(latency_s=0.1, bytes_per_s=1e6)

@@ -125,16 +125,19 @@ def test_filling_replaces_outputs_code_and_figures_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("link", "fault"),
     [
-        ("[`Bucket.pack`](../../minddp/bucket.py)", None),
+        ("[`Bucket.pack`](../../minddp/core/bucket.py)", None),
         (
-            "[`Bucket.unheard_of`](../../minddp/bucket.py)",
-            "../../minddp/bucket.py does not define Bucket.unheard_of",
+            "[`Bucket.unheard_of`](../../minddp/core/bucket.py)",
+            "../../minddp/core/bucket.py does not define Bucket.unheard_of",
         ),
-        ("[`LARGE_BYTES`](../../minddp/packing.py)", None),
-        ("[`bucket.py`](../../minddp/bucket.py)", None),
+        ("[`LARGE_BYTES`](../../minddp/core/packing.py)", None),
+        ("[`bucket.py`](../../minddp/core/bucket.py)", None),
         ("[gone](../../minddp/gone.py)", "../../minddp/gone.py does not exist"),
-        ("[`[Note: launch order]`](../../minddp/plan.py)", None),
-        ("[`[Note: lunch order]`](../../minddp/plan.py)", "../../minddp/plan.py has no [Note: lunch order]"),
+        ("[`[Note: launch order]`](../../minddp/core/plan.py)", None),
+        (
+            "[`[Note: lunch order]`](../../minddp/core/plan.py)",
+            "../../minddp/core/plan.py has no [Note: lunch order]",
+        ),
         ("[a heading](#a-heading-of-two-parts)", None),
         ("[no heading](#another)", " has no heading #another"),
         ("[torch](https://pytorch.org)", None),

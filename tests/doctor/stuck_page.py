@@ -1,6 +1,6 @@
 """Fill the outputs on docs/stuck.md with real ones: `python -m tests.doctor.stuck_page`, some minutes.
 
-A block of the page that follows `<!-- played: NAME -->` shows what the scenario NAME of `tests/lookout/stuck.py`
+A block of the page that follows `<!-- played: NAME -->` shows what the scenario NAME of `tests/watchdog/stuck.py`
 had a waiting rank report last, and raise; one that follows `<!-- ran: COMMAND -->` what the command printed.
 """
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.lookout.test_stuck import play
+from tests.watchdog.test_stuck import play
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "stuck.md"
 _BLOCK = re.compile(r"<!-- (played|ran): (.+?) -->\n+```text\n(.*?)```\n", re.DOTALL)

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.doctor.stuck_page import PAGE, anonymous, blocks, excerpt, filled
-from tests.lookout import test_stuck
-from tests.lookout.stuck import SCENARIOS
+from tests.watchdog import test_stuck
+from tests.watchdog.stuck import SCENARIOS
 
 
 def proven() -> list[tuple[str, str]]:

@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
-from minddp.cores import cpu_quota
 from minddp.doctor.facts import RankFacts
 from minddp.doctor.place import Place
 from minddp.doctor.survey import free_shared_memory_bytes, survey, telling
+from minddp.platform.cores import cpu_quota
 
 
 def test_facts_are_collected_and_survive_the_store() -> None:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from minddp import replicas
-from minddp.options import BucketCaps
-from minddp.placement import Placement
-from minddp.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.core.options import BucketCaps
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.replicas import broadcast as replicas
+from minddp.replicas.placement import Placement
 
 # (device, elements) of parameters in registration order; float32
 SPREAD = [("cuda:0", 300), ("cuda:1", 500), ("cuda:0", 200), ("cuda:1", 100), ("cuda:1", 900), ("cuda:0", 50)]

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.checkpoint import checkpoint
 
 import minddp
-from minddp.roster import FEW, Roster
+from minddp.replicas.module_watch import FEW, Roster
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 
 

@@ -48,20 +48,15 @@ class Part:
     @property
     def is_fused(self) -> bool:
         """Whether gradients are packed by the kernel of minddp/fused_pack."""
-        return self.name.endswith("_fused")
 
 
 #: What others depend on first, then what tells most for its time.
 PARTS = (
     Part("card", ("tests/gpu/test_card.py", "tests/gpu/test_alive.py"), 210),
-    Part("fused_pack", ("tests/gpu/test_fused_pack.py",), 120),
     Part("nccl", ("tests/gpu/test_nccl_transport.py",), 240),
     Part("beside_torch", ("tests/gpu/test_beside_torch.py",), 240),
-    Part("beside_torch_fused", ("tests/gpu/test_beside_torch.py",), 240),
     Part("host_waits", ("tests/gpu/test_host_waits.py",), 150),
-    Part("bench_copies", ("copies",), 120),
     Part("bench_many_small", ("many_small",), 240),
-    Part("bench_many_small_fused", ("many_small",), 240),
     Part("bench_resnet50", ("resnet50",), 180),
     Part("bench_gpt2", ("gpt2",), 180),
     Part("graph", ("tests/gpu/test_graph.py",), 120),
@@ -69,7 +64,6 @@ PARTS = (
     Part("xray", ("tests/gpu/test_xray.py",), 120),
     Part("bad_input", ("tests/gpu/test_bad_input.py",), 120),
     Part("parity", ("tests/gpu/test_parity.py",), 300),
-    Part("parity_fused", ("tests/gpu/test_parity.py",), 300),
     Part("compile", ("tests/gpu/test_compile.py",), 240),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minddp.cupy_beside_torch import import_cupy
+from minddp.platform.cupy_beside_torch import import_cupy
 
 
 @pytest.mark.skipif(

@@ -56,7 +56,7 @@ def test_the_search_sees_the_packages_it_searches():
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("import minddp.plan as p", "minddp.plan"),
+        ("import minddp.core.plan as p", "minddp.core.plan"),
         ("def f():\n    from minddp import plan", "minddp"),
         ("from . import plan", "pkg.sub"),
         ("from ..other import x", "pkg.other"),

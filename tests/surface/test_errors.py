@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minddp
-from minddp.events import EventKind
+from minddp.core.events import EventKind
 from tests.surface.models import TwoLayers, batch
 
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from minddp.compat.sampled_iteration import MOMENTS, SPANS, Moment, SampledIteration
-from minddp.events import Event, EventKind
+from minddp.core.events import Event, EventKind
 from tests.ranks import RankPool
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 

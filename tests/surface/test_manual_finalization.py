@@ -9,8 +9,8 @@ import torch
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
-from minddp.backward_pass import Phase
-from minddp.events import EventKind
+from minddp.core.backward_pass import Phase
+from minddp.core.events import EventKind
 from tests.surface.models import TwoLayers, batch
 
 

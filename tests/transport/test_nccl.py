@@ -17,8 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minddp import cupy_beside_torch
-from minddp.cupy_beside_torch import NoCuPy
+from minddp.platform import cupy_beside_torch
+from minddp.platform.cupy_beside_torch import NoCuPy
 from minddp.transport import open_transport
 from minddp.transport.nccl import NcclTransport, communicator, transport
 from minddp.transport.nccl.communicator import Communicator, join

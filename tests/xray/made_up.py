@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from minddp.events import EventKind as K
+from minddp.core.events import EventKind as K
 from minddp.xray.recording import BucketInfo, ClockOffset, Layout, ParamInfo, RankRecording, Recording, Stamped
 
 MS = 1_000_000  # nanoseconds

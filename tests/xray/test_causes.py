@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.events import EventKind as K
+from minddp.core.events import EventKind as K
 from minddp.xray.causes import Cause, total_by_cause, waits_of, worst_wait
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Stamped

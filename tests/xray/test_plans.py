@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minddp.tune.link import Link
+from minddp.forecast.link import Link
 from minddp.xray.plans import alternatives, ready_order
 from minddp.xray.reading import steps_of
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording

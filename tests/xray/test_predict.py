@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.tune.link import Link
+from minddp.forecast.link import Link
 from minddp.xray.predict import Transfer, fit, simulate, transfers
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import BucketInfo, Layout

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from minddp.events import Event, EventKind, EventSink
-from minddp.plan import plan_from_registration
+from minddp.core.events import Event, EventKind, EventSink
+from minddp.core.plan import plan_from_registration
 from minddp.xray import record
 from minddp.xray.record import Recorder
 from minddp.xray.recording import Layout

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from minddp.events import EventKind
+from minddp.core.events import EventKind
 from minddp.xray.recording import ClockOffset, Layout, Recording
 from tests.xray.made_up import Rank, layout, recording
 
@@ -51,7 +51,7 @@ def test_a_layout_is_valid_from_its_time_on() -> None:
 
 
 def test_a_layout_is_what_the_planner_made_of_it() -> None:
-    from minddp.plan import plan_from_registration
+    from minddp.core.plan import plan_from_registration
 
     plan = plan_from_registration(PLAN.specs(), [2**20])
     made = Layout.of(plan, since_ns=5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.events import EventKind as K
+from minddp.core.events import EventKind as K
 from minddp.xray.intervals import Interval
 from minddp.xray.reading import steps_of, steps_of_rank
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from minddp.events import EventKind as K
+from minddp.core.events import EventKind as K
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.recording import ClockOffset, Recording, Stamped

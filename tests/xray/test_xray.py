@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from minddp.events import EventKind
+from minddp.core.events import EventKind
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Activity

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from minddp.transport.base import Transport, Work
 from minddp.transport.hierarchical.exchange import HostExchange
 from minddp.transport.hierarchical.hosts import Hosts, Neighbours
 from minddp.transport.hierarchical.lane import Lane, open_lane
 from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.protocols import Transport, Work
 from minddp.transport.shared_memory.rendezvous import (
     LONGEST_OBSTACLE,
     CannotConnect,

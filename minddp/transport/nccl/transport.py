@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from minddp.cupy_beside_torch import NoCuPy, import_cupy
-from minddp.transport.base import Work
+from minddp.platform.cupy_beside_torch import NoCuPy, import_cupy
 from minddp.transport.nccl.communicator import Communicator, NcclWork, join
 from minddp.transport.nccl.meeting import Introduction, meet
 from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.protocols import Work
 
 MEETING_LIMIT_S = 60.0
 #: Names of NCCL's types in CuPy's binding. Complex numbers travel as pairs of real ones.

@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 
-from minddp.transport.awake import Wakefulness
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.collective import Listener, Reduction
 from minddp.transport.shared_memory.hearing import Hearing, content_of
@@ -53,6 +52,7 @@ from minddp.transport.shared_memory.messages import (
 from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk
 from minddp.transport.shared_memory.rendezvous import Peer
 from minddp.transport.shared_memory.segments import Segment
+from minddp.transport.spin_wait import Wakefulness
 
 
 class Exchange:

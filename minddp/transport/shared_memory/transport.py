@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed.constants import default_pg_timeout
 
-from minddp.transport.awake import wakefulness
-from minddp.transport.base import Work
 from minddp.transport.process_group import ProcessGroupTransport, backend_on_host
+from minddp.transport.protocols import Work
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.attendance import Attendance
 from minddp.transport.shared_memory.collective import Collective
@@ -25,6 +24,7 @@ from minddp.transport.shared_memory.messages import DTYPES, LARGEST_TOLD_BYTES, 
 from minddp.transport.shared_memory.profiled import Name, Recorded, record_if_profiled
 from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
 from minddp.transport.shared_memory.segments import Segment
+from minddp.transport.spin_wait import wakefulness
 
 CONNECT_TIMEOUT_S = 30.0
 

@@ -1,0 +1,85 @@
+"""By what the sum over the ranks is divided: what kind of mean the gradients become.
+
+As a rule by the number of ranks. Under `join` with divide_by_initial_world_size=False, by the number of ranks
+that still had inputs when this forward began. With reduction="sum", by nothing. With weights, rank r's
+gradients count `weight[r] / sum(weights)`: the mean over all samples where ranks have batches of different sizes.
+
+Numbers that other ranks contribute to are summed while forward runs, and read when the first gradient needs them.
+
+[Note: read aside]
+A number on a GPU is read by a copy that the host waits for, and with it for all that the stream of the copy has
+been asked for before: on the stream that is current, a whole forward. So the weights travel on a stream of their
+own, where nothing is before them. In a step without weights and without `join` nothing is read; under `join` the
+host reads the ranks' roll call before each forward anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from minddp.transport.protocols import Transport, Work
+
+
+class Divisor:
+    """`for_this_backward()` is what each rank divides its gradients by, before they are summed."""
+
+    def __init__(self, transport: Transport, reduction: str):
+        self._transport = transport
+        self._reduction = reduction
+        self._active: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._weights: tuple[Work, torch.Tensor, float] | None = None
+        self._side_stream: torch.cuda.Stream | None = None
+
+    def divide_by_active_ranks(self, count: torch.futures.Future[list[torch.Tensor]] | None) -> None:
+        """The next backward divides by the number of ranks that are active, one element in `count`, if given."""
+        self._active = count
+
+    def weigh(self, weight: float, device: torch.device) -> None:
+        """The next backward takes this rank's gradients `weight` times. Collective: every rank calls it.
+
+        Raises:
+            ValueError: a weight that is negative or not finite, or gradients that are to be summed.
+        """
+        if self._reduction == "sum":
+            raise ValueError('Weights are for means, but this module has reduction="sum".')
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"A rank's weight is a finite number, 0 or more, but got {weight!r}.")
+        with self._aside(device):
+            total = torch.tensor([weight], dtype=torch.float64, device=device)
+            self._weights = (self._transport.all_reduce(total), total, weight)
+
+    def for_this_backward(self) -> float | None:
+        """The divisor of the backward that begins now; what was said of one backward is then forgotten.
+
+        `None` where the sum itself is wanted.
+
+        Raises:
+            RuntimeError: all weights are zero.
+        """
+        active, self._active = self._active, None
+        weights, self._weights = self._weights, None
+        if weights is not None:
+            work, sum_on_device, weight = weights
+            with self._aside(sum_on_device.device):
+                work.wait()
+                total = sum_on_device.item()
+            if total == 0:
+                raise RuntimeError("Every rank has given its gradients the weight 0, so they have no mean.")
+            return total / weight if weight else math.inf
+        if self._reduction == "sum":
+            return None
+        if active is not None:
+            [count] = active.wait()
+            return int(count.item())
+        return self._transport.world_size
+
+    def _aside(self, device: torch.device) -> AbstractContextManager[object]:
+        """Where to ask a GPU for what must not come behind all else. See [Note: read aside]."""
+        if device.type != "cuda":
+            return nullcontext()
+        if self._side_stream is None:
+            self._side_stream = torch.cuda.Stream(device)
+        return torch.cuda.stream(self._side_stream)

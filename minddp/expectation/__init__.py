@@ -1,0 +1,1 @@
+"""Which gradients a backward will bring, beyond "all of them": unused parameters and static graphs."""

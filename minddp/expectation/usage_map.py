@@ -1,0 +1,90 @@
+"""Which parameters were used: by this rank, and by any rank.
+
+A parameter that no rank has used must keep its gradient as it is (None, or what earlier steps left there); one
+that some rank has used gets the average everywhere, with zeros from the ranks that did not use it. So every
+rank notes what it used since the last reduction, including micro-batches under no_sync, and the notes are
+summed over the ranks beside the gradients.
+
+[Note: marks on a GPU]
+Marks are made on the host and summed on the device. If all parameters were used they are all ones, which the device
+can write by itself, and nobody has to read the sums. Otherwise they are copied from memory of their own, pinned so
+that the host goes on meanwhile; torch's allocator gives it to nobody else before it has been read. Under capture by
+a CUDA graph that is no use: every replay would copy from there again, and the sums could not be read on the host.
+So a graph can be captured of a step that uses all parameters, and of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minddp.transport.protocols import Transport, Work
+
+
+class UsageMap:
+    """One mark per parameter, and the sum of the marks over all ranks once exchanged.
+
+    `sums` are those of the last exchange, int32, on the parameters' device; zeros before the first one.
+    """
+
+    def __init__(self, num_params: int, device: torch.device):
+        self._device = device
+        self._marks = [0] * num_params
+        self.sums = torch.zeros(num_params, dtype=torch.int32, device=device)
+        self._work: Work | None = None
+        self._marks_before = list(self._marks)
+
+    def begin_pass(self) -> None:
+        """Remember the marks so far, for the case that the pass does not come to its end."""
+        self._marks_before = list(self._marks)
+
+    def revert(self) -> None:
+        """Forget what the interrupted pass has marked; marks from under no_sync stay."""
+        if self._work is not None:
+            self._work.wait()
+        self._marks = self._marks_before
+        self._work = None
+
+    def mark(self, param: int) -> None:
+        self._marks[param] = 1
+
+    def begin_exchange(self, transport: Transport, has_grad: Sequence[bool]) -> None:
+        """Start summing the marks over the ranks. A mark without a gradient is of one that was thrown away.
+
+        Raises:
+            RuntimeError: a CUDA graph captures a backward that has left parameters unused.
+        """
+        self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
+        self.sums = self._marks_on_device()
+        self._work = transport.all_reduce(self.sums)
+
+    def _marks_on_device(self) -> torch.Tensor:
+        """See [Note: marks on a GPU]."""
+        if all(self._marks):
+            return torch.ones(len(self._marks), dtype=torch.int32, device=self._device)
+        on_gpu = self._device.type == "cuda"
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
+                f"parameters unused. Whether other ranks have used them is read by the host, which no graph can "
+                f"do. Use every parameter in the step that is captured, or pass static_graph=True, which settles "
+                f"who uses what in the first steps."
+            )
+        marks = torch.tensor(self._marks, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
+        return marks.to(self._device, non_blocking=True)  # a no-op on the CPU
+
+    def finish_exchange(self) -> Sequence[bool] | None:
+        """Per parameter, whether no rank used it; `None` if this rank used them all.
+
+        Only a rank that left parameters unused has to read the sums, which on a GPU halts the host.
+        """
+        assert self._work is not None, "begin_exchange comes first"
+        self._work.wait()
+        if all(self._marks):
+            return None
+        return [total == 0 for total in self.sums.tolist()]
+
+    def clear(self) -> None:
+        self._marks = [0] * len(self._marks)
+        self._work = None

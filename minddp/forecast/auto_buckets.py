@@ -1,0 +1,200 @@
+"""`bucket_cap_mb="auto"`: watch some steps, compute the plan that exposes the least, switch, and see if it does.
+
+[Note: one plan for all]
+Ranks see different times, but must have one plan. Each rank's median times are gathered, the slowest rank's counts
+for each gradient, and every rank computes the plan from the same numbers, which gives the same plan.
+
+The link is fitted to what was seen of the plan in use: see [Note: calibration]. What the model then says of the new
+plan is kept beside what is measured; should that turn out slower, the old plan comes back.
+
+Nobody waits for a device in the steps that are observed, nor in any after them: only between the last observed step
+and the next are times read and the link measured, once for each of the two plans.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import statistics
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from minddp.core.events import Event, EventKind
+from minddp.core.plan import BucketPlan
+from minddp.core.reducer import Reducer
+from minddp.forecast.calibration import Observed, calibrated, predicted_s
+from minddp.forecast.gradient_clock import Clock
+from minddp.forecast.link import Link
+from minddp.forecast.planner import plan_buckets
+
+_log = logging.getLogger(__name__)
+WARM_UP_STEPS = 3
+OBSERVED_STEPS = 8
+WORSE = 1.02  # a plan is given up when its backward takes this much longer
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What has come of it. Times are of one backward, from its first event to its last, in seconds, medians.
+
+    `measured_s` is `None` until the new plan has been observed, too.
+    """
+
+    link: Link
+    before: BucketPlan
+    plan: BucketPlan
+    before_s: float
+    predicted_s: float
+    seen: Observed
+    measured_s: float | None = None
+
+    def predicted_backward_s(self, plan: BucketPlan) -> float:
+        """How long a backward would take by any plan of the same parameters, judging by what was seen."""
+        return predicted_s(plan, self.link, self.seen)
+
+    @property
+    def is_kept(self) -> bool:
+        return self.measured_s is None or self.measured_s <= WORSE * self.before_s
+
+    def __str__(self) -> str:
+        measured = "not measured yet" if self.measured_s is None else f"measured {1e3 * self.measured_s:.2f} ms"
+        return (
+            f"buckets: {len(self.before.buckets)} -> {len(self.plan.buckets)}; backward: "
+            f"{1e3 * self.before_s:.2f} ms -> predicted {1e3 * self.predicted_s:.2f} ms, {measured}; link: "
+            f"{1e6 * self.link.latency_s:.0f} us + {self.link.bytes_per_s / 1e6:.0f} MB/s, "
+            f"{self.link.taken:.0%} of it taken from backward" + ("" if self.is_kept else "; taken back")
+        )
+
+
+@dataclass
+class Stamps:
+    """One backward as the clock's marks, which are read later. See [Note: stamps]."""
+
+    begin: Any
+    ready: dict[int, Any] = field(default_factory=dict)
+    gradients_complete: Any = None
+    end: Any = None
+
+    def read(self, clock: Clock) -> Observed:
+        """Waits for the end of the backward."""
+        ready_s = {param: clock.computed_s(self.begin, mark) for param, mark in self.ready.items()}
+        return Observed(
+            ready_s,
+            max([clock.computed_s(self.begin, self.gradients_complete), *ready_s.values()]),  # of any thread
+            clock.seconds(self.begin, self.gradients_complete),
+            clock.seconds(self.begin, self.end),
+        )
+
+
+class Observer:
+    """An event sink that notes the times of whole backwards."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.passes: list[Stamps] = []
+        self._clock = clock
+        self._current = Stamps(None)
+
+    def __call__(self, event: Event) -> None:
+        if event.kind is EventKind.PARAM_READY:
+            self._current.ready[event.subject] = self._clock.stamp()
+        elif event.kind is EventKind.BACKWARD_BEGIN:
+            self._current = Stamps(self._clock.stamp())
+        elif event.kind is EventKind.GRADIENTS_COMPLETE:
+            self._current.gradients_complete = self._clock.stamp()
+        elif event.kind is EventKind.BACKWARD_END:
+            self._current.end = self._clock.stamp()
+            self.passes.append(self._current)
+
+
+class _Stage(enum.Enum):
+    WAITING = "how the buckets are rebuilt by the order of readiness"
+    OBSERVING = "the plan that there is"
+    CHECKING = "the new plan"
+    DONE = "nothing any more"
+
+
+class AutoBuckets:
+    """Tunes the buckets of one reducer. Every rank calls `before_forward` before each forward that trains."""
+
+    def __init__(self, reducer: Reducer, clock: Clock):
+        self._reducer = reducer
+        self._clock = clock
+        self._stage = _Stage.WAITING
+        self._observer = Observer(self._clock)
+        self.tuning: Tuning | None = None
+
+    def before_forward(self) -> None:
+        """See whether there is something to do, all ranks at the same step: they count the same backwards.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+        """
+        if self._stage is _Stage.DONE:
+            return
+        if self._clock.is_stopped:
+            raise RuntimeError(
+                f'bucket_cap_mb="auto" observes {self._stage.value}, but a step that a CUDA graph captures takes '
+                f"no time now, and its buckets could not be changed any more. Take "
+                f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
+            )
+        if self._stage is _Stage.WAITING and self._reducer.has_rebuilt:
+            self._observe(_Stage.OBSERVING)
+        elif self._stage is _Stage.OBSERVING and self._has_seen_enough():
+            self._switch()
+        elif self._stage is _Stage.CHECKING and self._has_seen_enough():
+            self._check()
+
+    def _observe(self, stage: _Stage) -> None:
+        self._observer = Observer(self._clock)
+        self._reducer.watch(self._observer)
+        self._stage = stage
+
+    def _has_seen_enough(self) -> bool:
+        return len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
+
+    def _switch(self) -> None:
+        reducer = self._reducer
+        reducer.unwatch(self._observer)
+        seen = self._agreed()
+        idle = Link.measured(reducer.transport, reducer.params[0].device, self._clock)
+        link = calibrated(idle, reducer.plan, seen)
+        ready = [seen.ready_s.get(param, 0.0) for param in range(len(reducer.params))]
+        proposed = plan_buckets(reducer.plan.params, ready, link, seen.computed_s)
+        plan = min(reducer.plan, proposed, key=lambda plan: predicted_s(plan, link, seen))  # the old one if equal
+        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, predicted_s(plan, link, seen), seen)
+        if plan is reducer.plan:
+            self._stage = _Stage.DONE
+            _log.info("The buckets are as good as they get. %s", self.tuning)
+            return
+        reducer.adopt(plan)
+        self._observe(_Stage.CHECKING)
+
+    def _check(self) -> None:
+        assert self.tuning is not None, "a plan is checked after it has been made"
+        self._reducer.unwatch(self._observer)
+        self.tuning = replace(self.tuning, measured_s=self._agreed().end_s)
+        if not self.tuning.is_kept:
+            self._reducer.adopt(self.tuning.before)
+        self._stage = _Stage.DONE
+        _log.info("Buckets tuned. %s", self.tuning)
+
+    def _agreed(self) -> Observed:
+        """Medians over the observed backwards, of the slowest rank. Collective. See [Note: one plan for all]."""
+        passes = [stamps.read(self._clock) for stamps in self._observer.passes[WARM_UP_STEPS:]]
+        num_params = len(self._reducer.params)
+        rows = [
+            [
+                *(seen.ready_s.get(param, 0.0) for param in range(num_params)),
+                seen.computed_s,
+                seen.gradients_complete_s,
+                seen.end_s,
+            ]
+            for seen in passes
+        ]
+        medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+        own = torch.tensor(medians, dtype=torch.float64, device=self._reducer.params[0].device)
+        gathered = torch.stack(list(self._reducer.transport.all_gather(own)))
+        *ready, computed, complete, end = gathered.amax(0).tolist()
+        return Observed(dict(enumerate(ready)), computed, complete, end)

@@ -1,0 +1,190 @@
+"""Parameters whose all-reduce waits for a sign: delay_all_reduce_named_params, param_to_hook_all_reduce.
+
+For gradients that arrive in an awkward order, such as large embeddings, the caller names one parameter, and when
+*its* gradient arrives the others' leave, in one all-reduce of one buffer. Their `.grad`s are views of that buffer
+all the time, so there is nothing to pack; bucket options and communication hooks do not apply to them.
+
+As torch, the buffer is truly divided by the number of ranks, also under `no_sync`: what has been reduced already
+is equal everywhere, and dividing and summing it again leaves it as it is. Unlike torch, the end of backward waits
+for the all-reduce, a gradient that has been put elsewhere is fetched back, and one that comes too late, or whose
+sign never comes, is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from minddp.core import autograd
+from minddp.core.missing_gradients import OptimizerGuard
+from minddp.replicas import broadcast as replicas
+from minddp.transport.protocols import Transport, Work
+
+
+def delayed_parameters(
+    module: nn.Module,
+    named_params: Sequence[tuple[str, nn.Parameter]] | None,
+    trigger: nn.Parameter | None,
+    *,
+    reduction: str,
+    mixed_precision: object,
+) -> dict[str, nn.Parameter]:
+    """What the constructor is asked to delay, by name. Mostly nothing.
+
+    Raises:
+        ValueError: one argument without the other, a parameter that is not the module's, or an option that a truly
+            divided buffer does not follow.
+    """
+    if (named_params is None) != (trigger is None):
+        raise ValueError(
+            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the "
+            "gradient of the one lets those of the others leave."
+        )
+    delayed = dict(named_params or ())
+    known = dict(module.named_parameters(remove_duplicate=False))
+    for name, param in named_params or ():
+        if known.get(name) is not param:
+            raise ValueError(f"delay_all_reduce_named_params: the module has no such parameter `{name}`.")
+    if delayed and (mixed_precision is not None or reduction != "mean"):
+        other = "reduction" if mixed_precision is None else "mixed_precision"
+        raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
+    return delayed
+
+
+class DelayedAllReduce:
+    """One flat buffer for the gradients of `named_params`, reduced when the gradient of `trigger` arrives.
+
+    Raises:
+        ValueError: parameters of several dtypes or devices, or the trigger is one of them.
+    """
+
+    def __init__(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter, transport: Transport):
+        self._names = list(named_params)
+        self._params = list(named_params.values())
+        self._transport = transport
+        _check(named_params, trigger)
+        sizes = [param.numel() for param in self._params]
+        self._buffer = torch.zeros(sum(sizes), dtype=self._params[0].dtype, device=self._params[0].device)
+        pieces = zip(self._buffer.split(sizes), self._params, strict=True)
+        self._views = [piece.view(param.shape) for piece, param in pieces]
+        self._arrived: list[str] = []  # since the last sign
+        self._under_way: Work | None = None
+        self._awaited_backwards: set[int] = set()
+        self._guard: OptimizerGuard | None = None
+        self._install_hooks(trigger)
+
+    def broadcast(self, source: int) -> None:
+        """Overwrite the parameters on every rank with those of rank `source`. Collective."""
+        with torch.no_grad():
+            replicas.broadcast_coalesced(self._transport, self._params, source)
+
+    def move_to(self, transport: Transport) -> None:
+        """Go on with other ranks."""
+        self._transport = transport
+
+    def provide_grads(self) -> None:
+        """After each forward: parameters whose `.grad` was dropped get a view of zeros."""
+        self._forget_interrupted()
+        missing = [view for param, view in zip(self._params, self._views, strict=True) if param.grad is None]
+        if len(missing) == len(self._params):
+            self._buffer.zero_()
+        elif missing:
+            torch._foreach_zero_(missing)
+        for param, view in zip(self._params, self._views, strict=True):
+            if param.grad is None:
+                param.grad = view
+
+    # ------------------------------------------------------------------ during backward
+
+    def _install_hooks(self, trigger: nn.Parameter) -> None:
+        weak_self = weakref.ref(self)  # parameters outlive their wrapper, and hooks must not keep it
+
+        def on_arrival(param: int, *_from_engine: object) -> None:
+            if (delayed := weak_self()) is not None:
+                delayed._on_arrival(delayed._names[param_of_hook[param]])
+
+        def on_trigger(_grad: torch.Tensor) -> None:
+            if (delayed := weak_self()) is not None:
+                delayed._reduce()
+
+        param_of_hook = [k for k, param in enumerate(self._params) if param.requires_grad]
+        hooks = autograd.Hooks([self._params[k] for k in param_of_hook], on_arrival)
+        handle = trigger.register_hook(on_trigger)
+        weakref.finalize(self, hooks.remove).atexit = False
+        weakref.finalize(self, handle.remove).atexit = False
+
+    def _on_arrival(self, name: str) -> None:
+        if self._under_way is not None:
+            raise RuntimeError(
+                f"The gradient of `{name}` has arrived when the all-reduce of the delayed parameters was under way "
+                f"already. Let `param_to_hook_all_reduce` be a parameter whose gradient arrives after those of all "
+                f"`delay_all_reduce_named_params`, one that forward uses before them."
+            )
+        self._arrived.append(name)
+        self._await_end()
+
+    def _reduce(self) -> None:
+        """The sign: the gradient of the trigger has arrived."""
+        with torch.no_grad():
+            self._fetch_back()
+            self._buffer.div_(self._transport.world_size)
+        self._under_way = self._transport.all_reduce(self._buffer)
+        self._arrived.clear()
+        self._lift_guard()
+        self._await_end()
+
+    def _fetch_back(self) -> None:
+        """Gradients that lie elsewhere, since somebody has replaced `.grad` after the forward."""
+        for param, view in zip(self._params, self._views, strict=True):
+            if param.grad is None:
+                view.zero_()
+            elif param.grad is not view:
+                view.copy_(param.grad)
+            param.grad = view
+
+    def _await_end(self) -> None:
+        backward = autograd.current_backward()
+        if backward not in self._awaited_backwards:
+            self._awaited_backwards.add(backward)
+            autograd.call_at_end_of_backward(self._on_backward_end)
+
+    def _on_backward_end(self) -> None:
+        self._awaited_backwards.clear()
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None
+        if self._arrived and self._guard is None:
+            self._guard = OptimizerGuard(self._params, self._not_reduced)
+
+    def _not_reduced(self) -> RuntimeError:
+        return RuntimeError(
+            f"Gradients of delayed parameters have arrived, but not the gradient of `param_to_hook_all_reduce`, so "
+            f"they are not reduced: {', '.join(self._arrived)}. Every loss that uses them must use it, too."
+        )
+
+    def _forget_interrupted(self) -> None:
+        """An exception may have ended the last backward before its end was called."""
+        if self._under_way is not None:
+            self._on_backward_end()
+        self._awaited_backwards.clear()
+
+    def _lift_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.lift()
+            self._guard = None
+
+
+def _check(named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter) -> None:
+    kinds = {(param.dtype, param.device): name for name, param in named_params.items()}
+    if len(kinds) > 1:
+        listed = ", ".join(f"`{name}` is {dtype} on {device}" for (dtype, device), name in kinds.items())
+        raise ValueError(f"The parameters in `delay_all_reduce_named_params` travel in one buffer, but {listed}.")
+    for name, param in named_params.items():
+        if param is trigger:
+            raise ValueError(
+                f"`{name}` is both `param_to_hook_all_reduce` and one of `delay_all_reduce_named_params`: its own "
+                f"gradient would come too late."
+            )

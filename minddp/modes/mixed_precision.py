@@ -1,0 +1,188 @@
+"""Low-precision compute: torch's `mixed_precision=_MixedPrecision(param_dtype, reduce_dtype, buffer_dtype)`.
+
+From the beginning of a forward to the end of its backward each parameter's `.data` is a copy in `param_dtype`, and
+the inputs are cast to it. Gradients travel in `reduce_dtype` and are divided by the world size after they have been
+summed. When backward returns, parameters are what they were and gradients have the parameters' dtype again, so
+optimizers and checkpoints see full precision. Buffers are cast once, at construction.
+
+    forward     param.data becomes a copy in param_dtype; an existing .grad is cast, for autograd to add to
+    backward    gradients arrive in param_dtype and are packed into buckets of reduce_dtype
+                all-reduce, then divide
+    its end     param.data is the original again; .grad is cast back, then given the average
+
+A parameter whose dtype changes gets a new accumulator, so the reducer's hooks move with it (`Hooks.renew`). What
+autograd saves of a parameter is the parameter, not its data, so a backward that comes after `restore`, such as a
+second one through the same graph, lowers once more.
+
+Deliberately not as torch 2.13, whose implementation errs:
+  - Every backward reduces gradients. Torch's first one reduces memory that nobody has written to, because the
+    buckets are converted and the views into them are not; the second one of a static graph does so again.
+    With gradient_as_bucket_view the third and all later ones bring the second one's averages once more.
+  - `find_unused_parameters`, tied parameters, `no_sync` and evaluation under `torch.no_grad()` work; torch's raise.
+  - Only floating-point buffers are cast, as torch documents it: a count of batches stays exact.
+  - `param_dtype=None` is each parameter's own and `reduce_dtype=None` is `param_dtype`, as torch documents it.
+With gradient_as_bucket_view `.grad` has memory of its own all the same: it is never of a bucket's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.utils import _cast_forward_inputs
+
+from minddp.core import autograd
+from minddp.core.bucket import GradDtypes
+
+
+class MixedPrecision:
+    """Lowers and restores the floating-point parameters of `module`, except those named in `ignored`.
+
+    Each has two attributes, named as in torch: `_fp_param` is its data in full precision and `_mp_param` the copy,
+    without elements while there is none.
+
+    Raises:
+        TypeError: `config` is not like torch's `_MixedPrecision`, or has a dtype that is not floating-point.
+        ValueError: trainable parameters that cannot be cast, or whose gradients cannot.
+    """
+
+    def __init__(self, config: Any, module: nn.Module, ignored: Collection[str], sparse: Collection[str]):
+        _check_config(config)
+        _check_params(module, ignored, sparse)
+        self.param_dtype: torch.dtype | None = config.param_dtype
+        self.buffer_dtype: torch.dtype | None = config.buffer_dtype
+        self.grad_dtypes = GradDtypes(config.param_dtype, config.reduce_dtype or config.param_dtype)
+        self._is_lowered = False
+        self._awaits_backward = False
+        self._versions: list[int] = []
+        self._params: dict[str, Any] = {
+            name: param
+            for name, param in module.named_parameters()
+            if name not in ignored and param.is_floating_point() and self.param_dtype not in (None, param.dtype)
+        }
+        for param in self._params.values():
+            self._keep(param, param.data, None)
+
+    def cast_buffers(self, module: nn.Module, ignored: Collection[str]) -> None:
+        """Once, at construction."""
+        for name, buffer in module.named_buffers():
+            if self.buffer_dtype is not None and name not in ignored and buffer.is_floating_point():
+                buffer.data = buffer.to(self.buffer_dtype)
+
+    # ------------------------------------------------------------------ around forward
+
+    def begin_forward(self, inputs: Any, kwargs: Any, on_new_accumulators: Callable[[], None]) -> tuple[Any, Any]:
+        """Lower the parameters, if need be the gradients, and the floating-point tensors among the arguments."""
+        has_lowered = self._lower()
+        if torch.is_grad_enabled():
+            _cast_grads(self._params.values())
+            if has_lowered:
+                on_new_accumulators()
+        return _cast_forward_inputs(self.param_dtype, *inputs, **kwargs)
+
+    def end_forward(self, output: Any) -> None:
+        """Stay low until the backward of `output` ends, if there can be one."""
+        if torch.is_grad_enabled():
+            self._awaits_backward = True
+            autograd.call_when_gradient_enters(output, self._on_backward)
+        elif not self._awaits_backward:
+            self.restore()
+
+    def _lower(self) -> bool:
+        """Give the parameters low-precision copies; false if an earlier forward has, whose backward is due."""
+        if self._awaits_backward or not self._params:
+            return False
+        self.restore()  # an exception may have cut the last forward short
+        originals = [param.data for param in self._params.values()]
+        copies = _cast(originals, [self.param_dtype] * len(originals))
+        for param, original, low in zip(self._params.values(), originals, copies, strict=True):
+            self._keep(param, original, low)
+            param.data = low
+        self._versions = [param._version for param in self._params.values()]
+        self._is_lowered = True
+        return True
+
+    # ------------------------------------------------------------------ around backward
+
+    def restore(self) -> None:
+        """Full precision again, for parameters and gradients.
+
+        Raises:
+            RuntimeError: a parameter was written to meanwhile; what was written is lost with the copy.
+        """
+        if not self._is_lowered:
+            return
+        versions = [param._version for param in self._params.values()]
+        for param in self._params.values():
+            param.data = param._fp_param
+            self._keep(param, param._fp_param, None)
+        _cast_grads(self._params.values())
+        self._is_lowered = self._awaits_backward = False
+        if versions != self._versions:
+            raise self._overwritten(versions)
+
+    def _on_backward(self) -> None:
+        self._lower()
+        _cast_grads(self._params.values())
+        autograd.call_at_end_of_backward(self.restore)
+
+    def _keep(self, param: Any, original: torch.Tensor, low: torch.Tensor | None) -> None:
+        param._fp_param = original
+        param._mp_param = original.new_empty(0, dtype=self.param_dtype) if low is None else low
+
+    def _overwritten(self, versions: list[int]) -> RuntimeError:
+        names = [
+            name for name, now, then in zip(self._params, versions, self._versions, strict=True) if now != then
+        ]
+        return RuntimeError(
+            f"Parameters were written to between a forward and the end of its backward, while mixed_precision had "
+            f"them replaced by copies in {self.param_dtype}, so the new values are lost: {', '.join(names)}. Load "
+            f"checkpoints and step optimizers after backward; evaluate under torch.no_grad()."
+        )
+
+
+def _cast(tensors: list[torch.Tensor], dtypes: list[torch.dtype | None]) -> list[torch.Tensor]:
+    """Copies in other dtypes, strides kept. One kernel on a GPU."""
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    with torch.no_grad():
+        torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+def _cast_grads(params: Iterable[Any]) -> None:
+    """Give gradients the dtype of their parameters. They stay the same objects."""
+    others = [param for param in params if param.grad is not None and param.grad.dtype != param.dtype]
+    if others:
+        casts = _cast([param.grad for param in others], [param.dtype for param in others])
+        for param, cast in zip(others, casts, strict=True):
+            param.grad.data = cast
+
+
+def _check_config(config: Any) -> None:
+    for field in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+        if not hasattr(config, field):
+            raise TypeError(
+                f"`mixed_precision` takes torch's _MixedPrecision(param_dtype, reduce_dtype, buffer_dtype), but "
+                f"got {config!r}, which has no `{field}`."
+            )
+        dtype = getattr(config, field)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"`{field}` of `mixed_precision` must be a floating-point dtype, but is {dtype!r}.")
+
+
+def _check_params(module: nn.Module, ignored: Collection[str], sparse: Collection[str]) -> None:
+    trainable = {
+        name: param for name, param in module.named_parameters() if param.requires_grad and name not in ignored
+    }
+    for reason, names in (
+        ("complex numbers have no such dtype", [name for name, param in trainable.items() if param.is_complex()]),
+        ("sparse gradients are not cast (build the embedding with sparse=False)", trainable.keys() & sparse),
+        (
+            "tensor parallelism computes with a DTensor made of the parameter, which would keep an old copy",
+            [name for name, param in trainable.items() if hasattr(param, "_st_info")],
+        ),
+    ):
+        if names:
+            raise ValueError(f"`mixed_precision` is not possible for {', '.join(sorted(names))}: {reason}.")

@@ -1,0 +1,75 @@
+"""The bucket of one sparse gradient: no buffer, no packing; a copy of the gradient itself travels.
+
+A sparse gradient (of `nn.Embedding(sparse=True)`, say) is a list of indices with a row of values each, and
+another backward brings another list. Nothing can be allocated for it in advance and nothing packed beside it,
+so it has a bucket to itself, and what is reduced is the gradient, scaled.
+
+Torch scales it in place. But autograd lets gradients share memory: two embeddings whose outputs are added both
+get the sum's gradient as their values, and in place each would be scaled twice. So a copy is scaled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minddp.core.packing import Scaling
+from minddp.core.plan import BucketSpec
+
+
+class SparseBucket:
+    """Has what the reducer asks of a `Bucket`. `wire` is what this backward has packed, not coalesced."""
+
+    def __init__(self, spec: BucketSpec, param: torch.nn.Parameter, name: str):
+        self.spec = spec
+        self.params = [param]
+        self.names = [name]
+        self.wire = _nothing(param)
+
+    def begin_pass(self) -> None:
+        """Let go of what the last backward has packed."""
+        self.wire = _nothing(self.params[0])
+
+    def take(self, run: int) -> bool:
+        """As `Bucket.take`."""
+        return self.params[0].grad is not None
+
+    def pack(self, run: int, scaling: Scaling) -> None:
+        """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
+
+        Raises:
+            RuntimeError: the gradient is dense.
+        """
+        grad = self.params[0].grad
+        if grad is None:
+            return
+        if grad.layout != torch.sparse_coo:
+            raise RuntimeError(
+                f"Expected variable to have sparse gradient: `{self.names[0]}` belongs to an embedding with "
+                f"sparse=True, but its gradient is {grad.layout}. Something else uses the weight too; set "
+                f"sparse=False."
+            )
+        self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
+
+    def let_go(self) -> None:
+        """As `Bucket.let_go`: it has none in hand."""
+
+    def unpack(
+        self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None, may_hand_over: bool = False
+    ) -> None:
+        """As `Bucket.unpack`."""
+        if untouched and untouched[0]:
+            return
+        grad = self.params[0].grad
+        if grad is None:
+            self.params[0].grad = average
+        else:
+            grad.copy_(average)
+
+
+def _nothing(param: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient without rows."""
+    indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
+    rows = param.new_empty((0, *param.shape[1:]))
+    return torch.sparse_coo_tensor(indices, rows, param.shape, is_coalesced=True, check_invariants=False)

@@ -1,0 +1,1 @@
+"""How replicas start equal and stay equal: checks before wrapping, broadcasts, buffers."""

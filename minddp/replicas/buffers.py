@@ -1,0 +1,90 @@
+"""Buffers: what a module keeps beside its parameters, such as running means. Kept equal by broadcast.
+
+Nothing averages buffers. Rank 0's are broadcast at construction and again before each forward that trains, so
+all ranks go on from the same ones; a hook may do something else with them, before or after forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from minddp.replicas import broadcast as replicas
+from minddp.replicas.module_watch import holds_still
+from minddp.transport.protocols import Transport
+
+KEPT_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class BufferHook:
+    """Synchronises buffers in its own way: `function(state, {name: buffer})`.
+
+    Futures that it returns are waited for at the end of backward.
+    """
+
+    state: Any
+    function: Callable[[Any, dict[str, torch.Tensor]], Any]
+    after_forward: bool
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+
+class Buffers:
+    """The buffers of a module but those in `ignored`, by name."""
+
+    def __init__(self, module: nn.Module, ignored: Collection[str]):
+        self._module = module
+        self._ignored = ignored
+        self.hook: BufferHook | None = None
+        self.named: dict[str, torch.Tensor] = {}
+        self._places: list[tuple[nn.Module, Sequence[object], Sequence[object]]] = []
+        self._shipment: replicas.Shipment | None = None
+        self.collect()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shipment": None}  # memory of its own, not the module's
+
+    def collect(self) -> None:
+        """Look again what there is: modules may have assigned new tensors, or have other submodules."""
+        if self._places and all(map(_is_as_it_was, self._places)):
+            return
+        self.named = {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
+        self._places = [
+            (submodule, tuple(submodule._modules.values()), tuple(submodule._buffers.values()))
+            for submodule in self._module.modules()
+        ]
+
+    def _shipment_of(self, tensors: list[torch.Tensor]) -> replicas.Shipment:
+        """As a rule the one of the step before, whose memory is kept if it is not much."""
+        shipment = self._shipment
+        if shipment is None or not shipment.is_of(tensors):
+            shipment = replicas.Shipment(tensors)
+            self._shipment = shipment if shipment.nbytes <= KEPT_BYTES else None
+        return shipment
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self.named.values())
+
+    def synchronize(self, transport: Transport, source: int) -> list[torch.futures.Future]:
+        """Make them those of rank `source`, or have the hook do what it does. Returns futures to wait for."""
+        self.collect()
+        # Autograd must not take the overwritten buffers for modified: as torch.
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(self.tensors)):
+            if self.hook is None:
+                self._shipment_of(self.tensors).broadcast(transport, source)
+                return []
+            return list(self.hook.function(self.hook.state, self.named) or ())
+
+
+def _is_as_it_was(place: tuple[nn.Module, Sequence[object], Sequence[object]]) -> bool:
+    """Whether a submodule has the submodules and the buffers that it had. Names take five times as long."""
+    submodule, children, buffers = place
+    return holds_still(submodule._modules, children) and holds_still(submodule._buffers, buffers)

@@ -1,0 +1,210 @@
+"""The seam to the autograd engine: when hooks fire, what the engine knows, when a backward is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
+
+from minddp.core import autograd
+
+
+class Recorder:
+    """Notes which parameter's hook fired, and what its gradient was then."""
+
+    def __init__(self, params: list[torch.nn.Parameter]):
+        self.params = params
+        self.fired: list[int] = []
+        self.grads: list[torch.Tensor | None] = []
+
+    def on_grad_accumulated(self, param: int, *_from_engine: object) -> None:
+        self.fired.append(param)
+        grad = self.params[param].grad
+        self.grads.append(None if grad is None else grad.clone())
+
+
+class NoGradient(torch.autograd.Function):
+    """The identity on x; returns no gradient for the parameter it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, _param: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+def two_params() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.tensor(3.0))]
+
+
+def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
+    params = two_params()
+    recorder = Recorder(params)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    (params[0] * params[0] * params[1]).backward()
+    assert sorted(recorder.fired) == [0, 1]
+    assert recorder.grads[recorder.fired.index(0)] == 12.0  # both uses are in
+    params[0].pow(2).backward()
+    assert recorder.fired[2:] == [0]
+    assert recorder.grads[2] == 16.0  # and what was there before
+    hooks.remove()
+
+
+def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
+    params = two_params()
+    recorder = Recorder(params)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    NoGradient.apply(params[0] * 1, params[1]).backward()
+    assert sorted(recorder.fired) == [0, 1]
+    assert params[1].grad is None
+    hooks.remove()
+
+
+def test_removed_hooks_are_silent_and_may_be_removed_again() -> None:
+    params = two_params()
+    recorder = Recorder(params)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    hooks.remove()
+    hooks.remove()
+    (params[0] * params[1]).backward()
+    assert recorder.fired == []
+
+
+def test_the_engine_knows_which_accumulators_it_will_run() -> None:
+    params = [*two_params(), torch.nn.Parameter(torch.tensor(5.0))]
+    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    answers: list[list[bool]] = []
+    product = params[0] * params[1]
+    product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
+    product.backward()
+    (params[0] * params[2]).detach()
+    assert answers == [[True, True, False]]
+    hooks.remove()
+
+
+def test_the_engine_accumulates_nothing_when_it_is_asked_for_gradients() -> None:
+    params = two_params()
+    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    answers: list[list[bool]] = []
+    product = params[0] * params[1]
+    product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
+    torch.autograd.grad(product, params)
+    assert answers == [[False, False]]
+    hooks.remove()
+
+
+def test_there_is_no_answer_outside_of_a_backward() -> None:
+    params = two_params()
+    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    with pytest.raises(RuntimeError):
+        autograd.will_be_reached(hooks.accumulators[0])
+    hooks.remove()
+
+
+def test_the_callback_runs_when_everything_is_computed() -> None:
+    params = two_params()
+    seen: list[list[object]] = []
+
+    def at_end() -> None:
+        seen.append([None if p.grad is None else float(p.grad) for p in params])
+
+    product = params[0] * params[1]
+    product.register_hook(lambda _: autograd.call_at_end_of_backward(at_end))
+    product.backward()
+    assert seen == [[3.0, 2.0]]
+    product = params[0] * params[1]
+    product.backward()
+    assert len(seen) == 1, "once, for the backward in which it was asked for"
+
+
+def test_the_callback_does_not_run_after_an_exception() -> None:
+    params = two_params()
+    called: list[int] = []
+
+    def explode(_grad: torch.Tensor) -> None:
+        raise KeyError("exploded")
+
+    first = params[0] * 2
+    first.register_hook(explode)
+    loss = first * params[1]
+    loss.register_hook(lambda _: autograd.call_at_end_of_backward(lambda: called.append(1)))
+    with pytest.raises(KeyError):
+        loss.backward()
+    (params[0] * 1).backward()
+    assert called == []
+
+
+def test_a_nested_backward_is_told_from_the_outer_one() -> None:
+    weight = torch.nn.Parameter(torch.tensor(2.0))
+    nested: list[bool] = []
+
+    def ask(_grad: torch.Tensor) -> None:
+        autograd.call_at_end_of_backward(lambda: nested.append(autograd.inside_another_backward()))
+
+    def segment(x: torch.Tensor) -> torch.Tensor:
+        y = x * weight
+        if y.requires_grad:
+            y.register_hook(ask)
+        return y
+
+    x = torch.tensor(1.0, requires_grad=True)
+    out = checkpoint(segment, x, use_reentrant=True)
+    out.register_hook(ask)
+    out.backward()
+    assert nested == [True, False]
+
+
+def test_the_beginning_is_told_for_whichever_output_comes_first() -> None:
+    weight = torch.nn.Parameter(torch.tensor(2.0))
+    began: list[int] = []
+    outputs = {"a": [weight * 1, weight.detach()], "b": (weight * 3,)}
+
+    class Listener:
+        def note(self) -> None:
+            began.append(len(began))
+
+    listener = Listener()
+    autograd.call_when_gradient_enters(outputs, listener.note)
+    outputs["b"][0].backward(retain_graph=True)
+    assert began == [0]
+    del listener  # only referenced weakly: the outputs may outlive it
+    outputs["b"][0].backward()
+    assert began == [0]
+
+
+def test_tensors_are_found_within_containers_and_dataclasses() -> None:
+    @dataclass
+    class Output:
+        loss: torch.Tensor
+        rest: list[Any]
+
+    a, b, c = torch.tensor(1), torch.tensor(2), torch.tensor(3)
+    found = list(autograd.tensors_in([Output(a, [b, "text"]), {"c": (c, None)}, Output, 5]))
+    assert [id(tensor) for tensor in found] == [id(a), id(b), id(c)]
+
+
+def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
+    params = two_params()
+    recorder = Recorder(params)
+    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    for param in params:
+        param.data = param.data.double()
+    (params[0] * params[1]).backward()
+    assert recorder.fired == []
+    hooks.renew()
+    (params[0] * params[1]).backward()
+    assert sorted(recorder.fired) == [0, 1]
+    hooks.remove()
+
+
+def test_a_walk_finds_what_no_path_leads_to() -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    nodes = [get_gradient_edge(param).node for param in (used, unused)]
+    assert autograd.out_of_reach_of({"deep": [used * 2]}, nodes) == [1]
+    assert autograd.out_of_reach_of("nothing", nodes) == [0, 1]

@@ -1,0 +1,154 @@
+"""The plan with the least exposed communication, against all plans there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minddp.core.plan import ParamSpec
+from minddp.forecast import Gradient, Link, least_exposed, plan_buckets, simulate
+
+LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
+CPU = torch.device("cpu")
+
+_gradients = st.lists(
+    st.tuples(st.integers(1, 5000), st.floats(0, 5e-3)).map(lambda drawn: Gradient(*drawn)), min_size=1, max_size=8
+).map(lambda gradients: sorted(gradients, key=lambda gradient: gradient.ready_s))
+_shares = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
+_links = st.builds(Link, st.floats(0, 2e-3), st.floats(1e5, 1e8), _shares)
+_tails = st.just(0.0) | st.floats(0, 10e-3)  # how long backward computes in all, where that says more than the last
+
+
+def all_cuts(n: int) -> list[list[int]]:
+    """Every way to cut n gradients into buckets, as where each bucket ends."""
+    return [
+        [*(place for place, is_cut in enumerate(cuts, 1) if is_cut), n]
+        for cuts in itertools.product([False, True], repeat=n - 1)
+    ]
+
+
+def told_second_by_second(gradients: list[Gradient], ends: list[int], link: Link, backward_s: float) -> float:
+    """The model without its clock that stands still: what time it is, and how much backward has computed."""
+    now = computed = 0.0
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        until_ready = max(0.0, gradients[end - 1].ready_s - computed)
+        message_s = link.seconds(sum(gradient.nbytes for gradient in gradients[start:end]))
+        now += until_ready + message_s
+        computed += until_ready + (1 - link.taken) * message_s
+    return now + max(0.0, backward_s - computed)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_gradients, _links, _tails)
+def test_no_other_cut_is_over_sooner(gradients: list[Gradient], link: Link, backward_s: float) -> None:
+    """Whatever share the messages take from backward."""
+    best = min(told_second_by_second(gradients, ends, link, backward_s) for ends in all_cuts(len(gradients)))
+    ends = least_exposed(gradients, link, backward_s)
+    assert simulate(gradients, ends, link, backward_s) == pytest.approx(best)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_gradients, _links, _tails)
+def test_a_clock_that_stands_still_tells_the_same_end(
+    gradients: list[Gradient], link: Link, backward_s: float
+) -> None:
+    for ends in all_cuts(len(gradients)):
+        expected = told_second_by_second(gradients, ends, link, backward_s)
+        assert simulate(gradients, ends, link, backward_s) == pytest.approx(expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_gradients, _links, _tails)
+def test_no_message_is_sent_for_nothing(gradients: list[Gradient], link: Link, backward_s: float) -> None:
+    """What takes all of its time from backward is never hidden, so a second message can only cost a latency."""
+    link = dataclasses.replace(link, taken=1.0)
+    assert least_exposed(gradients, link, backward_s) == [len(gradients)]
+
+
+@pytest.mark.parametrize(
+    ("taken", "apart_s", "together_s"),
+    [
+        # Ready after 0 and 4 ms, and backward goes on to 5 ms. Apart: two messages of 3 ms, the first one hidden.
+        (0.0, 7e-3, 4e-3 + 5e-3),
+        # While the first one travels, backward computes half of 3 ms. The second leaves at 3 + 2.5 ms, and in the
+        # 3 ms that it takes backward computes 1.5, more than what was left: that comes to 8.5 ms.
+        (0.5, 8.5e-3, 4e-3 + 5e-3),
+        # Nothing is hidden: 5 ms of backward and all messages, in two or in one.
+        (1.0, 5e-3 + 6e-3, 5e-3 + 5e-3),
+    ],
+)
+def test_what_messages_take_from_backward(taken: float, apart_s: float, together_s: float) -> None:
+    gradients, link = [Gradient(2000, 0.0), Gradient(2000, 4e-3)], dataclasses.replace(LINK, taken=taken)
+    assert simulate(gradients, [1, 2], link, backward_s=5e-3) == pytest.approx(apart_s)
+    assert simulate(gradients, [2], link, backward_s=5e-3) == pytest.approx(together_s)
+    better = [1, 2] if apart_s < together_s else [2]
+    assert least_exposed(gradients, link, backward_s=5e-3) == better
+
+
+def test_backward_goes_on_behind_the_last_gradient() -> None:
+    """What is over before it is hidden: then one message does as well as two."""
+    gradients = [Gradient(1000, 0.0), Gradient(1000, 1e-3)]
+    assert simulate(gradients, [1, 2], LINK, backward_s=9e-3) == pytest.approx(9e-3)
+    assert least_exposed(gradients, LINK, backward_s=9e-3) == [2]
+    assert least_exposed(gradients, LINK) == [2]
+    assert least_exposed([Gradient(9000, 0.0), Gradient(1000, 20e-3)], LINK) == [1, 2]
+
+
+def test_a_latency_that_nothing_hides_makes_one_bucket() -> None:
+    """All gradients are ready at once: a second message could only cost its latency."""
+    assert least_exposed([Gradient(100, 0.0)] * 6, LINK) == [6]
+
+
+def test_without_latency_every_gradient_leaves_when_it_is_ready() -> None:
+    gradients = [Gradient(100, 1e-3 * turn) for turn in range(4)]
+    assert simulate(gradients, least_exposed(gradients, Link(0.0, 1e6)), Link(0.0, 1e6)) == pytest.approx(3.1e-3)
+
+
+def test_the_last_gradients_do_not_wait_for_company() -> None:
+    """Backward hides the first messages; what is left over is one small one."""
+    gradients = [Gradient(4000, 10e-3 * turn) for turn in range(5)]
+    ends = least_exposed(gradients, LINK)
+    assert ends[-2:] == [4, 5]
+
+
+def test_messages_travel_one_at_a_time() -> None:
+    gradients = [Gradient(2000, 0.0), Gradient(2000, 1e-3)]
+    assert simulate(gradients, [1, 2], LINK) == pytest.approx(3e-3 + 3e-3)
+    assert simulate(gradients, [2], LINK) == pytest.approx(1e-3 + 5e-3)
+
+
+def test_kinds_are_planned_apart_and_leave_as_they_are_ready() -> None:
+    specs = [
+        ParamSpec("a", 1000, torch.float32, CPU),
+        ParamSpec("b", 1000, torch.bfloat16, CPU),
+        ParamSpec("c", 1000, torch.float32, CPU),
+        ParamSpec("d", 10, torch.float32, CPU, sparse=True),
+    ]
+    plan = plan_buckets(specs, [3e-3, 2e-3, 1e-3, 0.0], Link(1.0, 1e6))
+    assert [plan.names(bucket.index) for bucket in plan.buckets] == [["d"], ["b"], ["c", "a"]]
+    assert [bucket.cap_bytes for bucket in plan.buckets] == [40, 2000, 8000]
+
+
+def test_kinds_know_what_messages_take_from_backward() -> None:
+    """And when backward ends: either can make one bucket of each kind, though apart more of it would be hidden."""
+    specs = [ParamSpec(f"p{i}", 500, [torch.float32, torch.float64][i % 2], CPU) for i in range(6)]
+    ready = [10e-3 * turn for turn in range(6)]
+    assert len(plan_buckets(specs, ready, LINK, 50e-3).buckets) > 2
+    assert len(plan_buckets(specs, ready, LINK, 99e-3).buckets) == 2, "whatever they do is hidden"
+    assert len(plan_buckets(specs, ready, dataclasses.replace(LINK, taken=1.0), 50e-3).buckets) == 2
+
+
+def test_a_link_is_found_from_its_messages() -> None:
+    link = Link.fitted([(nbytes, LINK.seconds(nbytes)) for nbytes in (1000, 10_000, 1_000_000)])
+    assert link.latency_s == pytest.approx(LINK.latency_s)
+    assert link.bytes_per_s == pytest.approx(LINK.bytes_per_s)
+
+
+def test_one_size_says_nothing_of_a_bandwidth() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        Link.fitted([(1000, 1.0), (1000, 2.0)])

@@ -1,0 +1,111 @@
+"""Optimizers that are stepped bucket by bucket: equal bits, and nothing stepped twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import minddp
+from minddp.modes.optimizer_overlap import OverlappedOptimizer
+from tests.ranks import RankPool
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-2),
+    "Adam": partial(torch.optim.Adam, lr=1e-2),
+    "AdamW one by one": partial(torch.optim.AdamW, lr=1e-2, foreach=False),
+    "Adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-2, foreach=True),
+}
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups, the second without weight decay and with a learning rate of its own."""
+    params = list(model.parameters())
+    return [{"params": params[:5]}, {"params": params[5:], "lr": 3e-3, "weight_decay": 0.0}]
+
+
+def _trained(rank: int, name: str, views: bool) -> list[str]:
+    """Names of what differs between stepping in backward and after it, in any of several steps."""
+    options = {"bucket_cap_mb_list": [0.0003], "gradient_as_bucket_view": views}
+    models = [minddp.DistributedDataParallel(layers(), **options) for _ in range(2)]
+    optimizers = [OPTIMIZERS[name](groups(model)) for model in models]
+    schedulers = [LambdaLR(optimizer, lambda turn: 0.8**turn) for optimizer in optimizers]
+    models[0].overlap_optimizer(optimizers[0])
+    wrong = []
+    for turn in range(6):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(10 * turn + rank))
+        for model in models:
+            with model.no_sync():
+                model(x).square().sum().backward()
+            model(x).square().sum().backward()
+        optimizers[1].step()
+        for scheduler, model in zip(schedulers, models, strict=True):
+            scheduler.step()
+            model.zero_grad()
+        for (param_name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            if not torch.equal(ours, theirs):
+                wrong.append(f"{param_name} in step {turn}")
+    assert len(models[0].plan.buckets) > 1
+    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    for index, state in states[1].items():
+        for key, value in state.items():
+            if not torch.equal(torch.as_tensor(states[0][index][key]), torch.as_tensor(value)):
+                wrong.append(f"state {key} of {index}")
+    return wrong
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("views", [False, True])
+def test_equal_bits_in_parameters_and_state(ranks: Callable[[int], RankPool], name: str, views: bool) -> None:
+    assert ranks(2).run(_trained, name, views) == [[], []]
+
+
+def overlapped() -> tuple[nn.Module, torch.optim.Optimizer, OverlappedOptimizer]:
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, OverlappedOptimizer(optimizer, [])
+
+
+def test_the_loop_must_not_step_again() -> None:
+    model, optimizer, _ = overlapped()
+    before = [param.clone() for param in model.parameters()]
+    model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(RuntimeError, match="has been given to `overlap_optimizer`"):
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_taken_back_it_is_an_optimizer_as_before() -> None:
+    model, optimizer, handle = overlapped()
+    handle.remove()
+    handle.remove()
+    model(torch.ones(2, 8)).sum().backward()
+    before = [param.clone() for param in model.parameters()]
+    optimizer.step()
+    assert not any(map(torch.equal, before, model.parameters()))
+
+
+def test_only_the_chosen_parameters_are_stepped() -> None:
+    model, _, handle = overlapped()
+    model(torch.ones(2, 8)).sum().backward()
+    before = [param.clone() for param in model.parameters()]
+    handle.step([model[1].weight, nn.Parameter(torch.ones(1))])
+    moved = [not torch.equal(was, now) for was, now in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, False, True, False, False, False, False, False]
+
+
+def test_an_optimizer_that_evaluates_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="LBFGS evaluates the model"):
+        OverlappedOptimizer(torch.optim.LBFGS(layers().parameters()), [])

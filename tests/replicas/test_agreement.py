@@ -1,0 +1,152 @@
+"""What replicas must agree on, without ranks: descriptions, and the sentences in which they differ."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from minddp.replicas.agreement import Replica, verify_replicas_agree
+from tests.fakes import FakeTransport, options
+
+CPU = torch.device("cpu")
+
+
+class Meeting:
+    """Ranks as threads that gather in earnest."""
+
+    def __init__(self, world_size: int):
+        self.barrier = threading.Barrier(world_size, timeout=10)
+        self.slots: list[Any] = [None] * world_size
+
+    def transport(self, rank: int) -> FakeTransport:
+        transport = FakeTransport(len(self.slots), rank)
+
+        def all_gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+            self.slots[rank] = tensor
+            self.barrier.wait()
+            gathered = list(self.slots)
+            self.barrier.wait()
+            return gathered
+
+        transport.all_gather = all_gather  # type: ignore[method-assign]
+        return transport
+
+
+def side(model: nn.Module | None = None, ignored: Sequence[str] = (), **changed: object) -> Replica:
+    """Of a module with the given options; what is ignored is not reduced."""
+    model = nn.Linear(3, 2) if model is None else model
+    reduced = [(name, p) for name, p in model.named_parameters() if p.requires_grad and name not in ignored]
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    return Replica.of(reduced, [*frozen, *model.named_buffers()], ignored, options(**changed))
+
+
+def on_all_ranks(sides: Sequence[Replica]) -> list[Any]:
+    """What verification returns, or the error it raises, on each rank."""
+    meeting = Meeting(len(sides))
+
+    def on_rank(rank: int) -> Any:
+        try:
+            return verify_replicas_agree(meeting.transport(rank), sides[rank], CPU)
+        except RuntimeError as error:
+            return error
+
+    with ThreadPoolExecutor(len(sides)) as threads:
+        return list(threads.map(on_rank, range(len(sides))))
+
+
+def outcomes(*sides: Replica) -> list[str]:
+    """What each rank is told."""
+    results = on_all_ranks(sides)
+    return [str(result) if isinstance(result, RuntimeError) else "agreed" for result in results]
+
+
+def test_agreement_costs_one_small_gather() -> None:
+    transport = FakeTransport()
+    verify_replicas_agree(transport, side(nn.Linear(1000, 1000)), CPU)
+    assert transport.calls == [("all_gather", 2)]
+
+
+class Named(nn.Module):
+    """Parameters and buffers by name and size."""
+
+    def __init__(self, frozen: Sequence[str] = (), buffers: Sequence[str] = (), **sizes: int):
+        super().__init__()
+        for name, size in sizes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(size), requires_grad=name not in frozen))
+        for name in buffers:
+            self.register_buffer(name, torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (side(Named(a=2)), side(Named(b=2))),
+        (side(gradient_as_bucket_view=True), side(batched_grad_copy=True)),
+        (side(static_graph=True, find_unused_parameters=True), side(static_graph=True)),
+        (side(Named(a=2, expert0=3), ["expert0"]), side(Named(a=2, expert1=5), ["expert1"])),
+        (side(), side(nn.Linear(3, 2), ["no such parameter"])),
+    ],
+    ids=["names", "views and batches", "unused in a static graph", "experts of one's own", "stale ignore-list"],
+)
+def test_what_may_differ(one: Replica, other: Replica) -> None:
+    assert outcomes(one, other) == ["agreed", "agreed"]
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (side(find_unused_parameters=True), ["`find_unused_parameters` is False on rank 0, but True on rank 2"]),
+        (side(static_graph=True), ["`static_graph` is False on rank 0, but True on rank 2"]),
+        (side(reduction="sum"), ["`reduction` is 'mean' on rank 0, but 'sum' on rank 2"]),
+        (side(bucket_cap_mb_list=[1, 2]), ["first capacities", "[1048576, 2097152] on rank 2"]),
+        (side(skip_all_reduce_unused_params=True, static_graph=True), ["`skip_all_reduce", "`static_graph`"]),
+        (side(nn.Linear(3, 3)), ["appears not to match sizes", "`weight` has sizes [2, 3] on rank 0", "[3, 3]"]),
+        (side(nn.Linear(3, 2, bias=False)), ["inconsistent", "do not share: bias"]),
+    ],
+)
+def test_what_must_not_differ_is_named_on_every_rank(odd: Replica, words: list[str]) -> None:
+    for text in outcomes(side(), side(), odd):
+        for word in words:
+            assert word in text
+
+
+def test_what_one_ignores_the_other_must_not_reduce() -> None:
+    """Though it is as large as its neighbour, with which it would be summed."""
+    one, other = side(Named(a=2, b=2), ["a"]), side(Named(a=2, b=2), ["b"])
+    for text in outcomes(one, other):
+        assert "rank 0 reduces `b`, but rank 1 ignores it" in text
+        assert "_ddp_params_and_buffers_to_ignore" in text
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (side(Named(a=2, f=3, frozen=["f"])), ["`x` on rank 0 has sizes [2]", "`f` on rank 1 has sizes [3]"]),
+        (side(Named(a=2, buffers=["x", "y"])), ["rank 1 expects 2", "do not share: y"]),
+    ],
+)
+def test_what_is_broadcast_must_fit(other: Replica, words: list[str]) -> None:
+    for text in outcomes(side(Named(a=2, buffers=["x"])), other):
+        for word in words:
+            assert word in text
+
+
+def test_capacities_are_those_of_rank_0() -> None:
+    sides = [side(bucket_cap_mb=1), side(bucket_cap_mb=7)]
+    with pytest.warns(UserWarning, match="rank 1 are not those on rank 0"):
+        agreed = on_all_ranks(sides)
+    assert [replica.bucket_caps() for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
+
+
+def test_a_fingerprint_knows_every_field() -> None:
+    ours = side()
+    changes = {"reduced": [], "others": [["x"]], "ignored": ["x"], "options": {}, "caps": [1]}
+    prints = {replace(ours, **{name: value}).fingerprint() for name, value in changes.items()}
+    assert len(prints | {ours.fingerprint()}) == len(changes) + 1

@@ -1,0 +1,284 @@
+"""Replicas: told apart on every rank when they differ, made equal when they do not. On real ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import minddp
+from minddp.replicas import broadcast as replicas
+from minddp.transport import ProcessGroupTransport
+from tests.fakes import FakeTransport
+
+
+def _transport() -> ProcessGroupTransport:
+    return ProcessGroupTransport(dist.group.WORLD)
+
+
+# ------------------------------------------------------------------ verification
+
+
+class Odd(nn.Module):
+    """The same model on every rank but one, where `change` makes it different."""
+
+    def __init__(self, change: str):
+        super().__init__()
+        self.same = nn.Linear(2, 2)
+        self.odd = nn.Conv2d(2, 2, 3)
+        if change == "shape":
+            self.odd = nn.Conv2d(2, 2, 5)
+        elif change == "count":
+            self.extra = nn.Linear(2, 2, bias=False)
+        elif change == "dtype":
+            self.odd = self.odd.double()
+        elif change == "strides":
+            self.odd = self.odd.to(memory_format=torch.channels_last)
+        elif change == "frozen":
+            self.odd.weight.requires_grad_(False)
+
+
+def _error_of_wrapping(rank: int, change: str, odd_rank: int) -> str:
+    try:
+        minddp.DistributedDataParallel(Odd(change if rank == odd_rank else "nothing"))
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("odd_rank", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("change", "aspect", "usual", "odd"),
+    [
+        ("shape", "sizes", [2, 2, 3, 3], [2, 2, 5, 5]),
+        ("strides", "strides", [18, 9, 3, 1], [18, 1, 6, 2]),
+        ("dtype", "dtype", "torch.float32", "torch.float64"),
+    ],
+)
+def test_a_parameter_that_differs_is_named_on_every_rank(
+    ranks: Any, change: str, aspect: str, usual: object, odd: object, odd_rank: int
+) -> None:
+    blamed = odd_rank or 1  # seen from rank 0, which is the measure, another rank is the one that differs
+    of_rank_0, of_blamed = (odd, usual) if odd_rank == 0 else (usual, odd)
+    for rank, text in enumerate(ranks(3).run(_error_of_wrapping, change, odd_rank)):
+        where = "this process" if rank == blamed else f"process {blamed}"
+        assert text.startswith(f"[{rank}]: params[2] in {where} with sizes ")
+        assert f"appears not to match {aspect} of the same param in process 0" in text
+        assert f"`odd.weight` has {aspect} {of_rank_0} on rank 0; it has {of_blamed} on rank {blamed}" in text
+
+
+@pytest.mark.parametrize("odd_rank", [0, 2])
+@pytest.mark.parametrize(
+    ("change", "counts", "name"), [("count", (4, 5), "extra.weight"), ("frozen", (4, 3), "odd.weight")]
+)
+def test_another_number_of_parameters_is_told_on_every_rank(
+    ranks: Any, change: str, counts: tuple[int, int], name: str, odd_rank: int
+) -> None:
+    usual, odd = counts
+    for rank, text in enumerate(ranks(3).run(_error_of_wrapping, change, odd_rank)):
+        here, there = (odd, usual) if rank == odd_rank else (usual, odd)
+        assert text.startswith("DDP expects same model across all ranks, but ")
+        assert f"but Rank {rank} has {here} params, while rank " in text
+        assert f"has inconsistent {there} params" in text
+        assert f"do not share: {name}" in text
+
+
+def _wrap_after_an_error(rank: int) -> list[float]:
+    _error_of_wrapping(rank, "shape", 1)
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 1))
+    ddp(torch.full((1, 2), float(rank))).sum().backward()
+    return ddp.module.weight.grad.flatten().tolist()
+
+
+def test_the_group_still_works_after_such_an_error(ranks: Any) -> None:
+    assert ranks(3).run(_wrap_after_an_error) == [[1.0, 1.0]] * 3
+
+
+# ------------------------------------------------------------------ broadcast
+
+
+def _tensors_of_all_kinds(rank: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return [
+        random(3, 2),
+        random(5) > 0,
+        torch.tensor(rank + 1),  # int64, 0-dim
+        random(7).bfloat16(),
+        random(3).half(),
+        random(4).double(),
+        torch.complex(random(3), random(3)),
+        torch.complex(random(2).double(), random(2).double()),
+        torch.tensor([rank + 1], dtype=torch.uint8),
+        torch.tensor([rank - 5], dtype=torch.int32),
+        torch.zeros(0, 3),
+        random(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        random(4, 6).t(),
+        torch.tensor([float("nan"), -0.0, float("inf")]) * (rank + 1),
+    ]
+
+
+def _bits(tensors: list[torch.Tensor]) -> list[bytes]:
+    return [bytes(t.contiguous().reshape(-1).view(torch.uint8).tolist()) for t in tensors]
+
+
+def _broadcast(rank: int, coalesce_bytes: int, source: int) -> tuple[list[bytes], bool]:
+    tensors = _tensors_of_all_kinds(rank)
+    strides = [tensor.stride() for tensor in tensors]
+    objects = list(tensors)
+    replicas.broadcast_coalesced(_transport(), tensors, source, coalesce_bytes)
+    same = all(a is b and a.stride() == s for a, b, s in zip(tensors, objects, strides, strict=True))
+    return _bits(tensors), same
+
+
+@pytest.mark.parametrize("coalesce_bytes", [1, 64, replicas.COALESCE_BYTES])
+@pytest.mark.parametrize("source", [0, 2])
+def test_every_dtype_and_layout_arrives(ranks: Any, coalesce_bytes: int, source: int) -> None:
+    expected = _bits(_tensors_of_all_kinds(source))
+    assert _bits(_tensors_of_all_kinds(1)) != expected
+    for bits, objects_and_strides_kept in ranks(3).run(_broadcast, coalesce_bytes, source):
+        assert bits == expected
+        assert objects_and_strides_kept
+
+
+def _broadcast_slice(rank: int) -> tuple[list[list[float]], int]:
+    """Every second column: laid out with gaps, so that the columns between must stay as they are."""
+    matrix = torch.full((2, 4), float(rank))
+    replicas.broadcast_coalesced(_transport(), [matrix[:, ::2]])
+    return matrix.tolist(), rank
+
+
+def test_a_tensor_with_gaps_arrives(ranks: Any) -> None:
+    for matrix, rank in ranks(3).run(_broadcast_slice):
+        assert matrix == [[0, rank, 0, rank]] * 2
+
+
+def test_small_tensors_travel_together() -> None:
+    transport = FakeTransport()
+    replicas.broadcast_coalesced(transport, [torch.zeros(10) for _ in range(100)])
+    assert transport.calls == [("broadcast from 0", 4000)]
+
+
+def test_no_message_exceeds_the_bound_unless_one_tensor_does() -> None:
+    transport = FakeTransport()
+    replicas.broadcast_coalesced(transport, [torch.zeros(n) for n in (10, 10, 50, 10, 10, 10)], coalesce_bytes=80)
+    assert [nbytes for _, nbytes in transport.calls] == [80, 200, 80, 40]
+
+
+def test_nothing_to_broadcast_is_no_message() -> None:
+    transport = FakeTransport()
+    replicas.broadcast_coalesced(transport, [])
+    assert transport.calls == []
+
+
+class Model(nn.Module):
+    """Parameters and buffers of many kinds, another one on each rank; one buffer is not persistent."""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.frozen = nn.Parameter(torch.full((3,), float(rank)), requires_grad=False)
+        for place, tensor in enumerate(_tensors_of_all_kinds(rank)):
+            self.register_buffer(f"buffer{place}", tensor, persistent=place != 1)
+
+    def state(self) -> list[bytes]:
+        return _bits([*(p.detach() for p in self.parameters()), *self.buffers()])
+
+
+def _construct(rank: int) -> tuple[list[bytes], list[bytes]]:
+    torch.manual_seed(rank)
+    model = Model(rank)
+    before = model.state()
+    minddp.DistributedDataParallel(model)
+    return before, model.state()
+
+
+def test_construction_spreads_rank_0s_parameters_and_buffers(ranks: Any) -> None:
+    (rank_0, _), *others = results = ranks(3).run(_construct)
+    assert all(before != rank_0 for before, _ in others)
+    assert all(after == rank_0 for _, after in results)
+
+
+def _in_a_subgroup(rank: int) -> tuple[float, list[float]] | None:
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+    torch.manual_seed(rank)
+    model = nn.Linear(2, 1)
+    ddp = minddp.DistributedDataParallel(model, process_group=group)
+    start = model.weight.sum().item()
+    for _ in range(2):  # the second step is after the rebuild, which broadcasts the order
+        ddp.zero_grad()
+        ddp(torch.full((1, 2), float(rank))).sum().backward()
+    return start, model.weight.grad.flatten().tolist()
+
+
+def test_a_subgroup_has_a_rank_0_of_its_own(ranks: Any) -> None:
+    outside, one, two = ranks(3).run(_in_a_subgroup)
+    assert outside is None
+    assert one == two
+    assert one[1] == [1.5, 1.5]
+
+
+def test_a_shipment_is_used_again_only_for_the_same_tensors_of_the_same_kind() -> None:
+    one, two = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
+    shipment = replicas.Shipment([one, two])
+    assert shipment.is_of([one, two])
+    assert not shipment.is_of([two, one])
+    assert not shipment.is_of([one])
+    assert not shipment.is_of([one.clone(), two])
+    one.data = torch.zeros(3, dtype=torch.float64)
+    assert not shipment.is_of([one, two])
+
+
+class Changing(nn.Module):
+    """Its buffers are filled in place, swapped for other memory, and replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        for name in ("filled", "swapped", "replaced"):
+            self.register_buffer(name, torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.filled += x.detach().sum()
+        self.swapped.data = self.swapped + x.detach().sum()
+        self.replaced = self.replaced + x.detach().sum()
+        return self.layer(x)
+
+
+def _buffers_before_each_forward(rank: int) -> list[list[float]]:
+    ddp = minddp.DistributedDataParallel(Changing())
+    seen: list[list[float]] = []
+    ddp.module.register_forward_pre_hook(lambda module, _: seen.append([b[0].item() for b in module.buffers()]))
+    for _ in range(4):
+        ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
+    return seen
+
+
+def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(ranks: Any) -> None:
+    assert ranks(2).run(_buffers_before_each_forward) == [[[float(step)] * 3 for step in range(4)]] * 2
+
+
+def _inference_first(rank: int) -> list[float]:
+    """A look at the model before training, without model.eval()."""
+    ddp = minddp.DistributedDataParallel(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
+    with torch.inference_mode():
+        ddp(torch.ones(2, 1))
+    for _ in range(2):
+        ddp(torch.full((2, 1), float(rank + 1))).sum().backward()
+    with torch.no_grad():
+        ddp(torch.ones(2, 1))  # the same on all ranks, from what rank 0 has
+    return ddp.module[1].running_mean.tolist()
+
+
+def test_the_first_forward_may_be_one_of_inference(ranks: Any) -> None:
+    """What it leaves behind is written to again by steps that are not: the memory in which buffers travel."""
+    one, other = ranks(2).run(_inference_first)
+    assert one == other

@@ -1,0 +1,131 @@
+"""What is concluded from the ranks' answers, without any rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minddp.watchdog import Answers, Collective, Progress, RankState, diagnose
+
+
+def state(rank: int, backward: int = 3, phase: str = "FINALIZING", **changed: Any) -> RankState:
+    """A rank that waits in its sixth collective, if nothing is `changed`."""
+    accumulates, missing = changed.pop("accumulates", False), changed.pop("missing", {})
+    told: dict[str, Any] = {
+        "host": "here",
+        "pid": 100 + rank,
+        "recent": (collective(5), collective(6)),
+        "waiting_s": 30.0,
+        "where": "train.py:57 in step",
+        "progress": Progress(phase, backward, accumulates, missing),
+    }
+    return RankState(rank, **{**told, **changed})
+
+
+def collective(number: int, numel: int = 1048576) -> Collective:
+    return Collective(number, "all-reduce", numel, "float32")
+
+
+def elsewhere(rank: int, **changed: Any) -> RankState:
+    """A rank that is not in a collective and has begun one fewer."""
+    told = {"phase": "IDLE", "backward": 2, "waiting_s": None, "recent": (collective(5),)}
+    return state(rank, **{**told, **changed})
+
+
+def diagnosis_of(*states: RankState, **absent: Any) -> Any:
+    return diagnose(Answers({state.rank: state for state in states}, **absent))
+
+
+def test_a_rank_that_exited_is_named_and_waiting_on_is_of_no_use() -> None:
+    found = diagnosis_of(state(0), state(2), exited=[1])
+    assert found.is_certain
+    assert found.text.startswith("Rank 1 has exited. Its own output says why. Ranks 0, 2 wait in collective 6,")
+
+
+def test_last_words_tell_how_far_a_rank_came() -> None:
+    found = diagnosis_of(state(0, backward=100), exited=[1], last_words={1: elsewhere(1, backward=99)})
+    assert "Rank 1 has exited after backward 99 of 100." in found.text
+    assert "join()" in found.text
+
+
+def test_a_rank_that_dropped_its_module_will_not_come() -> None:
+    found = diagnosis_of(state(0), left=[1])
+    assert found.is_certain
+    assert "Rank 1 has dropped the module." in found.text
+
+
+def test_different_collectives_of_one_number_are_certain_and_named() -> None:
+    odd = state(3, recent=(collective(5), collective(6, numel=1048580)))
+    found = diagnosis_of(state(0), state(1), state(2), odd)
+    assert found.is_certain
+    assert (
+        "Collective 6 is not the same everywhere: rank 3 launched all-reduce of 1,048,580 float32, ranks 0, 1, 2 "
+        "launched all-reduce of 1,048,576 float32." in found.text
+    )
+
+
+def test_the_first_difference_counts() -> None:
+    odd = state(1, recent=(collective(5, numel=7), collective(6, numel=8)))
+    assert "Collective 5 is not the same everywhere" in diagnosis_of(state(0), state(2), odd).text
+
+
+def test_ranks_that_have_forgotten_a_collective_are_not_compared_in_it() -> None:
+    assert "not the same" not in diagnosis_of(state(0), elsewhere(1, recent=(collective(4, numel=7),))).text
+
+
+def test_missing_gradients_are_named_by_bucket() -> None:
+    names = ("decoder.weight", "decoder.bias")
+    lacking = elsewhere(2, backward=3, phase="INCOMPLETE", missing={4: names, 5: ("other",)})
+    found = diagnosis_of(state(0), state(1), lacking)
+    assert not found.is_certain, "a second backward may bring them"
+    assert "Rank 2 has not produced gradients for `decoder.weight`, `decoder.bias` (bucket 4)" in found.text
+    assert "find_unused_parameters=True" in found.text
+    assert "Ranks 0, 1 wait in collective 6" in found.text
+
+
+def test_many_missing_gradients_are_named_by_layer() -> None:
+    names = tuple(f"decoder.{layer}.{part}" for layer in range(9) for part in ("weight", "bias"))
+    lacking = elsewhere(1, phase="INCOMPLETE", missing={0: names})
+    assert "`decoder.0.*`, `decoder.1.*`" in diagnosis_of(state(0), lacking).text
+    assert "and 3 more (bucket 0)" in diagnosis_of(state(0), lacking).text
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "words"),
+    [
+        (elsewhere(1), "Rank 1 is between backwards, at backward 2 of 3, train.py:57 in step."),
+        (elsewhere(1, backward=3, phase="ARMED"), "Rank 1 is between forward and backward, train.py"),
+        (elsewhere(1, accumulates=True), "Rank 1 accumulates under no_sync, at backward 2 of 3"),
+        (elsewhere(1, phase="ACCUMULATING"), "Rank 1 is in backward, or an exception has ended it"),
+    ],
+)
+def test_a_rank_that_may_still_come_is_only_reported(rank_1: RankState, words: str) -> None:
+    found = diagnosis_of(state(0), rank_1, state(2))
+    assert not found.is_certain
+    assert words in found.text
+    assert "Ranks 0, 2 wait in collective 6" in found.text
+
+
+def test_silence_is_told_but_proves_nothing() -> None:
+    found = diagnosis_of(state(0), silent=[1, 3])
+    assert not found.is_certain
+    assert "Ranks 1, 3 do not answer" in found.text
+
+
+def test_everybody_in_the_same_place() -> None:
+    found = diagnosis_of(state(0), state(1))
+    assert not found.is_certain
+    assert "the network between them" in found.text
+
+
+def test_every_rank_has_its_line() -> None:
+    found = diagnosis_of(state(0), exited=[1], silent=[2], left=[3])
+    lines = found.text.splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in lines] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert "waiting for 30 s; train.py:57 in step (here, pid 100)" in lines[0]
+
+
+def test_a_state_survives_the_store() -> None:
+    told = state(1, missing={2: ("a", "b")}, accumulates=True)
+    assert RankState.from_json(told.to_json()) == told

@@ -1,0 +1,94 @@
+"""Jobs that get stuck for real: what the ranks that wait come to know, and when they give up.
+
+All scenarios of `stuck.py` are played at once, each by three ranks of its own: they mostly sleep.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.ranks import RankFailure, RankPool
+from tests.watchdog.stuck import FAULTY, SCENARIOS, outcome
+
+OTHERS = (0, 2)
+Outcomes = Mapping[int, str]
+
+
+def play(name: str) -> Outcomes:
+    """What each rank has to say in the end, or what became of it."""
+    pool = RankPool(3, grace_s=60)
+    try:
+        return dict(enumerate(pool.run(outcome, name, timeout_s=90)))
+    except RankFailure as failure:
+        return {**failure.reports, **failure.results}
+    finally:
+        pool.kill()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcomes]:
+    with ThreadPoolExecutor(len(SCENARIOS)) as players:
+        return dict(zip(SCENARIOS, players.map(play, SCENARIOS), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("dies", r"Rank 1 has exited\. Its own output says why\."),
+        ("data_ends_early", r"Rank 1 has exited"),
+        ("raises_in_backward", r"Rank 1 has dropped the module"),
+        ("accumulates_alone", r"Rank 1 has dropped the module"),
+        ("skips_a_step", r"Rank 1 has dropped the module"),
+        ("forgets_to_communicate", r"Rank 1 has dropped the module"),
+        ("branch_on_one_rank", r"Rank 1 has dropped the module"),
+    ],
+)
+def test_who_waits_learns_that_the_faulty_rank_will_not_come(
+    outcomes: dict[str, Outcomes], name: str, pattern: str
+) -> None:
+    for rank in OTHERS:
+        told = outcomes[name][rank]
+        assert told.startswith("Stuck: "), told
+        assert re.search(pattern, told), told
+        assert re.search(r"wait(s)? in collective \d+, (all-reduce|communication hook) of 40 float32", told), told
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sleeps", "Rank 1 is between backwards, at backward 2 of 3, stuck.py:"),
+        ("branch_on_one_rank", "Rank 1 has not produced gradients for `decoder.weight`, `decoder.bias` (bucket 0)"),
+        ("raises_in_backward", "Rank 1 is between forward and backward"),
+        ("accumulates_alone", "Rank 1 accumulates under no_sync"),
+        ("skips_a_step", "Rank 1 is between backwards, at backward 4 of 5"),
+    ],
+)
+def test_while_the_faulty_rank_lives_its_doings_are_reported(
+    outcomes: dict[str, Outcomes], name: str, words: str
+) -> None:
+    for rank in OTHERS:
+        reports = outcomes[name][rank].partition("reports:")[2]
+        assert words in reports, outcomes[name][rank]
+
+
+def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:
+    assert all(told.startswith("went on") for told in outcomes["sleeps"].values())
+
+
+def test_the_rank_with_an_extra_step_is_the_one_that_waits(outcomes: dict[str, Outcomes]) -> None:
+    told = outcomes["makes_an_extra_step"][FAULTY]
+    # Whoever of the others is the first to go ends the wait; the last one may not have gone by then.
+    assert re.search(
+        r"Ranks? [02](, 2)? (has|have) (dropped the module|left before all-reduce \d+ was done)", told
+    ), told
+
+
+def test_another_model_shows_in_the_collectives(outcomes: dict[str, Outcomes]) -> None:
+    """Gloo ends a process that receives more than it expects; who survives can tell why."""
+    told = " ".join(outcomes["has_another_model"].values())
+    assert re.search(r"launched all-reduce of 45 float32", told), told
+    assert "The ranks differ in model, options or control flow." in told
