@@ -24,13 +24,13 @@ MAY_IMPORT = {
     "platform": set(),
     "transport": {"platform"},
     "core": {"platform", "transport.protocols"},
-    "expectation": {"core", "transport.protocols"},
-    "acceleration": {"core"},
-    "replicas": {"core", "transport.protocols"},
-    "modes": {"core", "replicas", "transport.protocols"},
-    "comm_hooks": {"core", "transport.protocols"},
-    "watchdog": {"core", "transport.protocols"},
-    "forecast": {"core", "transport.protocols"},
+    "expectation": {"platform", "core", "transport.protocols"},
+    "acceleration": {"platform", "core"},
+    "replicas": {"platform", "core", "transport.protocols"},
+    "modes": {"platform", "core", "replicas", "transport.protocols"},
+    "comm_hooks": {"platform", "core", "transport.protocols"},
+    "watchdog": {"platform", "core", "transport.protocols"},
+    "forecast": {"platform", "core", "transport.protocols"},
 }
 
 

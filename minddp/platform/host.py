@@ -1,0 +1,33 @@
+"""Which host a process runs on: the one source for everything that asks "are we on the same machine?"."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """The running kernel's own number: equal in all its processes and containers. Empty where there is none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def host_identity() -> str:
+    """Equal in two processes if and only if they run on one kernel; the host's name where that is not known."""
+    return boot_id() or socket.gethostname()
+
+
+def namespace(kind: str) -> str:
+    """The Linux namespace (`net`, `time`, ...) of this process; empty on other systems.
+
+    Processes in different namespaces of one kernel do not share what the namespace holds.
+    """
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:
+        return ""

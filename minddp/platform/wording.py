@@ -1,0 +1,46 @@
+"""How ranks, sizes, counts and lists of names are written in messages and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0 and 3`, `ranks 0-2, 5 and 7`. The numbers are sorted; three in a row become a range."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {joined(parts)}"
+
+
+def joined(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def size(nbytes: float) -> str:
+    """In binary units and with three digits: `17 bytes`, `64 KiB`, `1.13 MiB`, `212 GiB`."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(nbytes) >= factor:
+            value = nbytes / factor
+            return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"
+
+
+def count(number: float, noun: str) -> str:
+    """`1 rank`, `2 ranks`, `1.5 cores`."""
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
+
+
+def names(listed: Sequence[str], most: int = 6) -> str:
+    """Names in backquotes; beyond `most`, parameters of one layer become `layer.*` and the rest is counted."""
+    if len(listed) > most:
+        listed = list(dict.fromkeys(f"{name.rpartition('.')[0]}.*" if "." in name else name for name in listed))
+    shown = ", ".join(f"`{name}`" for name in listed[:most])
+    return shown + (f" and {len(listed) - most} more" if len(listed) > most else "")
