@@ -98,9 +98,9 @@ def _count_events(ddp: Any, step: Any, counted: Counter[str]) -> None:
     def count(event: Any) -> None:
         counted[event.kind.name] += 1
 
-    reducer.watch(count)
+    reducer.events.watch(count)
     step()
-    reducer.unwatch(count)
+    reducer.events.unwatch(count)
 
 
 def _asking_us(ddp: Any, counted: Counter[str]) -> float:

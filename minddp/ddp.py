@@ -31,25 +31,39 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_group
 
-from minddp.comm_hooks import CommHook
+from minddp.comm_hooks import CommHook, HookReducing
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
-from minddp.core.options import Options, warn_of_deprecated
 from minddp.core.plan import BucketPlan
-from minddp.core.reducer import Reducer
 from minddp.forecast import AutoBuckets, Tuning, clock_of
 from minddp.modes.delayed import DelayedAllReduce, delayed_parameters
+from minddp.modes.divisor import Divisor
 from minddp.modes.join import UnevenInputs
 from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
+from minddp.options import Options, warn_of_deprecated
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.agreement import Replica, verify_replicas_agree
 from minddp.replicas.buffers import BufferHook, Buffers
-from minddp.replicas.module_watch import Roster
+from minddp.replicas.module_watch import ModuleWatch
 from minddp.replicas.placement import Placement, check_module, is_default_group, resolve_group, sparse_parameters
+from minddp.strategies import Strategies
 from minddp.transport import open_transport
 from minddp.transport.protocols import Transport
-from minddp.watchdog import Progress, watched
+from minddp.watchdog import Progress, progress_of, watched
+
+#: Attributes that a pickle leaves out: they belong to this process and its group.
+CONNECTED = (
+    "process_group",
+    "_transport",
+    "_divisor",
+    "_mixed_precision",
+    "_strategies",
+    "_reducer",
+    "_comm_hook",
+    "_module_watch",
+    "_tuner",
+)
 
 
 class DistributedDataParallel(nn.Module, UnevenInputs):
@@ -106,8 +120,6 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         RuntimeError: nothing requires grad, lazy parameters, or replicas that differ (names the parameter, the
             rank and both sides).
     """
-
-    _reducer_class: type[Reducer] = Reducer
 
     def __init__(
         self,
@@ -204,18 +216,24 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def _connect(self) -> None:
         """Reducer and hooks: with the transport all that a pickle leaves behind."""
         ignored, sparse = self.parameters_to_ignore, sparse_parameters(self.module)
+        self._comm_hook: CommHook | None = None
+        self._divisor = Divisor(self._transport, self._options.reduction)
         self._mixed_precision: MixedPrecision | None = None
         if self.mixed_precision is not None:
             self._mixed_precision = MixedPrecision(self.mixed_precision, self.module, ignored, sparse)
-        self._reducer = self._reducer_class(
-            self._reduced_params(), self._transport, self._options, sparse, self._mixed_precision
+        self._strategies = Strategies(
+            self._options, self._reduced_params(), sparse, self._divisor.for_this_backward, self._mixed_precision
         )
+        self._reducer = self._strategies.reducer(self._transport)
+        params = self._reducer.params
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in ignored]
-        self._roster = Roster(self.module, [*self._reducer.params, *left_alone], ignored)
+        self._module_watch = ModuleWatch(self.module, [*params, *left_alone], ignored)
         self._tuner: AutoBuckets | None = None
         if self._options.tunes_buckets:
-            self._tuner = AutoBuckets(self._reducer, clock_of(param.device for param in self._reducer.params))
+            self._tuner = AutoBuckets(self._reducer, clock_of(param.device for param in params))
+
+    # ------------------------------------------------------------------ the other ranks
 
     def _reduced_params(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters to reduce: those that require grad, in registration order, tied ones once."""
@@ -252,7 +270,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         """Called from another thread, perhaps before construction is over."""
         if not hasattr(self, "_reducer"):
             return Progress("IDLE", 0)
-        return replace(self._reducer.progress(), accumulates=not self.require_backward_grad_sync)
+        return progress_of(self._reducer, accumulates=not self.require_backward_grad_sync)
 
     # ------------------------------------------------------------------ forward
 
@@ -265,9 +283,9 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         return self.module(*inputs, **kwargs)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        self._reducer.tell(EventKind.FORWARD_BEGIN)
+        self._reducer.events.emit(EventKind.FORWARD_BEGIN)
         if torch.is_grad_enabled():
-            self._roster.look(everywhere=self._reducer.phase is Phase.INCOMPLETE)
+            self._module_watch.look(everywhere=self._reducer.phase is Phase.INCOMPLETE)
             self._reducer.ensure_finished()
         self._meet_joined_ranks()
         if torch.is_grad_enabled():
@@ -278,7 +296,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._synchronize_buffers()
         inputs, kwargs = self._placement.move(inputs, kwargs)
         if self._mixed_precision is not None:
-            return self._mixed_precision.begin_forward(inputs, kwargs, self._reducer.renew_hooks)
+            return self._mixed_precision.begin_forward(inputs, kwargs, self._reducer.hooks.renew)
         return inputs, kwargs
 
     def _post_forward(self, output: Any) -> Any:
@@ -290,12 +308,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if self.require_forward_param_sync:
             self._reducer.arm(output, finalize_at_end=not self.require_manual_backward_finalization)
         elif torch.is_grad_enabled():
-            self._reducer.keep_local()
+            self._reducer.events.emit(EventKind.NO_SYNC)
         if self._mixed_precision is not None:
             self._mixed_precision.end_forward(output)
         if self._delayed is not None:
             self._delayed.provide_grads()
-        self._reducer.tell(EventKind.FORWARD_END)
+        self._reducer.events.emit(EventKind.FORWARD_END)
         return output
 
     # ------------------------------------------------------------------ backward: when and how it is reduced
@@ -328,7 +346,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     @property
     def should_finalize_after_backward(self) -> bool:
         """Whether the coming backward launches nothing before it has ended: the first one of a static graph."""
-        return self._reducer.records_graph
+        return self._reducer.expectation.is_recording
 
     def weigh(self, weight: float) -> None:
         """Let the next backward take the mean weighted by each rank's `weight`, such as its number of samples.
@@ -342,13 +360,13 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         """
         for other, is_on, why in (
             ("mixed_precision", self._mixed_precision is not None, "it divides sums, all alike"),
-            ("a communication hook", self._reducer.comm_hook is not None, "the hook owns the arithmetic"),
+            ("a communication hook", self._comm_hook is not None, "the hook owns the arithmetic"),
             ("delay_all_reduce_named_params", self._delayed is not None, "it divides by the number of ranks"),
             ("join", self._join_config.enable, "a rank that has run out of inputs would have to weigh, too"),
         ):
             if is_on:
                 raise ValueError(f"`weigh` and {other} exclude each other: {why}.")
-        self._reducer.divisor.weigh(weight, self.device)
+        self._divisor.weigh(weight, self.device)
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` reduce each bucket; it returns a future of the bucket's new tensor.
@@ -370,12 +388,14 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
                 f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude '
                 f"each other: the hook owns the arithmetic."
             )
-        if self._reducer.comm_hook is not None:
+        if self._comm_hook is not None:
             raise RuntimeError(
                 f"register_comm_hook or register_builtin_comm_hook can only be called once, but "
-                f"`{self._reducer.comm_hook.name}` is registered and so cannot be `{checked.name}`."
+                f"`{self._comm_hook.name}` is registered and so cannot be `{checked.name}`."
             )
-        self._reducer.comm_hook = checked
+        self._comm_hook = checked
+        watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
+        self._reducer.reducing = HookReducing(checked, self._reducer.events, watch_future)
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
         """Have each bucket's parameters stepped as soon as its averages are there; see `optimizer_overlap.py`.
@@ -385,7 +405,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         Raises:
             ValueError: an optimizer that cannot be stepped piece by piece.
         """
-        return OverlappedOptimizer(optimizer, self._reducer.optimizers)
+        return OverlappedOptimizer(optimizer, self._reducer.modes)
 
     # ------------------------------------------------------------------ replicas and their buffers
 
@@ -412,9 +432,9 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
 
     def _synchronize_buffers(self) -> None:
         """Rank 0's buffers for all; under `join`, those of the highest rank that still has inputs."""
-        self._reducer.tell(EventKind.BUFFERS_BEGIN)
-        self._reducer.at_end += self._buffers_in_step.synchronize(self._transport, self._buffers_from)
-        self._reducer.tell(EventKind.BUFFERS_BROADCAST, len(self._buffers_in_step.named))
+        self._reducer.events.emit(EventKind.BUFFERS_BEGIN)
+        self._reducer.backward_end.futures += self._buffers_in_step.synchronize(self._transport, self._buffers_from)
+        self._reducer.events.emit(EventKind.BUFFERS_BROADCAST, len(self._buffers_in_step.named))
 
     def register_buffer_hook(
         self, state: Any, hook: Callable[[Any, dict[str, torch.Tensor]], Any], *, after_forward: bool = True
@@ -434,8 +454,14 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
 
     def become_static(self) -> None:
         """From now on as if constructed with static_graph=True; only before training begins."""
-        self._reducer.become_static()
-        self._options = self._reducer.options
+        if self._reducer.num_passes or self._reducer.phase is not Phase.IDLE:
+            raise RuntimeError(
+                "set_static_graph() should be called before training loop starts and after "
+                "DistributedDataParallel is constructed. Pass static_graph=True to the constructor."
+            )
+        self._options = replace(self._options, static_graph=True)
+        self._strategies = replace(self._strategies, options=self._options)
+        self._reducer.expect(self._strategies.expectation(self._reducer.hooks))
 
     def move_to_group(self, process_group: dist.ProcessGroup) -> None:
         """Go on with the ranks of another group, whatever has become of the last backward.
@@ -444,7 +470,9 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         """
         self.process_group = process_group
         self._transport = self._open_transport(self._transport_kind)
-        self._reducer.move_to(self._transport)
+        self._divisor.move_to(self._transport)
+        all_reduce = self._strategies.all_reduce(self._transport)
+        self._reducer.move_to(self._transport, self._reducer.reducing if self._comm_hook else all_reduce)
         if self._delayed is not None:
             self._delayed.move_to(self._transport)
 
@@ -459,7 +487,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if self._delayed is not None:
             raise RuntimeError("With delay_all_reduce_named_params there can be no copy. Copy `.module` instead.")
         state = copy.copy(self.__dict__)
-        for connected in ("process_group", "_transport", "_reducer", "_mixed_precision", "_roster", "_tuner"):
+        for connected in CONNECTED:
             del state[connected]
         return state
 

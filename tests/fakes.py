@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from minddp.core.events import Event, EventKind
-from minddp.core.options import Options
-from minddp.core.reducer import Reducer
+from minddp.modes.divisor import Divisor
+from minddp.options import Options
+from minddp.strategies import Strategies
 
 
 class FakeWork:
@@ -86,15 +87,19 @@ def options(**changed: Any) -> Options:
 
 
 class FakeDDP:
-    """A module, its reducer and the events so far: the wrapper without process group and buffers."""
+    """A module, its reducer and the events so far: the wrapper without process group and buffers.
+
+    `changed` are constructor options of the wrapper.
+    """
 
     def __init__(self, module: nn.Module, transport: FakeTransport | None = None, **changed: Any):
         self.module = module
         self.transport = transport or FakeTransport()
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
-        self.reducer = Reducer(named, self.transport, options(**changed))
+        divisor = Divisor(self.transport, "mean").for_this_backward
+        self.reducer = Strategies(options(**changed), named, (), divisor).reducer(self.transport)
         self.events: list[Event] = []
-        self.reducer.watch(self.events.append)
+        self.reducer.events.watch(self.events.append)
 
     def __call__(self, *inputs: Any, sync: bool = True) -> Any:
         """A forward as the wrapper makes it; `sync=False` as under `no_sync`."""
@@ -107,6 +112,12 @@ class FakeDDP:
 
     def step(self, *inputs: Any) -> None:
         self(*inputs).sum().backward()
+
+    def told(self, *kinds: EventKind) -> list[str]:
+        """Events of these kinds since the last call, as text."""
+        chosen = [str(event) for event in self.events if not kinds or event.kind in kinds]
+        self.events.clear()
+        return chosen
 
     def told(self, *kinds: EventKind) -> list[str]:
         """Events of these kinds since the last call, as text."""

@@ -43,7 +43,7 @@ class Training:
         """The events of a step, which `sink` is told, too. All have been told when this returns."""
         events: list[Event] = []
         for watcher in (events.append, sink):
-            self.ddp._reducer.watch(watcher)
+            self.ddp._reducer.events.watch(watcher)
         self.step()
         while is_under_way(events):
             time.sleep(0.001)

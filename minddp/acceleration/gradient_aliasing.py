@@ -1,47 +1,117 @@
-"""Averages reach `.grad` without a copy where nobody can tell the difference.
+"""Averages reach `.grad` without a copy where that cannot be seen.
 
-[Note: handing gradients over]
+[Note: gradient aliasing]
 When a backward ends, the averages lie in the buckets and the optimizer expects them in `.grad`. Torch copies
-them over, one tensor at a time. minddp instead lets the `.grad` of a large parameter *be* the bucket's memory, if
-that cannot be seen:
-  - no parameter had a gradient when this backward began, so it has made them all;
-  - nobody but the parameter refers to the gradient or its memory, so nobody waits for the average to appear there;
+them over, one tensor at a time. minddp instead lets the `.grad` of a large parameter be the bucket's memory if
+  - the parameter had no gradient when this backward began, so this backward has made it;
+  - nothing but the parameter refers to the gradient or its memory, so nothing waits for the average to appear there;
   - the view begins at a multiple of `ALIGNMENT_BYTES`, as a fresh allocation would: kernels choose their order of
     summation by alignment, and a gradient norm must keep its bits;
-  - the strides are the same.
-Everything else is copied, as in torch: small gradients, since looking who refers to them takes as long; all of a
-model that may leave parameters unused, since a gradient that no rank has used must stay as it is, and one that lies
-in a bucket would travel with it; and all on a GPU, where another stream may still be reading what nobody refers to
-any more (`Tensor.record_stream`).
+  - the strides are the same;
+  - backward does not create a graph (`create_graph=True`).
+Everything else is copied, as in torch: small gradients, since the check takes as long as the copy, and all gradients
+on a GPU, where another stream may still read memory that nothing refers to (`Tensor.record_stream`). The wrapper does
+not use aliasing with find_unused_parameters: a gradient that no rank has used must stay as it is, and one that lies
+in a bucket would travel with it.
 
-The other half of the promise is kept before the buffer is filled again: if anybody still looks at gradients
-handed over earlier (a script that keeps them, a view, a detached copy), the bucket leaves that memory to them,
-takes new memory for itself, and hands nothing over again: who keeps one gradient keeps all of the bucket. So
-`.grad` behaves as if it had memory of its own. With gradient_as_bucket_view=True, where the user asked for sharing,
-none of this is needed.
+The second half of the promise is kept before the buffer is filled again: if anything still refers to gradients
+aliased earlier (a script that keeps them, a view, a detached copy), the bucket leaves that memory to it, takes new
+memory, and aliases nothing again. So `.grad` behaves as if it had memory of its own.
 
-Why not sooner, as soon as a gradient has been packed? Its memory could serve the next one. But other hooks, and
-another wrapper that shares the parameter, may look at it until backward ends; and until then the engine itself
-refers to what has just arrived.
+Aliasing as soon as a gradient is packed would save memory, but other hooks, and another wrapper that shares the
+parameter, may look at it until backward ends; and until then the engine itself refers to what has just arrived.
 
-Who refers to a tensor is read off Python's reference counts and those of torch. What they are for a tensor that
-nobody else holds depends on the version of torch, so it is measured, not assumed.
+References to a tensor are read off Python's reference counts and those of torch. What they are for a tensor that
+nothing else holds depends on the version of torch, so it is measured, not assumed.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+
+from minddp.core import autograd
+from minddp.core.bucket import Bucket, view_of
+from minddp.core.mode import Mode
 
 SMALLEST_BYTES = 64 * 1024
 ALIGNMENT_BYTES = 64  # what torch's CPU allocator gives a fresh tensor
 
 
+class GradientAliasing(Mode):
+    """Knows which parameters of a wrapper the running backward gives their first gradient."""
+
+    def __init__(self, params: Sequence[torch.nn.Parameter]):
+        self._large = [param for param in params if _is_worth_it(param)]
+        self._backward = -1
+        self._without_grad: set[torch.nn.Parameter] = set()
+
+    def of_bucket(self, bucket: Bucket) -> BucketAliasing:
+        return BucketAliasing(self, bucket)
+
+    def made_by_this_backward(self, param: torch.nn.Parameter) -> bool:
+        return param in self._without_grad
+
+    def backward_begins(self) -> None:
+        self._backward = autograd.current_backward()
+        self._without_grad = {param for param in self._large if param.grad is None}
+
+    def opened(self, param: int) -> None:
+        creates_graph = torch.is_grad_enabled()
+        if creates_graph or autograd.current_backward() != self._backward:
+            self._without_grad = set()
+
+    def closed(self) -> None:
+        self._without_grad = set()
+
+
+class BucketAliasing:
+    """The aliases of one bucket's present memory. See [Note: gradient aliasing]."""
+
+    def __init__(self, owner: GradientAliasing, bucket: Bucket):
+        self._owner = owner
+        self._params = bucket.params
+        self._slots = bucket.spec.slots
+        self._flat = bucket.flat
+        self._views = bucket.views
+        self._may_be_aliased = [_is_worth_it(view) and _is_aligned(view) for view in bucket.views]
+        self._aliased: set[int] = set()
+        self._references_of_ours = references_to_memory(bucket.flat)
+
+    def alias(self, places: list[int]) -> list[int]:
+        """As `core.bucket.Aliasing`."""
+        return [k for k in places if not (self._may_be_aliased[k] and self._alias(k))]
+
+    def _alias(self, k: int) -> bool:
+        """As a tensor of its own: what a script does to that one must not be done to the bucket's view."""
+        param, view = self._params[k], self._views[k]
+        if not self._owner.made_by_this_backward(param):
+            return False
+        if param.grad is None or param.grad.stride() != view.stride() or not is_held_by_parameter_alone(param):
+            return False
+        param.grad = view_of(self._flat, self._slots[k], param)
+        self._aliased.add(k)
+        return True
+
+    def memory_is_held(self) -> bool:
+        """As `core.bucket.Aliasing`."""
+        if not self._aliased:
+            return False
+        still_grads = sum(self._is_still_grad(k) for k in self._aliased)
+        tensors, to_storage = references_to_memory(self._flat)
+        return (tensors - still_grads, to_storage) != self._references_of_ours
+
+    def _is_still_grad(self, k: int) -> bool:
+        grad = self._params[k].grad
+        return grad is not None and grad.data_ptr() == self._views[k].data_ptr()
+
+
 class MemoryReferences(NamedTuple):
-    """Who refers to a tensor's memory: tensors, itself included, and Python's references to the storage."""
+    """References to a tensor's memory: from tensors, itself included, and from Python to the storage."""
 
     tensors: int
     to_storage: int
@@ -53,7 +123,7 @@ def references_to_memory(tensor: torch.Tensor) -> MemoryReferences:
 
 
 def is_held_by_parameter_alone(param: torch.nn.Parameter) -> bool:
-    """Whether nobody else refers to `.grad` or to its memory. There is one, and it is strided."""
+    """True if nothing else refers to `.grad` or to its memory. There is one, and it is strided."""
     return _references_to_grad(param) == _references_if_alone()
 
 
@@ -70,7 +140,9 @@ def _references_if_alone() -> tuple[int, int, MemoryReferences]:
     return _references_to_grad(param)
 
 
-def may_be_handed_over(view: torch.Tensor) -> bool:
-    """Whether that is worth it, its address could be that of a fresh tensor, and nobody reads it unseen."""
-    is_worth_it = view.nbytes >= SMALLEST_BYTES
-    return is_worth_it and view.device.type == "cpu" and view.data_ptr() % ALIGNMENT_BYTES == 0
+def _is_worth_it(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes >= SMALLEST_BYTES and tensor.device.type == "cpu"
+
+
+def _is_aligned(view: torch.Tensor) -> bool:
+    return view.data_ptr() % ALIGNMENT_BYTES == 0

@@ -2,7 +2,7 @@
 
 A hook replaces the all-reduce of a bucket: `hook(state, bucket) -> torch.futures.Future[torch.Tensor]`. Torch's
 `dist.GradBucket` cannot be made from Python, but no hook asks for its type: `GradBucket` here has the same six
-methods, and the hooks that torch ships (all-reduce, fp16, bf16, PowerSGD, ...) take it as it is.
+methods, and the hooks that torch ships (all-reduce, fp16, bf16, PowerSGD, ...) accept it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.core.bucket import Bucket, from_wire
-from minddp.modes.sparse import SparseBucket
+from minddp.core.bucket import GradientBucket, from_wire
+from minddp.core.events import EventKind, EventStream
+from minddp.core.packing import Scaling
+from minddp.transport.protocols import Work
 
 _AS_TEXT = ("dist.GradBucket", "GradBucket")  # annotations under `from __future__ import annotations`
 _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes by the names, too
@@ -25,7 +27,7 @@ _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes
 class GradBucket:
     """One bucket as a hook sees it: flat buffer, per-parameter views, and its place in the launch order."""
 
-    def __init__(self, bucket: Bucket | SparseBucket, *, is_last: bool, instead: torch.Tensor | None = None):
+    def __init__(self, bucket: GradientBucket, *, is_last: bool, instead: torch.Tensor | None = None):
         self._bucket = bucket
         self._buffer = bucket.wire if instead is None else instead
         self._is_last = is_last
@@ -122,7 +124,7 @@ class CommHook:
             )
         return future
 
-    def result_of(self, future: torch._C.Future, bucket: Bucket | SparseBucket) -> torch.Tensor:
+    def result_of(self, future: torch._C.Future, bucket: GradientBucket) -> torch.Tensor:
         """Wait for the hook's tensor and check that it fits the bucket."""
         try:
             value = future.wait()
@@ -142,6 +144,48 @@ class CommHook:
         """Let the error, whose type scripts may go by, say where it comes from."""
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"Raised by the communication hook `{self.name}`, for bucket {bucket}.")
+
+
+#: Watches a future that is to bring a tensor, so that waiting for it too long is noticed.
+WatchFuture = Callable[[torch.Tensor, torch._C.Future], Work]
+
+
+@dataclass(frozen=True)
+class HookedReduction:
+    """A bucket that a communication hook reduces, as `core.reduction.Reduction`. `watched`: its watched future."""
+
+    hook: CommHook
+    future: torch._C.Future
+    bucket: GradientBucket
+    watched: Work | None = None
+
+    def result(self) -> torch.Tensor:
+        if self.watched is not None:
+            self.watched.wait()
+        return self.hook.result_of(self.future, self.bucket)
+
+    def when_complete(self, callback: Callable[[], object]) -> None:
+        self.future.add_done_callback(lambda _future: callback())
+
+
+class HookReducing:
+    """Lets a communication hook reduce the buckets, as `core.reduction.Reducing`. Nothing is scaled."""
+
+    def __init__(self, hook: CommHook, events: EventStream, watch_future: WatchFuture | None):
+        self.hook = hook
+        self._events = events
+        self._watch_future = watch_future
+
+    def open(self) -> Scaling:
+        return Scaling()
+
+    def launch(
+        self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool
+    ) -> HookedReduction:
+        future = self.hook.launch(GradBucket(bucket, is_last=is_last, instead=contents))
+        watched = self._watch_future(bucket.wire, future) if self._watch_future is not None else None
+        self._events.emit(EventKind.COMM_HOOK_RETURNED, bucket.spec.index)
+        return HookedReduction(self.hook, future, bucket, watched)
 
 
 def _bf16_reduces() -> bool:

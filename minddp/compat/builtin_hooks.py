@@ -8,16 +8,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from minddp.comm_hooks import GradBucket
 from minddp.core import autograd
-
-if TYPE_CHECKING:
-    from minddp.compat.surface import DistributedDataParallel
 
 
 def allreduce(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -54,7 +51,7 @@ def builtin_hook(kind: dist.BuiltinCommHookType) -> Callable[[Any, GradBucket], 
 
 
 def apply_optim_in_backward_hook(
-    ddp_reference: weakref.ref[DistributedDataParallel], bucket: GradBucket
+    ddp_reference: weakref.ref[Any], bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average, and step the optimizers that parameters bring along; their gradients are dropped after backward.
 

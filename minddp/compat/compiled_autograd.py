@@ -8,15 +8,12 @@ that does the simplest thing there is, average this gradient, in operations that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from minddp.compat import compiled
-
-if TYPE_CHECKING:
-    from minddp.compat.surface import DistributedDataParallel
 
 MIB = 1024 * 1024
 
@@ -28,18 +25,18 @@ def is_wanted() -> bool:
     return get_optimize_ddp_mode() == "python_reducer"
 
 
-def take_over(ddp: DistributedDataParallel) -> None:
+def take_over(ddp: Any) -> None:
     """Replace the reducer's hooks by traceable ones, and tell dynamo and inductor."""
     compiled.let_dynamo_in()
     torch._inductor.config._fuse_ddp_communication = True  # type: ignore[assignment]
     torch._inductor.config._fuse_ddp_bucket_size = ddp.bucket_bytes_cap // MIB  # type: ignore[assignment]
-    ddp._reducer.remove_hooks()
+    ddp._reducer.hooks.remove()
     ddp._accum_grad_hooks = [
         param.register_post_accumulate_grad_hook(_averaging(ddp)) for param in ddp._reducer.params
     ]
 
 
-def _averaging(ddp: DistributedDataParallel) -> Callable[[nn.Parameter], None]:
+def _averaging(ddp: Any) -> Callable[[nn.Parameter], None]:
     import torch.distributed._functional_collectives as functional
 
     def average(param: Any) -> None:

@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,6 @@ from torch import nn
 from minddp.compat.sampled_iteration import SPANS, SampledIteration
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan
-
-if TYPE_CHECKING:
-    from minddp.compat.surface import DistributedDataParallel
 
 ALWAYS_SAMPLED = 10  # iterations; afterwards one in `sample_rate`
 CPP_NAMES = {
@@ -77,7 +74,7 @@ class Logger(dist.Logger):
     `ALWAYS_SAMPLED` or its number a multiple of `sample_rate`; only then does anything watch the reducer.
     """
 
-    def __init__(self, ddp: DistributedDataParallel):
+    def __init__(self, ddp: Any):
         # Over nobody's group: a C++ reducer that held the last reference to a real one would join the group's
         # threads with Python's lock in its hand, and those may be waiting for just that.
         nobody = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
@@ -108,7 +105,7 @@ class Logger(dist.Logger):
     ) -> None:
         """What is known from the beginning; `output_device` is -1 if there is none."""
         reducer = self._ddp._reducer
-        params, options = reducer.plan.params, reducer.options
+        params, options = reducer.plan.params, self._ddp._options
         if static_graph:
             self._set_static_graph()
         self._strs |= {
@@ -147,13 +144,13 @@ class Logger(dist.Logger):
         if self._graph_may_change:
             self._notice_unused()
         if self.sampled is not None:
-            self._ddp._reducer.unwatch(self.sampled.observe)
+            self._ddp._reducer.events.unwatch(self.sampled.observe)
             self.sampled = None
         self._counterpart.prepare_for_forward()
         self.iteration += 1
         if self.iteration <= ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0:
             self.sampled = SampledIteration(self._ddp.device)
-            self._ddp._reducer.watch(self.sampled.observe)
+            self._ddp._reducer.events.watch(self.sampled.observe)
 
     def set_runtime_stats_and_log(self) -> None:
         """Take over what was sampled of the last iteration; called when the next one is about to begin."""
@@ -161,15 +158,15 @@ class Logger(dist.Logger):
             return
         sampled, reducer = self.sampled, self._ddp._reducer
         is_complete = sampled.has_seen(EventKind.BACKWARD_END)
-        unused = set(reducer.last_unused or ()) if is_complete else set()
+        unused = set(reducer.expectation.last_unused or ()) if is_complete else set()
         self._ints |= {
             "iteration": self.iteration,
             "unused_parameter_size": sum(reducer.plan.params[param].nbytes for param in unused),
             "num_buckets_reduced": sampled.num_buckets_reduced,
-            "has_rebuilt_buckets": int(reducer.has_rebuilt),
+            "has_rebuilt_buckets": int(reducer.store.has_rebuilt),
             **sampled.unix_ns(),
         }
-        if reducer.has_rebuilt:
+        if reducer.store.has_rebuilt:
             self._strs |= {
                 "rebuilt_bucket_sizes": _bucket_sizes(reducer.plan),
                 "rebuilt_bucket_size_limits": _bucket_caps(reducer.plan),
@@ -189,7 +186,7 @@ class Logger(dist.Logger):
             self._ints[f"avg_{name}"] = self._totals_ns[name] // max(self._num_spans[name], 1)
 
     def _notice_unused(self) -> None:
-        unused = self._ddp._reducer.last_unused
+        unused = self._ddp._reducer.expectation.last_unused
         if self._unused_at_first is None:
             self._unused_at_first = unused
         elif unused != self._unused_at_first:
@@ -208,7 +205,7 @@ class Logger(dist.Logger):
         self._ints["join_uneven_inputs"] = 1
 
     def _set_static_graph(self) -> None:
-        self._ints["static_graph"] = int(self._ddp._reducer.options.static_graph)
+        self._ints["static_graph"] = int(self._ddp.static_graph)
 
     # ------------------------------------------------------------------ asked by others
 
@@ -217,7 +214,7 @@ class Logger(dist.Logger):
         errors = super()._get_ddp_logging_data()
         ints = {**errors.ints_map, **self._ints}
         ints["iteration"] = max(errors.ints_map.get("iteration", 0), self._ints.get("iteration", 0))
-        if self.iteration > 1 and not self._ddp._reducer.options.static_graph:
+        if self.iteration > 1 and not self._ddp.static_graph:
             ints["can_set_static_graph"] = int(self.graph_is_static)
         return LoggingData({**errors.strs_map, **self._strs}, ints)
 

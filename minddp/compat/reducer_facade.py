@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from minddp.comm_hooks import GradBucket
-from minddp.compat.logged_reducer import LoggedReducer
+from minddp.comm_hooks import GradBucket, HookReducing
+from minddp.core.reducer import Reducer
 from minddp.transport.protocols import Work
-
-if TYPE_CHECKING:
-    from minddp.compat.surface import DistributedDataParallel
 
 
 class ReducerFacade:
     """Belongs to one wrapper, which it refers to weakly."""
 
-    def __init__(self, ddp: DistributedDataParallel):
+    def __init__(self, ddp: Any, reducer: Reducer):
         self._ddp = weakref.proxy(ddp)
-        self._reducer = ddp._reducer
+        self._reducer = reducer
 
     # ------------------------------------------------------------------ around forward and backward
 
@@ -50,16 +47,14 @@ class ReducerFacade:
 
     def _delay_all_reduce(self) -> None:
         """Reduce the first backward of a static graph, if that has not happened when it ended."""
-        reducer = self._reducer
-        if reducer._recorded_hooks is not None and reducer._pass is not None:
-            reducer._reduce_recorded(reducer._pass, reducer._recorded_hooks)
+        self._reducer.reduce_recorded()
 
     def _autograd_hook(self, index: int) -> None:
         """As if the gradient of parameter `index` had been accumulated; to be called during backward."""
-        self._reducer._countdown.on_grad_accumulated(index)
+        self._reducer.hooks.handler(index)
 
     def _install_post_backward_futures(self, futures: Sequence[torch.futures.Future]) -> None:
-        self._reducer.at_end += futures
+        self._reducer.backward_end.futures += futures
 
     def _check_reducer_finalized(self) -> None:
         """Raise `RuntimeError` unless the last backward has brought all gradients."""
@@ -86,27 +81,29 @@ class ReducerFacade:
 
     def _run_comm_hook(self, bucket: GradBucket) -> torch._C.Future:
         """Reduce by the registered communication hook, or else by `_run_allreduce_hook`."""
-        hook = self._reducer.comm_hook
-        return self._run_allreduce_hook(bucket) if hook is None else hook.launch(bucket)
+        reducing = self._reducer.reducing
+        return (
+            reducing.hook.launch(bucket) if isinstance(reducing, HookReducing) else self._run_allreduce_hook(bucket)
+        )
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> torch._C.Future:
         """The sum over the ranks, in place of the bucket's buffer; the future holds it as a list of one."""
         return _future_of(self._reducer.transport.all_reduce(bucket.buffer()), bucket.buffer())
 
     def _get_local_used_map(self) -> torch.Tensor | None:
-        """How many ranks used each parameter in the last backward, int32; `None` where nobody counts."""
-        usage = self._reducer._usage
+        """How many ranks used each parameter in the last backward, int32; `None` where that is not counted."""
+        usage = getattr(self._reducer.expectation, "usage", None)
         return None if usage is None else usage.sums
 
     def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:
         """Under `join`, `work` counts the ranks that still have inputs: divide by them, or by all ranks."""
         if not use_static_world_size:
-            self._reducer.divisor.divide_by_active_ranks(work.get_future())
+            self._ddp._divisor.divide_by_active_ranks(work.get_future())
 
     def _push_all_rebuilt_params(self) -> None:
         """Take any order for that of the first backward, which this rank has not seen; rank 0's will be used."""
         if self._reducer.awaits_order:
-            self._reducer.bucketing.observe(list(range(len(self._reducer.params))))
+            self._reducer.store.observe(list(range(len(self._reducer.params))))
 
     # ------------------------------------------------------------------ changed after construction
 
@@ -122,14 +119,14 @@ class ReducerFacade:
 
     def set_logger(self, logger: dist.Logger) -> None:
         """Where to note errors."""
-        cast(LoggedReducer, self._reducer).logger = logger
+        self._reducer.events.on_error = lambda error: logger.set_error_and_log(str(error))
 
     def _remove_autograd_hooks(self) -> None:
-        self._reducer.remove_hooks()
+        self._reducer.hooks.remove()
 
     def _reset_state(self) -> None:
         """Forget the last backward, whatever has become of it, and the order of the first."""
-        self._reducer.move_to(self._reducer.transport)
+        self._reducer.move_to(self._reducer.transport, self._reducer.reducing)
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         self._ddp.move_to_group(new_process_group)

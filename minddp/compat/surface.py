@@ -29,7 +29,6 @@ from minddp import ddp as core
 from minddp.comm_hooks import CommHook
 from minddp.compat import compiled, compiled_autograd
 from minddp.compat.builtin_hooks import apply_optim_in_backward_hook, builtin_hook
-from minddp.compat.logged_reducer import LoggedReducer
 from minddp.compat.logger import Logger
 from minddp.compat.reducer_facade import ReducerFacade
 from minddp.modes.join import Shadow, answer_roll_call, call_roll
@@ -48,7 +47,6 @@ class _ActiveModule:
 class DistributedDataParallel(core.DistributedDataParallel):
     __doc__ = core.DistributedDataParallel.__doc__
 
-    _reducer_class = LoggedReducer
     _active_ddp_module: ClassVar[Any] = _ActiveModule()
 
     _ddp_sink_clone = False  # outputs are never cloned: nothing is wrapped around them
@@ -63,7 +61,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
         else:
             compiled.keep_dynamo_out()
         self._lazy_init_ran = False
-        self.reducer = ReducerFacade(self)
+        self.reducer = ReducerFacade(self, self._reducer)
         self.logger = Logger(self)
         self.reducer.set_logger(self.logger)
         self.logger.set_construction_data_and_log(
@@ -241,7 +239,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
         self._synchronize_buffers()
 
     def _sync_module_buffers(self, authoritative_rank: int) -> None:
-        self._reducer.at_end += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
+        self._reducer.backward_end.futures += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
 
     def _default_broadcast_coalesced(
         self,
@@ -403,7 +401,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
-        return self._reducer.has_rebuilt
+        return self._reducer.store.has_rebuilt
 
     def _check_reducer_finalized(self) -> None:
         self.reducer._check_reducer_finalized()

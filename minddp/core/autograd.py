@@ -1,6 +1,6 @@
-"""Where minddp meets the autograd engine: four questions, each with one answer.
+"""All use of the autograd engine: four questions, each with one answer.
 
-- When has this parameter's gradient been accumulated?  `Hooks`
+- When has this parameter's gradient been accumulated?  `GradientHooks`
 - Which parameters will this very backward reach?       `will_be_reached`
 - When is this backward over?                           `call_at_end_of_backward`
 - Which backward is running, and inside another one?    `current_backward`, `inside_another_backward`
@@ -11,21 +11,13 @@ is a post-hook of that node, so it fires after `.grad` has its value, once per b
 even when the gradient that arrived was undefined (a function returned None for it).
 `Tensor.register_post_accumulate_grad_hook` would not fire then, and the bucket would wait for ever. The leaf
 only holds a weak reference to its node, so whoever installs hooks must keep the nodes alive.
-
-[Note: unused parameters]
-To know which parameters a backward leaves out, torch walks the graph from the outputs in every forward. The
-engine has computed the answer anyway: when backward begins it visits the whole graph to count dependencies.
-So minddp asks the engine, at the first hook, whether it will run each accumulator. That takes no walk, needs
-no copy of the outputs, and is exact for the loss at hand, also when the loss uses only some of the outputs.
-Two things the engine does not tell, so then the graph is walked: what the distributed engine will reach; and, asked
-once in the first backward, what the loss reaches although the outputs do not. Torch takes such parameters for
-unused and raises when their gradient arrives after all.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -33,40 +25,37 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils.hooks import RemovableHandle, unserializable_hook
+from torch.utils.hooks import unserializable_hook
 
 
-class Hooks:
-    """Call `on_grad_accumulated(i, ...)` whenever a backward has given `params[i].grad` its value.
+def _do_nothing(_argument: object) -> None: ...
 
-    Further positional arguments are the engine's own and of no interest. The callback is kept alive until the
-    hooks are removed. `accumulators[i]` is the node of parameter i, kept alive as long as this object. See
-    [Note: the hook sits on the accumulator].
+
+class GradientHooks:
+    """Calls `handler(i)` whenever a backward has given `params[i].grad` its value.
+
+    The engine keeps the hooks and what they refer to as long as the parameters live, so `handler` must not refer
+    strongly to the wrapper: bind slow ones by `weakly`. `on_error`, if set, is called with what `handler` raises.
+    `accumulators[i]` is the node of parameter i, kept alive as long as this object. See [Note: the hook sits on the
+    accumulator].
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], on_grad_accumulated: Callable[..., None]):
-        self._params = params
-        self._on_grad_accumulated = on_grad_accumulated
+    def __init__(self, params: Sequence[torch.nn.Parameter], handler: Callable[[int], object] = _do_nothing):
+        self.params = params
+        self.handler = handler
+        self.on_error: Callable[[Exception], object] = _do_nothing
         self._install()
 
     def _install(self) -> None:
-        self.accumulators: list[Node] = [get_gradient_edge(param).node for param in self._params]
-        self.handles: dict[int, RemovableHandle] = {}
-        self._are_removed = False
-        self.restore()
+        self.accumulators: list[Node] = [get_gradient_edge(param).node for param in self.params]
+        self._handles = [node.register_hook(partial(self._fire, i)) for i, node in enumerate(self.accumulators)]
 
-    def restore(self) -> None:
-        """Put back those that `keep_only` has taken off."""
-        if self._are_removed:
-            return
-        for index, node in enumerate(self.accumulators):
-            if index not in self.handles:
-                self.handles[index] = node.register_hook(partial(self._on_grad_accumulated, index))
-
-    def keep_only(self, params: Collection[int]) -> None:
-        """Take off all hooks but those of `params`."""
-        for index in self.handles.keys() - params:
-            self.handles.pop(index).remove()
+    def _fire(self, param: int, *_from_engine: object) -> None:
+        try:
+            self.handler(param)
+        except Exception as error:
+            self.on_error(error)
+            raise
 
     def renew(self) -> None:
         """Move to the accumulators that the parameters have now: one whose dtype has changed has a new one."""
@@ -75,33 +64,29 @@ class Hooks:
 
     def remove(self) -> None:
         """Detach from the parameters. May be called twice."""
-        self._are_removed = True
-        self.keep_only(())
+        for handle in self._handles:
+            handle.remove()
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls the bound `method` as long as its object lives, and does nothing after that."""
+    weak_method = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        method = weak_method()
+        return None if method is None else method(*args)
+
+    return call
 
 
 def will_be_reached(accumulator: Node) -> bool:
-    """Whether the backward that is running will run this node. See [Note: unused parameters]."""
+    """True if the backward that is running will run this node. See [Note: unused parameters]."""
     try:
         return bool(torch._C._will_engine_execute_node(accumulator))
     except RuntimeError:
         if current_backward() < 0:
             raise
         return False  # autograd.grad() was asked for this very gradient: it is returned, and not accumulated
-
-
-def out_of_reach_of(output: Any, accumulators: Sequence[Node]) -> list[int]:
-    """The nodes, as indices, that no path leads to from the tensors in `output`.
-
-    A walk over the whole graph, for when the engine cannot be asked. See [Note: unused parameters].
-    """
-    seen: set[Node] = set()
-    ahead = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
-    while ahead:
-        node = ahead.pop()
-        if node not in seen:
-            seen.add(node)
-            ahead += [following for following, _ in node.next_functions if following is not None]
-    return [index for index, node in enumerate(accumulators) if node not in seen]
 
 
 def call_at_end_of_backward(callback: Callable[[], Any]) -> None:
@@ -118,28 +103,37 @@ def current_backward() -> int:
 
 
 def inside_another_backward() -> bool:
-    """In an end-of-backward callback: whether an outer backward is still running."""
+    """In an end-of-backward callback: True if an outer backward is still running."""
     return torch._C._current_autograd_node() is not None
 
 
 def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None:
-    """Call back whenever a backward reaches a tensor within `output`, in the backward that the user called.
+    """Call the method `callback` whenever a backward reaches a tensor within `output`.
 
-    The parameters' own hooks cannot tell which that is: under reentrant checkpointing they fire in nested
-    backwards, and the end of a nested backward is not the end. `callback` is a method; its object is
-    referenced weakly, since the output may outlive the wrapper.
+    It is then in the backward that the user called. The parameters' own hooks cannot tell which that is: under
+    reentrant checkpointing they fire in nested backwards, and the end of a nested backward is not the end. The
+    method's object is referenced weakly, since the output may outlive the wrapper.
     """
-    weak_callback = weakref.WeakMethod(callback)
+    call = weakly(callback)
 
     @unserializable_hook
     def on_gradient(_grad: torch.Tensor) -> None:
-        method = weak_callback()
-        if method is not None:
-            method()
+        call()
 
     for tensor in tensors_in(output):
         if tensor.grad_fn is not None:
             tensor.register_hook(on_gradient)
+
+
+def distributed_context() -> int | None:
+    """The distributed autograd context (torch's RPC) that the calling thread is in, if any."""
+    rpc = sys.modules.get("torch.distributed.rpc")
+    if rpc is None or not rpc.is_available() or not rpc.api._is_current_rpc_agent_set():
+        return None
+    try:
+        return torch._C._distributed_autograd._current_context()._context_id()
+    except RuntimeError:
+        return None  # outside of any context
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:

@@ -1,31 +1,23 @@
-"""The states of a reducer, and all that one backward has to remember."""
+"""The phases of a reducer, and all that one backward has to remember."""
 
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-import torch
-
-from minddp.comm_hooks import CommHook
-from minddp.core.bucket import Bucket
 from minddp.core.packing import Scaling
-from minddp.modes.rpc import LentGradients
-from minddp.modes.sparse import SparseBucket
-from minddp.transport.protocols import Work
+from minddp.core.readiness import Readiness
+from minddp.core.reduction import Reduction
 
 
 class Phase(enum.Enum):
-    """Where the reducer is. See `ALLOWED` for what may follow what."""
+    """The state of the reducer. See `ALLOWED` for the transitions."""
 
     IDLE = "no synchronised backward is due"
     ARMED = "a forward has run; the next backward will be synchronised"
     ACCUMULATING = "hooks are firing"
     INCOMPLETE = "a backward has ended, but some gradients have not arrived"
-    REDUCING = "a backward has ended, and whoever called it has yet to finalize it"
+    REDUCING = "a backward has ended, and its caller has yet to finalize it"
     FINALIZING = "waiting for the buckets"
 
 
@@ -38,89 +30,36 @@ ALLOWED = {
     Phase.FINALIZING: {Phase.IDLE},
 }
 
-
-class Reduction(Protocol):
-    """A bucket on its way."""
-
-    def result(self) -> torch.Tensor:
-        """Wait, and return the averaged bucket, flat."""
-        ...
-
-    def when_complete(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called, by any thread, as soon as the collective is complete, whoever waits for it.
-
-        On a GPU it is called at once, with a current stream that the collective precedes. It is never called
-        where a backend's work has no future to ask.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class AllReduce:
-    """The plain way: the buffer is summed in place, and divided only if it has not been before."""
-
-    work: Work
-    buffer: torch.Tensor
-    divisor: float | None = None
-
-    def result(self) -> torch.Tensor:
-        self.work.wait()
-        if self.divisor is not None:
-            self.buffer.div_(self.divisor)
-        return self.buffer
-
-    def when_complete(self, callback: Callable[[], object]) -> None:
-        get_future = getattr(self.work, "get_future", None)
-        if get_future is not None:
-            get_future().add_done_callback(lambda _future: callback())
-
-
-@dataclass(frozen=True)
-class HookedReduction:
-    """A communication hook decides what comes back. `watched` is its future, where waits are watched."""
-
-    hook: CommHook
-    future: torch._C.Future
-    bucket: Bucket | SparseBucket
-    watched: Work | None = None
-
-    def result(self) -> torch.Tensor:
-        if self.watched is not None:
-            self.watched.wait()
-        return self.hook.result_of(self.future, self.bucket)
-
-    def when_complete(self, callback: Callable[[], object]) -> None:
-        self.future.add_done_callback(lambda _future: callback())
+#: The phases in which there is a pass, and those in which optimizers are kept from stepping.
+WITH_PASS = {Phase.ACCUMULATING, Phase.INCOMPLETE, Phase.REDUCING, Phase.FINALIZING}
+WITH_GUARD = {Phase.INCOMPLETE, Phase.REDUCING}
 
 
 @dataclass(slots=True)
 class BackwardPass:
-    """What one synchronised backward has to remember.
+    """What one synchronised backward has to remember: made when the first hook fires, dropped at the end.
 
-    `hooks_left[i]` is how often parameter i's hook has still to fire before its gradient is ready: once, but in a
-    static graph as often as in its first backward. `runs_left[b]` is how many runs bucket b waits for.
-    `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on have not been launched.
-    `may_hand_over` tells that gradients may come to lie in the buckets. `lent` is where gradients come from that
-    do not lie in `.grad`. `is_spoken_for` tells that not every parameter has a hook, see [Note: one hook per run].
-    `scaling` is done while packing; `divisor_of_sums` is for sums that are to be divided when they are there.
+    Nothing in it is reset by hand, so nothing is left half reset by an exception. `groups_left[b]` is how many pack
+    groups bucket b waits for. `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on
+    have not been launched. `unused` are the parameters that this rank leaves out.
     """
 
-    hooks_left: list[int]
-    runs_left: list[int]
+    readiness: Readiness
+    groups_left: list[int]
     scaling: Scaling
-    divisor_of_sums: float | None = None
-    may_hand_over: bool = False
-    lent: LentGradients | None = None
-    is_spoken_for: bool = False
     unused: list[int] = field(default_factory=list)
-    ready_order: list[int] = field(default_factory=list)
     reductions: list[Reduction | None] = field(default_factory=list)
 
     @property
-    def counts_for_nothing(self) -> bool:
-        """Whether this rank's gradients have the weight 0."""
-        return self.scaling.divisor == math.inf
+    def all_launched(self) -> bool:
+        return len(self.reductions) == len(self.groups_left)
 
     @property
-    def is_complete(self) -> bool:
-        return len(self.reductions) == len(self.runs_left)
+    def next_is_ready(self) -> bool:
+        """True if the bucket at the head of the plan waits for nothing."""
+        return not self.all_launched and self.groups_left[len(self.reductions)] == 0
+
+    def ready_order(self) -> list[int]:
+        """Every parameter once: as they became ready, and then those that are unused."""
+        unused = set(self.unused)
+        return [param for param in self.readiness.ready_order if param not in unused] + self.unused

@@ -1,9 +1,9 @@
-"""Which buckets there are now: the plan, the memory made for it, and the one rebuild. See [Note: two plans].
+"""The current plan, the buckets made for it, and the one rebuild. See [Note: two plans].
 
 [Note: when buckets get their memory]
 With the plan, as torch does it, so that a model that is too large fails at construction. With
 `lazy_bucket_allocation` the first buckets are made when the first backward needs them: until then, while the
-optimizer is made and a checkpoint is loaded, the room is free. A rebuild lets go of the old memory before it asks
+optimizer is made and a checkpoint is loaded, the room is free. A rebuild releases the old memory before it asks
 for the new.
 """
 
@@ -13,18 +13,17 @@ from collections.abc import Sequence
 
 import torch
 
-from minddp.core.bucket import Allocate, Bucket, GradDtypes, allocate_buckets
-from minddp.core.options import Options
-from minddp.core.packing import slots_by_run
-from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
-from minddp.modes.sparse import SparseBucket
+from minddp.core.bucket import Allocate, GradientBucket, MakeBucket
+from minddp.core.packing import places_by_group
+from minddp.core.plan import BucketCaps, BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
 
 
-class Bucketing:
-    """The current plan and its buckets.
+class BucketStore:
+    """The plan and its buckets.
 
-    `runs[r]` is a bucket and a run's place in it, `members[r]` the parameters in it, `runs_per_bucket[b]` how many
-    a bucket has; they follow from the plan alone. `buckets` is empty until there is memory.
+    Pack groups are numbered through all buckets: `groups[g]` is a bucket and a group's place in it, `members[g]` the
+    parameters in it. They follow from the plan alone. `buckets` is empty until there is memory. `rebuilds`: the order
+    of the first backward is trusted for all that follow.
     """
 
     plan: BucketPlan
@@ -33,36 +32,41 @@ class Bucketing:
         self,
         params: Sequence[torch.nn.Parameter],
         specs: Sequence[ParamSpec],
-        options: Options,
+        make_bucket: MakeBucket,
+        caps: BucketCaps,
         *,
-        grads_are_views: bool,
-        dtypes: GradDtypes,
+        rebuilds: bool = True,
+        small_last_bucket: bool = False,
     ):
         self._params = params
         self._specs = specs
-        self._caps = options.caps
-        self._small_last_bucket = options.small_last_bucket
-        self._grads_are_views = grads_are_views
-        self._dtypes = dtypes
+        self._caps = caps
+        self._small_last_bucket = small_last_bucket
+        self._make_bucket = make_bucket
         self._observed_order: list[int] | None = None
+        self.rebuilds = rebuilds
         self.has_rebuilt = False
-        self.buckets: list[Bucket | SparseBucket] = []
-        self._follow(
-            plan_from_registration(specs, self._caps.before_rebuild(order_is_final=not options.rebuilds_buckets))
-        )
+        self.buckets: list[GradientBucket] = []
+        self._follow(plan_from_registration(specs, self._caps.before_rebuild(order_is_final=not self.rebuilds)))
 
     def _follow(self, plan: BucketPlan) -> None:
         self.plan = plan
         self.buckets = []
-        by_run = [slots_by_run(spec) for spec in plan.buckets]
-        self.runs = [(spec.index, run) for spec in plan.buckets for run in range(len(by_run[spec.index]))]
+        by_group = [places_by_group(spec) for spec in plan.buckets]
+        self.groups = [(bucket, group) for bucket, places in enumerate(by_group) for group in range(len(places))]
         self.members = [
-            [spec.slots[place].param for place in places] for spec in plan.buckets for places in by_run[spec.index]
+            [spec.slots[place].param for place in places]
+            for spec in plan.buckets
+            for places in by_group[spec.index]
         ]
-        self.runs_per_bucket = [len(runs) for runs in by_run]
+        self.groups_per_bucket = [len(places) for places in by_group]
+        self.group_of = [0] * len(self._params)
+        for group, params in enumerate(self.members):
+            for param in params:
+                self.group_of[param] = group
 
     def adopt(self, plan: BucketPlan, allocate: Allocate) -> None:
-        """Let go of the buckets and make those of `plan`, in memory got from `allocate`."""
+        """Release the buckets and make those of `plan`."""
         self._follow(plan)
         self.make_buckets(allocate)
 
@@ -72,21 +76,27 @@ class Bucketing:
         `adopt_grads` moves gradients that exist into it, where they are to be views of it. Not in a backward: there
         a gradient is scaled by how it comes into its bucket, see [Note: the mean is taken first].
         """
-        if self.buckets:
-            return
-        self.buckets = allocate_buckets(
-            self.plan,
-            self._params,
-            grads_are_views=self._grads_are_views,
-            adopt_grads=adopt_grads,
-            dtypes=self._dtypes,
-            allocate=allocate,
-        )
+        if not self.buckets:
+            self.buckets = [
+                self._make_bucket(
+                    spec,
+                    [self._params[slot.param] for slot in spec.slots],
+                    self.plan.names(spec.index),
+                    allocate,
+                    adopt_grads,
+                )
+                for spec in self.plan.buckets
+            ]
 
     # ------------------------------------------------------------------ the rebuild
 
+    @property
+    def awaits_order(self) -> bool:
+        """True if the next order of readiness that is observed leads to a rebuild."""
+        return self.rebuilds and not self.has_rebuilt
+
     def observe(self, ready_order: list[int]) -> None:
-        """The order in which a backward has made the gradients ready: every parameter once."""
+        """A backward has made the gradients ready in this order: every parameter once."""
         self._observed_order = ready_order
 
     def take_observed_order(self) -> list[int] | None:
@@ -96,12 +106,11 @@ class Bucketing:
 
     def rebuild(self, ready_order: Sequence[int], allocate: Allocate) -> None:
         self.has_rebuilt = True
-        self.adopt(
-            plan_from_readiness(
-                self._specs, ready_order, self._caps.after_rebuild(), small_last_bucket=self._small_last_bucket
-            ),
-            allocate,
+        small_last = self._small_last_bucket
+        plan = plan_from_readiness(
+            self._specs, ready_order, self._caps.after_rebuild(), small_last_bucket=small_last
         )
+        self.adopt(plan, allocate)
 
     def await_another_order(self) -> None:
         """The ranks have changed: let the next backward show its order anew."""

@@ -1,8 +1,8 @@
-"""When a backward ends and some parameters have no gradient: say which, as early as it is certain.
+"""A backward has ended and some parameters have no gradient: say which, as early as it is certain.
 
 [Note: unfinished reduction]
 A backward that leaves parameters out is not an error yet: a second backward through another output may bring
-the rest. It becomes one when somebody relies on the result. Torch notices at the next forward, one iteration
+the rest. It becomes one when the result is used. Torch notices at the next forward, one iteration
 too late: the optimizer has then already stepped with gradients that were not reduced, and the ranks have
 parted. minddp warns when a backward ends unfinished, once for each set of parameters, and arms a guard on the
 optimizers: a step that would touch one of the module's parameters raises. The next forward raises too, as in torch.
@@ -10,16 +10,22 @@ optimizers: a step that would touch one of the module's parameters raises. The n
 
 from __future__ import annotations
 
+import hashlib
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from minddp.core.autograd import weakly
+from minddp.core.expectation import Expectation
+from minddp.transport.protocols import Transport
 
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _ALL_IS_SAID = (
@@ -99,7 +105,7 @@ def not_yet_finished(missing: Missing) -> str:
 def exchange_missing(
     store: dist.Store | None, occasion: str, missing: Missing, world_size: int, patience_s: float = 1.0
 ) -> str:
-    """Tell the other ranks what is missing here and hear what is missing there, as a line of text.
+    """Send the other ranks what is missing here and receive what is missing there, as lines of text.
 
     Goes through the store, since the collectives may be what is stuck. A rank whose gradients are complete
     does not take part, so no more than `patience_s` seconds are waited for it.
@@ -142,25 +148,95 @@ def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
     )
 
 
+def still_running() -> RuntimeError:
+    """The error for a forward within a backward of the same wrapper."""
+    return RuntimeError(
+        "Expected to have finished reduction in the prior iteration before starting a new one: a backward of "
+        "this wrapper is still running, and has called its forward, in a hook perhaps. Call the module there, "
+        "without its wrapper, or wait until backward has ended."
+    )
+
+
+def not_finalized() -> RuntimeError:
+    """The error for gradients that are used before `finalize_backward` was called."""
+    return RuntimeError(
+        "The last backward has not been finalized, so `.grad` holds gradients that are not averaged. Call "
+        "finalize_backward(), or leave `require_manual_backward_finalization` at False."
+    )
+
+
 class OptimizerGuard:
     """While it is up, an optimizer that is about to step on one of `params` meets `error()` instead.
 
-    `error` is a method; its object is referenced weakly, and the guard falls with it.
-    See [Note: unfinished reduction].
+    If `error` is a method, its object is referenced weakly. See [Note: unfinished reduction].
     """
 
     def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception]):
         ours = {id(param) for param in params}
-        weak_error = weakref.WeakMethod(error)
+        make_error = weakly(error) if isinstance(error, MethodType) else error
 
         def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            error = weak_error()
             stepped = (param for group in optimizer.param_groups for param in group["params"])
-            if error is not None and any(id(param) in ours for param in stepped):
-                raise error()
+            if any(id(param) in ours for param in stepped):
+                error = make_error()
+                if error is not None:
+                    raise error
 
         self._handle = register_optimizer_step_pre_hook(before_step)
-        weakref.finalize(cast(MethodType, error).__self__, self._handle.remove).atexit = False
+        weakref.finalize(self, self._handle.remove).atexit = False
 
     def lift(self) -> None:
         self._handle.remove()
+
+
+class UnfinishedReduction:
+    """Gradients of a wrapper that have not arrived: warning, guard and error. See [Note: unfinished reduction].
+
+    `serial` names the wrapper, the same on every rank.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str):
+        self.serial = serial
+        self._params = params
+        self._names = tuple(names)
+        self._guard: OptimizerGuard | None = None
+        self._warned_of: set[tuple[int, ...]] = set()
+
+    def warn(self, missing: Sequence[int], rank: int) -> None:
+        """Once for each set of parameters."""
+        if tuple(missing) not in self._warned_of:
+            self._warned_of.add(tuple(missing))
+            warnings.warn(not_yet_finished(self._missing(missing, rank)), stacklevel=2)
+
+    def guard(self, error: Callable[[], Exception]) -> None:
+        """Keep optimizers from stepping on the parameters until `lift_guard`."""
+        self._guard = OptimizerGuard(self._params, error)
+
+    def lift_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.lift()
+            self._guard = None
+
+    @property
+    def is_guarded(self) -> bool:
+        return self._guard is not None
+
+    def error(
+        self, missing: Sequence[int], transport: Transport, expectation: Expectation, num_passes: int
+    ) -> RuntimeError:
+        here = self._missing(missing, transport.rank)
+        elsewhere = exchange_missing(transport.store, f"{self.serial}/{num_passes}", here, transport.world_size)
+        return unfinished_reduction(
+            here, elsewhere, static_graph=expectation.is_static, finds_unused=expectation.finds_unused
+        )
+
+    def _missing(self, missing: Sequence[int], rank: int) -> Missing:
+        frozen = tuple(param for param in missing if not self._params[param].requires_grad)
+        return Missing(rank, tuple(missing), self._names, frozen)
+
+
+def serial_number(names: Sequence[str], transport: Transport) -> str:
+    """A name for a wrapper that is the same on every rank, and another one for each wrapper, even of equal models."""
+    model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
+    store = transport.store
+    return model if store is None else f"{model}/{store.add(f'minddp/{model}/{transport.rank}', 1)}"

@@ -1,57 +1,116 @@
-"""Which parameters the next backward will leave out, for `find_unused_parameters`. See [Note: unused parameters].
+"""`find_unused_parameters`: every backward may leave parameters out, and other ones on other ranks.
 
-As a rule the engine is asked, as soon as a gradient enters at the outputs: the first hook may fire in a nested
-backward, that of a reentrant checkpoint, which reaches only what has been checkpointed. Where the engine does not
-know, the graph is walked when forward returns.
+[Note: unused parameters]
+To know which parameters a backward leaves out, torch walks the graph from the outputs in every forward. The
+engine has computed the answer anyway: when backward begins it visits the whole graph to count dependencies.
+So minddp asks the engine if it will run each accumulator, as soon as a gradient enters at the outputs: the first hook
+may fire in a nested backward, that of a reentrant checkpoint, which reaches only what has been checkpointed. That
+takes no walk, needs no copy of the outputs, and is exact for the loss at hand, also when the loss uses only some of
+the outputs. Two things the engine does not say, so then the graph is walked: what the distributed engine will reach;
+and, once in the first backward, what the loss reaches although the outputs do not. Torch takes such parameters for
+unused and raises when their gradient arrives after all.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from minddp.core import autograd
+from minddp.core.expectation import Expectation, Expected, HookHandler
+from minddp.core.plan import BucketSpec
+from minddp.expectation.usage_map import UsageMap
+from minddp.transport.protocols import Transport
 
 NAME_IN_PROFILES = "torch.distributed.ddp.reducer::search_unused_parameters"  # torch's, for tools that look for it
 
 
-class Reach:
-    """What is known before the first gradient has come. Parameters are told by the index of their hook."""
+class FindUnused(Expectation):
+    """Asks the engine which parameters a backward leaves out; exchanges which ones any rank has used.
 
-    def __init__(self, hooks: autograd.Hooks):
+    `skips_buckets`: do not reduce buckets of unused parameters only (skip_all_reduce_unused_params).
+    """
+
+    finds_unused = True
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], hooks: autograd.GradientHooks, *, skips_buckets: bool):
+        super().__init__(params)
         self._hooks = hooks
+        self._skips_buckets = skips_buckets
+        self.usage = UsageMap(params)
         self._outside_forward: set[int] = set()
-        self._left_out: list[int] | None = None
+        self._left_out: list[int] | None = None  # by the coming backward, if that is known
 
-    def forget(self) -> None:
-        """Another forward has begun."""
-        self._outside_forward = set()
-        self.forget_backward()
+    def observing(self, handler: HookHandler) -> HookHandler:
+        return self.usage.marking(handler)
 
-    def forget_backward(self) -> None:
-        """The backward has reached no parameter; there may be another."""
-        self._left_out = None
+    def armed(self, output: Any, *, is_first: bool) -> None:
+        self._outside_forward, self._left_out = set(), None
+        self.usage.grads_are_in_context = autograd.distributed_context() is not None
+        if self.usage.grads_are_in_context:
+            self._left_out = out_of_reach_of(output, self._hooks.accumulators)
+        elif is_first:
+            self._outside_forward = set(out_of_reach_of(output, self._hooks.accumulators))
 
-    def walk_from(self, output: Any) -> None:
-        """For a backward that the distributed engine will run."""
-        self._left_out = autograd.out_of_reach_of(output, self._hooks.accumulators)
-
-    def note_outside_forward(self, output: Any) -> None:
-        """As in torch, what no path leads to from `output` counts as left out, even if the loss reaches it."""
-        self._outside_forward = set(autograd.out_of_reach_of(output, self._hooks.accumulators))
-
-    def ask_engine(self) -> None:
-        """In the backward that is running. Does nothing if the answer is known."""
+    def backward_begins(self) -> None:
         if self._left_out is None:
             with torch.autograd.profiler.record_function(NAME_IN_PROFILES):
-                accumulators = enumerate(self._hooks.accumulators)
-                self._left_out = [param for param, node in accumulators if not autograd.will_be_reached(node)]
+                nodes = enumerate(self._hooks.accumulators)
+                self._left_out = [param for param, node in nodes if not autograd.will_be_reached(node)]
 
-    def left_out(self) -> list[int]:
-        """The answer for the backward that is running, in order; then it is forgotten."""
-        self.ask_engine()
+    def forget_backward(self) -> None:
+        self._left_out = None
+
+    def open(self) -> Expected:
+        self.backward_begins()
         assert self._left_out is not None
-        answer = sorted(self._outside_forward.union(self._left_out))
-        self.forget()
-        return answer
+        unused = sorted(self._outside_forward.union(self._left_out))
+        self._outside_forward, self._left_out, self.last_unused = set(), None, unused
+        self.usage.begin_pass()
+        if not unused:
+            warnings.warn(
+                "find_unused_parameters=True was specified in DDP constructor, but did not find any unused "
+                "parameters in this backward. If every parameter is always used, leave it out and save the search.",
+                stacklevel=2,
+            )
+        left_out = set(unused)
+        return Expected([int(param not in left_out) for param in range(len(self.params))], unused)
+
+    def skips(self, bucket: BucketSpec) -> bool:
+        return self._skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
+
+    def all_launched(self, transport: Transport) -> None:
+        self.usage.begin_exchange(transport)
+
+    def close(self) -> Sequence[bool] | None:
+        untouched = self.usage.finish_exchange()
+        self.usage.clear()
+        return untouched
+
+    def revert(self) -> None:
+        self.usage.revert()
+
+    def shadow(self, transport: Transport) -> None:
+        self.usage.shadow(transport)
+
+    def forget(self) -> None:
+        self.usage.clear()
+
+
+def out_of_reach_of(output: Any, accumulators: Sequence[Node]) -> list[int]:
+    """The nodes, as indices, that no path leads to from the tensors in `output`.
+
+    A walk over the whole graph, for when the engine cannot be asked. See [Note: unused parameters].
+    """
+    seen: set[Node] = set()
+    ahead = [tensor.grad_fn for tensor in autograd.tensors_in(output) if tensor.grad_fn is not None]
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += [following for following, _ in node.next_functions if following is not None]
+    return [index for index, node in enumerate(accumulators) if node not in seen]

@@ -7,10 +7,10 @@ summed over the ranks beside the gradients.
 
 [Note: marks on a GPU]
 Marks are made on the host and summed on the device. If all parameters were used they are all ones, which the device
-can write by itself, and nobody has to read the sums. Otherwise they are copied from memory of their own, pinned so
-that the host goes on meanwhile; torch's allocator gives it to nobody else before it has been read. Under capture by
-a CUDA graph that is no use: every replay would copy from there again, and the sums could not be read on the host.
-So a graph can be captured of a step that uses all parameters, and of no other.
+can write by itself, and the host need not read the sums. Otherwise they are copied from memory of their own, pinned
+so that the host goes on meanwhile; torch's allocator does not reuse it before it has been read. A CUDA graph cannot
+capture that: every replay would copy from there again, and the sums could not be read on the host. So a graph can be
+captured only of a step that uses all parameters.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
+from minddp.core.expectation import HookHandler
 from minddp.transport.protocols import Transport, Work
 
 
@@ -26,12 +27,15 @@ class UsageMap:
     """One mark per parameter, and the sum of the marks over all ranks once exchanged.
 
     `sums` are those of the last exchange, int32, on the parameters' device; zeros before the first one.
+    `grads_are_in_context`: gradients arrive in a distributed autograd context, so `.grad` says nothing of them.
     """
 
-    def __init__(self, num_params: int, device: torch.device):
-        self._device = device
-        self._marks = [0] * num_params
-        self.sums = torch.zeros(num_params, dtype=torch.int32, device=device)
+    def __init__(self, params: Sequence[torch.nn.Parameter]):
+        self._params = params
+        self._device = params[0].device
+        self._marks = [0] * len(params)
+        self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)
+        self.grads_are_in_context = False
         self._work: Work | None = None
         self._marks_before = list(self._marks)
 
@@ -46,18 +50,33 @@ class UsageMap:
         self._marks = self._marks_before
         self._work = None
 
-    def mark(self, param: int) -> None:
-        self._marks[param] = 1
+    def marking(self, handler: HookHandler) -> HookHandler:
+        """`handler`, after a mark for the parameter if it has a gradient: the one that has arrived may be undefined."""
 
-    def begin_exchange(self, transport: Transport, has_grad: Sequence[bool]) -> None:
+        def mark_and_handle(param: int) -> None:
+            if self._params[param].grad is not None or self.grads_are_in_context:
+                self._marks[param] = 1
+            handler(param)
+
+        return mark_and_handle
+
+    def begin_exchange(self, transport: Transport) -> None:
         """Start summing the marks over the ranks. A mark without a gradient is of one that was thrown away.
 
         Raises:
             RuntimeError: a CUDA graph captures a backward that has left parameters unused.
         """
+        has_grad = [param.grad is not None for param in self._params]
         self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
         self.sums = self._marks_on_device()
         self._work = transport.all_reduce(self.sums)
+
+    def shadow(self, transport: Transport) -> Sequence[bool] | None:
+        """Exchange marks of a rank that has used nothing; per parameter, True if no rank has used it."""
+        nothing = UsageMap(self._params)
+        nothing.sums = nothing._marks_on_device()
+        nothing._work = transport.all_reduce(nothing.sums)
+        return nothing.finish_exchange()
 
     def _marks_on_device(self) -> torch.Tensor:
         """See [Note: marks on a GPU]."""

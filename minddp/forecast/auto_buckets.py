@@ -139,7 +139,7 @@ class AutoBuckets:
                 f"no time now, and its buckets could not be changed any more. Take "
                 f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
             )
-        if self._stage is _Stage.WAITING and self._reducer.has_rebuilt:
+        if self._stage is _Stage.WAITING and self._reducer.store.has_rebuilt:
             self._observe(_Stage.OBSERVING)
         elif self._stage is _Stage.OBSERVING and self._has_seen_enough():
             self._switch()
@@ -148,7 +148,7 @@ class AutoBuckets:
 
     def _observe(self, stage: _Stage) -> None:
         self._observer = Observer(self._clock)
-        self._reducer.watch(self._observer)
+        self._reducer.events.watch(self._observer)
         self._stage = stage
 
     def _has_seen_enough(self) -> bool:
@@ -156,7 +156,7 @@ class AutoBuckets:
 
     def _switch(self) -> None:
         reducer = self._reducer
-        reducer.unwatch(self._observer)
+        reducer.events.unwatch(self._observer)
         seen = self._agreed()
         idle = Link.measured(reducer.transport, reducer.params[0].device, self._clock)
         link = calibrated(idle, reducer.plan, seen)
@@ -173,7 +173,7 @@ class AutoBuckets:
 
     def _check(self) -> None:
         assert self.tuning is not None, "a plan is checked after it has been made"
-        self._reducer.unwatch(self._observer)
+        self._reducer.events.unwatch(self._observer)
         self.tuning = replace(self.tuning, measured_s=self._agreed().end_s)
         if not self.tuning.is_kept:
             self._reducer.adopt(self.tuning.before)

@@ -1,4 +1,4 @@
-"""Parameters whose all-reduce waits for a sign: delay_all_reduce_named_params, param_to_hook_all_reduce.
+"""Parameters whose all-reduce waits for a trigger: delay_all_reduce_named_params, param_to_hook_all_reduce.
 
 For gradients that arrive in an awkward order, such as large embeddings, the caller names one parameter, and when
 *its* gradient arrives the others' leave, in one all-reduce of one buffer. Their `.grad`s are views of that buffer
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from minddp.core import autograd
+from minddp.core.backward_end import BackwardEnd
 from minddp.core.missing_gradients import OptimizerGuard
 from minddp.replicas import broadcast as replicas
 from minddp.transport.protocols import Transport, Work
@@ -32,7 +33,7 @@ def delayed_parameters(
     reduction: str,
     mixed_precision: object,
 ) -> dict[str, nn.Parameter]:
-    """What the constructor is asked to delay, by name. Mostly nothing.
+    """What the constructor is asked to delay, by name. Usually nothing.
 
     Raises:
         ValueError: one argument without the other, a parameter that is not the module's, or an option that a truly
@@ -70,9 +71,9 @@ class DelayedAllReduce:
         self._buffer = torch.zeros(sum(sizes), dtype=self._params[0].dtype, device=self._params[0].device)
         pieces = zip(self._buffer.split(sizes), self._params, strict=True)
         self._views = [piece.view(param.shape) for piece, param in pieces]
-        self._arrived: list[str] = []  # since the last sign
+        self._arrived: list[str] = []  # since the trigger
         self._under_way: Work | None = None
-        self._awaited_backwards: set[int] = set()
+        self._backward_end = BackwardEnd(on_end=self._on_backward_end)
         self._guard: OptimizerGuard | None = None
         self._install_hooks(trigger)
 
@@ -100,23 +101,18 @@ class DelayedAllReduce:
     # ------------------------------------------------------------------ during backward
 
     def _install_hooks(self, trigger: nn.Parameter) -> None:
-        weak_self = weakref.ref(self)  # parameters outlive their wrapper, and hooks must not keep it
-
-        def on_arrival(param: int, *_from_engine: object) -> None:
-            if (delayed := weak_self()) is not None:
-                delayed._on_arrival(delayed._names[param_of_hook[param]])
-
-        def on_trigger(_grad: torch.Tensor) -> None:
-            if (delayed := weak_self()) is not None:
-                delayed._reduce()
-
-        param_of_hook = [k for k, param in enumerate(self._params) if param.requires_grad]
-        hooks = autograd.Hooks([self._params[k] for k in param_of_hook], on_arrival)
-        handle = trigger.register_hook(on_trigger)
+        """Parameters outlive their wrapper, so hooks refer to it weakly."""
+        self._with_hooks = [k for k, param in enumerate(self._params) if param.requires_grad]
+        hooks = autograd.GradientHooks(
+            [self._params[k] for k in self._with_hooks], autograd.weakly(self._on_arrival)
+        )
+        reduce = autograd.weakly(self._reduce)
+        handle = trigger.register_hook(lambda _grad: reduce())
         weakref.finalize(self, hooks.remove).atexit = False
         weakref.finalize(self, handle.remove).atexit = False
 
-    def _on_arrival(self, name: str) -> None:
+    def _on_arrival(self, hook: int) -> None:
+        name = self._names[self._with_hooks[hook]]
         if self._under_way is not None:
             raise RuntimeError(
                 f"The gradient of `{name}` has arrived when the all-reduce of the delayed parameters was under way "
@@ -124,20 +120,20 @@ class DelayedAllReduce:
                 f"`delay_all_reduce_named_params`, one that forward uses before them."
             )
         self._arrived.append(name)
-        self._await_end()
+        self._backward_end.await_end()
 
     def _reduce(self) -> None:
-        """The sign: the gradient of the trigger has arrived."""
+        """The gradient of the trigger has arrived."""
         with torch.no_grad():
             self._fetch_back()
             self._buffer.div_(self._transport.world_size)
         self._under_way = self._transport.all_reduce(self._buffer)
         self._arrived.clear()
         self._lift_guard()
-        self._await_end()
+        self._backward_end.await_end()
 
     def _fetch_back(self) -> None:
-        """Gradients that lie elsewhere, since somebody has replaced `.grad` after the forward."""
+        """Gradients that lie elsewhere, since `.grad` was replaced after the forward."""
         for param, view in zip(self._params, self._views, strict=True):
             if param.grad is None:
                 view.zero_()
@@ -145,14 +141,7 @@ class DelayedAllReduce:
                 view.copy_(param.grad)
             param.grad = view
 
-    def _await_end(self) -> None:
-        backward = autograd.current_backward()
-        if backward not in self._awaited_backwards:
-            self._awaited_backwards.add(backward)
-            autograd.call_at_end_of_backward(self._on_backward_end)
-
-    def _on_backward_end(self) -> None:
-        self._awaited_backwards.clear()
+    def _on_backward_end(self, is_nested: bool = False) -> None:
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
@@ -169,7 +158,7 @@ class DelayedAllReduce:
         """An exception may have ended the last backward before its end was called."""
         if self._under_way is not None:
             self._on_backward_end()
-        self._awaited_backwards.clear()
+        self._backward_end.forget()
 
     def _lift_guard(self) -> None:
         if self._guard is not None:

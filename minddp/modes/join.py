@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from minddp.core.options import Options
 from minddp.core.reducer import Reducer
 from minddp.modes.delayed import DelayedAllReduce
+from minddp.modes.divisor import Divisor
+from minddp.options import Options
 from minddp.transport.protocols import Transport
 
 
@@ -41,6 +42,7 @@ class UnevenInputs(Joinable):
     _options: Options
     _transport: Transport
     _reducer: Reducer
+    _divisor: Divisor
     _delayed: DelayedAllReduce | None
 
     @property
@@ -114,7 +116,7 @@ class UnevenInputs(Joinable):
         """Say to those that have run out of inputs that this rank has not, and which kind of step begins."""
         announced = Join.notify_join_context(self)
         by_active = announced is not None and not self._divide_by_initial_world_size
-        self._reducer.divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
+        self._divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
         self._buffers_from = 0
         if self._join_config.enable:
             trains = torch.is_grad_enabled()

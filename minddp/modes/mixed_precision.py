@@ -10,7 +10,7 @@ optimizers and checkpoints see full precision. Buffers are cast once, at constru
                 all-reduce, then divide
     its end     param.data is the original again; .grad is cast back, then given the average
 
-A parameter whose dtype changes gets a new accumulator, so the reducer's hooks move with it (`Hooks.renew`). What
+A parameter whose dtype changes gets a new accumulator, so hooks move with it (`GradientHooks.renew`). What
 autograd saves of a parameter is the parameter, not its data, so a backward that comes after `restore`, such as a
 second one through the same graph, lowers once more.
 
@@ -35,9 +35,10 @@ from torch.distributed.utils import _cast_forward_inputs
 
 from minddp.core import autograd
 from minddp.core.bucket import GradDtypes
+from minddp.core.mode import Mode
 
 
-class MixedPrecision:
+class MixedPrecision(Mode):
     """Lowers and restores the floating-point parameters of `module`, except those named in `ignored`.
 
     Each has two attributes, named as in torch: `_fp_param` is its data in full precision and `_mp_param` the copy,
@@ -122,6 +123,9 @@ class MixedPrecision:
         self._is_lowered = self._awaits_backward = False
         if versions != self._versions:
             raise self._overwritten(versions)
+
+    def before_unpack(self) -> None:
+        self.restore()
 
     def _on_backward(self) -> None:
         self._lower()

@@ -2,7 +2,7 @@
 
 What is exposed of communication lies at the end of backward, where nothing is left to compute but the optimizer's
 step. Most optimizers treat each parameter by itself, so the step of one bucket need not wait for the next, and its
-result does not depend on who is stepped beside it: the same bits as `optimizer.step()` after backward.
+result does not depend on what is stepped beside it: the same bits as `optimizer.step()` after backward.
 
 It is not for steps that look at all gradients at once, such as clipping by the norm, nor for loss scaling, which
 must know of all gradients that they are finite before any parameter moves.
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+
+from minddp.core.bucket import GradientBucket
+from minddp.core.mode import Mode
 
 
-class OverlappedOptimizer:
+class OverlappedOptimizer(Mode):
     """Steps any of torch's optimizers piece by piece. Its state and its learning rates are the optimizer's own.
 
-    It enters itself into `registry`, whose owner calls `step`.
+    It adds itself to `modes`, those of a reducer.
 
     Until `remove` is called, the optimizer's own `step` raises: its parameters have been stepped in backward.
 
@@ -30,17 +31,17 @@ class OverlappedOptimizer:
         ValueError: an optimizer that minimises by calling the model again (LBFGS).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, registry: list[OverlappedOptimizer]):
+    def __init__(self, optimizer: torch.optim.Optimizer, modes: list[Mode]):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model in its step, so it cannot be stepped in backward.")
         self._optimizer = optimizer
-        self._registry = registry
-        registry.append(self)
+        self._modes = modes
+        modes.append(self)
         self._guard = optimizer.register_step_pre_hook(_refuse)
 
-    def step(self, params: Sequence[nn.Parameter]) -> None:
-        """One step of those of `params` that the optimizer has."""
-        chosen = set(params)
+    def after_unpack(self, bucket: GradientBucket) -> None:
+        """One step of those of the bucket's parameters that the optimizer has."""
+        chosen = set(bucket.params)
         groups = [
             {**group, "params": [param for param in group["params"] if param in chosen]}
             for group in self._optimizer.param_groups
@@ -52,10 +53,10 @@ class OverlappedOptimizer:
             piece.step()
 
     def remove(self) -> None:
-        """Leave the optimizer to its owner again."""
+        """Let the optimizer's own `step` work again."""
         self._guard.remove()
-        if self in self._registry:
-            self._registry.remove(self)
+        if self in self._modes:
+            self._modes.remove(self)
 
 
 def _refuse(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -19,23 +19,19 @@ from minddp.core.plan import BucketSpec
 
 
 class SparseBucket:
-    """Has what the reducer asks of a `Bucket`. `wire` is what this backward has packed, not coalesced."""
+    """As `core.bucket.GradientBucket`. `wire` is what this backward has packed, not coalesced."""
 
-    def __init__(self, spec: BucketSpec, param: torch.nn.Parameter, name: str):
+    def __init__(self, spec: BucketSpec, params: list[torch.nn.Parameter], names: list[str]):
         self.spec = spec
-        self.params = [param]
-        self.names = [name]
-        self.wire = _nothing(param)
+        self.params = params
+        self.names = names
+        self.wire = _nothing(params[0])
 
     def begin_pass(self) -> None:
-        """Let go of what the last backward has packed."""
+        """Release what the last backward has packed."""
         self.wire = _nothing(self.params[0])
 
-    def take(self, run: int) -> bool:
-        """As `Bucket.take`."""
-        return self.params[0].grad is not None
-
-    def pack(self, run: int, scaling: Scaling) -> None:
+    def pack(self, group: int, scaling: Scaling) -> None:
         """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
 
         Raises:
@@ -52,13 +48,7 @@ class SparseBucket:
             )
         self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
 
-    def let_go(self) -> None:
-        """As `Bucket.let_go`: it has none in hand."""
-
-    def unpack(
-        self, average: torch.Tensor, *, untouched: Sequence[bool] | None = None, may_hand_over: bool = False
-    ) -> None:
-        """As `Bucket.unpack`."""
+    def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None = None) -> None:
         if untouched and untouched[0]:
             return
         grad = self.params[0].grad

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from minddp.core.options import BucketCaps, Options
+from minddp.options import BucketCaps, Options
 from minddp.transport.protocols import Transport
 
 Named = Sequence[tuple[str, torch.Tensor]]

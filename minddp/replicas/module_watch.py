@@ -46,7 +46,7 @@ def holds_still(named: Mapping[str, object], objects: Sequence[object]) -> bool:
     return len(named) == len(objects) and all(map(operator.is_, named.values(), objects))
 
 
-class Roster:
+class ModuleWatch:
     """What `module` was made of when it was wrapped. `known` are the parameters that somebody takes care of.
 
     What goes by a name in `ignored` is not looked into: it may be replaced.

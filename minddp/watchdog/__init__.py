@@ -14,7 +14,7 @@ store that they met through still works while collectives do not.
 
 from minddp.watchdog.diagnosis import Answers, Diagnosis, diagnose
 from minddp.watchdog.inquiry import Lookout
-from minddp.watchdog.rank_state import Collective, Progress, RankState
+from minddp.watchdog.rank_state import Collective, Progress, RankState, progress_of
 from minddp.watchdog.watched_transport import Stuck, WatchedTransport, watched
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "Stuck",
     "WatchedTransport",
     "diagnose",
+    "progress_of",
     "watched",
 ]

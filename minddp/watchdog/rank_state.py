@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from minddp.core.reducer import Reducer
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -31,6 +33,16 @@ class Progress:
     backward: int
     accumulates: bool = False
     missing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+def progress_of(reducer: Reducer, *, accumulates: bool) -> Progress:
+    """Where the reducer is. Called from another thread: it looks and changes nothing."""
+    current, plan = reducer.current, reducer.plan
+    missing: dict[int, tuple[str, ...]] = {}
+    for param in current.readiness.missing() if current is not None else ():
+        bucket = plan.slot_of[param].bucket
+        missing[bucket] = (*missing.get(bucket, ()), plan.params[param].name)
+    return Progress(reducer.phase.name, reducer.num_passes, accumulates, missing)
 
 
 @dataclass(frozen=True)

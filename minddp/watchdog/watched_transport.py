@@ -97,7 +97,7 @@ class WatchedTransport:
 
     # ------------------------------------------------------------------ watching
 
-    def promised(self, tensor: torch.Tensor, future: torch._C.Future) -> Work:
+    def watch_future(self, tensor: torch.Tensor, future: torch._C.Future) -> Work:
         """What a communication hook has promised to do with `tensor`, to be waited for like a collective."""
         self._remember("communication hook", tensor)
         return _WatchedWork(_Promise(future), self)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minddp.core.options import MIB, BucketCaps
 from minddp.core.plan import BucketPlan, plan_from_readiness
 from minddp.forecast.link import Link
 from minddp.forecast.planner import plan_buckets
+from minddp.options import MIB, BucketCaps
 from minddp.xray.predict import Prediction, simulate
 from minddp.xray.recording import Layout
 from minddp.xray.timeline import Step

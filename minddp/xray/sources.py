@@ -69,7 +69,7 @@ class MinddpSource:
 
     @property
     def topic(self) -> str:
-        return f"minddp/xray/{self._reducer.serial}/{self.steps_taken}"
+        return f"minddp/xray/{self._reducer.unfinished.serial}/{self.steps_taken}"
 
     @property
     def steps_taken(self) -> int:
@@ -79,7 +79,7 @@ class MinddpSource:
         return Layout.of(self._reducer.plan)
 
     def watch(self, sink: EventSink) -> None:
-        self._reducer.watch(sink)
+        self._reducer.events.watch(sink)
 
     def unwatch(self, sink: EventSink) -> None:
-        self._reducer.unwatch(sink)
+        self._reducer.events.unwatch(sink)

@@ -11,12 +11,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.comm_hooks import CommHook, GradBucket
+from minddp.comm_hooks import CommHook, GradBucket, HookReducing
 from minddp.core.events import EventKind
 from tests.fakes import FakeDDP
 
 X = torch.ones(1, 2)
 FutureOfTensor = torch.futures.Future[torch.Tensor]
+
+
+def set_hook(ddp: FakeDDP, hook: CommHook) -> None:
+    ddp.reducer.reducing = HookReducing(hook, ddp.reducer.events, None)
 
 
 def future_of(value: Any) -> torch.futures.Future:
@@ -123,7 +127,7 @@ def test_a_hook_sees_the_bucket_as_torch_shows_it() -> None:
         return future_of(bucket.buffer())
 
     ddp = FakeDDP(module, bucket_cap_mb_list=[0])
-    ddp.reducer.comm_hook = CommHook.checked("state", look)
+    set_hook(ddp, CommHook.checked("state", look))
     ddp.step(X)
     assert seen == [("state", 0, False, [(3,)]), ("state", 1, True, [(3, 2)])]
     assert ddp.transport.calls == [], "the hook reduces, nobody else"
@@ -144,7 +148,7 @@ def test_set_buffer_shows_in_buffer_and_gradients() -> None:
 def test_a_hook_may_return_a_tensor_of_its_own(views: bool, wrap: Callable[[torch.Tensor], Any]) -> None:
     module = nn.Linear(2, 2)
     ddp = FakeDDP(module, gradient_as_bucket_view=views)
-    ddp.reducer.comm_hook = CommHook.checked(None, lambda state, bucket: future_of(wrap(bucket.buffer() * 10)))
+    set_hook(ddp, CommHook.checked(None, lambda state, bucket: future_of(wrap(bucket.buffer() * 10))))
     for _ in range(2):
         module.zero_grad()
         ddp.step(X)
@@ -202,7 +206,7 @@ def test_a_failing_hook_is_named_and_the_next_step_works(hook: Any, error: type,
         return next(calls)(state, bucket)
 
     chosen.__qualname__ = hook.__name__
-    ddp.reducer.comm_hook = CommHook.checked(None, chosen)
+    set_hook(ddp, CommHook.checked(None, chosen))
     with pytest.raises(error, match=says):
         ddp.step(X)
     for _ in range(2):

@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from minddp.core import autograd
+from minddp.expectation.find_unused import out_of_reach_of
 
 
 class Recorder:
@@ -46,7 +47,7 @@ def two_params() -> list[torch.nn.Parameter]:
 def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
     (params[0] * params[0] * params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert recorder.grads[recorder.fired.index(0)] == 12.0  # both uses are in
@@ -59,7 +60,7 @@ def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
 def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
     NoGradient.apply(params[0] * 1, params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert params[1].grad is None
@@ -69,7 +70,7 @@ def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
 def test_removed_hooks_are_silent_and_may_be_removed_again() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
     hooks.remove()
     hooks.remove()
     (params[0] * params[1]).backward()
@@ -78,7 +79,7 @@ def test_removed_hooks_are_silent_and_may_be_removed_again() -> None:
 
 def test_the_engine_knows_which_accumulators_it_will_run() -> None:
     params = [*two_params(), torch.nn.Parameter(torch.tensor(5.0))]
-    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    hooks = autograd.GradientHooks(params, Recorder(params).on_grad_accumulated)
     answers: list[list[bool]] = []
     product = params[0] * params[1]
     product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
@@ -90,7 +91,7 @@ def test_the_engine_knows_which_accumulators_it_will_run() -> None:
 
 def test_the_engine_accumulates_nothing_when_it_is_asked_for_gradients() -> None:
     params = two_params()
-    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    hooks = autograd.GradientHooks(params, Recorder(params).on_grad_accumulated)
     answers: list[list[bool]] = []
     product = params[0] * params[1]
     product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
@@ -101,7 +102,7 @@ def test_the_engine_accumulates_nothing_when_it_is_asked_for_gradients() -> None
 
 def test_there_is_no_answer_outside_of_a_backward() -> None:
     params = two_params()
-    hooks = autograd.Hooks(params, Recorder(params).on_grad_accumulated)
+    hooks = autograd.GradientHooks(params, Recorder(params).on_grad_accumulated)
     with pytest.raises(RuntimeError):
         autograd.will_be_reached(hooks.accumulators[0])
     hooks.remove()
@@ -192,7 +193,7 @@ def test_tensors_are_found_within_containers_and_dataclasses() -> None:
 def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
     params = two_params()
     recorder = Recorder(params)
-    hooks = autograd.Hooks(params, recorder.on_grad_accumulated)
+    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
     for param in params:
         param.data = param.data.double()
     (params[0] * params[1]).backward()
@@ -206,5 +207,5 @@ def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
 def test_a_walk_finds_what_no_path_leads_to() -> None:
     used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     nodes = [get_gradient_edge(param).node for param in (used, unused)]
-    assert autograd.out_of_reach_of({"deep": [used * 2]}, nodes) == [1]
-    assert autograd.out_of_reach_of("nothing", nodes) == [0, 1]
+    assert out_of_reach_of({"deep": [used * 2]}, nodes) == [1]
+    assert out_of_reach_of("nothing", nodes) == [0, 1]

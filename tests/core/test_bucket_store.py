@@ -81,7 +81,7 @@ def test_who_begins_to_watch_late_hears_of_no_end_whose_launch_it_has_missed() -
     ddp = FakeDDP(two_layers(), transport)
     ddp.step(torch.ones(1, 2))
     late: list[Any] = []
-    ddp.reducer.watch(late.append)
+    ddp.reducer.events.watch(late.append)
     for callback in transport.callbacks:
         callback(transport)
     assert late == []

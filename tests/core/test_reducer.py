@@ -264,7 +264,7 @@ def test_phases_of_a_step() -> None:
     output = ddp(X)
     assert ddp.reducer.phase is Phase.ARMED
     seen = []
-    ddp.reducer.watch(lambda event: seen.append((event.kind, ddp.reducer.phase)))
+    ddp.reducer.events.watch(lambda event: seen.append((event.kind, ddp.reducer.phase)))
     output.sum().backward()
     assert ddp.reducer.phase is Phase.IDLE
     assert seen[0] == (EventKind.BACKWARD_BEGIN, Phase.ARMED)
@@ -368,7 +368,7 @@ def test_what_was_launched_before_the_exception_is_waited_for() -> None:
     Explode.armed = True
     with pytest.raises(KeyError):
         ddp.step(X)
-    (reduction,) = ddp.reducer._pass.reductions
+    (reduction,) = ddp.reducer.current.reductions
     ddp.reducer.ensure_finished()
     assert reduction.work._done
     assert ddp.reducer.phase is Phase.IDLE
@@ -404,7 +404,7 @@ def unused_by(ddp: FakeDDP) -> list[str]:
     """Names of the parameters that were found unused in the last backward: ready before any gradient came."""
     story = ddp.told(EventKind.BACKWARD_BEGIN, PARAM_READY)
     ready = [int(line.partition(": ")[2]) for line in story[1:]]
-    return [ddp.reducer.names[param] for param in ready if ddp.reducer.params[param].grad is None]
+    return [ddp.reducer.plan.params[param].name for param in ready if ddp.reducer.params[param].grad is None]
 
 
 def test_an_unused_parameter_keeps_its_gradient_as_it_is() -> None:
@@ -447,7 +447,7 @@ def test_use_under_no_sync_counts() -> None:
         local = shares(module)
         ddp(X)[0].sum().backward()
     assert torch.equal(module.right.weight.grad, local["right.weight"])  # both fake ranks hold the same
-    assert ddp.reducer._unused_anywhere is None
+    assert bool(ddp.reducer.expectation.usage.sums.all())
 
 
 def test_buckets_of_unused_parameters_stay_home_if_asked() -> None:
@@ -507,7 +507,7 @@ def test_a_static_graph_records_how_often_each_hook_fires() -> None:
         assert ddp.reducer.phase is Phase.IDLE
         assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), expected, strict=True))
     assert ddp.transport.count("all_reduce") == 4  # three backwards, and once who uses what
-    assert ddp.reducer._hooks_expected == [2, 2]
+    assert ddp.reducer.expectation.open().hooks_left == [2, 2]
 
 
 class Hidden:
@@ -529,7 +529,7 @@ def test_a_static_graph_is_not_settled_at_the_end_of_a_nested_backward() -> None
     for _ in range(3):
         ddp(X).tensor.sum().backward()
         assert ddp.reducer.phase is Phase.IDLE
-    assert ddp.reducer._hooks_expected == [1, 1, 1, 1]
+    assert ddp.reducer.expectation.open().hooks_left == [1, 1, 1, 1]
 
 
 def test_a_static_graph_launches_nothing_before_the_end_of_its_first_backward() -> None:
@@ -577,7 +577,7 @@ def test_a_dropped_wrapper_leaves_no_hooks() -> None:
 def test_a_dropped_wrapper_takes_its_hooks_off_graphs_that_live_on() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
     output = ddp(X)  # keeps the accumulators, on which the hooks sit
-    handles = list(ddp.reducer._hooks.handles.values())
+    handles = ddp.reducer.hooks._handles
     assert all(handle.id in handle.hooks_dict_ref() for handle in handles)
     del ddp
     assert not any(handle.id in (handle.hooks_dict_ref() or {}) for handle in handles)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import minddp
-from minddp.core.divisor import Divisor
+from minddp.modes.divisor import Divisor
 from tests.fakes import FakeTransport
 from tests.features.beside import Trail, Wrap, assert_same, play, random, snapshot
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from minddp.core.options import BucketCaps
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.options import BucketCaps
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.placement import Placement
 

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.checkpoint import checkpoint
 
 import minddp
-from minddp.replicas.module_watch import FEW, Roster
+from minddp.replicas.module_watch import FEW, ModuleWatch
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 
 
@@ -580,7 +580,7 @@ def test_with_unused_ones_sought_layers_may_be_frozen(ranks: Any) -> None:
 
 def test_a_roster_looks_at_few_submodules_at_a_time() -> None:
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3 * FEW)))
-    roster = Roster(model, model.parameters())
+    roster = ModuleWatch(model, model.parameters())
     for _ in range(2):
         roster.look()
     model[-1].extra = nn.Parameter(torch.ones(1))

@@ -15,7 +15,7 @@ from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.modes.rpc import context_of_forward
+from minddp.core.autograd import distributed_context
 from tests.parity.compare import difference
 from tests.ranks import RankPool
 
@@ -140,10 +140,10 @@ def test_gradients_can_be_copied_in_batches(pool: RankPool) -> None:
 def _outside_of_a_context(rank: int) -> None:
     """RPC is there, and a context too, but the backward is an ordinary one."""
     _have_rpc(rank)
-    assert context_of_forward() is None
+    assert distributed_context() is None
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     with dist_autograd.context() as context:
-        assert context_of_forward() == context
+        assert distributed_context() == context
         ddp(torch.full((1, 1), float(rank))).sum().backward()
         assert dist_autograd.get_gradients(context) == {}
     assert ddp.module.weight.grad.item() == 0.5
@@ -175,4 +175,4 @@ def test_what_only_other_ranks_use_is_named(pool: RankPool) -> None:
 
 def test_without_rpc_there_is_no_context() -> None:
     """In this process, which has no RPC."""
-    assert context_of_forward() is None
+    assert distributed_context() is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from minddp.replicas.module_watch import FEW, Roster
+from minddp.replicas.module_watch import FEW, ModuleWatch
 
 
 def model() -> nn.Sequential:
@@ -20,16 +20,16 @@ def model() -> nn.Sequential:
     return layers
 
 
-def roster_of(module: nn.Module, ignored: tuple[str, ...] = ()) -> Roster:
+def roster_of(module: nn.Module, ignored: tuple[str, ...] = ()) -> ModuleWatch:
     """As a wrapper makes it; past the first two looks, which see everything."""
     named = module.named_parameters()
-    roster = Roster(module, [p for name, p in named if p.requires_grad or name in ignored], ignored)
+    roster = ModuleWatch(module, [p for name, p in named if p.requires_grad or name in ignored], ignored)
     for _ in range(2):
         roster.look()
     return roster
 
 
-def look_all_around(roster: Roster) -> None:
+def look_all_around(roster: ModuleWatch) -> None:
     for _ in range(3):  # 2 * FEW + 1 submodules
         roster.look()
 
@@ -78,7 +78,7 @@ def test_a_parameter_that_nobody_reduces_is_named(change: Callable[[nn.Module], 
 def test_the_first_two_looks_see_everything(change: Callable[[nn.Module], None]) -> None:
     for looks_before in (0, 1):
         module = model()
-        roster = Roster(module, [param for param in module.parameters() if param.requires_grad])
+        roster = ModuleWatch(module, [param for param in module.parameters() if param.requires_grad])
         for _ in range(looks_before):
             roster.look()
         change(module)

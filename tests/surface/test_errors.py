@@ -198,7 +198,7 @@ def errors_end_no_watch(rank: int) -> list[str]:
     """Another sink hears the same events as before."""
     ddp = minddp.DistributedDataParallel(TwoLayers())
     heard: list[Any] = []
-    ddp._reducer.watch(heard.append)
+    ddp._reducer.events.watch(heard.append)
     for _ in range(12):
         step(ddp, rank)
     return [str(event) for event in heard if event.kind is EventKind.BACKWARD_END]

@@ -59,7 +59,7 @@ def within_backward(rank: int, options: dict[str, Any]) -> dict[str, bool]:
     stepped = torch.optim.SGD(reference.parameters(), lr=0.1)
     before = torch.ones(3, 4, requires_grad=True)
     events: list[Any] = []
-    ddp._reducer.watch(events.append)
+    ddp._reducer.events.watch(events.append)
 
     def finalize_and_step(grad: torch.Tensor) -> None:
         ddp.finalize_backward()

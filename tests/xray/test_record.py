@@ -142,10 +142,10 @@ def test_a_hook_tells_of_its_gradient_also_in_the_quick_path() -> None:
 def test_who_no_longer_watches_is_told_nothing() -> None:
     ddp = FakeDDP(nn.Linear(4, 4))
     seen: list[Event] = []
-    ddp.reducer.watch(seen.append)
+    ddp.reducer.events.watch(seen.append)
     step(ddp)
     assert seen == ddp.events
-    ddp.reducer.unwatch(seen.append)
+    ddp.reducer.events.unwatch(seen.append)
     seen.clear()
     step(ddp)
     assert seen == []

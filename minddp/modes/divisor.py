@@ -33,6 +33,10 @@ class Divisor:
         self._weights: tuple[Work, torch.Tensor, float] | None = None
         self._side_stream: torch.cuda.Stream | None = None
 
+    def move_to(self, transport: Transport) -> None:
+        """Go on with other ranks."""
+        self._transport, self._active, self._weights = transport, None, None
+
     def divide_by_active_ranks(self, count: torch.futures.Future[list[torch.Tensor]] | None) -> None:
         """The next backward divides by the number of ranks that are active, one element in `count`, if given."""
         self._active = count

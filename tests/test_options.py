@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.core.options import MIB, UNBOUNDED, BucketCaps, warn_of_deprecated
+from minddp.options import MIB, UNBOUNDED, BucketCaps, warn_of_deprecated
 from tests.fakes import options
 
 FLAGS = (

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from minddp.core.divisor import Divisor
+from minddp.modes.divisor import Divisor
 from tests.fakes import FakeTransport, FakeWork
 
 CPU = torch.device("cpu")

@@ -1,0 +1,74 @@
+"""Which backward is running, is it nested in another one, and when is it over.
+
+[Note: which backward ends]
+A pass ends with the backward that the user called. Under reentrant checkpointing, hooks fire in backwards that are
+nested in that one, and the end of a nested backward is not the end. A gradient that enters at the outputs is in the
+outer backward, so it asks for the end first. The first hook of a pass asks too, in case the outputs hold tensors where
+none were found, and so does the launch of the last bucket: what is complete may be finalized in a nested backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from minddp.core import autograd
+
+
+class BackwardEnd:
+    """Calls `on_begin()` when a gradient enters at the outputs, and `on_end(is_nested)` when a backward is over.
+
+    Both are methods; their object is referenced weakly by the outputs. `futures` are complete when the end is over:
+    those of a buffer hook, for instance.
+    """
+
+    def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[], None] | None = None):
+        self._on_begin = autograd.weakly(on_begin) if on_begin is not None else None
+        self._on_end = autograd.weakly(on_end)
+        self._awaited: set[int] = set()
+        self._forward_was_nested = False
+        self.futures: list[torch.futures.Future] = []
+
+    def watch(self, output: Any) -> None:
+        """A forward has returned `output`: notice when a backward enters there."""
+        self._forward_was_nested = autograd.inside_another_backward()
+        autograd.call_when_gradient_enters(output, self._enter)
+
+    def _enter(self) -> None:
+        if self._on_begin is not None:
+            self._on_begin()
+
+    def await_end(self) -> bool:
+        """Arrange for `on_end` to be called after the backward that is running. False if that was done before."""
+        backward = autograd.current_backward()
+        if backward in self._awaited:
+            return False
+        self._awaited.add(backward)
+        autograd.call_at_end_of_backward(partial(self._end, backward))
+        return True
+
+    def _end(self, backward: int) -> None:
+        self._awaited.discard(backward)
+        self._on_end(autograd.inside_another_backward() and not self._forward_was_nested)
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while some backward is to call `on_end`; also after an exception, which keeps it from doing so."""
+        return bool(self._awaited)
+
+    @property
+    def is_awaited_here(self) -> bool:
+        """True within a backward that is to call `on_end`."""
+        return autograd.current_backward() in self._awaited
+
+    def wait_for_futures(self) -> None:
+        futures, self.futures = self.futures, []
+        if futures:
+            torch.futures.wait_all(futures)
+
+    def forget(self) -> None:
+        """Expect no end any more."""
+        self._awaited.clear()

@@ -1,0 +1,33 @@
+"""What a mode (low precision, RPC, an overlapped optimizer, ...) may do in a backward that is reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minddp.core.bucket import GradientBucket
+
+
+class Mode:
+    """Called by the reducer, in the order of these methods. Each does nothing unless overridden."""
+
+    def armed(self) -> None:
+        """A forward has returned whose backward will be reduced. Called in the thread of the forward."""
+
+    def backward_begins(self) -> None:
+        """A gradient has entered at the outputs; none has reached a parameter yet. Not called where outputs are
+        hidden in objects that are not searched for tensors."""
+
+    def opened(self, param: int) -> None:
+        """The gradient of `param` is the first of this backward to arrive; none is packed yet."""
+
+    def before_pack(self, params: Sequence[int]) -> None:
+        """The gradients of these parameters have arrived and are about to be packed."""
+
+    def before_unpack(self) -> None:
+        """Backward has ended; no average is in a gradient yet."""
+
+    def after_unpack(self, bucket: GradientBucket) -> None:
+        """The averages of a bucket are in the gradients, or the bucket was skipped."""
+
+    def closed(self) -> None:
+        """The averages of all buckets are in the gradients, or an exception has ended the backward."""

@@ -1,0 +1,118 @@
+"""How a bucket is reduced, and a bucket that is under way.
+
+A `Reducing` is a strategy: divide and sum (`MeanBeforeSum`), sum and divide (`MeanAfterSum`), or whatever a
+communication hook does (`comm_hooks/`). All of them keep [Note: the mean is taken first] in view: what packing must
+scale, the strategy says in `open`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from minddp.core.bucket import GradientBucket
+from minddp.core.packing import Scaling
+from minddp.transport.protocols import Transport, Work
+
+#: What each rank divides its gradients by in the backward that begins; `None` where the sum itself is wanted.
+DivisorOfBackward = Callable[[], float | None]
+
+
+class Reduction(Protocol):
+    """A bucket under way."""
+
+    def result(self) -> torch.Tensor:
+        """Wait, and return the averaged bucket, flat."""
+        ...
+
+    def when_complete(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called, by any thread, as soon as the collective is complete.
+
+        On a GPU it is called at once, with a current stream that the collective precedes. It is never called
+        where a backend's work has no future to ask.
+        """
+        ...
+
+
+class Reducing(Protocol):
+    """Reduces the buckets of one wrapper."""
+
+    def open(self) -> Scaling:
+        """A backward begins that is reduced: how its gradients are scaled while they are packed."""
+        ...
+
+    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
+        """Begin to reduce a bucket, or `contents` in its place. Returns at once."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The buffer is summed in place, and divided by `divisor` then if that was not done while packing."""
+
+    work: Work
+    buffer: torch.Tensor
+    divisor: float | None = None
+
+    def result(self) -> torch.Tensor:
+        self.work.wait()
+        if self.divisor is not None:
+            self.buffer.div_(self.divisor)
+        return self.buffer
+
+    def when_complete(self, callback: Callable[[], object]) -> None:
+        get_future = getattr(self.work, "get_future", None)
+        if get_future is not None:
+            get_future().add_done_callback(lambda _future: callback())
+
+
+class MeanBeforeSum:
+    """Each rank divides its gradients while packing; an all-reduce sums them. What torch does by default.
+
+    `divides_resident` and `divides_copied`: see `Scaling`.
+    """
+
+    def __init__(
+        self, transport: Transport, divisor: DivisorOfBackward, *, divides_resident: bool, divides_copied: bool
+    ):
+        self._transport = transport
+        self._divisor = divisor
+        self._divides_resident = divides_resident
+        self._divides_copied = divides_copied
+        self._weighs_nothing = False
+
+    def open(self) -> Scaling:
+        divisor = self._divisor()
+        self._weighs_nothing = divisor == math.inf
+        return Scaling(
+            divisor=divisor,
+            divide_copied=self._divides_copied,
+            divide_resident=self._divides_copied or self._divides_resident,
+            as_real=self._divides_copied,
+        )
+
+    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
+        if contents is None:  # infinity would not turn a NaN into zero
+            contents = torch.zeros_like(bucket.wire) if self._weighs_nothing else bucket.wire
+        return AllReduce(self._transport.all_reduce(contents), contents)
+
+
+class MeanAfterSum:
+    """The ranks' gradients are summed as they are, and the sum is divided. Native mixed precision does so."""
+
+    def __init__(self, transport: Transport, divisor: DivisorOfBackward):
+        self._transport = transport
+        self._divisor = divisor
+        self._of_this_backward: float | None = None
+
+    def open(self) -> Scaling:
+        self._of_this_backward = self._divisor()
+        return Scaling()
+
+    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
+        wire = bucket.wire if contents is None else contents
+        return AllReduce(self._transport.all_reduce(wire), wire, self._of_this_backward)

@@ -1,0 +1,119 @@
+"""Which strategies of the core the constructor's options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from minddp.acceleration.gradient_aliasing import GradientAliasing
+from minddp.core.autograd import GradientHooks
+from minddp.core.bucket import Allocate, Bucket, GradDtypes, GradientBucket, MakeBucket
+from minddp.core.bucket_store import BucketStore
+from minddp.core.expectation import Expectation
+from minddp.core.missing_gradients import UnfinishedReduction, serial_number
+from minddp.core.plan import BucketSpec, ParamSpec
+from minddp.core.reducer import Reducer
+from minddp.core.reduction import DivisorOfBackward, MeanAfterSum, MeanBeforeSum, Reducing
+from minddp.expectation.find_unused import FindUnused
+from minddp.expectation.static_graph import StaticGraph
+from minddp.modes.mixed_precision import MixedPrecision
+from minddp.modes.rpc import RpcGradients
+from minddp.modes.sparse import SparseBucket
+from minddp.options import Options
+from minddp.platform.acceleration_switch import acceleration_is_on
+from minddp.transport.protocols import Transport
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """Makes the parts of a reducer.
+
+    `named_params` are to be reduced; those in `sparse_names` have sparse gradients. `divisor` is what each rank
+    divides by.
+    """
+
+    options: Options
+    named_params: Sequence[tuple[str, nn.Parameter]]
+    sparse_names: Collection[str]
+    divisor: DivisorOfBackward
+    mixed_precision: MixedPrecision | None = None
+
+    def reducer(self, transport: Transport) -> Reducer:
+        names, params = [name for name, _ in self.named_params], [param for _, param in self.named_params]
+        aliasing = GradientAliasing(params) if self._may_alias else None
+        store = BucketStore(
+            params,
+            [
+                ParamSpec(n, p.numel(), p.dtype, p.device, sparse=n in self.sparse_names)
+                for n, p in self.named_params
+            ],
+            self._bucket_maker(aliasing),
+            self.options.caps,
+            rebuilds=self.options.rebuilds_buckets,
+            small_last_bucket=self.options.small_last_bucket,
+        )
+        if not self.options.lazy_bucket_allocation:
+            store.make_buckets(transport.allocate)
+        hooks = GradientHooks(params)
+        return Reducer(
+            hooks,
+            transport,
+            store,
+            self.expectation(hooks),
+            self.all_reduce(transport),
+            UnfinishedReduction(params, names, serial_number(names, transport)),
+            [RpcGradients(params, names), *filter(None, (aliasing, self.mixed_precision))],
+        )
+
+    @property
+    def _grads_are_views(self) -> bool:
+        return self.options.gradient_as_bucket_view and self.mixed_precision is None
+
+    @property
+    def _may_alias(self) -> bool:
+        """See [Note: gradient aliasing]."""
+        copies = not self._grads_are_views and self.mixed_precision is None
+        return acceleration_is_on() and copies and not self.options.finds_unused_each_pass
+
+    def _bucket_maker(self, aliasing: GradientAliasing | None) -> MakeBucket:
+        """Dense buckets or sparse ones, in which dtypes, and how averages get into `.grad`."""
+        dense = partial(
+            Bucket,
+            grads_are_views=self._grads_are_views,
+            dtypes=self.mixed_precision.grad_dtypes if self.mixed_precision else GradDtypes(),
+            make_aliasing=aliasing.of_bucket if aliasing else None,
+        )
+
+        def make_bucket(
+            spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate, adopt_grads: bool
+        ) -> GradientBucket:
+            if spec.sparse:
+                return SparseBucket(spec, params, names)
+            return dense(spec, params, names, allocate, adopt_grads=adopt_grads)
+
+        return make_bucket
+
+    def expectation(self, hooks: GradientHooks) -> Expectation:
+        """Which gradients a backward will bring."""
+        options, params = self.options, hooks.params
+        skips_buckets = options.skip_all_reduce_unused_params
+        if options.static_graph and params:
+            finds_unused = options.find_unused_parameters
+            return StaticGraph(params, finds_unused=finds_unused, skips_buckets=skips_buckets)
+        if options.find_unused_parameters and params:
+            return FindUnused(params, hooks, skips_buckets=skips_buckets)
+        return Expectation(params)
+
+    def all_reduce(self, transport: Transport) -> Reducing:
+        """What reduces a bucket where no communication hook does."""
+        if self.mixed_precision is not None:
+            return MeanAfterSum(transport, self.divisor)
+        return MeanBeforeSum(
+            transport,
+            self.divisor,
+            divides_resident=self._grads_are_views,
+            divides_copied=self.options.batched_grad_copy,
+        )
