@@ -85,7 +85,7 @@ def test_who_begins_to_watch_late_hears_of_no_end_whose_launch_it_has_missed() -
     for callback in transport.callbacks:
         callback(transport)
     assert late == []
-    assert ddp.told(EventKind.BUCKET_COMPLETED) == ["bucket completed: 0"]
+    assert ddp.take_events(EventKind.BUCKET_COMPLETED) == ["bucket completed: 0"]
 
 
 def _trains_alike(rank: int, lazy: bool, options: dict[str, Any]) -> list[torch.Tensor]:

@@ -109,7 +109,7 @@ def shares(module: nn.Module) -> dict[str, torch.Tensor | None]:
 def test_a_step_is_told_in_order() -> None:
     ddp = FakeDDP(Scales([0, 1]), bucket_cap_mb_list=ONE_EACH)
     ddp.step(X)
-    assert ddp.told() == [
+    assert ddp.take_events() == [
         "backward begins",
         *["parameter ready: 1", "packing begins: 0", "packed: 0", "bucket ready: 0", "bucket launched: 0"],
         *["parameter ready: 0", "packing begins: 1", "packed: 1", "bucket ready: 1", "bucket launched: 1"],
@@ -123,7 +123,7 @@ def test_a_step_is_told_in_order() -> None:
 def test_buckets_leave_in_plan_order_although_they_fill_in_another() -> None:
     ddp = FakeDDP(Scales([2, 0, 1]), bucket_cap_mb_list=ONE_EACH)  # ready 1, 0, 2; planned 2, 1, 0
     ddp.step(X)
-    assert ddp.told(EventKind.BUCKET_READY, LAUNCHED) == [
+    assert ddp.take_events(EventKind.BUCKET_READY, LAUNCHED) == [
         "bucket ready: 1",  # parameter 1: waits for bucket 0
         "bucket ready: 2",
         "bucket ready: 0",
@@ -134,7 +134,7 @@ def test_buckets_leave_in_plan_order_although_they_fill_in_another() -> None:
 def test_buckets_leave_while_backward_goes_on() -> None:
     ddp = FakeDDP(Scales([0, 1, 2]), bucket_cap_mb_list=ONE_EACH)
     ddp.step(X)
-    story = ddp.told(PARAM_READY, LAUNCHED, EventKind.BUCKET_WAITED)
+    story = ddp.take_events(PARAM_READY, LAUNCHED, EventKind.BUCKET_WAITED)
     assert story.index("bucket launched: 0") < story.index("parameter ready: 1")
     assert story.index("bucket launched: 2") < story.index("bucket waited: 0")
 
@@ -153,10 +153,10 @@ def test_the_rebuild_follows_the_observed_order_once() -> None:
     ddp = FakeDDP(Scales([2, 0, 1]), bucket_cap_mb_list=ONE_EACH)
     assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.2"], ["scales.1"], ["scales.0"]]
     ddp.step(X)
-    ddp.told()
+    ddp.take_events()
     ddp.step(X)
     assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.0"], ["scales.2"]]
-    assert ddp.told(EventKind.BUCKETS_REBUILT, LAUNCHED) == [
+    assert ddp.take_events(EventKind.BUCKETS_REBUILT, LAUNCHED) == [
         "buckets rebuilt: 3",
         *["bucket launched: 0", "bucket launched: 1", "bucket launched: 2"],
     ]
@@ -164,7 +164,7 @@ def test_the_rebuild_follows_the_observed_order_once() -> None:
     ddp.step(X)
     ddp.step(X)
     assert ddp.transport.count("broadcast from 0") == 1
-    assert ddp.told(EventKind.BUCKETS_REBUILT) == []
+    assert ddp.take_events(EventKind.BUCKETS_REBUILT) == []
 
 
 def test_the_rebuild_follows_rank_0s_order() -> None:
@@ -181,7 +181,7 @@ def test_no_rebuild_where_the_order_may_change() -> None:
         with warnings.catch_warnings(record=True):
             ddp.step(X)
     assert ddp.transport.count("broadcast from 0") == 0
-    assert ddp.told(EventKind.BUCKETS_REBUILT) == []
+    assert ddp.take_events(EventKind.BUCKETS_REBUILT) == []
 
 
 def test_no_rebuild_before_the_first_synchronised_backward() -> None:
@@ -189,7 +189,7 @@ def test_no_rebuild_before_the_first_synchronised_backward() -> None:
     ddp(X, sync=False).sum().backward()
     ddp(X, sync=False).sum().backward()
     assert ddp.transport.calls == []
-    assert ddp.told() == ["gradient kept: 1", "gradient kept: 0"] * 2
+    assert ddp.take_events() == ["gradient kept: 1", "gradient kept: 0"] * 2
 
 
 # ------------------------------------------------------------------ values
@@ -354,9 +354,9 @@ def test_the_step_after_an_interrupted_backward_is_as_any_other(where: int, view
     Explode.armed = False
     for _ in range(2):
         ddp.module.zero_grad()
-        ddp.told()
+        ddp.take_events()
         ddp.step(X)
-        assert ddp.told(LAUNCHED) == ["bucket launched: 0", "bucket launched: 1", "bucket launched: 2"]
+        assert ddp.take_events(LAUNCHED) == ["bucket launched: 0", "bucket launched: 1", "bucket launched: 2"]
         expected = torch.autograd.grad(ddp.module(X).sum(), list(ddp.module.parameters()))
         assert all(torch.equal(p.grad, g) for p, g in zip(ddp.module.parameters(), expected, strict=True))
     assert ddp.reducer.phase is Phase.IDLE
@@ -402,7 +402,7 @@ def test_an_interrupted_first_backward_of_a_static_graph() -> None:
 
 def unused_by(ddp: FakeDDP) -> list[str]:
     """Names of the parameters that were found unused in the last backward: ready before any gradient came."""
-    story = ddp.told(EventKind.BACKWARD_BEGIN, PARAM_READY)
+    story = ddp.take_events(EventKind.BACKWARD_BEGIN, PARAM_READY)
     ready = [int(line.partition(": ")[2]) for line in story[1:]]
     return [ddp.reducer.plan.params[param].name for param in ready if ddp.reducer.params[param].grad is None]
 
@@ -426,7 +426,7 @@ def test_unused_is_what_the_loss_leaves_out_not_what_the_output_does() -> None:
     ddp = FakeDDP(module, find_unused_parameters=True)
     for side, idle in ((0, "right"), (1, "left"), (0, "right")):
         module.zero_grad()
-        ddp.told()
+        ddp.take_events()
         ddp(X)[side].sum().backward()
         assert ddp.reducer.phase is Phase.IDLE
         assert unused_by(ddp) == [f"{idle}.weight", f"{idle}.bias"]
@@ -458,7 +458,7 @@ def test_buckets_of_unused_parameters_stay_home_if_asked() -> None:
         bucket_cap_mb_list=ONE_EACH,
     )
     ddp(X)[0].sum().backward()
-    assert ddp.told(LAUNCHED) == ["bucket launched: 2", "bucket launched: 3"]
+    assert ddp.take_events(LAUNCHED) == ["bucket launched: 2", "bucket launched: 3"]
     assert ddp.transport.calls == [("all_reduce", 2), ("all_reduce", 4), ("all_reduce", 4)]  # and the usage
 
 
@@ -535,10 +535,10 @@ def test_a_static_graph_is_not_settled_at_the_end_of_a_nested_backward() -> None
 def test_a_static_graph_launches_nothing_before_the_end_of_its_first_backward() -> None:
     ddp = FakeDDP(Scales([0, 1]), static_graph=True, bucket_cap_mb_list=ONE_EACH)
     launched_early = []
-    ddp.module.scales[0].register_post_accumulate_grad_hook(lambda _p: launched_early.extend(ddp.told(LAUNCHED)))
+    ddp.module.scales[0].register_post_accumulate_grad_hook(lambda _p: launched_early.extend(ddp.take_events(LAUNCHED)))
     ddp.step(X)
     assert launched_early == []
-    ddp.told()
+    ddp.take_events()
     ddp.step(X)
     assert launched_early == ["bucket launched: 0"]
 
@@ -660,7 +660,7 @@ def test_a_whole_module_in_a_reentrant_checkpoint_is_reduced_in_its_nested_backw
     for _ in range(3):
         x = X.clone().requires_grad_()
         checkpoint(ddp, x, use_reentrant=True).sum().backward()
-        assert ddp.told(EventKind.BACKWARD_END) == ["backward ends"]
+        assert ddp.take_events(EventKind.BACKWARD_END) == ["backward ends"]
 
 
 class LendsALayer(nn.Module):
