@@ -118,9 +118,3 @@ class FakeDDP:
         chosen = [str(event) for event in self.events if not kinds or event.kind in kinds]
         self.events.clear()
         return chosen
-
-    def told(self, *kinds: EventKind) -> list[str]:
-        """Events of these kinds since the last call, as text."""
-        chosen = [str(event) for event in self.events if not kinds or event.kind in kinds]
-        self.events.clear()
-        return chosen

@@ -3,8 +3,9 @@
 [Note: which backward ends]
 A pass ends with the backward that the user called. Under reentrant checkpointing, hooks fire in backwards that are
 nested in that one, and the end of a nested backward is not the end. A gradient that enters at the outputs is in the
-outer backward, so it asks for the end first. The first hook of a pass asks too, in case the outputs hold tensors where
-none were found, and so does the launch of the last bucket: what is complete may be finalized in a nested backward.
+outer backward, so it asks for the end first. The first hook of a pass asks too, in case the outputs hold tensors
+where none were found, and so does the launch of the last bucket: what is complete may be finalized in a nested
+backward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which gradients a backward will bring. The rule is "every parameter's, once"; exceptions are in `expectation/`."""
+"""Which gradients a backward will bring: as a rule each parameter's, once. Exceptions are in `expectation/`."""
 
 from __future__ import annotations
 

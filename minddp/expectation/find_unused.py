@@ -3,12 +3,12 @@
 [Note: unused parameters]
 To know which parameters a backward leaves out, torch walks the graph from the outputs in every forward. The
 engine has computed the answer anyway: when backward begins it visits the whole graph to count dependencies.
-So minddp asks the engine if it will run each accumulator, as soon as a gradient enters at the outputs: the first hook
-may fire in a nested backward, that of a reentrant checkpoint, which reaches only what has been checkpointed. That
-takes no walk, needs no copy of the outputs, and is exact for the loss at hand, also when the loss uses only some of
-the outputs. Two things the engine does not say, so then the graph is walked: what the distributed engine will reach;
-and, once in the first backward, what the loss reaches although the outputs do not. Torch takes such parameters for
-unused and raises when their gradient arrives after all.
+So minddp asks the engine if it will run each accumulator, as soon as a gradient enters at the outputs: the first
+hook may fire in a nested backward, that of a reentrant checkpoint, which reaches only what has been checkpointed.
+That takes no walk, needs no copy of the outputs, and is exact for the loss at hand, also when the loss uses only
+some of the outputs. Two things the engine does not say, so then the graph is walked: what the distributed engine
+will reach; and, once in the first backward, what the loss reaches although the outputs do not. Torch takes such
+parameters for unused and raises when their gradient arrives after all.
 """
 
 from __future__ import annotations

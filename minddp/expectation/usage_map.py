@@ -9,8 +9,8 @@ summed over the ranks beside the gradients.
 Marks are made on the host and summed on the device. If all parameters were used they are all ones, which the device
 can write by itself, and the host need not read the sums. Otherwise they are copied from memory of their own, pinned
 so that the host goes on meanwhile; torch's allocator does not reuse it before it has been read. A CUDA graph cannot
-capture that: every replay would copy from there again, and the sums could not be read on the host. So a graph can be
-captured only of a step that uses all parameters.
+capture that: every replay would copy from there again, and the sums could not be read on the host. So only a step
+that uses all parameters can be captured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class UsageMap:
         self._work = None
 
     def marking(self, handler: HookHandler) -> HookHandler:
-        """`handler`, after a mark for the parameter if it has a gradient: the one that has arrived may be undefined."""
+        """`handler`, after a mark for the parameter if it has a gradient: what has arrived may be undefined."""
 
         def mark_and_handle(param: int) -> None:
             if self._params[param].grad is not None or self.grads_are_in_context:

@@ -97,6 +97,13 @@ def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.dev
     return replicas[0]
 
 
+def serial_number(names: Sequence[str], transport: Transport) -> str:
+    """A name for a wrapper, the same on every rank; another one for each wrapper, even of equal models."""
+    model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
+    store = transport.store
+    return model if store is None else f"{model}/{store.add(f'minddp/{model}/{transport.rank}', 1)}"
+
+
 def _gathered(
     transport: Transport, text: bytes, headers: Sequence[Sequence[int]], device: torch.device
 ) -> list[bytes]:

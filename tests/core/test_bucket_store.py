@@ -10,6 +10,7 @@ from torch import nn
 
 import minddp
 from minddp.core.events import EventKind
+from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 
 
@@ -47,7 +48,7 @@ def test_lazily_it_comes_with_the_first_backward_that_is_synchronised() -> None:
 
 def test_lazily_a_rank_without_inputs_makes_them_too() -> None:
     ddp = FakeDDP(two_layers(), CountingTransport(), lazy_bucket_allocation=True)
-    ddp.reducer.shadow_backward()
+    shadow_backward(ddp.reducer)
     assert ddp.transport.calls == [("allocate", 13), ("all_reduce", 13)]
 
 
