@@ -454,11 +454,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
 
     def become_static(self) -> None:
         """From now on as if constructed with static_graph=True; only before training begins."""
-        if self._reducer.num_passes or self._reducer.phase is not Phase.IDLE:
-            raise RuntimeError(
-                "set_static_graph() should be called before training loop starts and after "
-                "DistributedDataParallel is constructed. Pass static_graph=True to the constructor."
-            )
+        with self._reducer.events.reporting():
+            if self._reducer.num_passes or self._reducer.phase is not Phase.IDLE:
+                raise RuntimeError(
+                    "set_static_graph() should be called before training loop starts and after "
+                    "DistributedDataParallel is constructed. Pass static_graph=True to the constructor."
+                )
         self._options = replace(self._options, static_graph=True)
         self._strategies = replace(self._strategies, options=self._options)
         self._reducer.expect(self._strategies.expectation(self._reducer.hooks))
