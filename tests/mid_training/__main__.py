@@ -8,7 +8,7 @@ import sys
 import time
 
 from tests.mid_training.script import Script
-from tests.mid_training.search import Search
+from tests.mid_training.search import Search, new_pool
 from tests.mid_training.side import SUBJECT
 from tests.ranks import RankPool
 
@@ -23,7 +23,7 @@ def main() -> int:
     asked = parser.parse_args()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # for the ranks: torch warns in every script
     pools: dict[int, RankPool] = {}
-    search = Search(lambda n: pools.setdefault(n, RankPool(n, group_timeout_s=20.0)), asked.subject)
+    search = Search(lambda n: pools.setdefault(n, new_pool(n)), asked.subject)
     began = time.monotonic()
     if asked.script is not None:
         failure = search.play(asked.script)

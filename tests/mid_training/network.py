@@ -20,7 +20,7 @@ CLASSES = 8
 
 @dataclass(frozen=True)
 class Use:
-    """One stop of a route: these layers, one after the other, `how` is "plain", "checkpoint", "reentrant" or "nested"."""
+    """One stop of a route: layers, one after the other; "plain", "checkpoint", "reentrant" or "nested"."""
 
     layers: tuple[int, ...]
     how: str = "plain"

@@ -38,7 +38,7 @@ class Script:
     world_size: int
     transport: str
     layers: tuple[str, ...]
-    options: Options = Options()
+    options: Options
     calm_steps: int = 4
     lines: tuple[Line, ...] = ()
     goes_on: bool = False

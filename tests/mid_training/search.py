@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-import time
+import gc
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tests.mid_training.generate import script_from
 from tests.mid_training.script import Line, Script
 from tests.mid_training.side import SUBJECT
 from tests.mid_training.verdict import play_script
 from tests.parity.scenario import Options
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankFailure, RankPool, on_one_thread
 
 LIMIT_S = 30.0
-SHRINK_S = 60.0
+MOST_SHRINKS = 120
+_LONGEST_TRACE = 20
+
+
+def new_pool(world_size: int) -> RankPool:
+    """Its group waits longer than any script may take: a hang must not look like an error that is raised."""
+    pool = RankPool(world_size, group_timeout_s=120.0, grace_s=2.0)
+    pool.prepare = frozen_on_one_thread
+    return pool
+
+
+def frozen_on_one_thread(rank: int) -> None:
+    """Without going through all of torch's objects in each garbage collection, an eighth of a script's time."""
+    on_one_thread(rank)
+    gc.freeze()
 
 
 @dataclass
@@ -25,7 +41,7 @@ class Search:
     pool_of: Callable[[int], RankPool]
     subject: str = SUBJECT
     limit_s: float = LIMIT_S
-    shrink_s: float = SHRINK_S
+    most_shrinks: int = MOST_SHRINKS
     played: int = 0
     lines: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -34,11 +50,13 @@ class Search:
 
     def play(self, script: Script) -> str | None:
         """What broke a rule, if anything did: a mismatch, an error, a rank that died or hung."""
-        pool = self.pool_of(script.world_size)
-        try:
-            reports = pool.run(play_script, script, self.subject, self.limit_s, timeout_s=self.limit_s + 5)
-        except RankFailure as failure:
-            return str(failure)
+        with tempfile.TemporaryDirectory(prefix="minddp-test-") as traces:
+            try:
+                reports = self.pool_of(script.world_size).run(
+                    play_script, script, self.subject, self.limit_s, traces, timeout_s=self.limit_s + 1
+                )
+            except RankFailure as failure:
+                return "\n".join([str(failure), *_where_ranks_were(traces)])
         failure = next((report.failure for report in reports if report.failure), None)
         for note in reports[0].notes:
             self.notes[note.split(":")[0]] += 1
@@ -58,9 +76,10 @@ class Search:
 
     def shrunk(self, script: Script, failure: str) -> tuple[Script, str]:
         """A script with fewer lines, layers and options that fails as well, and how it does."""
-        until = time.monotonic() + self.shrink_s
         candidates = smaller(script)
-        while (candidate := next(candidates, None)) is not None and time.monotonic() < until:
+        for _ in range(self.most_shrinks):
+            if (candidate := next(candidates, None)) is None:
+                break
             if (found := self.play(candidate)) is not None:
                 script, failure = candidate, found
                 candidates = smaller(script)
@@ -73,8 +92,19 @@ class Search:
         return "\n\n".join(parts)
 
 
+def _where_ranks_were(traces: str) -> Iterator[str]:
+    """The innermost calls of each rank that has run out of time."""
+    for path in sorted(Path(traces).iterdir()):
+        if lines := path.read_text().splitlines():
+            yield "\n".join([f"--- rank {path.name} was in", *lines[:_LONGEST_TRACE]])
+
+
 def smaller(script: Script) -> Iterator[Script]:
     """Scripts with one thing less."""
+    half = len(script.lines) // 2
+    if half:
+        yield replace(script, lines=script.lines[:half])
+        yield replace(script, lines=script.lines[half:])
     for index in reversed(range(len(script.lines))):
         yield script.without_line(index)
     if script.calm_steps:

@@ -68,8 +68,7 @@ class Side:
     def __init__(self, wrap: Callable[..., nn.Module], script: Script, rank: int):
         torch.manual_seed(script.seed)
         self.make_wrapper, self.script, self.rank = wrap, script, rank
-        self.model = Network(script.layers)
-        self.ddp: Any = self.wrap(self.model)
+        self.use(self.wrap(Network(script.layers)))
         self.optimizer = self.new_optimizer("sgd")
         self.hook_name: str | None = None
         self.zeroing = "none"
@@ -83,10 +82,13 @@ class Side:
     def wrap(self, module: nn.Module, **more: Any) -> Any:
         return self.make_wrapper(module, **(self.script.options.chosen() | more))
 
-    # ------------------------------------------------------------------ what it consists of
+    def use(self, ddp: Any) -> None:
+        """Go on with this wrapper, and the model in it."""
+        self.ddp = ddp
+        self.model: Network = ddp.module
+        self.named_params = dict(self.model.named_parameters())
 
-    def named_params(self) -> dict[str, nn.Parameter]:
-        return dict(self.model.named_parameters())
+    # ------------------------------------------------------------------ what it consists of
 
     def layer(self, index: int) -> nn.Module:
         """The layer of that number, modulo their number: a shrunk script stays valid."""
@@ -96,7 +98,7 @@ class Side:
         return [param for param in self.layer(index).parameters() if param.requires_grad]
 
     def new_optimizer(self, kind: str) -> torch.optim.Optimizer:
-        params = list(self.named_params().values())
+        params = list(self.named_params.values())
         if kind == "adamw":
             return torch.optim.AdamW(params, lr=1e-3)
         if kind == "one by one":
@@ -116,7 +118,7 @@ class Side:
 
     def zero(self) -> None:
         if self.zeroing != "keep" and not self.keeps_grads_once:
-            for param in self.named_params().values():
+            for param in self.named_params.values():
                 if self.zeroing == "none":
                     param.grad = None
                 elif param.grad is not None:
@@ -146,7 +148,7 @@ class Side:
     def optimize(self) -> None:
         self.wants_step = False
         if self.clips:
-            nn.utils.clip_grad_norm_([p for p in self.named_params().values() if p.grad is not None], 0.1)
+            nn.utils.clip_grad_norm_([p for p in self.named_params.values() if p.grad is not None], 0.1)
         self.optimizer.step()
 
     # ------------------------------------------------------------------ after an error
@@ -163,7 +165,7 @@ class Side:
                     layer.bias.requires_grad_(False)
         self.wants_step = False
         self.kept = []
-        for param in self.named_params().values():
+        for param in self.named_params.values():
             param.grad = None
         self.optimizer = self.new_optimizer("sgd")
 
@@ -188,8 +190,8 @@ class Side:
     @torch.no_grad()
     def adopt(self, other: Side, *, grads: bool) -> None:
         """Take over the values of another side's parameters, buffers and, if asked to, gradients."""
-        theirs = other.named_params()
-        for name, param in self.named_params().items():
+        theirs = other.named_params
+        for name, param in self.named_params.items():
             param.copy_(theirs[name])
             if grads:
                 grad = theirs[name].grad
@@ -198,9 +200,9 @@ class Side:
             ours.copy_(buffer)
 
     def mean_grads(self, group: dist.ProcessGroup) -> dict[str, torch.Tensor | None]:
-        """What a wrapper should have left in `.grad`: this side's gradients, averaged over the ranks. Collective."""
+        """What a wrapper should leave in `.grad`: this side's gradients, averaged over the ranks. Collective."""
         means: dict[str, torch.Tensor | None] = {}
-        for name, param in self.named_params().items():
+        for name, param in self.named_params.items():
             has_grad = torch.tensor(float(param.grad is not None))
             total = torch.zeros_like(param) if param.grad is None else param.grad.detach().clone()
             total = total.detach().contiguous()
@@ -208,4 +210,3 @@ class Side:
             dist.all_reduce(total, group=group)
             means[name] = total / dist.get_world_size() if has_grad else None
         return means
-

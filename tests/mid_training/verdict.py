@@ -4,25 +4,25 @@
 A line has two stages: what it does up to the end of its last backward, and the optimizer's step, if a synchronised
 backward has run. After each stage:
 
-1. Torch returns, minddp returns: on each rank they have the same bits in every `.grad`, parameter, buffer and output,
-   and in every tensor that the script has kept.
-2. Torch raises on some rank: minddp raises too, in this stage or before the next forward has begun; or its gradients
+1. Torch returns, minddp returns: on each rank they have the same bits in every `.grad`, parameter, buffer and
+   output, and in every tensor that the script has kept.
+2. Torch raises on some rank: minddp raises too, in this stage or at the latest in the next forward; or its gradients
    are the mean over the ranks of what the unwrapped model computes.
-3. Torch returns, minddp raises: torch must raise at its next forward (minddp notices the same fault earlier).
-4. Torch is silently wrong (it returns, but its gradients are not that mean): minddp may have the mean, or raise. Such
-   scripts are counted apart.
+3. Torch returns, minddp raises: torch must raise in its next forward (minddp notices the same fault earlier).
+4. Torch is silently wrong (it returns, but its gradients are not that mean): minddp may have the mean, or raise.
+   Such scripts are counted apart.
 
-Everything else is a failure, and so is a wait without end. An error of minddp is one of the kinds that say something
-to its user: a RuntimeError, or the type that torch raises.
+Everything else is a failure, and so is a wait without end. An error of minddp is a RuntimeError, or of the type that
+torch raises: any other would be an accident.
 
 The unwrapped model, the *control*, takes over torch's parameters, gradients and buffers before each line, performs
 it, and averages its gradients by a group of its own. All ranks share each verdict, so that they stay together.
 
 [Note: after an error]
 A script may go on after an error, as scripts do that catch it: the model returns to its straight route, gradients
-are dropped, and torch gets a new wrapper, since its old one would raise at each forward. minddp keeps its own. From
+are dropped, and torch gets a new wrapper, since its old one would raise in each forward. minddp keeps its own. From
 then on buckets differ, so that from three ranks on sums may round in another order; and minddp may end the script
-by an error at any forward, as torch's old wrapper would. But after an exception of the script's own, minddp goes on.
+by an error in any forward, as torch's old wrapper would. But after an exception of the script's own, minddp goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from minddp import transport as transports
 from minddp.transport.hierarchical import connect_hosts
 from tests.mid_training.changes import CHANGES
 from tests.mid_training.script import Line, Script, acceleration_of
-from tests.mid_training.side import SUBJECT, Side, Unwrapped, subject_of
+from tests.mid_training.side import Side, Unwrapped, subject_of
 from tests.parity.compare import difference, different_outputs
 
 _LONGEST_LIST = 6  # mismatches reported per rank
@@ -61,18 +62,23 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
-def play_script(rank: int, script: Script, subject: str = SUBJECT, limit_s: float = 30.0) -> Report:
+def play_script(rank: int, script: Script, subject: str, limit_s: float, traces: str) -> Report:
     """Play the script on this rank; all ranks of the default process group must do so together.
 
-    A rank that has not finished after `limit_s` prints where it is, and is left to be killed.
+    A rank that has not finished after `limit_s` writes where it is to the file `traces`/rank, and may be killed.
     """
-    faulthandler.dump_traceback_later(limit_s)
-    try:
-        with warnings.catch_warnings(), acceleration_of(script), _hosts_of(script, rank):
-            warnings.simplefilter("ignore")
-            return _Play(rank, script, subject).play()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with open(os.path.join(traces, str(rank)), "w") as file:
+        faulthandler.dump_traceback_later(limit_s, file=file)
+        try:
+            return _play(rank, script, subject)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _play(rank: int, script: Script, subject: str) -> Report:
+    with warnings.catch_warnings(), acceleration_of(script), _hosts_of(script, rank):
+        warnings.simplefilter("ignore")
+        return _Play(rank, script, subject).play()
 
 
 @contextlib.contextmanager
@@ -134,10 +140,12 @@ class _Play:
     # ------------------------------------------------------------------ the rules
 
     def _judge(self, outcomes: Sequence[_Outcome], control: _Outcome, *, fails: bool = False) -> bool:
-        """Apply [Note: the verdict] to one stage. False if both go on after an error; `fails` is the script's own."""
+        """Apply [Note: the verdict] to one stage. False after an error, be it the script's own (`fails`)."""
         expected, got = outcomes
         differing = self._differences(expected, got) if not (expected.error or got.error) else []
-        torch_raised, minddp_raised, differ = self._anywhere(expected.error, got.error, differing)
+        torch_raised, minddp_raised, differ, torch_is_unfinished = self._anywhere(
+            expected.error, got.error, differing, _attempt(self.torch.ddp._check_reducer_finalized).error
+        )
         if torch_raised:
             self._note("both raise" if minddp_raised else "torch alone raises", expected.error)
             if not minddp_raised:
@@ -149,7 +157,7 @@ class _Play:
         elif fails:
             self._recover(straight=self.script.options.static_graph, of_script=True)
             return False
-        elif self._torch_is_unfinished():
+        elif torch_is_unfinished:
             self._require_both_to_raise_next()
         elif differ:
             self._settle_difference(differing, control)
@@ -170,12 +178,8 @@ class _Play:
             if not raises_late:
                 raise _Failed(f"torch {expected}, minddp returns, but not with the mean: {wrong}")
 
-    def _torch_is_unfinished(self) -> bool:
-        """Torch's next forward will raise. Until then its gradients are undefined: some buckets are on their way."""
-        [is_unfinished] = self._anywhere(_attempt(self.torch.ddp._check_reducer_finalized).error)
-        return is_unfinished
-
     def _require_both_to_raise_next(self) -> None:
+        """Torch's gradients are undefined until then: some buckets are on their way."""
         expected = _attempt(lambda: self.torch.forward(99))
         late = _attempt(lambda: (self.minddp.optimize(), self.minddp.forward(99)))
         torch_raises, minddp_raises = self._anywhere(expected.error, late.error)
@@ -215,7 +219,7 @@ class _Play:
             raise _Failed(f"torch {_Outcome(error=expected)}, minddp {_Outcome(error=error)}") from error
 
     def _recover(self, *, straight: bool, of_script: bool = False) -> None:
-        """See [Note: after an error]. Torch's wrapper is also the subject's where this search is itself under test."""
+        """See [Note: after an error]. The subject is torch's, too, where this search is itself under test."""
         for side in (self.torch, self.minddp, self.control):
             side.settle(straight=straight)
         self.torch.start_over()
@@ -229,13 +233,12 @@ class _Play:
 
     def _differences(self, expected: _Outcome, got: _Outcome) -> list[str]:
         found = []
-        theirs, ours = (
-            {name: param for name, param in side.named_params().items()} for side in (self.torch, self.minddp)
-        )
         pairs: dict[str, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
-        for name, param in theirs.items():
-            pairs[f"gradient of `{name}`"] = param.grad, ours[name].grad
-            pairs[f"parameter `{name}`"] = param, ours[name]
+        for name, param in self.torch.named_params.items():
+            ours = self.minddp.named_params[name]
+            pairs[f"gradient of `{name}`"] = self._plain(param.grad), self._plain(ours.grad)
+            if not self.torch.wants_step:  # else they are compared after that
+                pairs[f"parameter `{name}`"] = param, ours
         for (name, buffer), other in zip(
             self.torch.model.named_buffers(), self.minddp.model.buffers(), strict=True
         ):
@@ -248,6 +251,11 @@ class _Play:
         found += different_outputs(expected.outputs, got.outputs, exact=self.exact)
         return found[:_LONGEST_LIST]
 
+    def _plain(self, grad: torch.Tensor | None) -> torch.Tensor | None:
+        """Where gradients are views, torch's stay part of the graph of an earlier `create_graph`."""
+        is_view = self.script.options.gradient_as_bucket_view
+        return grad.detach() if is_view and grad is not None else grad
+
     def _not_the_mean(self, side: Side, control: _Outcome) -> list[str]:
         """Where a side's gradients are not the mean over the ranks of what the control has computed. Collective."""
         [control_failed] = self._anywhere(control.error)
@@ -255,7 +263,7 @@ class _Play:
             return ["the unwrapped model raises too"]
         found = []
         for name, mean in self.control.mean_grads(self.group).items():
-            if found_difference := _far(mean, side.named_params()[name].grad):
+            if found_difference := _far(mean, side.named_params[name].grad):
                 found.append(f"gradient of `{name}` {found_difference}")
         return found[:_LONGEST_LIST]
 

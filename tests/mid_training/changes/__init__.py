@@ -1,4 +1,4 @@
-"""What the lines of a script do: `CHANGES[name](side, *args)` returns the outputs of its forwards, to be compared."""
+"""What the lines of a script do: `CHANGES[name](side, *args)` returns tensors to be compared, such as outputs."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def asks(side: Side, when: str, of: str) -> list[torch.Tensor]:
     wanted = wanted[-2:-1] if of == "layer" else wanted
     asked: list[torch.Tensor | None] = []
     if when == "before forward":
-        asked += torch.autograd.grad(side.loss(side.outputs_of(side.model(side.batch(1)))), wanted, allow_unused=True)
+        asked += torch.autograd.grad(
+            side.loss(side.outputs_of(side.model(side.batch(1)))), wanted, allow_unused=True
+        )
     if when == "instead":
         asked += torch.autograd.grad(side.loss(side.forward(1)), wanted, allow_unused=True)
     outputs = side.forward()
@@ -63,7 +65,7 @@ def create_graph(side: Side) -> list[torch.Tensor]:
     side.zero()
     outputs = side.forward()
     side.backward(side.loss(outputs), create_graph=True)
-    for param in side.named_params().values():
+    for param in side.named_params.values():
         if param.grad is not None:
             param.grad = param.grad.detach()
     return outputs
@@ -100,7 +102,7 @@ def fail(side: Side, where: str, stop: int) -> list[torch.Tensor]:
         pass
     finally:
         side.model.fails_in = None
-    for param in side.named_params().values():
+    for param in side.named_params.values():
         param.grad = None
     return []
 
@@ -136,7 +138,7 @@ def weight_decay(side: Side, layer: int) -> list[torch.Tensor]:
 
 
 def backward_outside(side: Side, layer: int, when: str) -> list[torch.Tensor]:
-    """A backward that reaches a layer's weights alone: "before" the forward, "between" it and its backward, "after"."""
+    """A backward that reaches one weight alone: "before" the forward, "between" it and its backward, or "after"."""
     side.zero()
 
     def penalty() -> None:

@@ -56,8 +56,10 @@ def remove_hooks(side: Side) -> list[torch.Tensor]:
 
 
 def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
-    """The script holds on to gradients: to the tensors, "detached", or to "rows" of them. They are compared later."""
-    take = {"tensors": lambda grad: grad, "detached": torch.Tensor.detach, "rows": lambda grad: grad.view(-1)[:1]}[how]
+    """The script keeps gradients: the tensors, "detached" ones, or "rows" of them. They are compared later."""
+    take = {"tensors": lambda grad: grad, "detached": torch.Tensor.detach, "rows": lambda grad: grad.view(-1)[:1]}[
+        how
+    ]
     grads = [param.grad for param in side.model.parameters() if param.grad is not None]
     side.kept += [take(grad) for grad in grads if grad.is_contiguous()]
     return []
@@ -71,7 +73,7 @@ def forget_grads(side: Side) -> list[torch.Tensor]:
 
 def put_grads(side: Side, how: str) -> list[torch.Tensor]:
     """Another tensor in the place of each `.grad`: the next step adds to it."""
-    for param in side.named_params().values():
+    for param in side.named_params.values():
         grad = param.grad
         if how == "zeros" and param.requires_grad:
             param.grad = torch.zeros_like(param)
@@ -89,10 +91,10 @@ def put_grads(side: Side, how: str) -> list[torch.Tensor]:
 
 def restore_grads(side: Side) -> list[torch.Tensor]:
     """Keep each gradient through a step, and put it back in its place for the next one."""
-    kept = {name: param.grad for name, param in side.named_params().items()}
+    kept = {name: param.grad for name, param in side.named_params.items()}
     outputs = side.train()
     side.optimize()
-    for name, param in side.named_params().items():
+    for name, param in side.named_params.items():
         if name in kept:
             param.grad = kept[name]
     side.keeps_grads_once = True

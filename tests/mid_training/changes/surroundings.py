@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def load_state(side: Side) -> list[torch.Tensor]:
     """A state dict of other weights."""
     state = side.ddp.state_dict()
-    side.ddp.load_state_dict({key: value * 0.9 if value.is_floating_point() else value for key, value in state.items()})
+    side.ddp.load_state_dict(
+        {key: value * 0.9 if value.is_floating_point() else value for key, value in state.items()}
+    )
     return []
 
 
@@ -32,8 +34,7 @@ def copy_wrapper(side: Side) -> list[torch.Tensor]:
     """The script goes on with a deep copy of the wrapper."""
     side.kept = []
     side.remove_hooks()
-    side.ddp = copy.deepcopy(side.ddp)
-    side.model = side.ddp.module
+    side.use(copy.deepcopy(side.ddp))
     side.optimizer = side.new_optimizer("sgd")
     return []
 
