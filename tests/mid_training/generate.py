@@ -139,7 +139,9 @@ def _lines(rng: random.Random, options: Options) -> list[Line]:
     lines: list[Line] = []
     differs_by_rank = options.find_unused_parameters and rng.random() < 0.3
     for _ in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6))):
-        lines.append(_line(rng, options, differs_by_rank))
+        line = _line(rng, options, differs_by_rank)
+        lines += [Line("keep_grads", ("tensors",)), Line("train")] if line.name == "restore_grads" else []
+        lines.append(line)
         lines += [Line("train")] * rng.choice((1, 1, 1, 2))
     return lines
 

@@ -36,13 +36,18 @@ def frozen_on_one_thread(rank: int) -> None:
 
 @dataclass
 class Search:
-    """Plays scripts, counts what became of them, and keeps the failures, shrunk."""
+    """Plays scripts, counts what became of them, and keeps the failures, shrunk.
+
+    `subject` is the wrapper under test. `last_notes` are those of the script that was played last, `wrong_torch`
+    the scripts in which torch was silently wrong and minddp was not.
+    """
 
     pool_of: Callable[[int], RankPool]
     subject: str = SUBJECT
     limit_s: float = LIMIT_S
     most_shrinks: int = MOST_SHRINKS
     played: int = 0
+    last_notes: list[str] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     failures: dict[Script, str] = field(default_factory=dict)
@@ -50,6 +55,7 @@ class Search:
 
     def play(self, script: Script) -> str | None:
         """What broke a rule, if anything did: a mismatch, an error, a rank that died or hung."""
+        self.last_notes = []
         with tempfile.TemporaryDirectory(prefix="minddp-test-") as traces:
             try:
                 reports = self.pool_of(script.world_size).run(
@@ -58,10 +64,7 @@ class Search:
             except RankFailure as failure:
                 return "\n".join([str(failure), *_where_ranks_were(traces)])
         failure = next((report.failure for report in reports if report.failure), None)
-        for note in reports[0].notes:
-            self.notes[note.split(":")[0]] += 1
-            if "torch is silently wrong" in note:
-                self.wrong_torch[script] = note
+        self.last_notes = reports[0].notes
         return failure
 
     def from_seed(self, seed: int) -> None:
@@ -69,10 +72,14 @@ class Search:
         self.played += 1
         self.lines.update(line.name for line in script.lines)
         if (failure := self.play(script)) is not None:
-            self.notes["failed"] += 1
             small, what = self.shrunk(script, failure)
             self.failures[small] = f"seed {seed}: {what}"
             self.pool_of(script.world_size).kill()  # its ranks may be out of step
+            return
+        for note in self.last_notes:
+            self.notes[note.split(":")[0]] += 1
+            if "torch is silently wrong" in note:
+                self.wrong_torch[script] = f"seed {seed}: {note}"
 
     def shrunk(self, script: Script, failure: str) -> tuple[Script, str]:
         """A script with fewer lines, layers and options that fails as well, and how it does."""

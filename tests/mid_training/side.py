@@ -62,12 +62,13 @@ class Side:
     """A model, the wrapper around it, and all that a script may set up around them.
 
     `zeroing` is what a step does to gradients first: "none", "zeros" or "keep". `kept` are tensors that the
-    script holds on to. `wants_step` tells that a synchronised backward has run since the last optimizer's step.
+    script holds on to, `grads_once` those that were gradients at the last `keep_grads`. `wants_step` tells that a
+    synchronised backward has run since the last optimizer's step.
     """
 
-    def __init__(self, wrap: Callable[..., nn.Module], script: Script, rank: int):
+    def __init__(self, wrap: Callable[..., nn.Module], script: Script):
         torch.manual_seed(script.seed)
-        self.make_wrapper, self.script, self.rank = wrap, script, rank
+        self.make_wrapper, self.script = wrap, script
         self.use(self.wrap(Network(script.layers)))
         self.optimizer = self.new_optimizer("sgd")
         self.hook_name: str | None = None
@@ -75,6 +76,7 @@ class Side:
         self.keeps_grads_once = False
         self.clips = False
         self.kept: list[torch.Tensor] = []
+        self.grads_once: dict[str, torch.Tensor | None] = {}
         self.handles: list[Any] = []
         self.turn = 0
         self.wants_step = False
@@ -89,6 +91,10 @@ class Side:
         self.named_params = dict(self.model.named_parameters())
 
     # ------------------------------------------------------------------ what it consists of
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
 
     def layer(self, index: int) -> nn.Module:
         """The layer of that number, modulo their number: a shrunk script stays valid."""
@@ -164,7 +170,7 @@ class Side:
                 if kind == "half_frozen":
                     layer.bias.requires_grad_(False)
         self.wants_step = False
-        self.kept = []
+        self.kept, self.grads_once = [], {}
         for param in self.named_params.values():
             param.grad = None
         self.optimizer = self.new_optimizer("sgd")

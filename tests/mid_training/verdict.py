@@ -6,14 +6,14 @@ backward has run. After each stage:
 
 1. Torch returns, minddp returns: on each rank they have the same bits in every `.grad`, parameter, buffer and
    output, and in every tensor that the script has kept.
-2. Torch raises on some rank: minddp raises too, in this stage or at the latest in the next forward; or its gradients
-   are the mean over the ranks of what the unwrapped model computes.
+2. Torch raises on some rank: minddp raises too, in this stage or at the latest in the next forward; or its
+   gradients are the mean over the ranks of what the unwrapped model computes.
 3. Torch returns, minddp raises: torch must raise in its next forward (minddp notices the same fault earlier).
 4. Torch is silently wrong (it returns, but its gradients are not that mean): minddp may have the mean, or raise.
    Such scripts are counted apart.
 
-Everything else is a failure, and so is a wait without end. An error of minddp is a RuntimeError, or of the type that
-torch raises: any other would be an accident.
+Everything else is a failure, and so is a wait without end. An error of minddp is a RuntimeError, or of the type
+that torch raises: any other would be an accident.
 
 The unwrapped model, the *control*, takes over torch's parameters, gradients and buffers before each line, performs
 it, and averages its gradients by a group of its own. All ranks share each verdict, so that they stay together.
@@ -22,7 +22,7 @@ it, and averages its gradients by a group of its own. All ranks share each verdi
 A script may go on after an error, as scripts do that catch it: the model returns to its straight route, gradients
 are dropped, and torch gets a new wrapper, since its old one would raise in each forward. minddp keeps its own. From
 then on buckets differ, so that from three ranks on sums may round in another order; and minddp may end the script
-by an error in any forward, as torch's old wrapper would. But after an exception of the script's own, minddp goes on.
+by an error in any forward, as torch's old wrapper would. After an exception of the script's own, minddp goes on.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from tests.mid_training.side import Side, Unwrapped, subject_of
 from tests.parity.compare import difference, different_outputs
 
 _LONGEST_LIST = 6  # mismatches reported per rank
+_LONGEST_MESSAGE = 110
 
 
 @dataclass
@@ -105,9 +106,9 @@ class _Play:
     def __init__(self, rank: int, script: Script, subject: str):
         self.rank, self.script = rank, script
         self.group = _control_group()
-        self.torch = Side(TorchDDP, script, rank)
-        self.minddp = Side(subject_of(subject, script.transport), script, rank)
-        self.control = Side(Unwrapped, script, rank)
+        self.torch = Side(TorchDDP, script)
+        self.minddp = Side(subject_of(subject, script.transport), script)
+        self.control = Side(Unwrapped, script)
         self.exact = script.transport != "hierarchical" or script.world_size == 2
         self.has_recovered = False
         self.report = Report()
@@ -274,7 +275,7 @@ class _Play:
         return [mark > 0 for mark in marks.tolist()]
 
     def _note(self, what: str, error: Exception | None) -> None:
-        self.report.notes.append(what if error is None else f"{what}: {_first_line(error)[:90]}")
+        self.report.notes.append(what if error is None else f"{what}: {_first_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ def _attempt(act: Callable[[], Any]) -> _Outcome:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    return str(error).strip().split("\n")[0][:_LONGEST_MESSAGE]
 
 
 def _far(expected: torch.Tensor | None, got: torch.Tensor | None) -> str | None:

@@ -30,7 +30,7 @@ HOOKS_AFTER = {"halve": _halve, "replace": _replace, "clear": _clear}
 
 def hook_before(side: Side, layer: int) -> list[torch.Tensor]:
     """Tensor hooks change what arrives at a layer's parameters."""
-    side.handles += [param.register_hook(lambda grad: grad.clamp(-0.01, 0.01)) for param in side.params_of(layer)]
+    side.handles += [param.register_hook(lambda grad: grad * 0.5) for param in side.params_of(layer)]
     return []
 
 
@@ -60,6 +60,7 @@ def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
     take = {"tensors": lambda grad: grad, "detached": torch.Tensor.detach, "rows": lambda grad: grad.view(-1)[:1]}[
         how
     ]
+    side.grads_once = {name: param.grad for name, param in side.named_params.items()}
     grads = [param.grad for param in side.model.parameters() if param.grad is not None]
     side.kept += [take(grad) for grad in grads if grad.is_contiguous()]
     return []
@@ -67,7 +68,7 @@ def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
 
 def forget_grads(side: Side) -> list[torch.Tensor]:
     """The script lets go of all that it has kept."""
-    side.kept = []
+    side.kept, side.grads_once = [], {}
     return []
 
 
@@ -90,15 +91,12 @@ def put_grads(side: Side, how: str) -> list[torch.Tensor]:
 
 
 def restore_grads(side: Side) -> list[torch.Tensor]:
-    """Keep each gradient through a step, and put it back in its place for the next one."""
-    kept = {name: param.grad for name, param in side.named_params.items()}
-    outputs = side.train()
-    side.optimize()
-    for name, param in side.named_params.items():
-        if name in kept:
-            param.grad = kept[name]
-    side.keeps_grads_once = True
-    return outputs + side.train()
+    """Put the tensors of the last `keep_grads` back in the place of `.grad`: the next step adds to them."""
+    if side.grads_once:
+        for name, param in side.named_params.items():
+            param.grad = side.grads_once[name]
+        side.keeps_grads_once = True
+    return []
 
 
 def zero_by(side: Side, how: str) -> list[torch.Tensor]:

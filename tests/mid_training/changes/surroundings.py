@@ -32,7 +32,7 @@ def comm_hook(side: Side, name: str) -> list[torch.Tensor]:
 
 def copy_wrapper(side: Side) -> list[torch.Tensor]:
     """The script goes on with a deep copy of the wrapper."""
-    side.kept = []
+    side.kept, side.grads_once = [], {}
     side.remove_hooks()
     side.use(copy.deepcopy(side.ddp))
     side.optimizer = side.new_optimizer("sgd")
