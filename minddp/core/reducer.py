@@ -109,7 +109,10 @@ class Reducer:
         if self.phase is Phase.REDUCING:
             raise self.events.report(not_finalized())
         if self.current is not None:
-            self._drop_interrupted_pass(self.current)
+            self.events.emit(EventKind.ERROR)
+            self.current.abandon()
+            self.expectation.revert()
+            self._move_to(Phase.IDLE)
         self.backward_end.forget()
 
     def rebuild_if_due(self) -> bool:
@@ -247,13 +250,6 @@ class Reducer:
         self._move_to(Phase.IDLE)
         self.backward_end.wait_for_futures()
         self.events.emit(EventKind.BACKWARD_END)
-
-    def _drop_interrupted_pass(self, current: BackwardPass) -> None:
-        """An exception ended the last backward."""
-        self.events.emit(EventKind.ERROR)
-        current.abandon()
-        self.expectation.revert()
-        self._move_to(Phase.IDLE)
 
     def _unfinished(self) -> Exception:
         assert self.current is not None
