@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="minddp",
         description="PyTorch's DistributedDataParallel, written again from nothing in readable Python.",
         epilog="\n".join(f"  {name:<8} {command.summary}" for name, command in COMMANDS.items())
-        + "\n\nminddp COMMAND --help tells more about each.",
+        + "\n\nminddp COMMAND --help says more about each.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")

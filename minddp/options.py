@@ -94,7 +94,7 @@ class Options:
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """Whether the first backward's order is trusted for all that follow."""
+        """True if the first backward's order is trusted for all that follow."""
         return self.static_graph or not self.find_unused_parameters
 
     @property
@@ -158,7 +158,7 @@ class Options:
 def warn_of_deprecated(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None, check_reduction: bool
 ) -> None:
-    """To be called by the constructor: the warnings point to who calls that."""
+    """To be called by the constructor: the warnings point to its caller."""
     if broadcast_buffers is not None:
         rest = (
             "its value is ignored, since `forward_sync_buffers` is given too."

@@ -10,7 +10,7 @@ Each leaf that requires grad owns one `AccumulateGrad` node, which adds incoming
 is a post-hook of that node, so it fires after `.grad` has its value, once per backward that reaches the leaf,
 even when the gradient that arrived was undefined (a function returned None for it).
 `Tensor.register_post_accumulate_grad_hook` would not fire then, and the bucket would wait for ever. The leaf
-only holds a weak reference to its node, so whoever installs hooks must keep the nodes alive.
+only holds a weak reference to its node, so what installs hooks must keep the nodes alive.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def inside_another_backward() -> bool:
 def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None:
     """Call the method `callback` whenever a backward reaches a tensor within `output`.
 
-    It is then in the backward that the user called. The parameters' own hooks cannot tell which that is: under
+    It is then in the backward that the user called. The parameters' own hooks do not know which that is: under
     reentrant checkpointing they fire in nested backwards, and the end of a nested backward is not the end. The
     method's object is referenced weakly, since the output may outlive the wrapper.
     """

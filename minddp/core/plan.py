@@ -27,7 +27,7 @@ import torch
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A parameter as the planner sees it; `sparse` tells that its gradient is a sparse tensor."""
+    """A parameter as the planner sees it; `sparse`: its gradient is a sparse tensor."""
 
     name: str
     numel: int

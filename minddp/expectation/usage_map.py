@@ -88,7 +88,7 @@ class UsageMap:
                 f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
                 f"parameters unused. Whether other ranks have used them is read by the host, which no graph can "
                 f"do. Use every parameter in the step that is captured, or pass static_graph=True, which settles "
-                f"who uses what in the first steps."
+                f"what each rank uses in the first steps."
             )
         marks = torch.tensor(self._marks, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
         return marks.to(self._device, non_blocking=True)  # a no-op on the CPU

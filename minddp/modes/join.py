@@ -7,12 +7,12 @@ for as long as any rank still notifies, and all call `post_hook` at the end.
 
 A step of an active rank, and what its shadow does:
 
-    forward    notify: "still here"        the loop in Join counts who is
+    forward    notify: "still here"        the loop in Join counts these
                roll call                   the same: who is active, and what the step will be
                rebuild the buckets         the same
                synchronise buffers         the same, from the highest active rank
     backward   all-reduce each bucket      all-reduce zeros
-               exchange who used what      exchange "nothing"
+               exchange marks of use       exchange "none"
 """
 
 from __future__ import annotations

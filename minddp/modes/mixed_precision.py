@@ -15,7 +15,7 @@ autograd saves of a parameter is the parameter, not its data, so a backward that
 second one through the same graph, lowers once more.
 
 Deliberately not as torch 2.13, whose implementation errs:
-  - Every backward reduces gradients. Torch's first one reduces memory that nobody has written to, because the
+  - Every backward reduces gradients. Torch's first one reduces memory that was never written to, because the
     buckets are converted and the views into them are not; the second one of a static graph does so again.
     With gradient_as_bucket_view the third and all later ones bring the second one's averages once more.
   - `find_unused_parameters`, tied parameters, `no_sync` and evaluation under `torch.no_grad()` work; torch's raise.
