@@ -1,8 +1,8 @@
 """The wrapper that `minddp` exports: `minddp.ddp` with the private surface of torch's class.
 
-Frameworks, torch's own tests and torch.compile use names that begin with an underscore, and attributes that only
-mean something to them. They are not needed to learn how data parallelism works, so they are here. What torch's class
-has and this one deliberately lacks is listed, with reasons, in tests/surface.
+Frameworks, torch's own tests and torch.compile use names that begin with an underscore, and attributes that mean
+something only to them. They are not needed to learn how data parallelism works, so they are here. What torch's
+class has and this one deliberately lacks is listed, with reasons, in tests/surface.
 """
 
 from __future__ import annotations
