@@ -4,44 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
-
-import tyro
 
 from minddp.train.settings import Settings, WrapperOptions
 from minddp.train.trainer import Trainer
 from minddp.train.world import World, open_world
-from minddp.xray.command import STEPS, files_in, report, steps_from
+from minddp.xray.command import files_in, parse
 from minddp.xray.result import Result
-from minddp.xray.window import Window
-from minddp.xray.xray import XRay
+from minddp.xray.xray import Window, XRay
 
-WRAPPERS: tuple[Literal["minddp", "torch"], ...] = ("minddp", "torch")
 TITLES = {"gpt": "A small GPT", "digits": "A small conv net"}
 
 
-def main(
-    out: Path,
-    task: Literal["gpt", "digits"] = "gpt",
-    steps: str = f"{STEPS.start}:{STEPS.stop}",
-    bucket_cap_mb: float = 0.5,
-) -> None:
+def main() -> None:
     """Record under both wrappers, one after the other, in one process group."""
-    wanted = steps_from(steps)
-    with open_world(Settings(task=task)) as world:
-        results = []
-        for ddp in WRAPPERS:
-            settings = Settings(task=task, ddp=ddp, wrapper=WrapperOptions(bucket_cap_mb=bucket_cap_mb))
-            save_to = files_in(out) if ddp == "minddp" else []
-            results.append(record(settings, world, wanted, save_to))
-        ours, theirs = results
-        report(ours)
+    options = parse(None)
+    wrapper = WrapperOptions(bucket_cap_mb=options.bucket_cap_mb)
+    with open_world(Settings(task=options.task)) as world:
+        settings = Settings(task=options.task, ddp="minddp", wrapper=wrapper)
+        ours = record(settings, world, options.steps, files_in(options.out))
+        theirs = record(Settings(task=options.task, ddp="torch", wrapper=wrapper), world, options.steps)
+        ours.explain()
         for suffix in (".html", ".json"):
-            ours.compare(theirs).save(out / f"compare{suffix}")
+            ours.compare(theirs).save(options.out / f"compare{suffix}")
 
 
-def record(settings: Settings, world: World, steps: range, save_to: Sequence[Path]) -> Result:
-    """Train up to the end of `steps`, and return what was recorded of them."""
+def record(settings: Settings, world: World, steps: range, save_to: Sequence[Path] = ()) -> Result:
+    """Train up to the end of `steps`, and return their recording."""
     trainer = Trainer(settings, world)
     batches = iter(trainer.batches)
     kept: list[XRay] = []
@@ -53,4 +41,4 @@ def record(settings: Settings, world: World, steps: range, save_to: Sequence[Pat
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main()

@@ -1,4 +1,4 @@
-"""A recording in the terminal: a sum that adds up to a step, and what it means in words."""
+"""A recording in the terminal: a table that adds up to a step, and sentences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from minddp.platform.wording import count, size
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.timeline import Activity, RankStep, Step
@@ -25,7 +26,7 @@ MOST_COLUMNS, MOST_WITH_SHARES = 8, 3
 
 
 def explain(analysis: Analysis, console: Console) -> None:
-    """The typical step: where its time goes, what hurts most, and what to do about it."""
+    """The typical step: where its time goes, what costs most, and what to do about it."""
     step = analysis.typical
     console.print(words.headline(step), style="bold", highlight=False)
     columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
@@ -35,7 +36,7 @@ def explain(analysis: Analysis, console: Console) -> None:
     if step.complete:
         for sentence in (words.overlap_sentence(step), words.worst_sentence(step)):
             _say(console, sentence)
-        _say(console, f"What to try: {words.suggestion(analysis)}")
+        _say(console, f"What to try: {words.suggestion(analysis)} {words.more_ranks_sentence(analysis)}".rstrip())
     _facts(console, analysis)
 
 
@@ -46,7 +47,7 @@ def explain_several(analyses: Sequence[Analysis], console: Console) -> None:
     console.print(table_of(columns[:MOST_COLUMNS]))
     for name, analysis in zip(names, analyses, strict=True):
         layout = analysis.typical.layout
-        messages = f"{words.count(len(layout.buckets), 'message')}, {words.size(layout.nbytes)} in all"
+        messages = f"{count(len(layout.buckets), 'message')}, {size(layout.nbytes)} in all"
         _say(console, f"{name}: {words.ms(analysis.typical.length_ns)} a step, {messages}.")
 
 
@@ -77,8 +78,8 @@ def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
 
 
 def _facts(console: Console, analysis: Analysis) -> None:
-    count = words.count(len(analysis.steps), "step")
-    which = f"This is step {analysis.typical.number}, the median of {count}. " if len(analysis.steps) > 1 else ""
+    steps = count(len(analysis.steps), "step")
+    which = f"This is step {analysis.typical.number}, the median of {steps}. " if len(analysis.steps) > 1 else ""
     _say(console, which + " ".join(words.facts(analysis.recording)), style="dim")
 
 

@@ -1,4 +1,4 @@
-"""The typical step as a still picture, for a README: what the page shows first, drawn by matplotlib."""
+"""The typical step as a still picture, for a README: the first view of the page, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minddp.platform.wording import size
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
-from minddp.xray.lane import Stretch, stretches_of
 from minddp.xray.timeline import Activity, RankStep, Step
+from minddp.xray.waits import Stretch, stretches_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ LABEL_MARGIN = 0.01  # of the width of the picture
 
 
 def save_picture(analyses: Sequence[Analysis], path: Path) -> None:
-    """Write a PNG, or whatever matplotlib makes of the suffix.
+    """Write a PNG.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -99,7 +100,7 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         return (t_ns - step.begin_ns) / 1e6
 
     def box(begin_ns: int, end_ns: int, place: float, labels: Sequence[str], color: str, **style: Any) -> None:
-        """With the first of `labels` that fits into it, if any."""
+        """A box with the first of `labels` that fits into it, if any."""
         width = at(end_ns) - at(begin_ns)
         axes.broken_barh([(at(begin_ns), width)], (top + place, 0.32), **style)
         fitting = [label for label in labels if width > longest_ms * (0.006 * len(label) + LABEL_MARGIN)]
@@ -124,7 +125,7 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         end = at(rank.gradients_complete_ns)
         axes.vlines(end, top - 0.06, top + SENDS + 0.38, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=3)
     for bucket in rank.buckets:
-        labels = (f"{bucket.index}: {words.size(bucket.nbytes)}", f"{bucket.index}")
+        labels = (f"{bucket.index}: {size(bucket.nbytes)}", f"{bucket.index}")
         stretches = stretches_of(step, rank, bucket.index)
         longest = max((s for s in stretches if s.moves), key=lambda s: s.length_ns, default=None)
         for stretch in stretches:
@@ -139,7 +140,7 @@ def _style(stretch: Stretch) -> dict[str, Any]:
 
 
 def _key(figure: Any) -> None:
-    """The words are the page's. Its columns are filled from above."""
+    """In the terms of the page. Columns are filled from above."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,16 +1,16 @@
-"""What a step is: spans that tile it on each rank, a history of each bucket, and what follows from them. Pure.
+"""A step: spans that tile it on each rank, a history of each bucket, and what follows from them. Pure.
 
 [Note: exposed communication]
-A collective runs beside backward for as long as there is a backward. What is under way when autograd has computed
-its last gradient is *exposed*: the rank has nothing left to do and waits. Per step that is the time spent waiting
-in launch order; a bucket's share is the time that the rank waited for just this one, so that the shares add up.
+A collective runs beside backward while there is a backward. What is under way when autograd has computed its last
+gradient is *exposed*: the rank has nothing left to do and waits. Per step that is the time spent waiting in launch
+order; a bucket's share is the time that the rank waited for this one alone, so that the shares add up.
 
 [Note: a bucket's passage]
-From its launch to its arrival a bucket is kept by one thing at a time. It *queues* while one before it is on the
+From its launch to its arrival a bucket is delayed by one thing at a time. It *queues* while one before it is on the
 wire. Then it *waits for ranks*: the wire is free, but not all ranks have launched it. Then its bytes are *on the
-wire*. While an earlier bucket and a late rank both keep it, it queues: it would have had to, had all ranks been
-there. So the wire is never used twice, and whatever says "waits for other ranks" (the hatching of the page and of
-the picture, a bucket's life, the causes of a wait) means the same interval.
+wire*. While an earlier bucket and a late rank both delay it, it queues, as it would if all ranks were there. So the
+wire is never used twice, and "waits for other ranks" means the same interval everywhere: in the hatching of the
+page and of the picture, in a bucket's life, in the causes of a wait.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from minddp.xray.recording import Layout
 
 
 class Activity(enum.Enum):
-    """What the thread that trains is doing."""
+    """The activities of the thread that trains."""
 
     FORWARD = "forward"
-    BUFFERS = "buffers"  # rank 0's are taken over, within forward
+    BUFFERS = "buffers"  # rank 0's are broadcast, within forward
     REBUILD = "rebuild"  # of the buckets, within forward
     LOSS = "loss"  # from the end of forward to the beginning of backward
     BACKWARD = "backward"
     EXPOSED = "exposed communication"  # see [Note: exposed communication]
-    COPY_BACK = "copy back"  # averages are put where the optimizer looks
+    COPY_BACK = "copy back"  # averages go where the optimizer reads them
     OPTIMIZER = "optimizer"
-    OTHER = "other"  # all that nobody has told about: data, zero_grad, logging
+    OTHER = "other"  # everything without an event: data, zero_grad, logging
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of one activity; `bucket` is the one that is waited for, copied back or packed, else -1."""
+    """A time of one activity; `bucket` is the one that is waited for, copied back or packed, else -1."""
 
     activity: Activity
     begin_ns: int
@@ -59,9 +59,9 @@ class Span:
 
 @dataclass(frozen=True)
 class BucketHistory:
-    """One bucket in one step on one rank. A time is `None` if it did not come to that.
+    """One bucket in one step on one rank. A time is `None` if that did not happen.
 
-    `first_param` and `last_param` are those whose gradients arrived first and last. `ready_ns`: all of them are
+    `first_param` and `last_param` are those whose gradients arrived first and last. `ready_ns`: all gradients are
     packed. `gradients_complete_ns`: backward has nothing left to compute. `awaited_ns`: how long the rank stood
     still for this bucket.
     """
@@ -94,9 +94,9 @@ class BucketHistory:
 
 @dataclass(frozen=True)
 class Passage:
-    """What kept a bucket on one rank from its launch on, one after the other. See [Note: a bucket's passage].
+    """What delayed a bucket on one rank from its launch on. See [Note: a bucket's passage].
 
-    `wire` is None if it was never through; it then waits to the end of the step, for nobody knows what for.
+    `wire` is None if it never arrived; then it waits to the end of the step, for an unknown reason.
     """
 
     queues: Interval
@@ -108,8 +108,8 @@ class Passage:
 class RankStep:
     """One step on one rank. `spans` tile it without gap or overlap; `packs` lie within backward.
 
-    `ready_ns` gives for each parameter when its gradient arrived. A step that an error cut short, or whose
-    backward the recording did not see end, is not `complete`.
+    `ready_ns` gives for each parameter when its gradient arrived. A step that ended with an error, or
+    whose backward has no recorded end, is not `complete`.
     """
 
     rank: int
@@ -136,7 +136,7 @@ class RankStep:
 
     @property
     def waits(self) -> list[Span]:
-        """When the rank stood still for communication."""
+        """The times in which the rank stood still for communication."""
         return [span for span in self.spans if span.activity is Activity.EXPOSED]
 
     @property
@@ -187,14 +187,14 @@ class Step:
     def last_launch(self, bucket: int) -> tuple[int, int] | None:
         """When the last rank launched the bucket, and which rank that was. None if not all were recorded.
 
-        Before that nothing can be added up: the collective waits for all.
+        The collective cannot begin before that.
         """
         launches = [(h.launched_ns, rank.rank) for h, rank in zip(self.histories(bucket), self.ranks, strict=True)]
         known = [(t_ns, rank) for t_ns, rank in launches if t_ns is not None]
         return max(known) if self.sees_all_ranks and len(known) == len(launches) else None
 
     def passage(self, bucket: int, rank: RankStep) -> Passage | None:
-        """What kept the bucket from its launch to its arrival. None if it was not launched.
+        """What delayed the bucket from its launch to its arrival. None if it was not launched.
 
         Where not all ranks were recorded, waiting for the others looks like moving bytes.
         """

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from minddp.forecast import clocks
+from minddp.forecast import gradient_clock
 from minddp.forecast.auto_buckets import OBSERVED_STEPS, WARM_UP_STEPS, AutoBuckets
-from minddp.forecast.calibration import Observed
 from minddp.forecast.gradient_clock import DeviceClock
-from minddp.forecast.link import Link
+from minddp.forecast.link import Link, measure_link
+from minddp.forecast.step_model import Observed
 from tests.fakes import FakeDDP, FakeTransport
 from tests.forecast.made_up import STEP_MS, FakeDevice
 from tests.ranks import RankPool
@@ -74,13 +74,13 @@ def _told_by_other_clocks(rank: int, shares_on_core: list[float]) -> tuple[Link,
     asked = SimpleNamespace(
         perf_counter=time.perf_counter, thread_time=lambda: shares_on_core[rank] * time.perf_counter()
     )
-    mine, clocks.time = clocks.time, asked
+    mine, gradient_clock.time = gradient_clock.time, asked
     try:
         ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
         while ddp.tuning is None:
             ddp(torch.randn(4, 64)).square().mean().backward()
     finally:
-        clocks.time = mine
+        gradient_clock.time = mine
     return ddp.tuning.link, ddp.tuning.seen, [str(ddp.tuning.before), str(ddp.tuning.plan)]
 
 
@@ -219,7 +219,7 @@ def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None
 def test_messages_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """All take the same there, whatever their size."""
     device, _, _ = _on_a_device(monkeypatch)
-    link = Link.measured(FakeTransport(), torch.device("cpu"), DeviceClock(torch.device("cuda", 0)), [64, 4096])
+    link = measure_link(FakeTransport(), torch.device("cpu"), DeviceClock(torch.device("cuda", 0)), [64, 4096])
     assert link.seconds(4096) == pytest.approx(STEP_MS / 1e3)
     assert device.recorded == 12  # around five all-reduces of each size
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from minddp.core.events import Event, EventKind
-from minddp.forecast import clocks
+from minddp.forecast import gradient_clock
 from minddp.forecast.auto_buckets import Observer
-from minddp.forecast.calibration import Observed
 from minddp.forecast.gradient_clock import DeviceClock, HostClock, clock_of
+from minddp.forecast.step_model import Observed
 from tests.forecast.made_up import FakeDevice
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -76,8 +76,8 @@ class FakeHost:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In the place of the modules that the host's clock asks."""
         asked = SimpleNamespace(perf_counter=lambda: self.now_s, thread_time=lambda: self.on_core_s[self.thread])
-        monkeypatch.setattr(clocks, "time", asked)
-        monkeypatch.setattr(clocks, "threading", SimpleNamespace(get_ident=lambda: self.thread))
+        monkeypatch.setattr(gradient_clock, "time", asked)
+        monkeypatch.setattr(gradient_clock, "threading", SimpleNamespace(get_ident=lambda: self.thread))
 
 
 def observed_on(host: FakeHost, spans: list[tuple[int, float, float]], monkeypatch: pytest.MonkeyPatch) -> Observed:

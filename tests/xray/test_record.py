@@ -10,7 +10,7 @@ from torch import nn
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import plan_from_registration
 from minddp.xray import record
-from minddp.xray.record import Recorder
+from minddp.xray.record import Recorder, interpolate
 from minddp.xray.recording import Layout
 from tests.fakes import FakeDDP
 from tests.xray.made_up import layout
@@ -162,17 +162,17 @@ def test_the_layout_is_that_of_the_plan() -> None:
 
 
 class FakeDeviceClock:
-    """A device that is 1 ms behind the host when it comes to the first stamp, 2 ms at the second, ..."""
+    """A device that reaches the first stamp at once, the second 1 ms after the host's call, the third 2 ms, ..."""
 
     def __init__(self, device: torch.device):
-        self.host_ns: list[int] = []
+        self._stamps = 0
 
     def stamp(self) -> int:
-        self.host_ns.append(time.perf_counter_ns())
-        return len(self.host_ns)
+        self._stamps += 1
+        return time.perf_counter_ns() + (self._stamps - 1) * 10**6
 
-    def read(self, stamps: list[int | None]) -> list[int | None]:
-        return [None if stamp is None else self.host_ns[stamp - 1] + stamp * 10**6 for stamp in stamps]
+    def seconds(self, first: int, last: int) -> float:
+        return (last - first) / 1e9
 
 
 def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,3 +208,18 @@ def test_one_that_is_never_told_is_not_waited_for(source: FakeSource, monkeypatc
     recorder.start()
     source.tell(EventKind.BUCKET_LAUNCHED, 0)
     assert [event.kind for event in recorder.stop().events] == [EventKind.BUCKET_LAUNCHED]
+
+
+def test_what_has_no_stamp_lies_between_its_neighbours() -> None:
+    hour = 3_600 * 10**9  # a machine that has been up for long: nanoseconds must not be lost in floats
+    host = [hour + t for t in (0, 10, 20, 30, 40)]
+    device = [hour + 100, None, None, hour + 400, hour + 401]
+    assert interpolate(host, device) == [hour + t for t in (100, 200, 300, 400, 401)]
+
+
+def test_before_the_first_and_after_the_last_stamp_their_times_count() -> None:
+    assert interpolate([0, 10, 20], [None, 50, None]) == [50, 50, 50]
+
+
+def test_without_any_stamp_the_host_knows_best() -> None:
+    assert interpolate([1, 2], [None, None]) == [1, 2]

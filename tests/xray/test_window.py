@@ -12,7 +12,8 @@ from torch import nn
 import minddp
 from minddp.xray.reading import steps_of
 from minddp.xray.result import Result, load
-from minddp.xray.window import FirstWrapper, Window
+from minddp.xray.script import FirstWrapper
+from minddp.xray.xray import Window
 from tests.ranks import RankPool
 
 Loop = list[int]  # the numbers of steps that were recorded
@@ -51,7 +52,7 @@ def never_reached(rank: int) -> list[str]:
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("minddp.xray.window").addHandler(handler)
+    logging.getLogger("minddp.xray.xray").addHandler(handler)
     assert numbered(rank, 10, 12, 2) == []
     return told
 

@@ -25,22 +25,15 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
     assert words.ms(ns) == text
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(12, "12 bytes"), (1536, "1.5 KiB"), (2**20, "1 MiB"), (3.14159 * 2**30, "3.14 GiB")]
-)
-def test_sizes_have_a_unit(nbytes: float, text: str) -> None:
-    assert words.size(nbytes) == text
-
-
 def test_the_headline_names_the_rank_that_waits_longest() -> None:
     step = analysis(Rank(), Rank(late_ms=4), sizes=[[2], [2]]).typical
-    assert words.headline(step) == "A step takes 47.0 ms, of which rank 0 waits 12.0 ms for gradients."
+    assert words.headline(step) == "A step takes 47.0 ms; rank 0 waits 12.0 ms of it for gradients."
 
 
 def test_a_step_without_waiting_is_said_to_be_one() -> None:
     step = analysis(Rank(), sizes=[[2], [2]], wire=Wire(0, 1e15)).typical
     assert "hardly any of it is spent waiting" in words.headline(step)
-    assert words.worst_sentence(step) == "No bucket is waited for noticeably."
+    assert words.worst_sentence(step) == "No rank stands still for a bucket for a notable time."
     assert words.overlap_sentence(step) == "100% of the communication is hidden behind computation."
 
 
@@ -137,7 +130,7 @@ def test_a_bucket_that_never_completed_has_lived_up_to_its_launch() -> None:
     (step,) = Analysis(replace(made, ranks=(replace(made.ranks[0], events=events),))).steps
     (bucket,) = step.ranks[0].buckets
     assert [stage.name for stage in words.life_of(step, step.ranks[0], bucket)][:2] == ["fills", "held"]
-    assert words.hidden_sentence(step, step.ranks[0], bucket) == "It was never through."
+    assert words.hidden_sentence(step, step.ranks[0], bucket) == "It never arrived."
 
 
 def test_recordings_side_by_side_have_names_of_their_own() -> None:

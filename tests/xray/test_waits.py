@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.events import EventKind as K
-from minddp.xray.causes import Cause, total_by_cause, waits_of, worst_wait
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Stamped
 from minddp.xray.timeline import Activity
+from minddp.xray.waits import Cause, total_by_cause, waits_of, worst_wait
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [2]])
