@@ -139,11 +139,12 @@ class AutoBuckets:
                 f"no time now, and its buckets could not be changed later. Take "
                 f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
             )
+        has_seen_enough = len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
         if self._stage is _Stage.WAITING and self._reducer.has_rebuilt:
             self._observe(_Stage.OBSERVING)
-        elif self._stage is _Stage.OBSERVING and self._has_seen_enough():
+        elif self._stage is _Stage.OBSERVING and has_seen_enough:
             self._switch()
-        elif self._stage is _Stage.CHECKING and self._has_seen_enough():
+        elif self._stage is _Stage.CHECKING and has_seen_enough:
             self._check()
 
     def _observe(self, stage: _Stage) -> None:
@@ -151,17 +152,13 @@ class AutoBuckets:
         self._reducer.watch(self._observer)
         self._stage = stage
 
-    def _has_seen_enough(self) -> bool:
-        return len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
-
     def _switch(self) -> None:
         reducer = self._reducer
         reducer.unwatch(self._observer)
         seen = self._agreed()
         idle = measure_link(reducer.transport, reducer.params[0].device, self._clock)
         link = calibrated(idle, reducer.plan, seen)
-        ready = [seen.ready_s.get(param, 0.0) for param in range(len(reducer.params))]
-        proposed = plan_buckets(reducer.plan.params, ready, link, seen.computed_s)
+        proposed = plan_buckets(reducer.plan.params, list(seen.ready_s.values()), link, seen.computed_s)
         plan = min(reducer.plan, proposed, key=lambda plan: predicted_s(plan, link, seen))  # the old one if equal
         self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, predicted_s(plan, link, seen), seen)
         if plan is reducer.plan:
@@ -182,19 +179,14 @@ class AutoBuckets:
 
     def _agreed(self) -> Observed:
         """Medians over the observed backwards, of the slowest rank. Collective. See [Note: one plan for all]."""
-        passes = [stamps.read(self._clock) for stamps in self._observer.passes[WARM_UP_STEPS:]]
-        num_params = len(self._reducer.params)
-        rows = [
-            [
-                *(seen.ready_s.get(param, 0.0) for param in range(num_params)),
-                seen.computed_s,
-                seen.gradients_complete_s,
-                seen.end_s,
-            ]
-            for seen in passes
-        ]
+        params = self._reducer.params
+        rows = []
+        for stamps in self._observer.passes[WARM_UP_STEPS:]:
+            seen = stamps.read(self._clock)
+            ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]
+            rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])
         medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-        own = torch.tensor(medians, dtype=torch.float64, device=self._reducer.params[0].device)
+        own = torch.tensor(medians, dtype=torch.float64, device=params[0].device)
         gathered = torch.stack(list(self._reducer.transport.all_gather(own)))
-        *ready, computed, complete, end = gathered.amax(0).tolist()
-        return Observed(dict(enumerate(ready)), computed, complete, end)
+        *ready_s, computed_s, complete_s, end_s = gathered.amax(0).tolist()
+        return Observed(dict(enumerate(ready_s)), computed_s, complete_s, end_s)

@@ -24,24 +24,21 @@ import torch
 
 
 class Clock(Protocol):
-    """Takes stamps, and measures the time between two of them."""
+    """Takes marks, and measures the time between two of them.
+
+    `stamp` returns at once: its mark lies behind all work enqueued so far. `seconds` and `computed_s` wait until
+    the later mark is reached; the latter counts only the time spent computing, see [Note: computing]. `is_stopped`
+    while a CUDA graph captures work instead of running it.
+    """
 
     @property
-    def is_stopped(self) -> bool:
-        """True while a CUDA graph captures work instead of running it."""
-        ...
+    def is_stopped(self) -> bool: ...
 
-    def stamp(self) -> Any:
-        """A mark at this moment, behind all work enqueued so far. Returns at once."""
-        ...
+    def stamp(self) -> Any: ...
 
-    def seconds(self, first: Any, last: Any) -> float:
-        """From one mark to a later one. Waits for the later one to be reached."""
-        ...
+    def seconds(self, first: Any, last: Any) -> float: ...
 
-    def computed_s(self, first: Any, last: Any) -> float:
-        """How much of that time was spent computing. See [Note: computing]."""
-        ...
+    def computed_s(self, first: Any, last: Any) -> float: ...
 
 
 class HostMark(NamedTuple):

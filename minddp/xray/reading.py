@@ -67,7 +67,7 @@ def _split(recording: RankRecording) -> Iterator[Part]:
             part, interrupted = Part([part.events[-1]]), part  # a forward has found the error of the one before
             yield Part(interrupted.events[:-1], end_ns=part.events[0].t_ns)
         part.events.append(event)
-        part.complete = part.complete or event.kind is EventKind.BACKWARD_END
+        part.complete |= event.kind is EventKind.BACKWARD_END
     if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
         part.end_ns = recording.stopped_ns
         yield part
@@ -86,10 +86,7 @@ def _with_waits(events: list[Stamped]) -> list[Stamped]:
     added = []
     for bucket, completed_ns in completed:
         now_ns = max(now_ns, completed_ns)
-        added += [
-            Stamped(now_ns, EventKind.BUCKET_WAITED, bucket),
-            Stamped(now_ns, EventKind.BUCKET_UNPACKED, bucket),
-        ]
+        added += [Stamped(now_ns, kind, bucket) for kind in (EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED)]
     return sorted([*events, *added[:-1]], key=lambda event: (event.t_ns, _AT_ONE_TIME.get(event.kind, 0)))
 
 
@@ -126,7 +123,7 @@ def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
     events, begin_ns = _with_waits(part.events), part.events[0].t_ns
     # A rebuild within the first forward decides the layout of this very step.
     layout = recording.layout_at(next((t for t, kind, _ in events if kind is EventKind.BACKWARD_BEGIN), begin_ns))
-    spans = tuple(_tile(events, part.end_ns))
+    spans = tuple(span for span in _tile(events, part.end_ns) if span.length_ns)
     return RankStep(
         rank=recording.rank,
         number=number,
@@ -141,7 +138,7 @@ def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
 
 
 def _tile(events: Sequence[Stamped], end_ns: int) -> Iterator[Span]:
-    """Spans without gap or overlap from the first event to the end of the step."""
+    """Spans without gap or overlap from the first event to the end of the step; some may have no length."""
     activity, since_ns, last_kept_ns = Activity.FORWARD, events[0].t_ns, None
     for t_ns, kind, subject in events:
         if kind is EventKind.GRADIENT_KEPT:
@@ -151,17 +148,12 @@ def _tile(events: Sequence[Stamped], end_ns: int) -> Iterator[Span]:
             continue
         if last_kept_ns is not None and activity is Activity.BACKWARD:
             # A local backward has no event at its end: its last gradient is the last that is known of it.
-            yield from _span(activity, since_ns, last_kept_ns)
+            yield Span(activity, since_ns, last_kept_ns)
             activity, since_ns, last_kept_ns = Activity.OTHER, last_kept_ns, None
         about = subject if kind is EventKind.BUCKET_WAITED or activity is Activity.COPY_BACK else -1
-        yield from _span(activity, since_ns, t_ns, about)
+        yield Span(activity, since_ns, t_ns, about)
         activity, since_ns = begins, t_ns
-    yield from _span(activity, since_ns, end_ns)
-
-
-def _span(activity: Activity, begin_ns: int, end_ns: int, bucket: int = -1) -> Iterator[Span]:
-    if end_ns > begin_ns:
-        yield Span(activity, begin_ns, end_ns, bucket)
+    yield Span(activity, since_ns, end_ns)
 
 
 def _packs(events: Sequence[Stamped]) -> Iterator[Span]:
@@ -177,11 +169,7 @@ def _histories(events: Sequence[Stamped], layout: Layout, spans: Sequence[Span])
     when = {(kind, subject): t_ns for t_ns, kind, subject in events}
     gradients_complete_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
     for index, bucket in enumerate(layout.buckets):
-        arrivals = [
-            (when[EventKind.PARAM_READY, param], param)
-            for param in bucket.params
-            if (EventKind.PARAM_READY, param) in when
-        ]
+        arrivals = [(t_ns, p) for p in bucket.params if (t_ns := when.get((EventKind.PARAM_READY, p))) is not None]
         first, last = (min(arrivals), max(arrivals)) if arrivals else ((None, None), (None, None))
         completed_ns = when.get((EventKind.BUCKET_COMPLETED, index))
         waited_ns = when.get((EventKind.BUCKET_WAITED, index))

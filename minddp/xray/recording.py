@@ -137,10 +137,10 @@ class Recording:
     @property
     def clock_error_ns(self) -> int | None:
         """The largest error between two ranks' times; `None` if it is not known."""
-        errors = [rank.clock.error_ns for rank in self.ranks]
-        if any(error is None for error in errors):
-            return None if len(errors) > 1 else 0
-        return max((error for error in errors if error is not None), default=0)
+        if len(self.ranks) == 1:
+            return 0
+        known = [rank.clock.error_ns for rank in self.ranks if rank.clock.error_ns is not None]
+        return max(known) if len(known) == len(self.ranks) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, for JSON."""

@@ -16,6 +16,12 @@ from minddp.xray.page import render
 from minddp.xray.picture import save_picture
 from minddp.xray.recording import Recording
 
+WRITERS: dict[str, Callable[[Sequence[Analysis], Path], object]] = {
+    ".html": lambda analyses, path: path.write_text(render(analyses), encoding="utf-8"),
+    ".json": lambda analyses, path: path.write_text(json.dumps(chrome_trace(analyses)), encoding="utf-8"),
+    ".png": save_picture,
+}
+
 
 class Result:
     """One recording. On other ranks than the one that `is_first` nothing is written or printed."""
@@ -36,8 +42,7 @@ class Result:
         Raises:
             ValueError: another suffix, or no step was recorded.
         """
-        if self.is_first:
-            save([self.analysis], Path(path))
+        Comparison([self]).save(path)
 
     def explain(self, console: Console | None = None) -> None:
         """Print where the time goes, what costs most and what to do about it; on the first rank only.
@@ -57,32 +62,26 @@ class Comparison:
     """Several recordings side by side."""
 
     def __init__(self, results: Sequence[Result]):
-        self._analyses = [result.analysis for result in results]
+        self.results = tuple(results)
         self._is_first = all(result.is_first for result in results)
 
     def save(self, path: str | Path) -> None:
         """As `Result.save`, with all recordings in one file."""
-        if self._is_first:
-            save(self._analyses, Path(path))
+        path = Path(path)
+        if not self._is_first:
+            return
+        if path.suffix not in WRITERS:
+            raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
+        analyses = [result.analysis for result in self.results]
+        for analysis in analyses:
+            _ = analysis.typical  # raises before anything is written, if there is no step
+        path.parent.mkdir(parents=True, exist_ok=True)
+        WRITERS[path.suffix](analyses, path)
 
     def explain(self, console: Console | None = None) -> None:
         """Print the recordings in one table."""
         if self._is_first:
-            explain_several(self._analyses, console or Console())
-
-
-def save(analyses: Sequence[Analysis], path: Path) -> None:
-    """Write one file that shows these recordings.
-
-    Raises:
-        ValueError: another suffix, or a recording without a step.
-    """
-    if path.suffix not in WRITERS:
-        raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
-    for analysis in analyses:
-        _ = analysis.typical  # no step: say so before anything is written
-    path.parent.mkdir(parents=True, exist_ok=True)
-    WRITERS[path.suffix](analyses, path)
+            explain_several([result.analysis for result in self.results], console or Console())
 
 
 def load(path: str | Path) -> Result | Comparison:
@@ -96,18 +95,3 @@ def load(path: str | Path) -> Result | Comparison:
         raise ValueError(f"{path} holds no recording of minddp; pass a .json file that x-ray has saved.")
     results = [Result(Recording.from_dict(recording)) for recording in recordings]
     return results[0] if len(results) == 1 else Comparison(results)
-
-
-def _save_page(analyses: Sequence[Analysis], path: Path) -> None:
-    path.write_text(render(analyses), encoding="utf-8")
-
-
-def _save_trace(analyses: Sequence[Analysis], path: Path) -> None:
-    path.write_text(json.dumps(chrome_trace(analyses)), encoding="utf-8")
-
-
-WRITERS: dict[str, Callable[[Sequence[Analysis], Path], None]] = {
-    ".html": _save_page,
-    ".json": _save_trace,
-    ".png": save_picture,
-}

@@ -18,7 +18,7 @@ from minddp.xray.timeline import RankStep, Span, Step
 
 
 class Stretch(NamedTuple):
-    """A part of a bucket's time: its bytes move or it waits for ranks, and its own rank stands still or does not."""
+    """A part of a bucket's time: its bytes move or it waits for ranks, its own rank stands still or does not."""
 
     begin_ns: int
     end_ns: int

@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minddp.core.options import MIB, BucketCaps
@@ -64,19 +64,17 @@ def fit(steps: Sequence[Step]) -> Fit | None:
 
 @dataclass(frozen=True)
 class PredictedRank:
-    """One rank's step: as recorded up to the end of backward, then waits and copies (`after`), then the rest."""
+    """One rank's step, tiled by `spans`: as recorded to the end of backward, then waits and copies, then the rest."""
 
-    rank: int
-    after: tuple[Span, ...]
-    length_ns: int
+    spans: tuple[Span, ...]
+
+    @property
+    def length_ns(self) -> int:
+        return self.spans[-1].end_ns - self.spans[0].begin_ns
 
     @property
     def waits(self) -> list[Span]:
-        return [span for span in self.after if span.activity is Activity.EXPOSED]
-
-    @property
-    def exposed_ns(self) -> int:
-        return sum(span.length_ns for span in self.waits)
+        return [span for span in self.spans if span.activity is Activity.EXPOSED]
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,9 @@ def predict(step: Step, layout: Layout, link: Link) -> Prediction:
     wires = tuple(
         Interval(*(step.begin_ns + round(t * 1e9) for t in transfer)) for transfer in simulate(messages, link)
     )
-    return Prediction(layout, wires, tuple(_predict_rank(rank, layout, wires) for rank in step.ranks))
+    spans = (_predicted_spans(rank, layout, wires) for rank in step.ranks)
+    ranks = tuple(PredictedRank(tuple(span for span in of_rank if span.length_ns)) for of_rank in spans)
+    return Prediction(layout, wires, ranks)
 
 
 def _ready_s(step: Step, params: Sequence[int]) -> float:
@@ -111,24 +111,20 @@ def _ready_s(step: Step, params: Sequence[int]) -> float:
     return (ready_ns - step.begin_ns) / 1e9
 
 
-def _predict_rank(rank: RankStep, layout: Layout, wires: Sequence[Interval]) -> PredictedRank:
-    after = tuple(_waits_and_copies(rank, layout, wires))
-    recorded_ns = rank.parts_ns[Activity.EXPOSED] + rank.parts_ns[Activity.COPY_BACK]
-    return PredictedRank(rank.rank, after, rank.length_ns - recorded_ns + sum(span.length_ns for span in after))
-
-
-def _waits_and_copies(rank: RankStep, layout: Layout, wires: Sequence[Interval]) -> Iterator[Span]:
-    """From the end of backward on: for each bucket in order, wait until it has arrived, and copy it back."""
+def _predicted_spans(rank: RankStep, layout: Layout, wires: Sequence[Interval]) -> Iterator[Span]:
+    now_ns = complete_ns = _complete_ns(rank)
     copy_ns_per_byte = rank.parts_ns[Activity.COPY_BACK] / max(1, layout.nbytes)
-    now_ns = _complete_ns(rank)
+    yield from (span for span in rank.spans if span.end_ns <= complete_ns)
     for index, (bucket, wire) in enumerate(zip(layout.buckets, wires, strict=True)):
-        if wire.end_ns > now_ns:
-            yield Span(Activity.EXPOSED, now_ns, wire.end_ns, index)
-            now_ns = wire.end_ns
-        copied_ns = now_ns + round(copy_ns_per_byte * bucket.nbytes)
-        if copied_ns > now_ns:
-            yield Span(Activity.COPY_BACK, now_ns, copied_ns, index)
-            now_ns = copied_ns
+        copy_begins_ns = max(now_ns, wire.end_ns)
+        copy_ends_ns = copy_begins_ns + round(copy_ns_per_byte * bucket.nbytes)
+        yield Span(Activity.EXPOSED, now_ns, copy_begins_ns, index)
+        yield Span(Activity.COPY_BACK, copy_begins_ns, copy_ends_ns, index)
+        now_ns = copy_ends_ns
+    for span in rank.spans:
+        if span.end_ns > complete_ns and span.activity not in (Activity.EXPOSED, Activity.COPY_BACK):
+            yield replace(span, begin_ns=now_ns, end_ns=now_ns + span.length_ns)
+            now_ns += span.length_ns
 
 
 def _complete_ns(rank: RankStep) -> int:
@@ -206,7 +202,7 @@ def _partition(layout: Layout) -> Sequence[frozenset[int]]:
 
 
 def with_other_ranks(step: Step, link: Link) -> dict[int, Prediction]:
-    """The recorded plan with 2, 4 and 8 times as many ranks in a ring. A single rank sends nothing to predict by."""
+    """The recorded plan with 2, 4 and 8 times as many ranks in a ring; none for one rank, which sends nothing."""
     ranks = step.world_size
     numbers = [ranks * factor for factor in (2, 4, 8)] if ranks > 1 else []
     return {n: predict(step, step.layout, link.with_ranks(n, instead_of=ranks)) for n in numbers}

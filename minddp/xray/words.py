@@ -296,23 +296,5 @@ def _wire_sentence(bucket: BucketHistory, wire: Interval) -> str:
     return f"{size(bucket.nbytes)} in {ms(took_ns)}{seen}: {size(bucket.nbytes / took_ns * 1e9)} a second."
 
 
-def hidden_sentence(step: Step, rank: RankStep, bucket: BucketHistory) -> str:
-    """How much of a bucket's communication was hidden, and how long the rank stood still for it."""
-    wire = step.on_the_wire(bucket.index, rank)
-    if wire is None:
-        return "It never arrived."
-    hidden_ns = bucket.hidden_ns(wire)
-    exposed_ns, negligible_ns = wire.length_ns - hidden_ns, 0.01 * wire.length_ns
-    if exposed_ns < negligible_ns:
-        sentence = "All of its communication is hidden behind backward."
-    elif hidden_ns < negligible_ns:
-        sentence = "None of its communication is hidden behind backward."
-    else:
-        sentence = f"{ms(hidden_ns)} of its communication are hidden behind backward, {ms(exposed_ns)} are not."
-    if bucket.awaited_ns > NOTABLE_NS:
-        sentence += f" The rank stood still for it for {ms(bucket.awaited_ns)}."
-    return sentence
-
-
 def _name(rank: RankStep, param: int | None) -> str:
     return "an unknown parameter" if param is None else f"`{rank.layout.params[param].name}`"

@@ -54,7 +54,7 @@ class XRay:
         save_to: str | Path | Sequence[str | Path] = (),
         limit_s: float = LIMIT_S,
     ):
-        self._source = source_of(ddp)
+        self._source = _source_of(ddp)
         self._title = title or self._source.title
         self._recorder = Recorder(self._source, capacity, first_step)
         self._save_to = [save_to] if isinstance(save_to, (str, Path)) else list(save_to)
@@ -87,17 +87,16 @@ class XRay:
             gathered = Gathered(
                 (ours,), (f"Rank {ours.rank} alone, since an exception ended the recording.",), True
             )
-        recording = Recording(
-            self._title, gathered.ranks, self._source.wrapper, gathered.notes, self._source.has_plan
-        )
+        source = self._source
+        recording = Recording(self._title, gathered.ranks, source.wrapper, gathered.notes, source.has_plan)
         self._result = Result(recording, is_first=gathered.is_first)
         for path in self._save_to:
-            self._save(Path(path), error)
+            if error is None:
+                self.result.save(path)
+            else:
+                self._save_alone(Path(path))
 
-    def _save(self, path: Path, error: BaseException | None) -> None:
-        if error is None:
-            self.result.save(path)
-            return
+    def _save_alone(self, path: Path) -> None:
         own = path.with_name(f"{path.stem}.rank{self._source.rank}{path.suffix}")
         try:
             self.result.save(own)
@@ -131,7 +130,7 @@ class XRay:
         return self.result.compare(*(other.result if isinstance(other, XRay) else other for other in others))
 
 
-def source_of(ddp: Any) -> Source:
+def _source_of(ddp: Any) -> Source:
     """The source of events of a wrapper; a source itself stays as it is.
 
     Raises:

@@ -139,7 +139,7 @@ def seen(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 
 def test_the_first_view_says_what_there_is_to_see(seen: Seen) -> None:
     assert seen.page.title() == "three buckets: minddp x-ray"
-    assert re.fullmatch(r"A step takes \S+ ms, of which rank 0 waits \S+ ms for gradients\.", seen.text("h1"))
+    assert re.fullmatch(r"A step takes \S+ ms; rank 0 waits \S+ ms of it for gradients\.", seen.text("h1"))
     assert "What to try:" in seen.text("#suggestion")
     assert seen.page.locator("#timeline .bucket").count() == 2 * 3
     assert "Where it is red, the rank has nothing left to do and stands still." in seen.text(".how")
@@ -203,7 +203,7 @@ def test_no_text_of_a_chart_is_cut_off_or_lies_on_another(seen: Seen) -> None:
 def test_a_step_that_an_error_ended_is_shown_with_the_error(seen: Seen) -> None:
     assert seen.text("h1").startswith("This step did not come to its end")
     assert "Rank 0 ended with ValueError: no." in seen.text("#sentences")
-    assert seen.figures()["On the wire"] == ("not known", "it was never through")
+    assert seen.figures()["On the wire"] == ("not known", "it never arrived")
     assert not seen.page.is_visible("#plans")
 
 

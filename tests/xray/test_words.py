@@ -130,7 +130,6 @@ def test_a_bucket_that_never_completed_has_lived_up_to_its_launch() -> None:
     (step,) = Analysis(replace(made, ranks=(replace(made.ranks[0], events=events),))).steps
     (bucket,) = step.ranks[0].buckets
     assert [stage.name for stage in words.life_of(step, step.ranks[0], bucket)][:2] == ["fills", "held"]
-    assert words.hidden_sentence(step, step.ranks[0], bucket) == "It never arrived."
 
 
 def test_recordings_side_by_side_have_names_of_their_own() -> None:

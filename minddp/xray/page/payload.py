@@ -114,7 +114,6 @@ def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, passage: Passage)
         "end": _at(step, (passage.wire or passage.waits_for_ranks).end_ns),
         "stretches": _stretches(step, stretches_of(step, rank, bucket.index)),
         "lastGradient": _at(step, bucket.last_gradient_ns),
-        "verdict": words.hidden_sentence(step, rank, bucket),
         "life": [_stage(step, rank, stage) for stage in words.life_of(step, rank, bucket)],
         "lastRank": None if last is None else [last[1], _exact_ms(last[0] - bucket.launched_ns)],
         "behind": [_exact_ms(bucket.held_ns), _exact_ms(passage.queues.length_ns)],
@@ -159,11 +158,11 @@ def _plan(step: Step, plan: Alternative) -> Json:
         "title": plan.title,
         "code": plan.code,
         "length": _exact_ms(prediction.length_ns),
-        "exposed": _exact_ms(max(rank.exposed_ns for rank in prediction.ranks)),
+        "exposed": _exact_ms(max(sum(span.length_ns for span in rank.waits) for rank in prediction.ranks)),
         "sizes": [bucket.nbytes for bucket in prediction.layout.buckets],
         "ranks": [
             {
-                "after": [_span(step, span) for span in rank.after],
+                "spans": [_span(step, span) for span in rank.spans],
                 "buckets": [
                     {"index": index, "stretches": _stretches(step, stretches(wire, rank.waits, moves=True))}
                     for index, wire in enumerate(prediction.wires)
