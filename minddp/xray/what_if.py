@@ -64,7 +64,7 @@ def fit(steps: Sequence[Step]) -> Fit | None:
 
 @dataclass(frozen=True)
 class PredictedRank:
-    """One rank's step, tiled by `spans`: as recorded to the end of backward, then waits and copies, then the rest."""
+    """One rank's step, tiled by `spans`: as recorded in backward, then waits and copies, then the recorded rest."""
 
     spans: tuple[Span, ...]
 

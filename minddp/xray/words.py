@@ -59,12 +59,12 @@ def overlap_sentence(step: Step) -> str:
 
 
 def worst_sentence(step: Step) -> str:
-    """The bucket that hurts most, and why."""
+    """The bucket for which a rank waits longest, and why."""
     wait = worst_wait(step)
     if wait is None or wait.length_ns < NEGLIGIBLE / 2 * step.length_ns:
         return "No rank stands still for a bucket for a notable time."
     still = f"rank {wait.rank.rank} stands still for {ms(wait.length_ns)}"
-    return f"Bucket {wait.bucket} hurts most: {still} {_why(step, wait)}"
+    return f"Bucket {wait.bucket} costs most: {still} {_why(step, wait)}"
 
 
 def _why(step: Step, wait: Wait) -> str:

@@ -26,11 +26,11 @@ _links = st.builds(Link, st.floats(0, 2e-3), st.floats(1e5, 1e8), _shares)
 _tails = st.just(0.0) | st.floats(0, 10e-3)  # how long backward computes in all, where that says more than the last
 
 
-def all_cuts(n: int) -> list[list[int]]:
-    """Every way to cut n gradients into buckets, as where each bucket ends."""
+def all_divisions(n: int) -> list[list[int]]:
+    """Every way to divide n gradients into buckets, as where each bucket ends."""
     return [
-        [*(place for place, is_cut in enumerate(cuts, 1) if is_cut), n]
-        for cuts in itertools.product([False, True], repeat=n - 1)
+        [*(place for place, is_end in enumerate(flags, 1) if is_end), n]
+        for flags in itertools.product([False, True], repeat=n - 1)
     ]
 
 
@@ -54,9 +54,9 @@ def second_by_second(gradients: list[Message], ends: list[int], link: Link, comp
 
 @settings(max_examples=200, deadline=None)
 @given(_gradients, _links, _tails)
-def test_no_other_cut_is_over_sooner(gradients: list[Message], link: Link, computed_s: float) -> None:
+def test_no_other_division_is_over_sooner(gradients: list[Message], link: Link, computed_s: float) -> None:
     """Whatever share the messages take from backward."""
-    best = min(second_by_second(gradients, ends, link, computed_s) for ends in all_cuts(len(gradients)))
+    best = min(second_by_second(gradients, ends, link, computed_s) for ends in all_divisions(len(gradients)))
     ends = least_exposed(gradients, link, computed_s)
     assert finish_by(gradients, ends, link, computed_s) == pytest.approx(best)
 
@@ -66,7 +66,7 @@ def test_no_other_cut_is_over_sooner(gradients: list[Message], link: Link, compu
 def test_a_clock_that_stands_still_tells_the_same_end(
     gradients: list[Message], link: Link, computed_s: float
 ) -> None:
-    for ends in all_cuts(len(gradients)):
+    for ends in all_divisions(len(gradients)):
         expected = second_by_second(gradients, ends, link, computed_s)
         assert finish_by(gradients, ends, link, computed_s) == pytest.approx(expected)
 

@@ -46,7 +46,7 @@ def test_one_outlier_of_many_does_not_matter() -> None:
     assert found.link.bytes_per_s == pytest.approx(LINK.bytes_per_s)
 
 
-def test_messages_of_one_size_have_no_latency_to_tell() -> None:
+def test_messages_of_one_size_do_not_show_a_latency() -> None:
     found = fit(steps_by([Wire(ms * MS, 1e15) for ms in (250, 750, 500)], [[1]]))
     assert found is not None
     assert not found.separates_latency
@@ -74,11 +74,11 @@ def test_a_prediction_is_what_the_step_would_have_been(
     (step,) = steps_of(recording(ranks, plan, wire=WIRE))
     (truth,) = steps_of(recording(ranks, other, wire=WIRE))
     predicted = predict(step, other, LINK)
-    for foreseen, true in zip(predicted.ranks, truth.ranks, strict=True):
-        assert sum(wait.length_ns for wait in foreseen.waits) == pytest.approx(
+    for found, true in zip(predicted.ranks, truth.ranks, strict=True):
+        assert sum(wait.length_ns for wait in found.waits) == pytest.approx(
             true.parts_ns[Activity.EXPOSED], abs=100
         )
-        assert foreseen.length_ns - step.ranks[0].parts_ns[Activity.OTHER] == pytest.approx(
+        assert found.length_ns - step.ranks[0].parts_ns[Activity.OTHER] == pytest.approx(
             true.length_ns - truth.ranks[0].parts_ns[Activity.OTHER], abs=100
         )
         for wire, history in zip(predicted.wires, true.buckets, strict=True):

@@ -61,10 +61,10 @@ def test_the_worst_bucket_and_why(ranks: list[Rank], sizes: list[list[float]], s
 
 
 def test_a_plan_that_gains_is_suggested_with_its_gain() -> None:
-    told = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8]))
-    assert told.startswith("Pass `bucket_cap_mb=")
-    assert "Predicted: " in told
-    assert "buckets instead of 2." in told
+    text = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8]))
+    assert text.startswith("Pass `bucket_cap_mb=")
+    assert "Predicted: " in text
+    assert "buckets instead of 2." in text
 
 
 def test_more_buckets_are_not_suggested_where_their_latency_is_unknown() -> None:
@@ -78,12 +78,12 @@ def test_no_plan_is_suggested_where_none_gains() -> None:
 
 
 def test_balance_is_suggested_where_one_rank_is_always_late() -> None:
-    told = words.suggestion(analysis(Rank(), Rank(late_ms=9), sizes=[[0.2]], steps=3))
-    assert "Balance the ranks: rank 1 is the last to finish backward in 3 of 3 steps" in told
-    assert "up to 9.00 ms less a step" in told
+    text = words.suggestion(analysis(Rank(), Rank(late_ms=9), sizes=[[0.2]], steps=3))
+    assert "Balance the ranks: rank 1 is the last to finish backward in 3 of 3 steps" in text
+    assert "up to 9.00 ms less a step" in text
 
 
-def test_jitter_is_told_from_imbalance() -> None:
+def test_jitter_is_not_imbalance() -> None:
     plan = layout([[0.2]])
     steps = [recording([Rank(late_ms=9 * late), Rank(late_ms=9 - 9 * late)], plan) for late in (0, 1, 0, 1)]
     assert "now one rank and now another" in words.suggestion(Analysis(joined(steps)))
@@ -105,10 +105,10 @@ def test_nothing_is_suggested_where_there_is_nothing_to_gain() -> None:
     assert words.suggestion(analysis(Rank(), sizes=[[1]], wire=Wire(0, 1e15))).startswith("Leave the plan as it is")
 
 
-def test_the_model_is_told_with_its_error() -> None:
-    told = words.model_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
-    assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in told
-    assert "do not trust plans with more buckets" not in told
+def test_the_model_comes_with_its_error() -> None:
+    text = words.model_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in text
+    assert "do not trust plans with more buckets" not in text
     assert "do not trust plans with more buckets" in words.model_sentence(analysis(Rank(), sizes=[[1], [1]]))
 
 
@@ -156,10 +156,10 @@ def test_facts_about_the_recording() -> None:
     made = recording([Rank(), Rank()], layout([[1]]))
     first, second = made.ranks
     second = replace(second, clock=ClockOffset(5, 40_000), dropped=7, error="ValueError: no")
-    told = " ".join(words.facts(replace(made, ranks=(first, second), notes=("A note.",))))
-    assert "Recorded on ranks 0 and 1 (somewhere)." in told
-    assert "clocks agree within 0.04 ms" in told
-    assert "the 7 oldest did not fit the ring of 1,000" in told
-    assert "Rank 1 ended with ValueError: no" in told
-    assert told.endswith("A note.")
+    text = " ".join(words.facts(replace(made, ranks=(first, second), notes=("A note.",))))
+    assert "Recorded on ranks 0 and 1 (somewhere)." in text
+    assert "clocks agree within 0.04 ms" in text
+    assert "the 7 oldest did not fit the ring of 1,000" in text
+    assert "Rank 1 ended with ValueError: no" in text
+    assert text.endswith("A note.")
     assert "All ranks read one clock." in words.facts(made)
