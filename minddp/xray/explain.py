@@ -34,9 +34,10 @@ def explain(analysis: Analysis, console: Console) -> None:
     if len(columns) > MOST_COLUMNS:
         _say(console, f"And {len(columns) - MOST_COLUMNS} more ranks, see the page.", style="dim")
     if step.complete:
-        for sentence in (words.overlap_sentence(step), words.worst_sentence(step)):
+        suggestion = f"What to try: {words.suggestion(analysis)}"
+        sentences = words.overlap_sentence(step), words.worst_sentence(step), suggestion
+        for sentence in filter(None, [*sentences, words.more_ranks_sentence(analysis)]):
             _say(console, sentence)
-        _say(console, f"What to try: {words.suggestion(analysis)} {words.more_ranks_sentence(analysis)}".rstrip())
     _facts(console, analysis)
 
 
@@ -53,6 +54,10 @@ def explain_several(analyses: Sequence[Analysis], console: Console) -> None:
 
 def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     """A column for each (name, step, rank of it); times in milliseconds, and their share of the step."""
+
+    def cell(ns: int, share: float) -> str:
+        return f"{ns / 1e6:.2f} {share:5.0%}" if len(columns) <= MOST_WITH_SHARES else f"{ns / 1e6:.1f}"
+
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("milliseconds", style="dim")
     for name, _, _ in columns:
@@ -60,20 +65,10 @@ def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     for name, activities in PARTS.items():
         sums = [sum(rank.parts_ns[activity] for activity in activities) for _, _, rank in columns]
         shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(sums, columns, strict=True)]
-        with_shares = len(columns) <= MOST_WITH_SHARES
-        cells = [
-            f"{ns / 1e6:.2f} {share:5.0%}" if with_shares else f"{ns / 1e6:.1f}"
-            for ns, share in zip(sums, shares, strict=True)
-        ]
-        table.add_row(name, *cells, style="red" if Activity.EXPOSED in activities and max(shares) > 0.02 else "")
-    full = " 100%" if len(columns) <= MOST_WITH_SHARES else ""
-    table.add_row(
-        "a step",
-        *(f"{rank.length_ns / 1e6:.{2 if full else 1}f} {full}".rstrip() for _, _, rank in columns),
-        style="bold",
-    )
-    overlaps = [f"{step.overlap(rank):.0%}" for _, step, rank in columns]
-    table.add_row("communication hidden", *overlaps)
+        style = "red" if Activity.EXPOSED in activities and max(shares) > 0.02 else ""
+        table.add_row(name, *map(cell, sums, shares), style=style)
+    table.add_row("a step", *(cell(rank.length_ns, 1.0) for _, _, rank in columns), style="bold")
+    table.add_row("communication hidden", *(f"{step.overlap(rank):.0%}" for _, step, rank in columns))
     return table
 
 

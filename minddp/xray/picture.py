@@ -11,7 +11,7 @@ from minddp.platform.wording import size
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.timeline import Activity, RankStep, Step
-from minddp.xray.waits import Stretch, stretches_of
+from minddp.xray.waits import stretches_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,12 @@ STANDS_STILL: dict[str, Any] = {"facecolor": EXPOSED_PALE, "edgecolor": EXPOSED,
 MOVES: dict[str, Any] = {"facecolor": WIRE, "edgecolor": "white", "linewidth": 0.6}
 MOVES_EXPOSED: dict[str, Any] = MOVES | {"facecolor": EXPOSED}
 WAITS: dict[str, Any] = {"facecolor": "white", "edgecolor": WIRE, "hatch": "/////", "linewidth": 0}
-WAITS_EXPOSED: dict[str, Any] = WAITS | {"edgecolor": EXPOSED}
+STYLES = {  # of a stretch, by whether it moves and whether it is exposed
+    (True, False): MOVES,
+    (True, True): MOVES_EXPOSED,
+    (False, False): WAITS,
+    (False, True): WAITS | {"edgecolor": EXPOSED},
+}
 COMPUTES, TICKS, SENDS = 0.0, 0.36, 0.56  # where they begin within a rank's row of height 1
 INCHES_PER_RANK, WIDTH_INCHES, TITLE_INCHES, KEY_INCHES = 0.86, 11.0, 0.82, 0.62
 HEADING = 0.62  # of a rank's row
@@ -130,13 +135,8 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         longest = max((s for s in stretches if s.moves), key=lambda s: s.length_ns, default=None)
         for stretch in stretches:
             shown = labels if stretch is longest else ()
-            box(stretch.begin_ns, stretch.end_ns, SENDS, shown, "white", **_style(stretch))
-
-
-def _style(stretch: Stretch) -> dict[str, Any]:
-    if stretch.moves:
-        return MOVES_EXPOSED if stretch.exposed else MOVES
-    return WAITS_EXPOSED if stretch.exposed else WAITS
+            style = STYLES[stretch.moves, stretch.exposed]
+            box(stretch.begin_ns, stretch.end_ns, SENDS, shown, "white", **style)
 
 
 def _key(figure: Any) -> None:

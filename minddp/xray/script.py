@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minddp.ddp import DistributedDataParallel
-from minddp.xray.command import files_in, parse
+from minddp.xray.command_line import files_in, parse
 from minddp.xray.xray import Window, XRay
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minddp.forecast.link import Link, fit_link
@@ -36,6 +36,7 @@ def test_equal_times_are_all_latency() -> None:
     assert fit_link(dict.fromkeys(SIZES, 1e-3)).latency_s == pytest.approx(1e-3, rel=1e-3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-6, 10), min_size=2, max_size=len(SIZES)))
 def test_whatever_was_measured_a_link_is_positive(seconds: list[float]) -> None:
     found = fit_link(dict(zip(SIZES, seconds, strict=False)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -110,6 +111,13 @@ def test_the_model_comes_with_its_error() -> None:
     assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in text
     assert "do not trust plans with more buckets" not in text
     assert "do not trust plans with more buckets" in words.model_sentence(analysis(Rank(), sizes=[[1], [1]]))
+
+
+def test_more_ranks_are_predicted_where_the_latency_is_known() -> None:
+    sentence = words.more_ranks_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    assert re.search(r"a step is predicted to take \S+ ms with 4, \S+ ms with 8, \S+ ms with 16\.", sentence)
+    assert words.more_ranks_sentence(analysis(Rank(), Rank(), sizes=[[1], [1]])) == ""
+    assert words.more_ranks_sentence(analysis(Rank(), sizes=[[1], [2]])) == ""
 
 
 def test_the_life_of_a_bucket_has_no_gap_from_its_first_gradient_to_its_arrival() -> None:

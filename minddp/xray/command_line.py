@@ -21,7 +21,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run `minddp xray` with these arguments; returns the exit status."""
     options = parse(arguments)
     try:
-        launch(options.nproc, "minddp.xray.script" if options.script else "minddp.xray.demo", list(arguments))
+        launch(
+            options.nproc, "minddp.xray.script" if options.script else "minddp.xray.demo_recording", list(arguments)
+        )
     except RanksFailed as error:
         print(f"minddp xray: {error}", file=sys.stderr)
         return 1

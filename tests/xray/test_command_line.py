@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minddp.xray.command import STEPS, main, parse, steps_from
+from minddp.xray.command_line import STEPS, main, parse, steps_from
 from minddp.xray.reading import steps_of
 from minddp.xray.result import Comparison, Result, load
 

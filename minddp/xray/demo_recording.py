@@ -8,7 +8,7 @@ from pathlib import Path
 from minddp.train.settings import Settings, WrapperOptions
 from minddp.train.trainer import Trainer
 from minddp.train.world import World, open_world
-from minddp.xray.command import files_in, parse
+from minddp.xray.command_line import files_in, parse
 from minddp.xray.result import Result
 from minddp.xray.xray import Window, XRay
 
