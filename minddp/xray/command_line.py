@@ -20,10 +20,9 @@ STEPS = range(10, 15)  # in the first ones buckets are rebuilt and caches are co
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp xray` with these arguments; returns the exit status."""
     options = parse(arguments)
+    module = "minddp.xray.script" if options.script else "minddp.xray.demo_recording"
     try:
-        launch(
-            options.nproc, "minddp.xray.script" if options.script else "minddp.xray.demo_recording", list(arguments)
-        )
+        launch(options.nproc, module, list(arguments))
     except RanksFailed as error:
         print(f"minddp xray: {error}", file=sys.stderr)
         return 1
