@@ -21,9 +21,9 @@ it, and averages its gradients by a group of its own. All ranks share each verdi
 [Note: after an error]
 A script may go on after an error, as scripts do that catch it: the model returns to its straight route, gradients
 are dropped, and torch gets a new wrapper, since its old one would raise in each forward. minddp keeps its own. From
-then on buckets differ: from three ranks on sums may round in another order, and where gradients are views, what the
-script keeps may lie in other memory. minddp may end the script by an error in any forward, as torch's old wrapper
-would; but after an exception of the script's own, it goes on.
+then on buckets differ: from three ranks on sums may round in another order. minddp may end the script by an error
+in any forward, as torch's old wrapper would; but after an exception of the script's own, it goes on. Where gradients
+are views, torch's new buckets move once more; scripts that go on then keep no gradients.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ class _Play:
         self.minddp = Side(subject_of(subject, script.transport), script)
         self.control = Side(Unwrapped, script)
         self.exact = script.transport != "hierarchical" or script.world_size == 2
-        self.compares_kept = True
         self.has_recovered = False
         self.report = Report()
 
@@ -230,7 +229,6 @@ class _Play:
             self.minddp.start_over()
         self.minddp.adopt(self.torch, grads=False)
         self.exact = self.exact and self.script.world_size == 2
-        self.compares_kept = not self.script.options.gradient_as_bucket_view
         self.has_recovered |= not of_script
 
     # ------------------------------------------------------------------ what is compared
@@ -247,9 +245,8 @@ class _Play:
             self.torch.model.named_buffers(), self.minddp.model.buffers(), strict=True
         ):
             pairs[f"buffer `{name}`"] = buffer, other
-        if self.compares_kept:
-            for index, (kept, other) in enumerate(zip(self.torch.kept, self.minddp.kept, strict=True)):
-                pairs[f"kept tensor {index}"] = kept, other
+        for index, (kept, other) in enumerate(zip(self.torch.kept, self.minddp.kept, strict=True)):
+            pairs[f"kept tensor {index}"] = kept, other
         for what, pair in pairs.items():
             if difference_found := difference(*pair, exact=self.exact):
                 found.append(f"rank {self.rank}, {what} {difference_found}")
