@@ -1,4 +1,4 @@
-"""What the search has found and is not mended yet, made small. Once mended, clear `generate.is_known_fault`, too."""
+"""What the search has found and is not mended yet, made small. Once mended, adapt `generate.is_known_fault`."""
 
 from __future__ import annotations
 
