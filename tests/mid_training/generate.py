@@ -74,7 +74,7 @@ _ARGS: dict[str, Draw] = {
     "remove_hooks": _nothing,
     "keep_grads": _any_of("tensors", "detached", "rows"),
     "forget_grads": _nothing,
-    "put_grads": _any_of("zeros", "none", "clone", "scaled", "detached"),
+    "put_grads": _any_of("zeros", "none", "clone", "scaled", "detached", "data"),
     "restore_grads": _nothing,
     "zero_by": _any_of("none", "zeros", "keep"),
     "clip": _nothing,
@@ -186,4 +186,5 @@ def _is_trouble(line: Line, options: Options) -> bool:
         or (name == "hook_after" and (args[1] == "clear" or views))
         or (name == "backward_outside" and args[1] == "between")
         or (name in ("wrap_again", "share") and views)
+        or (name == "put_grads" and args[0] == "data" and views)
     )
