@@ -17,6 +17,7 @@ from tests.ranks import RankPool
 SCRIPTS, BATCH = 500, 25
 
 
+@pytest.mark.timeout(400)  # one that fails is played many times
 @pytest.mark.parametrize("first", range(0, SCRIPTS, BATCH))
 def test_minddp_does_as_torch_does(first: int, pools: Callable[[int], RankPool]) -> None:
     search = Search(pools, most_shrinks=60)
@@ -24,8 +25,7 @@ def test_minddp_does_as_torch_does(first: int, pools: Callable[[int], RankPool])
         if not search.failures:  # one takes long enough to make small
             search.from_seed(seed)
     assert not search.failures, str(search)
-    ended = sum(search.notes.values())
-    assert ended < BATCH, f"too many scripts come to an early end\n{search}"
+    assert search.notes.total() < 0.8 * BATCH, f"too many scripts meet with an error\n{search}"
 
 
 def test_scripts_differ_in_all_that_there_is() -> None:
