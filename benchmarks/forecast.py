@@ -1,10 +1,10 @@
-"""Does a step take as long as `minddp.forecast` has predicted?
+"""Does a step take as long as `minddp.forecast` predicts?
 
 [Note: a step's prediction]
-`bucket_cap_mb="auto"` observes backwards by the default plan, and from these predicts how long one takes by another
-plan. What else belongs to a step does not depend on the plan. So a step is predicted to take what one by the
-default plan takes in the same round of the race, plus what the backward is predicted to gain or lose. Any plan can
-be predicted so, also those that "auto" has not chosen: a stronger check, as they are further from the default.
+`bucket_cap_mb="auto"` observes backwards by the default plan, and predicts from these how long one takes by another
+plan. The rest of a step does not depend on the plan. So a step is predicted to take as long as one by the default
+plan in the same round of the race, plus what the backward is predicted to gain or lose. Any plan can be predicted
+so, also those that "auto" has not chosen: a stronger check, as they are further from the default.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks.harness import compare, estimate
 from minddp.core.plan import BucketPlan
 from minddp.forecast import Tuning
 
-AIM = 0.10  #: by how much a prediction may be off
+AIM = 0.10  #: the largest error of a prediction, as a share
 
 
 def forecast(
     tuning: Tuning, plan: BucketPlan, by_default: np.ndarray, by_plan: np.ndarray, seed: int
 ) -> dict[str, Any]:
-    """What `tuning` says of a step by `plan`, in milliseconds, and how far that is from what was measured.
+    """The step by `plan` that `tuning` predicts, in milliseconds, and its error against the measured one.
 
     `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
     """
@@ -44,20 +44,20 @@ def forecast(
 def by_chosen_plan(tuning: Tuning, by_default: np.ndarray, by_auto: np.ndarray) -> np.ndarray:
     """Seconds per step by the plan that "auto" has chosen, `[rounds]`.
 
-    Where it has taken its choice back, that plan does not race; then what the backward lost when it was tried.
+    Where "auto" has undone its choice, that plan does not race: then the default's, plus the loss in its trial.
     """
     if tuning.is_kept:
         return by_auto
-    assert tuning.measured_s is not None, "a plan is taken back for what was measured"
+    assert tuning.measured_s is not None, "a plan is undone for what was measured"
     return by_default + (tuning.measured_s - tuning.before_s)
 
 
-def forecast_cells(foretold: Mapping[str, Any]) -> list[str]:
-    """Of a table: predicted and measured milliseconds, the error in percent, and its interval."""
-    error = foretold["error"]
+def forecast_cells(prediction: Mapping[str, Any]) -> list[str]:
+    """The cells of a table: predicted and measured milliseconds, the error in percent, and its interval."""
+    error = prediction["error"]
     return [
-        f"{foretold['predicted_ms']['median']:.2f}",
-        f"{foretold['measured_ms']['median']:.2f}",
+        f"{prediction['predicted_ms']['median']:.2f}",
+        f"{prediction['measured_ms']['median']:.2f}",
         f"{error['median']:+.1%}",
         f"{error['low']:+.1%} to {error['high']:+.1%}",
     ]

@@ -21,7 +21,7 @@ COMMANDS = {
     "run": Command("minddp.compat.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
     "exec": Command("minddp.compat.execute", "the same for any command, such as another launcher"),
     "doctor": Command("minddp.doctor.command", "check whether a distributed job will work here, before the job"),
-    "xray": Command("minddp.xray.command", "record some steps of a script or the demo, and show where time goes"),
+    "xray": Command("minddp.xray.command_line", "record steps of a script or the demo, and show where time goes"),
     "bench": Command("minddp.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
     "demo": Command("minddp.train.demo", "train a small GPT for a minute, then compare with torch's DDP"),
 }
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="minddp",
         description="PyTorch's DistributedDataParallel, written again from nothing in readable Python.",
         epilog="\n".join(f"  {name:<8} {command.summary}" for name, command in COMMANDS.items())
-        + "\n\nminddp COMMAND --help tells more about each.",
+        + "\n\nminddp COMMAND --help says more about each.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")

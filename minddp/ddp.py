@@ -5,7 +5,7 @@
                     give all of them rank 0's weights         replicas, buffers
                     buckets, and hooks on parameters          reducer, with a plan
     forward         is the model still that one?              roster
-                    who else takes part in this step?         join
+                    do other ranks take part in this step?    join
                     better buckets, now that they are known   reducer, tune
                     rank 0's buffers for all                  buffers
                     inputs where, and as what, they belong    placement, mixed_precision
@@ -334,7 +334,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def finalize_backward(self) -> None:
         """Wait for the reductions of the last backward and put the averages into `.grad`.
 
-        With `require_manual_backward_finalization` the end of backward leaves this to the caller, who may have
+        With `require_manual_backward_finalization` the end of backward leaves this to the caller, which may have
         better things to do while gradients travel. Also within backward, for instance in a hook, as soon as all
         gradients of this module have arrived; but see `should_finalize_after_backward`. As in torch after 2.13.
 
@@ -345,7 +345,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
 
     @property
     def should_finalize_after_backward(self) -> bool:
-        """Whether the coming backward launches nothing before it has ended: the first one of a static graph."""
+        """True if the coming backward launches nothing before it has ended: the first one of a static graph."""
         return self._reducer.expectation.is_recording
 
     def weigh(self, weight: float) -> None:
@@ -423,7 +423,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._delayed.broadcast(source)
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward begins or ends with a synchronisation of the buffers."""
+        """True if the next forward begins or ends with a synchronisation of the buffers."""
         return self.require_forward_param_sync and self.forward_sync_buffers and bool(self._buffers_in_step.named)
 
     def _synchronizes_buffers(self, *, after_forward: bool) -> bool:
@@ -454,11 +454,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
 
     def become_static(self) -> None:
         """From now on as if constructed with static_graph=True; only before training begins."""
-        if self._reducer.num_passes or self._reducer.phase is not Phase.IDLE:
-            raise RuntimeError(
-                "set_static_graph() should be called before training loop starts and after "
-                "DistributedDataParallel is constructed. Pass static_graph=True to the constructor."
-            )
+        with self._reducer.events.reporting():
+            if self._reducer.num_passes or self._reducer.phase is not Phase.IDLE:
+                raise RuntimeError(
+                    "set_static_graph() should be called before training loop starts and after "
+                    "DistributedDataParallel is constructed. Pass static_graph=True to the constructor."
+                )
         self._options = replace(self._options, static_graph=True)
         self._strategies = replace(self._strategies, options=self._options)
         self._reducer.expect(self._strategies.expectation(self._reducer.hooks))

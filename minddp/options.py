@@ -14,10 +14,63 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import torch.distributed as dist
 
-from minddp.core.plan import MIB, UNBOUNDED, BucketCaps
+MIB = 1024 * 1024
+UNBOUNDED = 1 << 62  # a bucket capacity that no model reaches, in bytes
 
 REDUCTIONS = ("mean", "sum")
+
+
+@dataclass(frozen=True)
+class BucketCaps:
+    """How large buckets may grow, in bytes. A bucket closes once it *reaches* its capacity.
+
+    `first_bytes` applies to the first bucket of each dtype and device, `rest_bytes` to the others. With
+    `each_bytes` (from `bucket_cap_mb_list`) every bucket has a capacity of its own, the last one repeating.
+    """
+
+    first_bytes: int
+    rest_bytes: int
+    each_bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def from_mib(
+        cls,
+        cap_mb: float | None,
+        cap_mb_list: Sequence[float] | None,
+        first_cap_mb: float | None = None,
+        default_mb: float = 25,
+    ) -> BucketCaps:
+        """Torch's rule: a small first bucket of 1 MiB, but only where the capacity was left to default.
+
+        `first_cap_mb` is minddp's own: the size of the first bucket whatever that of the others.
+        """
+        if cap_mb_list:
+            each = tuple(int(mb * MIB) for mb in cap_mb_list)
+            return cls(max(each), max(each), each)
+        rest_bytes = int((default_mb if cap_mb is None else cap_mb) * MIB)
+        if first_cap_mb is not None:
+            return cls(int(first_cap_mb * MIB), rest_bytes)
+        if cap_mb is not None:
+            return cls(rest_bytes, rest_bytes)
+        return cls(int(getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", MIB)), rest_bytes)
+
+    def before_rebuild(self, *, order_is_final: bool) -> tuple[int, ...]:
+        """Capacities for the plan made at construction.
+
+        Registration order is only a guess at the order of readiness, so where a rebuild will follow, all
+        gradients of the first backward travel together. See [Note: two plans].
+        """
+        if self.each_bytes:
+            return self.each_bytes
+        if not order_is_final:
+            return (UNBOUNDED,)
+        return (self.first_bytes, self.rest_bytes) if self.first_bytes != self.rest_bytes else (self.rest_bytes,)
+
+    def after_rebuild(self) -> tuple[int, ...]:
+        """Capacities for the plan made from the observed order."""
+        return self.each_bytes or (self.first_bytes, self.rest_bytes)
 
 
 @dataclass(frozen=True)
@@ -41,7 +94,7 @@ class Options:
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """Whether the first backward's order is trusted for all that follow."""
+        """True if the first backward's order is trusted for all that follow."""
         return self.static_graph or not self.find_unused_parameters
 
     @property
@@ -105,7 +158,7 @@ class Options:
 def warn_of_deprecated(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None, check_reduction: bool
 ) -> None:
-    """To be called by the constructor: the warnings point to who calls that."""
+    """To be called by the constructor: the warnings point to its caller."""
     if broadcast_buffers is not None:
         rest = (
             "its value is ignored, since `forward_sync_buffers` is given too."

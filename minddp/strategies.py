@@ -13,18 +13,20 @@ from minddp.core.autograd import GradientHooks
 from minddp.core.bucket import Allocate, Bucket, GradDtypes, GradientBucket, MakeBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.expectation import Expectation
-from minddp.core.missing_gradients import UnfinishedReduction, serial_number
+from minddp.core.missing_gradients import UnfinishedReduction
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import DivisorOfBackward, MeanAfterSum, MeanBeforeSum, Reducing
+from minddp.core.reduction import DivisorOfBackward, MeanBeforeSum, Reducing
 from minddp.expectation.find_unused import FindUnused
 from minddp.expectation.static_graph import StaticGraph
-from minddp.modes.mixed_precision import MixedPrecision
+from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
 from minddp.options import Options
 from minddp.platform.acceleration_switch import acceleration_is_on
+from minddp.replicas.agreement import serial_number
 from minddp.transport.protocols import Transport
+from minddp.watchdog.missing_elsewhere import ask_what_is_missing
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Strategies:
                 for n, p in self.named_params
             ],
             self._bucket_maker(aliasing),
-            self.options.caps,
+            self.options.caps.before_rebuild(order_is_final=not self.options.rebuilds_buckets),
+            self.options.caps.after_rebuild(),
             rebuilds=self.options.rebuilds_buckets,
             small_last_bucket=self.options.small_last_bucket,
         )
@@ -64,7 +67,7 @@ class Strategies:
             store,
             self.expectation(hooks),
             self.all_reduce(transport),
-            UnfinishedReduction(params, names, serial_number(names, transport)),
+            UnfinishedReduction(params, names, serial_number(names, transport), ask_what_is_missing),
             [RpcGradients(params, names), *filter(None, (aliasing, self.mixed_precision))],
         )
 

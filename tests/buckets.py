@@ -9,7 +9,8 @@ import torch
 
 from minddp.core.bucket import Bucket
 from minddp.core.packing import LARGE_BYTES, Scaling
-from minddp.core.plan import UNBOUNDED, ParamSpec, plan_from_registration
+from minddp.core.plan import ParamSpec, plan_from_registration
+from minddp.options import UNBOUNDED
 from tests.fakes import FakeTransport
 
 WORLD = 3  # x * (1 / 3) and x / 3 differ in bits for many x

@@ -103,7 +103,7 @@ CLAIMS = (
 
 
 def waits_most_for_the_last(step: Step) -> bool:
-    awaited_ns = [sum(history.awaited_ns for history in step.histories(b.index)) for b in step.ranks[0].buckets]
+    awaited_ns = [sum(rank.buckets[b.index].awaited_ns for rank in step.ranks) for b in step.ranks[0].buckets]
     return awaited_ns[-1] == max(awaited_ns)
 
 
@@ -183,7 +183,7 @@ def draw() -> None:
 @cache
 def results() -> tuple[Result, ...]:
     comparison: Any = load(LADDER)
-    return tuple(Result(analysis.recording) for analysis in comparison._analyses)
+    return comparison.results
 
 
 def name_of(result: Result) -> str:

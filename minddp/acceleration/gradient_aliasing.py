@@ -4,15 +4,15 @@
 When a backward ends, the averages lie in the buckets and the optimizer expects them in `.grad`. Torch copies
 them over, one tensor at a time. minddp instead lets the `.grad` of a large parameter be the bucket's memory if
   - the parameter had no gradient when this backward began, so this backward has made it;
-  - nothing but the parameter refers to the gradient or its memory, so nothing waits for the average to appear there;
+  - nothing but the parameter refers to the gradient or its memory, so nothing expects the average to appear there;
   - the view begins at a multiple of `ALIGNMENT_BYTES`, as a fresh allocation would: kernels choose their order of
     summation by alignment, and a gradient norm must keep its bits;
   - the strides are the same;
   - backward does not create a graph (`create_graph=True`).
-Everything else is copied, as in torch: small gradients, since the check takes as long as the copy, and all gradients
-on a GPU, where another stream may still read memory that nothing refers to (`Tensor.record_stream`). The wrapper does
-not use aliasing with find_unused_parameters: a gradient that no rank has used must stay as it is, and one that lies
-in a bucket would travel with it.
+Everything else is copied, as in torch: small gradients, since the check takes as long as the copy, and gradients on
+a GPU, where another stream may still read memory that nothing refers to (`Tensor.record_stream`). Nor is aliasing
+used with find_unused_parameters: a gradient that no rank has used must stay as it is, and one that lies in a bucket
+would travel with it.
 
 The second half of the promise is kept before the buffer is filled again: if anything still refers to gradients
 aliased earlier (a script that keeps them, a view, a detached copy), the bucket leaves that memory to it, takes new

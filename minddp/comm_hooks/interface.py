@@ -63,7 +63,7 @@ class GradBucket:
         return list(self._bucket.params)
 
     def is_last(self) -> bool:
-        """Whether this is the last bucket of the backward."""
+        """True for the last bucket of the backward."""
         return self._is_last
 
 

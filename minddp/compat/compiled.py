@@ -1,6 +1,6 @@
 """torch.compile: let it see the wrapped module, cut at the buckets, and nothing of minddp.
 
-Dynamo compiles frame by frame. Two things it must be told, which it knows of torch's own class:
+Dynamo compiles frame by frame. It has to learn two things that it knows of torch's own class:
 
 - The frames of minddp itself are not to be traced: they talk to processes. Dynamo leaves out files in its skip
   list, but still compiles what they call, which is the wrapped module's forward.

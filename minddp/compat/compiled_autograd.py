@@ -19,14 +19,14 @@ MIB = 1024 * 1024
 
 
 def is_wanted() -> bool:
-    """Whether dynamo's configuration asks for it, which torch's constructor looks at, too."""
+    """True if dynamo's configuration asks for it. Torch's constructor looks at the same setting."""
     from torch._dynamo.utils import get_optimize_ddp_mode
 
     return get_optimize_ddp_mode() == "python_reducer"
 
 
 def take_over(ddp: Any) -> None:
-    """Replace the reducer's hooks by traceable ones, and tell dynamo and inductor."""
+    """Replace the reducer's hooks by traceable ones, and configure dynamo and inductor."""
     compiled.let_dynamo_in()
     torch._inductor.config._fuse_ddp_communication = True  # type: ignore[assignment]
     torch._inductor.config._fuse_ddp_bucket_size = ddp.bucket_bytes_cap // MIB  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """`minddp exec`: any command, in whose Python processes torch's DistributedDataParallel is minddp's.
 
     minddp exec python train.py             # a script that starts its own ranks
-    minddp exec accelerate launch train.py  # somebody else's launcher
+    minddp exec accelerate launch train.py  # another launcher
 
 `minddp run` is this and torchrun.
 """

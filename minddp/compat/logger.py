@@ -75,10 +75,10 @@ class Logger(dist.Logger):
     """
 
     def __init__(self, ddp: Any):
-        # Over nobody's group: a C++ reducer that held the last reference to a real one would join the group's
+        # Over a group of its own: a C++ reducer that held the last reference to a real one would join the group's
         # threads with Python's lock in its hand, and those may be waiting for just that.
-        nobody = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
-        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], nobody)
+        alone = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
+        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], alone)
         super().__init__(self._counterpart)
         self._ddp = weakref.proxy(ddp)
         self._strs: dict[str, str] = {}
@@ -92,7 +92,7 @@ class Logger(dist.Logger):
         self.sample_rate = 100
         self.sampled: SampledIteration | None = None
 
-    # ------------------------------------------------------------------ told by the wrapper
+    # ------------------------------------------------------------------ called by the wrapper
 
     def set_construction_data_and_log(
         self,
@@ -130,7 +130,7 @@ class Logger(dist.Logger):
         self.set_group(self._ddp.process_group)
 
     def set_group(self, group: dist.ProcessGroup) -> None:
-        """Who takes part now, and what the environment tells its backend."""
+        """The present group, and what the environment sets for its backend."""
         backend = group.name()
         variables = VARIABLES[""] | VARIABLES.get(backend, {})
         self._strs |= {name: _first_set(keys) for name, keys in variables.items()}
@@ -194,7 +194,7 @@ class Logger(dist.Logger):
 
     @property
     def graph_is_static(self) -> bool:
-        """Whether every backward so far has left the same parameters unused."""
+        """True if every backward so far has left the same parameters unused."""
         self._notice_unused()
         return self._graph_is_static
 

@@ -36,7 +36,7 @@ def register() -> ExitStack:
 
 
 def unregister() -> None:
-    """Undo `register`, whoever called it; does nothing if nobody did. See [Note: taking a registration back]."""
+    """Undo `register`; does nothing if it was not called. See [Note: taking a registration back]."""
     registered = [reference() for reference in _get_dump(TorchDDP)[0]]  # weak references
     _reset_registry(TorchDDP)
     _reset_caches(TorchDDP)

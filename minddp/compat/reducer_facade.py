@@ -1,4 +1,4 @@
-"""`ddp.reducer`: the methods of torch's `dist.Reducer`, for those who reach into it.
+"""`ddp.reducer`: the methods of torch's `dist.Reducer`, for code that reaches into it.
 
 They do: Accelerate and Lightning call `prepare_for_backward` and `_rebuild_buckets`, torch's pipelining too, its
 communication hooks call `_run_allreduce_hook`, its tests `_get_local_used_map`. Names and meanings are torch's
@@ -111,7 +111,7 @@ class ReducerFacade:
         self._ddp.become_static()
 
     def _ddp_graph_static(self) -> bool:
-        """Whether every backward so far has left the same parameters unused."""
+        """True if every backward so far has left the same parameters unused."""
         return self._ddp.logger.graph_is_static
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
@@ -136,7 +136,7 @@ class ReducerFacade:
 
     def _set_mixed_precision_param_dtype(self, data_type: torch.dtype) -> NoReturn:
         raise NotImplementedError(
-            f"A reducer cannot be told after construction that gradients arrive in {data_type}: pass "
+            f"After construction a reducer does not accept gradients in {data_type}: pass "
             f"mixed_precision to the wrapper's constructor."
         )
 

@@ -71,7 +71,9 @@ class SampledIteration:
     def observe(self, event: Event) -> None:
         kind = event.kind
         if kind is EventKind.PARAM_READY:
-            if not self.has_seen(EventKind.GRADIENTS_COMPLETE):  # else it only counts as ready: a recorded backward
+            if (
+                EventKind.GRADIENTS_COMPLETE not in self._moments
+            ):  # else it only counts as ready: a recorded backward
                 begin = self._moments.get(EventKind.FORWARD_END)
                 now_ns = time.perf_counter_ns()
                 self.param_ready_ns.setdefault(event.subject, now_ns - (begin.host_ns if begin else now_ns))

@@ -1,8 +1,8 @@
 """The wrapper that `minddp` exports: `minddp.ddp` with the private surface of torch's class.
 
-Frameworks, torch's own tests and torch.compile use names that begin with an underscore, and attributes that only
-mean something to them. Whoever wants to learn how data parallelism works need not know any of them, so they are
-here. What torch's class has and this one deliberately lacks is listed, with reasons, in tests/surface.
+Frameworks, torch's own tests and torch.compile use names that begin with an underscore, and attributes that mean
+something only to them. They are not needed to learn how data parallelism works, so they are here. What torch's
+class has and this one deliberately lacks is listed, with reasons, in tests/surface.
 """
 
 from __future__ import annotations
@@ -435,7 +435,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @property
     def bucket_bytes_cap_default(self) -> bool:
-        """Whether the first bucket is smaller, as it is by default."""
+        """True if the first bucket is smaller, as it is by default."""
         return self._options.caps.first_bytes < self._options.caps.rest_bytes
 
     @property

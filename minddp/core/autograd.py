@@ -10,7 +10,7 @@ Each leaf that requires grad owns one `AccumulateGrad` node, which adds incoming
 is a post-hook of that node, so it fires after `.grad` has its value, once per backward that reaches the leaf,
 even when the gradient that arrived was undefined (a function returned None for it).
 `Tensor.register_post_accumulate_grad_hook` would not fire then, and the bucket would wait for ever. The leaf
-only holds a weak reference to its node, so whoever installs hooks must keep the nodes alive.
+only holds a weak reference to its node, so what installs hooks must keep the nodes alive.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def inside_another_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None:
-    """Call the method `callback` whenever a backward reaches a tensor within `output`.
+def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> bool:
+    """Call the method `callback` whenever a backward reaches a tensor within `output`. False if there is none.
 
-    It is then in the backward that the user called. The parameters' own hooks cannot tell which that is: under
+    It is then in the backward that the user called. The parameters' own hooks do not know which that is: under
     reentrant checkpointing they fire in nested backwards, and the end of a nested backward is not the end. The
     method's object is referenced weakly, since the output may outlive the wrapper.
     """
@@ -120,9 +120,10 @@ def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None
     def on_gradient(_grad: torch.Tensor) -> None:
         call()
 
-    for tensor in tensors_in(output):
-        if tensor.grad_fn is not None:
-            tensor.register_hook(on_gradient)
+    tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+    for tensor in tensors:
+        tensor.register_hook(on_gradient)
+    return bool(tensors)
 
 
 def distributed_context() -> int | None:

@@ -1,13 +1,24 @@
-"""The phases of a reducer, and all that one backward has to remember."""
+"""The phases of a reducer, and one backward: count, pack, launch, wait, unpack."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from minddp.core.packing import Scaling
+import torch
+
+from minddp.core.autograd import weakly
+from minddp.core.bucket import GradientBucket
+from minddp.core.bucket_store import BucketStore
+from minddp.core.events import Event, EventKind, EventStream
+from minddp.core.expectation import Expectation
+from minddp.core.mode import Mode
 from minddp.core.readiness import Readiness
-from minddp.core.reduction import Reduction
+from minddp.core.reduction import Reducing, Reduction
+
+_log = logging.getLogger(__name__)
 
 
 class Phase(enum.Enum):
@@ -35,29 +46,112 @@ WITH_PASS = {Phase.ACCUMULATING, Phase.INCOMPLETE, Phase.REDUCING, Phase.FINALIZ
 WITH_GUARD = {Phase.INCOMPLETE, Phase.REDUCING}
 
 
-@dataclass(slots=True)
 class BackwardPass:
-    """What one synchronised backward has to remember: made when the first hook fires, dropped at the end.
+    """One synchronised backward: made when the first hook fires, dropped at the end.
 
-    Nothing in it is reset by hand, so nothing is left half reset by an exception. `groups_left[b]` is how many pack
-    groups bucket b waits for. `reductions[b]` is `None` where a bucket was skipped; buckets from `len(reductions)` on
-    have not been launched. `unused` are the parameters that this rank leaves out.
+    Nothing in it is reset by hand, so nothing is left half reset by an exception. `readiness` counts hooks.
+    `groups_left[b]` is how many pack groups bucket b waits for. `reductions[b]` is `None` where a bucket was
+    skipped; buckets from `len(reductions)` on have not been launched. `unused` are the parameters that this rank
+    leaves out.
+    `on_all_launched()` and `on_ready_twice(param)` are methods of the reducer, referenced weakly.
     """
 
-    readiness: Readiness
-    groups_left: list[int]
-    scaling: Scaling
-    unused: list[int] = field(default_factory=list)
-    reductions: list[Reduction | None] = field(default_factory=list)
+    def __init__(
+        self,
+        store: BucketStore,
+        expectation: Expectation,
+        reducing: Reducing,
+        modes: Sequence[Mode],
+        events: EventStream,
+        on_all_launched: Callable[[], object],
+        on_ready_twice: Callable[[int], object],
+    ):
+        self.store = store
+        self.expectation = expectation
+        self.reducing = reducing
+        self.modes = modes
+        self.events = events
+        self.scaling = reducing.open()
+        self.groups_left = list(store.groups_per_bucket)
+        self.reductions: list[Reduction | None] = []
+        hooks_left, self.unused = expectation.open()
+        self.readiness = Readiness(hooks_left, store, events, weakly(self._pack_group), weakly(on_ready_twice))
+        self._on_all_launched = weakly(on_all_launched)
+
+    def open(self, param: int) -> None:
+        """The gradient of `param` is the first to arrive."""
+        for mode in self.modes:
+            mode.opened(param)
+        self.mark_unused(self.unused)
+
+    def mark_unused(self, params: Sequence[int]) -> None:
+        """No hooks will fire for these parameters: they count as ready."""
+        for param in params:
+            self.readiness.mark_unused(param)
+
+    def _pack_group(self, group: int) -> None:
+        """All gradients of a pack group are there. See [Note: pack groups]."""
+        index, group_in_bucket = self.store.groups[group]
+        for mode in self.modes:
+            mode.before_pack(self.store.members[group])
+        self.events.emit(EventKind.PACK_BEGIN, index)
+        with torch.no_grad():  # backward(create_graph=True) enables it
+            self.store.buckets[index].pack(group_in_bucket, self.scaling)
+        self.events.emit(EventKind.PACK_END, index)
+        self.groups_left[index] -= 1
+        if self.groups_left[index] == 0:
+            self.events.emit(EventKind.BUCKET_READY, index)
+            self._launch_ready_buckets()
+
+    def _launch_ready_buckets(self) -> None:
+        """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
+        while not self.all_launched and self.groups_left[len(self.reductions)] == 0:
+            bucket = self.store.buckets[len(self.reductions)]
+            self.reductions.append(None if self.expectation.skips(bucket.spec) else self._launch(bucket))
+        if self.all_launched:
+            self._on_all_launched()
+
+    def _launch(self, bucket: GradientBucket) -> Reduction:
+        index = bucket.spec.index
+        self.events.emit(EventKind.BUCKET_LAUNCHED, index)
+        reduction = self.reducing.launch(bucket, is_last=bucket is self.store.buckets[-1])
+        if self.events.sink is not None:
+            reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
+        return reduction
 
     @property
     def all_launched(self) -> bool:
         return len(self.reductions) == len(self.groups_left)
 
-    @property
-    def next_is_ready(self) -> bool:
-        """True if the bucket at the head of the plan waits for nothing."""
-        return not self.all_launched and self.groups_left[len(self.reductions)] == 0
+    def wait_and_unpack(self, untouched: Sequence[bool] | None) -> None:
+        """Wait for the buckets in launch order and put the averages where the optimizer will look.
+
+        `untouched`: per parameter, True if no rank has used it; its gradient stays as it is.
+        """
+        for mode in self.modes:
+            mode.before_unpack()
+        for bucket, reduction in zip(self.store.buckets, self.reductions, strict=True):
+            if reduction is not None:
+                average = reduction.result()
+                self.events.emit(EventKind.BUCKET_WAITED, bucket.spec.index)
+                with torch.no_grad():
+                    here = None if untouched is None else [untouched[slot.param] for slot in bucket.spec.slots]
+                    bucket.unpack(average, here)
+                self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
+            for mode in self.modes:
+                mode.after_unpack(bucket)
+        for mode in self.modes:
+            mode.closed()
+
+    def abandon(self) -> None:
+        """An exception has ended the backward: let what is under way arrive, and drop it."""
+        for reduction in filter(None, self.reductions):
+            try:
+                reduction.result()
+            except Exception as error:
+                _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        for mode in self.modes:
+            mode.closed()
 
     def ready_order(self) -> list[int]:
         """Every parameter once: as they became ready, and then those that are unused."""

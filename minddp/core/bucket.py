@@ -56,7 +56,7 @@ class GradientBucket(Protocol):
 
 
 class MakeBucket(Protocol):
-    """Makes a bucket with memory of its own. `adopt_grads`: existing gradients move there if they are to be views."""
+    """Makes a bucket with memory of its own. `adopt_grads`: gradients that are to be views move there at once."""
 
     def __call__(
         self,
@@ -72,7 +72,7 @@ class Aliasing(Protocol):
     """Lets gradients share the memory of one bucket instead of being copied. Made anew with each buffer."""
 
     def alias(self, places: list[int]) -> list[int]:
-        """Make the bucket's memory the gradient at those of `places` where that cannot be seen; return the others."""
+        """Make the bucket's memory the gradient where that cannot be seen; return the other `places`."""
         ...
 
     def memory_is_held(self) -> bool:

@@ -14,16 +14,18 @@ from collections.abc import Sequence
 import torch
 
 from minddp.core.bucket import Allocate, GradientBucket, MakeBucket
+from minddp.core.events import EventKind, EventStream
 from minddp.core.packing import places_by_group
-from minddp.core.plan import BucketCaps, BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.transport.protocols import Transport
 
 
 class BucketStore:
     """The plan and its buckets.
 
-    Pack groups are numbered through all buckets: `groups[g]` is a bucket and a group's place in it, `members[g]` the
-    parameters in it. They follow from the plan alone. `buckets` is empty until there is memory. `rebuilds`: the order
-    of the first backward is trusted for all that follow.
+    Pack groups are numbered through all buckets; `groups[g]` is bucket and place, `members[g]` its
+    parameters. They follow from the plan alone. `buckets` is empty until there is memory. `caps_before` and
+    `caps_after` the rebuild are capacities in bytes. `rebuilds`: the first backward's order counts for all.
     """
 
     plan: BucketPlan
@@ -33,21 +35,22 @@ class BucketStore:
         params: Sequence[torch.nn.Parameter],
         specs: Sequence[ParamSpec],
         make_bucket: MakeBucket,
-        caps: BucketCaps,
+        caps_before: Sequence[int],
+        caps_after: Sequence[int],
         *,
         rebuilds: bool = True,
         small_last_bucket: bool = False,
     ):
         self._params = params
         self._specs = specs
-        self._caps = caps
+        self._caps_after = caps_after
         self._small_last_bucket = small_last_bucket
         self._make_bucket = make_bucket
         self._observed_order: list[int] | None = None
         self.rebuilds = rebuilds
         self.has_rebuilt = False
         self.buckets: list[GradientBucket] = []
-        self._follow(plan_from_registration(specs, self._caps.before_rebuild(order_is_final=not self.rebuilds)))
+        self._follow(plan_from_registration(specs, caps_before))
 
     def _follow(self, plan: BucketPlan) -> None:
         self.plan = plan
@@ -99,18 +102,20 @@ class BucketStore:
         """A backward has made the gradients ready in this order: every parameter once."""
         self._observed_order = ready_order
 
-    def take_observed_order(self) -> list[int] | None:
-        """The order by which to rebuild, once."""
-        order, self._observed_order = self._observed_order, None
-        return order
-
-    def rebuild(self, ready_order: Sequence[int], allocate: Allocate) -> None:
+    def rebuild_if_due(self, transport: Transport, events: EventStream) -> bool:
+        """Rebuild once, by the order that rank 0 has observed: ranks may have seen different ones. Collective."""
+        observed, self._observed_order = self._observed_order, None
+        if observed is None:
+            return False
+        events.emit(EventKind.REBUILD_BEGIN)
+        order = torch.tensor(observed, dtype=torch.int64, device=self._params[0].device)
+        transport.broadcast(order, source=0).wait()
         self.has_rebuilt = True
         small_last = self._small_last_bucket
-        plan = plan_from_readiness(
-            self._specs, ready_order, self._caps.after_rebuild(), small_last_bucket=small_last
-        )
-        self.adopt(plan, allocate)
+        plan = plan_from_readiness(self._specs, order.tolist(), self._caps_after, small_last_bucket=small_last)
+        self.adopt(plan, transport.allocate)
+        events.emit(EventKind.BUCKETS_REBUILT, len(self.buckets))
+        return True
 
     def await_another_order(self) -> None:
         """The ranks have changed: let the next backward show its order anew."""

@@ -1,4 +1,4 @@
-"""Which gradients a backward will bring. The rule is "every parameter's, once"; exceptions are in `expectation/`."""
+"""Which gradients a backward will bring: as a rule each parameter's, once. Exceptions are in `expectation/`."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ class Expectation:
     def observing(self, handler: HookHandler) -> HookHandler:
         """What a hook calls, in any backward, to do `handler` and note what the expectation needs."""
         return handler
+
+    def forward_begins(self) -> None:
+        """The output of the last forward is not needed any more."""
 
     def armed(self, output: Any, *, is_first: bool) -> None:
         """A forward has returned `output`, and its backward will be reduced."""

@@ -10,17 +10,13 @@ optimizers: a step that would touch one of the module's parameters raises. The n
 
 from __future__ import annotations
 
-import hashlib
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from minddp.core.autograd import weakly
@@ -33,102 +29,8 @@ _ALL_IS_SAID = (
 )
 _OUTPUTS = "by making sure all `forward` function outputs participate in calculating loss"
 
-
-@dataclass(frozen=True)
-class Missing:
-    """The parameters that rank `rank` has no gradient for: indices into `names`, the names of all parameters.
-
-    `frozen` are those among them that no longer require grad.
-    """
-
-    rank: int
-    indices: tuple[int, ...]
-    names: tuple[str, ...]
-    frozen: tuple[int, ...] = ()
-
-    def listed(self) -> str:
-        return ", ".join(self.names[index] for index in self.indices)
-
-    def why(self) -> str:
-        """What is known of the reason: a line of text, or nothing."""
-        if not self.frozen:
-            return ""
-        listed = ", ".join(self.names[index] for index in self.frozen)
-        return f"They required grad when the module was wrapped, but no longer do: {listed}\n"
-
-
-def unfinished_reduction(
-    missing: Missing, elsewhere: str, *, static_graph: bool, finds_unused: bool
-) -> RuntimeError:
-    """The error for a reduction that lacks gradients; `elsewhere` tells of the other ranks."""
-    remedy = ""
-    if static_graph:
-        remedy = "Pass static_graph=False. "
-        why = (
-            "This error indicates that your training graph has changed in this iteration, e.g., one parameter "
-            "is used in first iteration, but then got unused in the second iteration. this is not compatible "
-            "with static_graph set to True"
-        )
-    elif finds_unused:
-        why = (
-            "This error indicates that your module has parameters that were not used in producing loss. Since "
-            "`find_unused_parameters=True` is enabled, this likely  means that not all `forward` outputs "
-            f"participate in computing loss. You can fix this {_OUTPUTS}"
-        )
-    else:
-        why = (
-            "This error indicates that your module has parameters that were not used in producing loss. You "
-            "can enable unused parameter detection by passing the keyword argument "
-            f"`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and {_OUTPUTS}"
-        )
-    return RuntimeError(
-        f"{_FACT}{why}.\n"
-        f"Parameter indices which did not receive grad for rank {missing.rank}: "
-        f"{' '.join(map(str, missing.indices))}\n"
-        f"Parameters which did not receive grad for rank {missing.rank}: {missing.listed()}\n"
-        f"{missing.why()}"
-        f"{elsewhere}"
-        f"{_ALL_IS_SAID}"
-        f"{remedy}Until that is mended `.grad` on rank {missing.rank} holds gradients that are not averaged."
-    )
-
-
-def not_yet_finished(missing: Missing) -> str:
-    """The warning at the end of a backward that lacks gradients, while a further backward may still bring them."""
-    return (
-        f"This backward has brought no gradient on rank {missing.rank} for: {missing.listed()}. Until they come in "
-        f"a further backward, `.grad` is not averaged, and an optimizer's step or the next forward will be an "
-        f"error that says what to do.\n{missing.why()}"
-    )
-
-
-def exchange_missing(
-    store: dist.Store | None, occasion: str, missing: Missing, world_size: int, patience_s: float = 1.0
-) -> str:
-    """Send the other ranks what is missing here and receive what is missing there, as lines of text.
-
-    Goes through the store, since the collectives may be what is stuck. A rank whose gradients are complete
-    does not take part, so no more than `patience_s` seconds are waited for it.
-    """
-    if store is None or world_size == 1:
-        return ""
-    keys = {rank: f"minddp/unfinished/{occasion}/{rank}" for rank in range(world_size)}
-    store.set(keys[missing.rank], missing.listed())
-    deadline = time.monotonic() + patience_s
-    others = [rank for rank in keys if rank != missing.rank]
-    while not store.check([keys[rank] for rank in others]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    lines = []
-    for rank in others:
-        if store.check([keys[rank]]):
-            lines.append(
-                f"Parameters which did not receive grad for rank {rank}: {store.get(keys[rank]).decode()}\n"
-            )
-        else:
-            lines.append(
-                f"Rank {rank} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
-            )
-    return "".join(lines)
+#: Asks the other ranks what they miss: (occasion, the same on every rank; names missing here; transport).
+AskOthers = Callable[[str, str, Transport], str]
 
 
 def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
@@ -192,21 +94,18 @@ class OptimizerGuard:
 class UnfinishedReduction:
     """Gradients of a wrapper that have not arrived: warning, guard and error. See [Note: unfinished reduction].
 
-    `serial` names the wrapper, the same on every rank.
+    `serial` names the wrapper, the same on every rank. `elsewhere` asks the other ranks what they miss.
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str):
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str, elsewhere: AskOthers
+    ):
         self.serial = serial
         self._params = params
-        self._names = tuple(names)
+        self._names = names
+        self._elsewhere = elsewhere
         self._guard: OptimizerGuard | None = None
         self._warned_of: set[tuple[int, ...]] = set()
-
-    def warn(self, missing: Sequence[int], rank: int) -> None:
-        """Once for each set of parameters."""
-        if tuple(missing) not in self._warned_of:
-            self._warned_of.add(tuple(missing))
-            warnings.warn(not_yet_finished(self._missing(missing, rank)), stacklevel=2)
 
     def guard(self, error: Callable[[], Exception]) -> None:
         """Keep optimizers from stepping on the parameters until `lift_guard`."""
@@ -221,22 +120,55 @@ class UnfinishedReduction:
     def is_guarded(self) -> bool:
         return self._guard is not None
 
+    def warn(self, missing: Sequence[int], rank: int) -> None:
+        """A further backward may still bring the gradients. Once for each set of parameters."""
+        if tuple(missing) not in self._warned_of:
+            self._warned_of.add(tuple(missing))
+            warnings.warn(
+                f"This backward has brought no gradient on rank {rank} for: {self._listed(missing)}. Until they "
+                f"come in a further backward, `.grad` is not averaged, and an optimizer's step or the next forward "
+                f"will be an error that says what to do.\n{self._frozen(missing)}",
+                stacklevel=2,
+            )
+
     def error(
         self, missing: Sequence[int], transport: Transport, expectation: Expectation, num_passes: int
     ) -> RuntimeError:
-        here = self._missing(missing, transport.rank)
-        elsewhere = exchange_missing(transport.store, f"{self.serial}/{num_passes}", here, transport.world_size)
-        return unfinished_reduction(
-            here, elsewhere, static_graph=expectation.is_static, finds_unused=expectation.finds_unused
+        rank, listed = transport.rank, self._listed(missing)
+        elsewhere = self._elsewhere(f"{self.serial}/{num_passes}", listed, transport)
+        remedy = "Pass static_graph=False. " if expectation.is_static else ""
+        return RuntimeError(
+            f"{_FACT}{_why(expectation)}.\n"
+            f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, missing))}\n"
+            f"Parameters which did not receive grad for rank {rank}: {listed}\n"
+            f"{self._frozen(missing)}{elsewhere}{_ALL_IS_SAID}"
+            f"{remedy}Until that is mended `.grad` on rank {rank} holds gradients that are not averaged."
         )
 
-    def _missing(self, missing: Sequence[int], rank: int) -> Missing:
-        frozen = tuple(param for param in missing if not self._params[param].requires_grad)
-        return Missing(rank, tuple(missing), self._names, frozen)
+    def _listed(self, params: Sequence[int]) -> str:
+        return ", ".join(self._names[param] for param in params)
+
+    def _frozen(self, missing: Sequence[int]) -> str:
+        """What is known of the reason: a line of text, or nothing."""
+        frozen = [param for param in missing if not self._params[param].requires_grad]
+        then = "They required grad when the module was wrapped, but no longer do"
+        return f"{then}: {self._listed(frozen)}\n" if frozen else ""
 
 
-def serial_number(names: Sequence[str], transport: Transport) -> str:
-    """A name for a wrapper that is the same on every rank, and another one for each wrapper, even of equal models."""
-    model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
-    store = transport.store
-    return model if store is None else f"{model}/{store.add(f'minddp/{model}/{transport.rank}', 1)}"
+def _why(expectation: Expectation) -> str:
+    if expectation.is_static:
+        return (
+            "This error indicates that your training graph has changed in this iteration, e.g., one parameter "
+            "is used in first iteration, but then got unused in the second iteration. this is not compatible "
+            "with static_graph set to True"
+        )
+    unused = "This error indicates that your module has parameters that were not used in producing loss. "
+    if expectation.finds_unused:
+        return (
+            f"{unused}Since `find_unused_parameters=True` is enabled, this likely  means that not all `forward` "
+            f"outputs participate in computing loss. You can fix this {_OUTPUTS}"
+        )
+    return (
+        f"{unused}You can enable unused parameter detection by passing the keyword argument "
+        f"`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and {_OUTPUTS}"
+    )

@@ -78,8 +78,8 @@ class PackGroup:
     """Slots of one bucket that are packed together. See [Note: pack groups].
 
     `views[k]` is the tensor over the k-th slot, and `flat` the group's part of the bucket's buffer; `None` if other
-    slots lie in between. `names[k]` is the parameter's name. `grad_dtype` is that of the gradients; copying converts
-    it to the buffer's. `binds`: packing makes `.grad` the view of what has been copied (gradient_as_bucket_view).
+    slots lie in between. `names[k]` is the parameter's name. `grad_dtype` is that of the gradients; copying
+    converts it to the buffer's. `binds`: packing makes `.grad` the view of the copy (gradient_as_bucket_view).
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PackGroup:
             scaling.apply_to_each(self.views, resident=resident)
 
     def _check(self, grads: Sequence[Any]) -> bool:
-        """True if all gradients are there. Another dtype is an error; other strides are slow, and looked at once."""
+        """True if all gradients are there. Another dtype is an error; other strides are slow, and checked once."""
         try:
             if self._layout_is_checked and [grad.dtype for grad in grads] == self._dtypes:
                 return True

@@ -3,8 +3,8 @@
 [Note: the hook is bound]
 A hook costs what it executes times the number of parameters, and it runs between two kernels that have just
 filled the cache with other things. So a hook does not ask in which state the reducer is. It calls
-`GradientHooks.handler`, and the reducer binds that anew when its phase changes: from the first gradient of a backward
-that is reduced to the last, it is `Readiness.mark_ready` itself.
+`GradientHooks.handler`, which the reducer binds anew when its phase changes: from the first gradient of a backward
+to the last, it is `Readiness.mark_ready` itself.
 
 [Note: once per backward]
 A gradient that is accumulated again after it was counted would be missing from the average, or be added to it

@@ -5,9 +5,9 @@
                    is opened                launch             drop the pass
 
 - What triggers a launch? The last hook of a bucket's last pack group, once all buckets before it in the plan have
-  left: `_launch_ready_buckets`.
-- Where is the mean taken? While a group is packed: `_on_group_ready`.
-- What waits, and when? The end of backward, for one bucket after the other: `_finalize`.
+  left: `BackwardPass._launch_ready_buckets`.
+- Where is the mean taken? While a group is packed: `PackGroup.pack`. See [Note: the mean is taken first].
+- What waits, and when? The end of backward, for one bucket after the other: `BackwardPass.wait_and_unpack`.
 - What does an exception leave behind? A pass, which the next forward drops: `ensure_finished`.
 
 What varies is a strategy: an `Expectation` (which gradients will come), a `Reducing` (what reduces a bucket), a
@@ -16,29 +16,22 @@ What varies is a strategy: an `Expectation` (which gradients will come), a `Redu
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
-
-import torch
 
 from minddp.core import autograd
 from minddp.core.backward_end import BackwardEnd
 from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.events import Event, EventKind, EventStream
+from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.missing_gradients import UnfinishedReduction, not_finalized, ready_twice, still_running
 from minddp.core.mode import Mode
 from minddp.core.plan import BucketPlan
-from minddp.core.readiness import Readiness
-from minddp.core.reduction import Reducing, Reduction
+from minddp.core.reduction import Reducing
 from minddp.transport.protocols import Transport
-
-_log = logging.getLogger(__name__)
 
 
 class Reducer:
@@ -116,36 +109,16 @@ class Reducer:
         if self.phase is Phase.REDUCING:
             raise self.events.report(not_finalized())
         if self.current is not None:
-            self._drop_interrupted_pass(self.current)
+            self.events.emit(EventKind.ERROR)
+            self.current.abandon()
+            self.expectation.revert()
+            self._move_to(Phase.IDLE)
         self.backward_end.forget()
+        self.expectation.forward_begins()
 
     def rebuild_if_due(self) -> bool:
         """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
-        observed = self.store.take_observed_order()
-        if observed is None:
-            return False
-        self.events.emit(EventKind.REBUILD_BEGIN)
-        order = torch.tensor(observed, dtype=torch.int64, device=self.params[0].device)
-        self.transport.broadcast(order, source=0).wait()  # ranks may have seen different orders
-        self.store.rebuild(order.tolist(), self.transport.allocate)
-        self.events.emit(EventKind.BUCKETS_REBUILT, len(self.buckets))
-        return True
-
-    def shadow_backward(self) -> None:
-        """Take part, with zeros, in a backward of the other ranks: this one has run out of inputs.
-
-        The same collectives in the same order as in a backward; the results are not used. See `modes/join.py`.
-        """
-        self.num_passes += 1
-        awaits_order = self.awaits_order
-        self.store.make_buckets(self.transport.allocate)
-        under_way = [self._launch(bucket, torch.zeros_like(bucket.wire)) for bucket in self.buckets]
-        self.expectation.shadow(self.transport)
-        for reduction in under_way:
-            reduction.result()
-        if awaits_order:
-            self.store.observe(list(range(len(self.params))))
-        self.backward_end.wait_for_futures()
+        return self.store.rebuild_if_due(self.transport, self.events)
 
     # ------------------------------------------------------------------ hooks
 
@@ -178,63 +151,27 @@ class Reducer:
 
     def _open_pass(self, param: int) -> None:
         """The first hook of an armed backward, that of `param`."""
-        scaling = self.reducing.open()
         self.store.make_buckets(self.transport.allocate, adopt_grads=False)
         for bucket in self.buckets:
             bucket.begin_pass()
-        hooks_left, unused = self.expectation.open()
-        on_group_ready, on_ready_twice = map(autograd.weakly, (self._on_group_ready, self._on_ready_twice))
-        readiness = Readiness(hooks_left, self.store, self.events, on_group_ready, on_ready_twice)
-        self.current = BackwardPass(readiness, list(self.store.groups_per_bucket), scaling, unused)
+        strategies = (self.expectation, self.reducing, self.modes)
+        self.current = BackwardPass(
+            self.store, *strategies, self.events, self._on_all_launched, self._on_ready_twice
+        )
         self.num_passes += 1
         self._move_to(Phase.ACCUMULATING)
         self._await_end()
-        for mode in self.modes:
-            mode.opened(param)
-        for left_out in unused:
-            readiness.mark_unused(left_out)
+        self.current.open(param)
+
+    def _on_all_launched(self) -> None:
+        self._await_end()
+        self.expectation.all_launched(self.transport)
 
     def _on_ready_twice(self, param: int) -> None:
         static = self.expectation.is_static
         if static and self.phase is Phase.ACCUMULATING:
             self._move_to(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
         raise ready_twice(param, self.plan.params[param].name, static_graph=static)
-
-    # ------------------------------------------------------------------ packing and launching
-
-    def _on_group_ready(self, group: int) -> None:
-        """All gradients of a pack group are there. See [Note: pack groups]."""
-        assert self.current is not None
-        index, group_in_bucket = self.store.groups[group]
-        for mode in self.modes:
-            mode.before_pack(self.store.members[group])
-        self.events.emit(EventKind.PACK_BEGIN, index)
-        with torch.no_grad():  # backward(create_graph=True) enables it
-            self.buckets[index].pack(group_in_bucket, self.current.scaling)
-        self.events.emit(EventKind.PACK_END, index)
-        self.current.groups_left[index] -= 1
-        if self.current.groups_left[index] == 0:
-            self.events.emit(EventKind.BUCKET_READY, index)
-            self._launch_ready_buckets(self.current)
-
-    def _launch_ready_buckets(self, current: BackwardPass) -> None:
-        """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
-        while current.next_is_ready:
-            bucket = self.buckets[len(current.reductions)]
-            is_skipped = self.expectation.skips(bucket.spec)
-            current.reductions.append(None if is_skipped else self._launch(bucket))
-        if current.all_launched:
-            self._await_end()
-            self.expectation.all_launched(self.transport)
-
-    def _launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None) -> Reduction:
-        """Begin to reduce a bucket, or `contents` in its place."""
-        index = bucket.spec.index
-        self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction = self.reducing.launch(bucket, contents, is_last=index == len(self.buckets) - 1)
-        if self.events.sink is not None:
-            reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
-        return reduction
 
     # ------------------------------------------------------------------ the end of backward
 
@@ -261,8 +198,8 @@ class Reducer:
             if self.current.all_launched:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self._end_pass(self.current)
-            elif is_nested:
-                return  # the next hook of the outer backward is one of this pass, too
+            elif is_nested or (self.expectation.is_recording and not self.backward_end.may_settle):
+                return  # another backward brings more
             elif self.expectation.is_recording:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self.reduce_recorded()
@@ -272,13 +209,12 @@ class Reducer:
                 self.unfinished.guard(self._unfinished)
 
     def reduce_recorded(self) -> None:
-        """Backward has only recorded what it brings (the first one of a static graph): reduce everything at once."""
+        """Backward has only recorded what it brings (the first one of a static graph): reduce it all at once."""
         if self.current is None or not self.expectation.is_recording:
             return
         self.current.unused = self.expectation.recorded()
         self._bind_hooks()
-        for param in range(len(self.params)):
-            self.current.readiness.mark_unused(param)
+        self.current.mark_unused(range(len(self.params)))
         self._end_pass(self.current)
 
     def _end_pass(self, current: BackwardPass) -> None:
@@ -304,47 +240,17 @@ class Reducer:
             self._finalize(self.current)
 
     def _finalize(self, current: BackwardPass) -> None:
-        """Wait for the buckets in launch order and put the averages where the optimizer will look."""
         self._move_to(Phase.FINALIZING)
         observes_order = self.awaits_order
         untouched = self.expectation.close()
         if self.expectation.finds_unused or self.expectation.is_static:
             self.events.emit(EventKind.USAGE_EXCHANGED)
-        for mode in self.modes:
-            mode.before_unpack()
-        for bucket, reduction in zip(self.buckets, current.reductions, strict=True):
-            if reduction is not None:
-                self._unpack(bucket, reduction, untouched)
-            for mode in self.modes:
-                mode.after_unpack(bucket)
-        for mode in self.modes:
-            mode.closed()
+        current.wait_and_unpack(untouched)
         if observes_order:
             self.store.observe(current.ready_order())
         self._move_to(Phase.IDLE)
         self.backward_end.wait_for_futures()
         self.events.emit(EventKind.BACKWARD_END)
-
-    def _unpack(self, bucket: GradientBucket, reduction: Reduction, untouched: Sequence[bool] | None) -> None:
-        average = reduction.result()
-        self.events.emit(EventKind.BUCKET_WAITED, bucket.spec.index)
-        with torch.no_grad():
-            here = None if untouched is None else [untouched[slot.param] for slot in bucket.spec.slots]
-            bucket.unpack(average, here)
-        self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
-
-    def _drop_interrupted_pass(self, current: BackwardPass) -> None:
-        """An exception ended the last backward. Let what is under way arrive, then forget the pass."""
-        self.events.emit(EventKind.ERROR)
-        for reduction in filter(None, current.reductions):
-            try:
-                reduction.result()
-            except Exception as error:
-                _log.warning("A reduction of the interrupted backward failed too: %s", error)
-        for mode in self.modes:
-            mode.closed()
-        self.expectation.revert()
-        self._move_to(Phase.IDLE)
 
     def _unfinished(self) -> Exception:
         assert self.current is not None

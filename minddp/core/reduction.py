@@ -1,8 +1,7 @@
 """How a bucket is reduced, and a bucket that is under way.
 
-A `Reducing` is a strategy: divide and sum (`MeanBeforeSum`), sum and divide (`MeanAfterSum`), or whatever a
-communication hook does (`comm_hooks/`). All of them keep [Note: the mean is taken first] in view: what packing must
-scale, the strategy says in `open`.
+A `Reducing` is a strategy: divide and sum (`MeanBeforeSum`), sum and divide (modes/mixed_precision.py), or what a
+communication hook does (comm_hooks/).
 """
 
 from __future__ import annotations
@@ -99,20 +98,3 @@ class MeanBeforeSum:
         if contents is None:  # infinity would not turn a NaN into zero
             contents = torch.zeros_like(bucket.wire) if self._weighs_nothing else bucket.wire
         return AllReduce(self._transport.all_reduce(contents), contents)
-
-
-class MeanAfterSum:
-    """The ranks' gradients are summed as they are, and the sum is divided. Native mixed precision does so."""
-
-    def __init__(self, transport: Transport, divisor: DivisorOfBackward):
-        self._transport = transport
-        self._divisor = divisor
-        self._of_this_backward: float | None = None
-
-    def open(self) -> Scaling:
-        self._of_this_backward = self._divisor()
-        return Scaling()
-
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
-        wire = bucket.wire if contents is None else contents
-        return AllReduce(self._transport.all_reduce(wire), wire, self._of_this_backward)

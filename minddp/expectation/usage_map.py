@@ -9,8 +9,8 @@ summed over the ranks beside the gradients.
 Marks are made on the host and summed on the device. If all parameters were used they are all ones, which the device
 can write by itself, and the host need not read the sums. Otherwise they are copied from memory of their own, pinned
 so that the host goes on meanwhile; torch's allocator does not reuse it before it has been read. A CUDA graph cannot
-capture that: every replay would copy from there again, and the sums could not be read on the host. So a graph can be
-captured only of a step that uses all parameters.
+capture that: every replay would copy from there again, and the sums could not be read on the host. So only a step
+that uses all parameters can be captured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class UsageMap:
         self._work = None
 
     def marking(self, handler: HookHandler) -> HookHandler:
-        """`handler`, after a mark for the parameter if it has a gradient: the one that has arrived may be undefined."""
+        """`handler`, after a mark for the parameter if it has a gradient: what has arrived may be undefined."""
 
         def mark_and_handle(param: int) -> None:
             if self._params[param].grad is not None or self.grads_are_in_context:
@@ -88,7 +88,7 @@ class UsageMap:
                 f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
                 f"parameters unused. Whether other ranks have used them is read by the host, which no graph can "
                 f"do. Use every parameter in the step that is captured, or pass static_graph=True, which settles "
-                f"who uses what in the first steps."
+                f"what each rank uses in the first steps."
             )
         marks = torch.tensor(self._marks, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
         return marks.to(self._device, non_blocking=True)  # a no-op on the CPU

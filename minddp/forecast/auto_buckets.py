@@ -1,14 +1,14 @@
-"""`bucket_cap_mb="auto"`: watch some steps, compute the plan that exposes the least, switch, and see if it does.
+"""`bucket_cap_mb="auto"`: observe some steps, compute the plan that exposes the least, adopt it, and check it.
 
 [Note: one plan for all]
 Ranks see different times, but must have one plan. Each rank's median times are gathered, the slowest rank's counts
 for each gradient, and every rank computes the plan from the same numbers, which gives the same plan.
 
-The link is fitted to what was seen of the plan in use: see [Note: calibration]. What the model then says of the new
-plan is kept beside what is measured; should that turn out slower, the old plan comes back.
+The link is fitted to what was seen of the plan in use: see [Note: calibration]. The model's prediction for the new
+plan is kept beside what is measured; if that is slower, the old plan comes back.
 
-Nobody waits for a device in the steps that are observed, nor in any after them: only between the last observed step
-and the next are times read and the link measured, once for each of the two plans.
+No observed step, and none after them, waits for a device: times are read and the link is measured only between the
+last observed step and the next, once for each of the two plans.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from minddp.core.events import Event, EventKind
 from minddp.core.plan import BucketPlan
 from minddp.core.reducer import Reducer
-from minddp.forecast.calibration import Observed, calibrated, predicted_s
 from minddp.forecast.gradient_clock import Clock
-from minddp.forecast.link import Link
+from minddp.forecast.link import Link, measure_link
 from minddp.forecast.planner import plan_buckets
+from minddp.forecast.step_model import Observed, calibrated, predicted_s
 
 _log = logging.getLogger(__name__)
 WARM_UP_STEPS = 3
@@ -37,9 +37,9 @@ WORSE = 1.02  # a plan is given up when its backward takes this much longer
 
 @dataclass(frozen=True)
 class Tuning:
-    """What has come of it. Times are of one backward, from its first event to its last, in seconds, medians.
+    """The outcome. Times are of one backward, from its first event to its last, in seconds, medians.
 
-    `measured_s` is `None` until the new plan has been observed, too.
+    `measured_s` is `None` until the new plan has been observed as well.
     """
 
     link: Link
@@ -51,7 +51,7 @@ class Tuning:
     measured_s: float | None = None
 
     def predicted_backward_s(self, plan: BucketPlan) -> float:
-        """How long a backward would take by any plan of the same parameters, judging by what was seen."""
+        """How long a backward takes by any plan of the same parameters, by the calibrated model."""
         return predicted_s(plan, self.link, self.seen)
 
     @property
@@ -64,13 +64,13 @@ class Tuning:
             f"buckets: {len(self.before.buckets)} -> {len(self.plan.buckets)}; backward: "
             f"{1e3 * self.before_s:.2f} ms -> predicted {1e3 * self.predicted_s:.2f} ms, {measured}; link: "
             f"{1e6 * self.link.latency_s:.0f} us + {self.link.bytes_per_s / 1e6:.0f} MB/s, "
-            f"{self.link.taken:.0%} of it taken from backward" + ("" if self.is_kept else "; taken back")
+            f"{self.link.taken:.0%} of it taken from backward" + ("" if self.is_kept else "; undone")
         )
 
 
 @dataclass
 class Stamps:
-    """One backward as the clock's marks, which are read later. See [Note: stamps]."""
+    """The clock's marks of one backward, which are read later. See [Note: stamps]."""
 
     begin: Any
     ready: dict[int, Any] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Stamps:
     end: Any = None
 
     def read(self, clock: Clock) -> Observed:
-        """Waits for the end of the backward."""
+        """The times between the marks. Waits for the end of the backward."""
         ready_s = {param: clock.computed_s(self.begin, mark) for param, mark in self.ready.items()}
         return Observed(
             ready_s,
@@ -89,7 +89,7 @@ class Stamps:
 
 
 class Observer:
-    """An event sink that notes the times of whole backwards."""
+    """An event sink that stamps whole backwards."""
 
     def __init__(self, clock: Clock) -> None:
         self.passes: list[Stamps] = []
@@ -110,9 +110,9 @@ class Observer:
 
 class _Stage(enum.Enum):
     WAITING = "how the buckets are rebuilt by the order of readiness"
-    OBSERVING = "the plan that there is"
+    OBSERVING = "the plan in use"
     CHECKING = "the new plan"
-    DONE = "nothing any more"
+    DONE = "nothing"
 
 
 class AutoBuckets:
@@ -126,7 +126,7 @@ class AutoBuckets:
         self.tuning: Tuning | None = None
 
     def before_forward(self) -> None:
-        """See whether there is something to do, all ranks at the same step: they count the same backwards.
+        """Observe, switch or check when it is time; all ranks at the same step, as they count the same backwards.
 
         Raises:
             RuntimeError: a CUDA graph is being captured.
@@ -136,14 +136,15 @@ class AutoBuckets:
         if self._clock.is_stopped:
             raise RuntimeError(
                 f'bucket_cap_mb="auto" observes {self._stage.value}, but a step that a CUDA graph captures takes '
-                f"no time now, and its buckets could not be changed any more. Take "
+                f"no time now, and its buckets could not be changed later. Take "
                 f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
             )
+        has_seen_enough = len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
         if self._stage is _Stage.WAITING and self._reducer.store.has_rebuilt:
             self._observe(_Stage.OBSERVING)
-        elif self._stage is _Stage.OBSERVING and self._has_seen_enough():
+        elif self._stage is _Stage.OBSERVING and has_seen_enough:
             self._switch()
-        elif self._stage is _Stage.CHECKING and self._has_seen_enough():
+        elif self._stage is _Stage.CHECKING and has_seen_enough:
             self._check()
 
     def _observe(self, stage: _Stage) -> None:
@@ -151,22 +152,18 @@ class AutoBuckets:
         self._reducer.events.watch(self._observer)
         self._stage = stage
 
-    def _has_seen_enough(self) -> bool:
-        return len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
-
     def _switch(self) -> None:
         reducer = self._reducer
         reducer.events.unwatch(self._observer)
         seen = self._agreed()
-        idle = Link.measured(reducer.transport, reducer.params[0].device, self._clock)
+        idle = measure_link(reducer.transport, reducer.params[0].device, self._clock)
         link = calibrated(idle, reducer.plan, seen)
-        ready = [seen.ready_s.get(param, 0.0) for param in range(len(reducer.params))]
-        proposed = plan_buckets(reducer.plan.params, ready, link, seen.computed_s)
+        proposed = plan_buckets(reducer.plan.params, list(seen.ready_s.values()), link, seen.computed_s)
         plan = min(reducer.plan, proposed, key=lambda plan: predicted_s(plan, link, seen))  # the old one if equal
         self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, predicted_s(plan, link, seen), seen)
         if plan is reducer.plan:
             self._stage = _Stage.DONE
-            _log.info("The buckets are as good as they get. %s", self.tuning)
+            _log.info("No other buckets are predicted to be faster. %s", self.tuning)
             return
         reducer.adopt(plan)
         self._observe(_Stage.CHECKING)
@@ -182,19 +179,14 @@ class AutoBuckets:
 
     def _agreed(self) -> Observed:
         """Medians over the observed backwards, of the slowest rank. Collective. See [Note: one plan for all]."""
-        passes = [stamps.read(self._clock) for stamps in self._observer.passes[WARM_UP_STEPS:]]
-        num_params = len(self._reducer.params)
-        rows = [
-            [
-                *(seen.ready_s.get(param, 0.0) for param in range(num_params)),
-                seen.computed_s,
-                seen.gradients_complete_s,
-                seen.end_s,
-            ]
-            for seen in passes
-        ]
+        params = self._reducer.params
+        rows = []
+        for stamps in self._observer.passes[WARM_UP_STEPS:]:
+            seen = stamps.read(self._clock)
+            ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]
+            rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])
         medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-        own = torch.tensor(medians, dtype=torch.float64, device=self._reducer.params[0].device)
+        own = torch.tensor(medians, dtype=torch.float64, device=params[0].device)
         gathered = torch.stack(list(self._reducer.transport.all_gather(own)))
-        *ready, computed, complete, end = gathered.amax(0).tolist()
-        return Observed(dict(enumerate(ready)), computed, complete, end)
+        *ready_s, computed_s, complete_s, end_s = gathered.amax(0).tolist()
+        return Observed(dict(enumerate(ready_s)), computed_s, complete_s, end_s)

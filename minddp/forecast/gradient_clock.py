@@ -1,16 +1,16 @@
-"""When things happen, by the clock of whoever does them: the host on a CPU, the device on a GPU.
+"""When gradients are ready, by the clock that computes them: the host's on a CPU, the device's on a GPU.
 
 [Note: stamps]
-On a GPU the host only asks; what it asks for happens later, on a stream. So a moment there is a CUDA event,
-recorded behind what the current stream has been asked for so far: a gradient's is passed when its last kernel has
-run, that of backward's end when the averages are in the gradients, since that stream waits for the communicator's.
-To record one makes nobody wait. To read one does, so stamps are kept as they are while steps are observed, and read
+On a GPU the host only enqueues; the work happens later, on a stream. So a moment there is a CUDA event, recorded
+behind what is enqueued on the current stream so far: a gradient's is reached when its last kernel has run, that of
+backward's end when the averages are in the gradients, since that stream waits for the communicator's. To record an
+event blocks nothing. To read one blocks the host, so stamps are kept as they are while steps are observed, and read
 between two steps, when enough has been seen.
 
 [Note: computing]
-On a CPU backward may be kept waiting while messages use its core, and then a gradient is late for a reason that
-another plan would not give. How long backward has computed until then is the same by any plan: it is how long its
-thread has had a core. A GPU's kernels are taken to compute whenever they can.
+On a CPU messages may use backward's core, and then a gradient is late for a reason that another plan would not
+give. How long backward has computed until then is the same by any plan: the time for which its thread has had a
+core. A GPU's kernels are assumed to compute whenever they can.
 """
 
 from __future__ import annotations
@@ -24,24 +24,21 @@ import torch
 
 
 class Clock(Protocol):
-    """Takes stamps, and tells how far two of them are apart."""
+    """Takes marks, and measures the time between two of them.
+
+    `stamp` returns at once: its mark lies behind all work enqueued so far. `seconds` and `computed_s` wait until
+    the later mark is reached; the latter counts only the time spent computing, see [Note: computing]. `is_stopped`
+    while a CUDA graph captures work instead of running it.
+    """
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether what is asked for now is not done now: a CUDA graph captures it."""
-        ...
+    def is_stopped(self) -> bool: ...
 
-    def stamp(self) -> Any:
-        """A mark at this moment: at the end of what has been asked for so far. Returns at once."""
-        ...
+    def stamp(self) -> Any: ...
 
-    def seconds(self, first: Any, last: Any) -> float:
-        """From one mark to a later one. Waits for the later one to be reached."""
-        ...
+    def seconds(self, first: Any, last: Any) -> float: ...
 
-    def computed_s(self, first: Any, last: Any) -> float:
-        """How much of that whoever made the marks has computed. See [Note: computing]."""
-        ...
+    def computed_s(self, first: Any, last: Any) -> float: ...
 
 
 class HostMark(NamedTuple):
@@ -53,7 +50,7 @@ class HostMark(NamedTuple):
 
 
 class HostClock:
-    """The host's own, and its account of who has used the cores."""
+    """The host's own clock, and its account of the time that a thread has had a core."""
 
     is_stopped = False
 
@@ -64,7 +61,7 @@ class HostClock:
         return last.now_s - first.now_s
 
     def computed_s(self, first: HostMark, last: HostMark) -> float:
-        """Two threads have no common account: then all of the time, as autograd has gone on in the other one."""
+        """Two threads have no common account: then all of the time, since autograd went on in the other thread."""
         return last.on_core_s - first.on_core_s if first.thread == last.thread else self.seconds(first, last)
 
 
@@ -85,7 +82,7 @@ class DeviceClock:
 
     def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         last.synchronize()
-        first.synchronize()  # of another stream, perhaps, and then not necessarily passed by now
+        first.synchronize()  # perhaps of another stream, and then not necessarily reached by now
         return first.elapsed_time(last) / 1e3
 
     def computed_s(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
@@ -93,7 +90,7 @@ class DeviceClock:
 
 
 def clock_of(devices: Iterable[torch.device]) -> Clock:
-    """The clock of whoever computes gradients on `devices`.
+    """The clock by which gradients on `devices` become ready.
 
     Raises:
         NotImplementedError: they are neither all on the CPU nor all on one CUDA device.

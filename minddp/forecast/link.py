@@ -1,15 +1,16 @@
-"""What a message costs: a latency and a bandwidth, measured on the very group that will carry the gradients.
+"""What a message costs: a latency and a bandwidth, fitted to measured times. The one model of a link in minddp.
 
-What it costs under a backward is another question: see [Note: calibration].
+What a message costs while a backward computes is another question: see [Note: calibration].
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from minddp.forecast.gradient_clock import Clock
@@ -17,13 +18,14 @@ from minddp.transport.protocols import Transport
 
 _SIZES_BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
 _REPEATS = 5
+_ITERATIONS = 50
 
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce of n bytes takes `latency_s + n / bytes_per_s` seconds. (Hockney's model of a message.)
+    """An all-reduce of n bytes takes `latency_s + n / bytes_per_s` seconds (Hockney, 1994).
 
-    Backward beside it stands still for the share `taken` of them, from 0 to 1. See [Note: what messages take from
+    Backward stands still for the share `taken` of that time, from 0 to 1: see [Note: what messages take from
     backward].
     """
 
@@ -34,45 +36,59 @@ class Link:
     def seconds(self, nbytes: float) -> float:
         return self.latency_s + nbytes / self.bytes_per_s
 
-    @classmethod
-    def fitted(cls, samples: Iterable[tuple[int, float]]) -> Link:
-        """Least squares through (bytes, seconds), weighted so that all sizes count by their relative error.
+    def with_ranks(self, number: int, *, instead_of: int) -> Link:
+        """The same wires between another number of ranks (two or more each), if the all-reduce is a ring.
 
-        Raises:
-            ValueError: fewer than two sizes.
+        A ring of W ranks takes 2 (W - 1) rounds, in each of which every rank sends one W-th of the bytes.
         """
-        points = [(float(nbytes), seconds) for nbytes, seconds in samples]
-        if len({nbytes for nbytes, _ in points}) < 2:
-            raise ValueError("A latency and a bandwidth need messages of two sizes at least.")
-        weights = [1 / seconds**2 for _, seconds in points]
-        total = sum(weights)
-        mean_n = sum(w * n for w, (n, _) in zip(weights, points, strict=True)) / total
-        mean_s = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
-        covariance = sum(w * (n - mean_n) * (s - mean_s) for w, (n, s) in zip(weights, points, strict=True))
-        variance = sum(w * (n - mean_n) ** 2 for w, (n, _) in zip(weights, points, strict=True))
-        seconds_per_byte = max(covariance / variance, 1e-15)
-        return cls(max(mean_s - seconds_per_byte * mean_n, 0.0), 1 / seconds_per_byte)
+        rounds = (number - 1) / (instead_of - 1)
+        return replace(
+            self,
+            latency_s=self.latency_s * rounds,
+            bytes_per_s=self.bytes_per_s / rounds * number / instead_of,
+        )
 
-    @classmethod
-    def measured(
-        cls,
-        transport: Transport,
-        device: torch.device,
-        clock: Clock,
-        sizes_bytes: Sequence[int] = _SIZES_BYTES,
-    ) -> Link:
-        """All-reduce some tensors and fit. Collective; takes a fraction of a second; the same on all ranks."""
-        samples = []
-        for nbytes in sizes_bytes:
-            tensor = transport.allocate(nbytes // 4, torch.float32, device).zero_()
-            samples.append((nbytes, statistics.median(_seconds_of_all_reduces(transport, tensor, clock))))
-        own = torch.tensor([seconds for _, seconds in samples], dtype=torch.float64, device=device)
-        slowest = torch.stack(list(transport.all_gather(own))).amax(0).tolist()
-        return cls.fitted(zip(sizes_bytes, slowest, strict=True))
+
+def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
+    """The link that explains best what messages of two or more sizes took, by relative error.
+
+    Sizes span orders of magnitude: in plain least squares the largest message alone would decide, and the latency
+    would be the rest of its noise. So this minimises the squares of log(fitted / measured) over the logarithms of
+    both parameters, which keeps them positive: Gauss-Newton, from the line through the ends.
+
+    Raises:
+        ValueError: fewer than two sizes.
+    """
+    if len(seconds_of_bytes) < 2:
+        raise ValueError("A latency and a bandwidth need messages of two sizes at least.")
+    nbytes = np.array(list(seconds_of_bytes), dtype=float)
+    seconds = np.array(list(seconds_of_bytes.values()))
+    terms = np.stack([np.ones_like(nbytes), nbytes], axis=1)
+    parameters = np.array([seconds[nbytes.argmin()], seconds[nbytes.argmax()] / nbytes.max()])
+    for _ in range(_ITERATIONS):
+        fitted = terms @ parameters
+        slopes = terms * parameters / fitted[:, None]
+        step, *_ = np.linalg.lstsq(slopes, np.log(seconds / fitted), rcond=None)
+        parameters *= np.exp(np.clip(step, -1.0, 1.0))
+    latency_s, s_per_byte = parameters
+    return Link(float(latency_s), float(1 / s_per_byte))
+
+
+def measure_link(
+    transport: Transport, device: torch.device, clock: Clock, sizes_bytes: Sequence[int] = _SIZES_BYTES
+) -> Link:
+    """All-reduce tensors of several sizes and fit. Collective; a fraction of a second; the same on all ranks."""
+    medians = []
+    for nbytes in sizes_bytes:
+        tensor = transport.allocate(nbytes // 4, torch.float32, device).zero_()
+        medians.append(statistics.median(_seconds_of_all_reduces(transport, tensor, clock)))
+    own = torch.tensor(medians, dtype=torch.float64, device=device)
+    slowest = torch.stack(list(transport.all_gather(own))).amax(0).tolist()
+    return fit_link(dict(zip(sizes_bytes, slowest, strict=True)))
 
 
 def _seconds_of_all_reduces(transport: Transport, tensor: torch.Tensor, clock: Clock) -> list[float]:
-    """What each of several took, one after the other. A GPU is asked for all of them first, as in a backward."""
+    """The durations of several, one after the other. On a GPU all are enqueued first, as in a backward."""
     stamps = [clock.stamp()]
     for _ in range(_REPEATS):
         transport.all_reduce(tensor).wait()

@@ -1,4 +1,4 @@
-"""By what the sum over the ranks is divided: what kind of mean the gradients become.
+"""The divisor of the sum over the ranks: what kind of mean the gradients become.
 
 As a rule by the number of ranks. Under `join` with divide_by_initial_world_size=False, by the number of ranks
 that still had inputs when this forward began. With reduction="sum", by nothing. With weights, rank r's

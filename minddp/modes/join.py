@@ -7,12 +7,12 @@ for as long as any rank still notifies, and all call `post_hook` at the end.
 
 A step of an active rank, and what its shadow does:
 
-    forward    notify: "still here"        the loop in Join counts who is
+    forward    notify: "still here"        the loop in Join counts these
                roll call                   the same: who is active, and what the step will be
                rebuild the buckets         the same
                synchronise buffers         the same, from the highest active rank
     backward   all-reduce each bucket      all-reduce zeros
-               exchange who used what      exchange "nothing"
+               exchange marks of use       exchange "none"
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
+from minddp.core.events import EventKind
 from minddp.core.reducer import Reducer
 from minddp.modes.delayed import DelayedAllReduce
 from minddp.modes.divisor import Divisor
@@ -157,7 +158,7 @@ class Shadow(JoinHook):
                 ddp._synchronize_buffers()
         ddp.require_forward_param_sync = step.is_synchronised
         if step.is_synchronised:
-            reducer.shadow_backward()
+            shadow_backward(reducer)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """All ranks end with the model of one that was trained to the last."""
@@ -165,6 +166,24 @@ class Shadow(JoinHook):
         mine = ddp._transport.rank if is_last_joiner else -1
         ddp._authoritative_rank = int(_gathered(ddp._transport, ddp.device, [mine]).max())
         ddp.synchronize(ddp._authoritative_rank, buffers=ddp.forward_sync_buffers)
+
+
+def shadow_backward(reducer: Reducer) -> None:
+    """Take part, with zeros, in a backward of the other ranks: the same collectives in the same order."""
+    observes_order = reducer.awaits_order
+    reducer.num_passes += 1
+    reducer.store.make_buckets(reducer.transport.allocate)
+    under_way = []
+    for bucket in reducer.buckets:
+        zeros = torch.zeros_like(bucket.wire)
+        reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
+        under_way.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is reducer.buckets[-1]))
+    reducer.expectation.shadow(reducer.transport)
+    for reduction in under_way:
+        reduction.result()
+    if observes_order:
+        reducer.store.observe(list(range(len(reducer.params))))
+    reducer.backward_end.wait_for_futures()
 
 
 def call_roll(transport: Transport, device: torch.device, *, trains: bool, is_synchronised: bool) -> RollCall:

@@ -15,7 +15,7 @@ autograd saves of a parameter is the parameter, not its data, so a backward that
 second one through the same graph, lowers once more.
 
 Deliberately not as torch 2.13, whose implementation errs:
-  - Every backward reduces gradients. Torch's first one reduces memory that nobody has written to, because the
+  - Every backward reduces gradients. Torch's first one reduces memory that was never written to, because the
     buckets are converted and the views into them are not; the second one of a static graph does so again.
     With gradient_as_bucket_view the third and all later ones bring the second one's averages once more.
   - `find_unused_parameters`, tied parameters, `no_sync` and evaluation under `torch.no_grad()` work; torch's raise.
@@ -34,8 +34,11 @@ from torch import nn
 from torch.distributed.utils import _cast_forward_inputs
 
 from minddp.core import autograd
-from minddp.core.bucket import GradDtypes
+from minddp.core.bucket import GradDtypes, GradientBucket
 from minddp.core.mode import Mode
+from minddp.core.packing import Scaling
+from minddp.core.reduction import AllReduce, DivisorOfBackward, Reduction
+from minddp.transport.protocols import Transport
 
 
 class MixedPrecision(Mode):
@@ -145,6 +148,23 @@ class MixedPrecision(Mode):
             f"them replaced by copies in {self.param_dtype}, so the new values are lost: {', '.join(names)}. Load "
             f"checkpoints and step optimizers after backward; evaluate under torch.no_grad()."
         )
+
+
+class MeanAfterSum:
+    """The ranks' gradients are summed as they are, and the sum is divided. Native mixed precision does so."""
+
+    def __init__(self, transport: Transport, divisor: DivisorOfBackward):
+        self._transport = transport
+        self._divisor = divisor
+        self._of_this_backward: float | None = None
+
+    def open(self) -> Scaling:
+        self._of_this_backward = self._divisor()
+        return Scaling()
+
+    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
+        wire = bucket.wire if contents is None else contents
+        return AllReduce(self._transport.all_reduce(wire), wire, self._of_this_backward)
 
 
 def _cast(tensors: list[torch.Tensor], dtypes: list[torch.dtype | None]) -> list[torch.Tensor]:

@@ -62,8 +62,8 @@ class RpcGradients(Mode):
                 tensor.copy_(average)
         if without_home:
             raise RuntimeError(
-                f"Parameters that only other ranks have used: {', '.join(without_home)}. Into a distributed autograd "
-                f"context no gradient can be put from here; use every parameter on every rank."
+                f"Parameters that only other ranks have used: {', '.join(without_home)}. No gradient can be put "
+                f"into a distributed autograd context from here; use every parameter on every rank."
             )
 
     def _gradients(self) -> dict[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Do the ranks agree on what they have wrapped, and how? Told at construction, instead of a hang or worse later.
+"""Do the ranks agree on what they have wrapped, and how? An error at construction, not a hang or worse later.
 
 Ranks that differ in a parameter, an ignore-list or an option make different collectives, and these wait for each
 other, or fail, or add up what does not belong together. So each rank describes its side, and fingerprints of the
@@ -97,6 +97,13 @@ def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.dev
     return replicas[0]
 
 
+def serial_number(names: Sequence[str], transport: Transport) -> str:
+    """A name for a wrapper, the same on every rank; another one for each wrapper, even of equal models."""
+    model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
+    store = transport.store
+    return model if store is None else f"{model}/{store.add(f'minddp/{model}/{transport.rank}', 1)}"
+
+
 def _gathered(
     transport: Transport, text: bytes, headers: Sequence[Sequence[int]], device: torch.device
 ) -> list[bytes]:
@@ -111,7 +118,7 @@ def _described(name: str, tensor: torch.Tensor) -> list[Any]:
     return [name, list(tensor.shape), list(tensor.stride()), str(tensor.dtype)]
 
 
-# ------------------------------------------------------------------ what differs, as rank `rank` should tell it
+# ------------------------------------------------------------------ what differs, from the viewpoint of rank `rank`
 
 
 def _disagreements(rank: int, replicas: Sequence[Replica]) -> Iterator[str]:

@@ -18,14 +18,14 @@ def broadcast_coalesced(
     coalesce_bytes: int = COALESCE_BYTES,
 ) -> None:
     """Overwrite `tensors` on every rank with those of rank `source`. Any dtypes, shapes and strides."""
-    Shipment(tensors, coalesce_bytes).broadcast(transport, source)
+    CoalescedBroadcast(tensors, coalesce_bytes).broadcast(transport, source)
 
 
-class Shipment:
+class CoalescedBroadcast:
     """Tensors that are broadcast together, as often as wanted.
 
-    Many small messages become few large ones: tensors of one device share a parcel of bytes, up to
-    `coalesce_bytes` each (a larger tensor travels alone), and all parcels are under way at once.
+    Many small messages become few large ones: tensors of one device share a message of bytes, up to
+    `coalesce_bytes` each (a larger tensor travels alone), and all messages are under way at once.
 
     Raises:
         RuntimeError: a tensor that cannot be overwritten. On every rank, before anything is sent.
@@ -35,14 +35,14 @@ class Shipment:
         _refuse_unsendable(tensors)
         self._tensors = list(tensors)
         self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        self._parcels = [_Parcel(chunk) for chunk in _chunks(tensors, coalesce_bytes)]
+        self._messages = [_FlatMessage(chunk) for chunk in _chunks(tensors, coalesce_bytes)]
 
     @property
     def nbytes(self) -> int:
-        return sum(parcel.wire.numel() for parcel in self._parcels)
+        return sum(message.wire.numel() for message in self._messages)
 
     def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the tensors that it was made of, unchanged in kind."""
+        """True if these are the tensors that it was made of, unchanged in dtype and shape."""
         return (
             len(tensors) == len(self._tensors)
             and all(one is other for one, other in zip(tensors, self._tensors, strict=True))
@@ -51,16 +51,16 @@ class Shipment:
 
     def broadcast(self, transport: Transport, source: int) -> None:
         if transport.rank == source:
-            for parcel in self._parcels:
-                parcel.fill()
-        works = [transport.broadcast(parcel.wire, source) for parcel in self._parcels]
-        for parcel, work in zip(self._parcels, works, strict=True):
+            for message in self._messages:
+                message.fill()
+        works = [transport.broadcast(message.wire, source) for message in self._messages]
+        for message, work in zip(self._messages, works, strict=True):
             work.wait()
             if transport.rank != source:
-                parcel.unpack()
+                message.unpack()
 
 
-class _Parcel:
+class _FlatMessage:
     """Tensors of one device, and what carries them: `wire`, uint8."""
 
     def __init__(self, tensors: list[torch.Tensor]):

@@ -45,11 +45,11 @@ class Buffers:
         self.hook: BufferHook | None = None
         self.named: dict[str, torch.Tensor] = {}
         self._places: list[tuple[nn.Module, Sequence[object], Sequence[object]]] = []
-        self._shipment: replicas.Shipment | None = None
+        self._coalesced: replicas.CoalescedBroadcast | None = None
         self.collect()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shipment": None}  # memory of its own, not the module's
+        return {**self.__dict__, "_coalesced": None}  # memory of its own, not the module's
 
     def collect(self) -> None:
         """Look again what there is: modules may have assigned new tensors, or have other submodules."""
@@ -61,13 +61,13 @@ class Buffers:
             for submodule in self._module.modules()
         ]
 
-    def _shipment_of(self, tensors: list[torch.Tensor]) -> replicas.Shipment:
+    def _broadcast_of(self, tensors: list[torch.Tensor]) -> replicas.CoalescedBroadcast:
         """As a rule the one of the step before, whose memory is kept if it is not much."""
-        shipment = self._shipment
-        if shipment is None or not shipment.is_of(tensors):
-            shipment = replicas.Shipment(tensors)
-            self._shipment = shipment if shipment.nbytes <= KEPT_BYTES else None
-        return shipment
+        coalesced = self._coalesced
+        if coalesced is None or not coalesced.is_of(tensors):
+            coalesced = replicas.CoalescedBroadcast(tensors)
+            self._coalesced = coalesced if coalesced.nbytes <= KEPT_BYTES else None
+        return coalesced
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -79,12 +79,12 @@ class Buffers:
         # Autograd must not take the overwritten buffers for modified: as torch.
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(self.tensors)):
             if self.hook is None:
-                self._shipment_of(self.tensors).broadcast(transport, source)
+                self._broadcast_of(self.tensors).broadcast(transport, source)
                 return []
             return list(self.hook.function(self.hook.state, self.named) or ())
 
 
 def _is_as_it_was(place: tuple[nn.Module, Sequence[object], Sequence[object]]) -> bool:
-    """Whether a submodule has the submodules and the buffers that it had. Names take five times as long."""
+    """True if a submodule has the submodules and the buffers that it had. Names take five times as long."""
     submodule, children, buffers = place
     return holds_still(submodule._modules, children) and holds_still(submodule._buffers, buffers)

@@ -26,7 +26,7 @@ FEW = 4
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Place:
-    """A submodule with what it has of its own. `strangers` are those parameters that nobody takes care of."""
+    """A submodule with what it has of its own. `strangers` are parameters that are not reduced."""
 
     submodule: nn.Module
     children: tuple[nn.Module | None, ...]
@@ -42,12 +42,12 @@ class _Place:
 
 
 def holds_still(named: Mapping[str, object], objects: Sequence[object]) -> bool:
-    """Whether these very objects are what a dictionary holds."""
+    """True if these very objects are what a dictionary holds."""
     return len(named) == len(objects) and all(map(operator.is_, named.values(), objects))
 
 
 class ModuleWatch:
-    """What `module` was made of when it was wrapped. `known` are the parameters that somebody takes care of.
+    """What `module` was made of when it was wrapped. `known` are the parameters that are reduced or ignored.
 
     What goes by a name in `ignored` is not looked into: it may be replaced.
     """
@@ -58,20 +58,20 @@ class ModuleWatch:
         self._known = {id(param): param for param in known}  # kept alive, so that no other one gets their ids
         self._frozen = {id(param): param for param in module.parameters() if id(param) not in self._known}
         self._looks = 0
-        self._enroll()
+        self._remember()
 
     def look(self, *, everywhere: bool = False) -> None:
         """Once in each forward that trains; `everywhere` if something is the matter already.
 
         Raises:
-            RuntimeError: a parameter requires grad that nobody reduces. See [Note: altered modules].
+            RuntimeError: a parameter requires grad but is not reduced. See [Note: altered modules].
         """
         self._looks += 1
         seen = self._places if everywhere or self._looks <= 2 else itertools.islice(self._turn, FEW)
         if not all(map(_Place.is_as_it_was, seen)):
             self._search()
 
-    def _enroll(self) -> None:
+    def _remember(self) -> None:
         self._places = [self._place_of(submodule) for submodule in self._module.modules()]
         self._turn = itertools.cycle(self._places)
 
@@ -81,7 +81,7 @@ class ModuleWatch:
         return _Place(submodule, tuple(submodule._modules.values()), params, strangers)
 
     def _search(self) -> None:
-        """Find out what has changed. Other submodules are no harm as such: they are enrolled."""
+        """Find out what has changed. Other submodules are no harm as such: they are remembered."""
         self._known |= {
             id(param): param for name, param in self._module.named_parameters() if name in self._ignored
         }
@@ -96,4 +96,4 @@ class ModuleWatch:
                 f"Wrap it after changing it, or name them in `_ddp_params_and_buffers_to_ignore`."
             )
         if all(isinstance(param, nn.Parameter) for param in self._module.parameters()):
-            self._enroll()  # or else tensors stand in for a while (`functional_call`), which nobody shall keep
+            self._remember()  # else tensors stand in for a while (`functional_call`); do not keep them

@@ -20,7 +20,7 @@ from minddp.train.trainer import Trainer
 from minddp.train.world import World
 
 if TYPE_CHECKING:
-    from minddp.xray.window import Window
+    from minddp.xray.xray import Window
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def x_ray(trainer: Trainer) -> AbstractContextManager[Window | None]:
     settings = trainer.settings
     if not settings.recorded_steps:
         return nullcontext()
-    from minddp.xray.window import Window
+    from minddp.xray.xray import Window
 
     files = [settings.folder / "xray.html", settings.folder / "xray.json"]
     return Window(trainer.ddp, settings.recorded_steps, title=f"minddp train --task {settings.task}", save_to=files)

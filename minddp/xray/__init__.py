@@ -2,22 +2,20 @@
 
     with minddp.xray(ddp) as x:
         train_step()
-    x.explain()            # in the terminal: where the time goes, what hurts most, what to try
+    x.explain()            # in the terminal: where the time goes, what costs most, what to try
     x.save("step.html")    # a page that needs no network; .json for Perfetto, .png for a README
 
 | question | file |
 |---|---|
+| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `script.py`, `demo_recording.py` |
 | what is recorded, and what does that cost? | `record.py`, from `sources.py`; torch's own wrapper: `native.py` |
-| how do the ranks' recordings come together? | `peers.py`; on one clock: `clocks.py` |
-| when do things happen on a GPU? | `device_clock.py` |
+| how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording? | `recording.py` |
-| what did each rank do when, and what befell each bucket? | `timeline.py`; as it is drawn: `lane.py` |
-| and how is that read from events? | `cut.py`, `reading.py` |
-| why does a rank stand still? | `causes.py` |
-| how long would the step take under another plan? | `predict.py`, `plans.py` |
-| how is it told? | `words.py`, in the terminal by `explain.py` |
+| what did each rank do when, and what happened to each bucket? | `timeline.py`; from events: `reading.py` |
+| why does a bucket wait, and why a rank? | `waits.py` |
+| how long would the step take under another plan, or with more ranks? | `what_if.py` |
+| how is it explained? | `words.py`, in the terminal by `explain.py` |
 | how is it shown? | `page/`, `chrome_trace.py`, `picture.py` |
-| how is it used? | `xray.py`, `result.py`; from the command line: `command.py` |
 
 The package itself can be called: `minddp.xray(ddp)` is `XRay(ddp)`.
 """

@@ -1,22 +1,21 @@
-"""One recording, read: its steps, what a message costs, other plans. All pictures are made from this."""
+"""One recording, analysed: its steps, what a message costs, predictions. All pictures are made from this."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from minddp.xray.plans import Alternative, alternatives
-from minddp.xray.predict import Fit, fit, transfers
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Step, typical
+from minddp.xray.what_if import Alternative, Fit, Prediction, alternatives, fit, with_other_ranks
 
 AS_GOOD = 0.0025  # of a step: less is no reason to prefer one plan
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Computed when asked for, once.
+    """Each property is computed once, when it is first read.
 
     Raises:
         ValueError: `typical` and what builds on it, if no step was recorded.
@@ -36,7 +35,7 @@ class Analysis:
     @cached_property
     def fit(self) -> Fit | None:
         """To all messages of the recording; None if none was seen to complete."""
-        return fit(transfers([step for step in self.steps if step.complete]))
+        return fit([step for step in self.steps if step.complete])
 
     @cached_property
     def plans(self) -> list[Alternative]:
@@ -46,16 +45,21 @@ class Analysis:
         return alternatives(self.typical, self.fit.link)
 
     @cached_property
+    def with_other_ranks(self) -> dict[int, Prediction]:
+        """The typical step with more ranks; empty where the latency of a message is not known."""
+        if not self.plans or self.fit is None or not self.fit.separates_latency:
+            return {}
+        return with_other_ranks(self.typical, self.fit.link)
+
+    @cached_property
     def best_plan(self) -> Alternative | None:
         """Of the plans about as quick as the quickest, by prediction, the one with the fewest buckets.
 
-        Where the latency of a message is not known, more buckets than there were may cost what nobody can predict.
+        Where the latency of a message is not known, plans with more buckets than the recorded one do not count.
         """
-        trusted = [plan for plan in self.plans if self._can_predict(plan)]
+        known = self.fit is not None and self.fit.separates_latency
+        most = len(self.typical.layout.buckets)
+        trusted = [plan for plan in self.plans if known or len(plan.prediction.layout.buckets) <= most]
         shortest_ns = min((plan.prediction.length_ns for plan in trusted), default=0)
         good = [plan for plan in trusted if plan.prediction.length_ns <= shortest_ns * (1 + AS_GOOD)]
         return min(good, key=lambda plan: len(plan.prediction.layout.buckets), default=None)
-
-    def _can_predict(self, plan: Alternative) -> bool:
-        separates_latency = self.fit is not None and self.fit.separates_latency
-        return separates_latency or len(plan.prediction.layout.buckets) <= len(self.typical.layout.buckets)

@@ -1,6 +1,6 @@
 """A Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing. Pure.
 
-A process per rank, with a track for what it computes and one for its buckets. A bucket's slice lasts from its
+A process per rank, with a track for its activities and one for its buckets. A bucket's slice lasts from its
 launch to its completion and holds another, the time on the wire; an arrow leads to it from the bucket's last
 gradient. Buckets that are under way at the same time have tracks of their own. The recording itself lies beside
 the events, so that the file can be loaded again.

@@ -1,4 +1,4 @@
-"""A recording in the terminal: a sum that adds up to a step, and what it means in words."""
+"""A recording in the terminal: a table that adds up to a step, and sentences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from minddp.platform.wording import count, size
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.timeline import Activity, RankStep, Step
@@ -25,7 +26,7 @@ MOST_COLUMNS, MOST_WITH_SHARES = 8, 3
 
 
 def explain(analysis: Analysis, console: Console) -> None:
-    """The typical step: where its time goes, what hurts most, and what to do about it."""
+    """The typical step: where its time goes, what costs most, and what to do about it."""
     step = analysis.typical
     console.print(words.headline(step), style="bold", highlight=False)
     columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
@@ -33,9 +34,10 @@ def explain(analysis: Analysis, console: Console) -> None:
     if len(columns) > MOST_COLUMNS:
         _say(console, f"And {len(columns) - MOST_COLUMNS} more ranks, see the page.", style="dim")
     if step.complete:
-        for sentence in (words.overlap_sentence(step), words.worst_sentence(step)):
+        suggestion = f"What to try: {words.suggestion(analysis)}"
+        sentences = words.overlap_sentence(step), words.worst_sentence(step), suggestion
+        for sentence in filter(None, [*sentences, words.more_ranks_sentence(analysis)]):
             _say(console, sentence)
-        _say(console, f"What to try: {words.suggestion(analysis)}")
     _facts(console, analysis)
 
 
@@ -46,12 +48,16 @@ def explain_several(analyses: Sequence[Analysis], console: Console) -> None:
     console.print(table_of(columns[:MOST_COLUMNS]))
     for name, analysis in zip(names, analyses, strict=True):
         layout = analysis.typical.layout
-        messages = f"{words.count(len(layout.buckets), 'message')}, {words.size(layout.nbytes)} in all"
+        messages = f"{count(len(layout.buckets), 'message')}, {size(layout.nbytes)} in all"
         _say(console, f"{name}: {words.ms(analysis.typical.length_ns)} a step, {messages}.")
 
 
 def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     """A column for each (name, step, rank of it); times in milliseconds, and their share of the step."""
+
+    def cell(ns: int, share: float) -> str:
+        return f"{ns / 1e6:.2f} {share:5.0%}" if len(columns) <= MOST_WITH_SHARES else f"{ns / 1e6:.1f}"
+
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("milliseconds", style="dim")
     for name, _, _ in columns:
@@ -59,26 +65,16 @@ def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     for name, activities in PARTS.items():
         sums = [sum(rank.parts_ns[activity] for activity in activities) for _, _, rank in columns]
         shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(sums, columns, strict=True)]
-        with_shares = len(columns) <= MOST_WITH_SHARES
-        cells = [
-            f"{ns / 1e6:.2f} {share:5.0%}" if with_shares else f"{ns / 1e6:.1f}"
-            for ns, share in zip(sums, shares, strict=True)
-        ]
-        table.add_row(name, *cells, style="red" if Activity.EXPOSED in activities and max(shares) > 0.02 else "")
-    full = " 100%" if len(columns) <= MOST_WITH_SHARES else ""
-    table.add_row(
-        "a step",
-        *(f"{rank.length_ns / 1e6:.{2 if full else 1}f} {full}".rstrip() for _, _, rank in columns),
-        style="bold",
-    )
-    overlaps = [f"{step.overlap(rank):.0%}" for _, step, rank in columns]
-    table.add_row("communication hidden", *overlaps)
+        style = "red" if Activity.EXPOSED in activities and max(shares) > 0.02 else ""
+        table.add_row(name, *map(cell, sums, shares), style=style)
+    table.add_row("a step", *(cell(rank.length_ns, 1.0) for _, _, rank in columns), style="bold")
+    table.add_row("communication hidden", *(f"{step.overlap(rank):.0%}" for _, step, rank in columns))
     return table
 
 
 def _facts(console: Console, analysis: Analysis) -> None:
-    count = words.count(len(analysis.steps), "step")
-    which = f"This is step {analysis.typical.number}, the median of {count}. " if len(analysis.steps) > 1 else ""
+    steps = count(len(analysis.steps), "step")
+    which = f"This is step {analysis.typical.number}, the median of {steps}. " if len(analysis.steps) > 1 else ""
     _say(console, which + " ".join(words.facts(analysis.recording)), style="dim")
 
 

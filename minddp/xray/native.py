@@ -1,15 +1,15 @@
-"""Recording torch's own DistributedDataParallel, from outside, as far as it lets itself be watched.
+"""Recording torch's own DistributedDataParallel, from outside, as far as it can be watched.
 
-Let it take two steps before the recording: torch makes its buckets anew after the first, and says so to nobody.
+Let it take two steps before the recording: torch rebuilds its buckets after the first, without a sign.
 
-What can be seen: forward, each gradient (a hook on each parameter), each bucket's launch and completion (a
-communication hook that only times), the end of backward. What cannot: waiting for one bucket rather than the next,
-packing and copying back, all of which happens in C++ between two of the moments that can be seen. So `cut.py` takes
-it that after backward each bucket is waited for, in order, until it completes.
+Visible from outside are forward, each gradient (a hook on each parameter), each bucket's launch and completion (a
+communication hook that only times), and the end of backward. Not visible are the wait for one bucket rather than
+the next, packing and copying back, all of which happen in C++ between two visible moments. So `reading.py` assumes
+that after backward each bucket is waited for, in order, until it completes.
 
 [Note: the hook that stays]
-A communication hook can be registered once and never removed, so it stays when the recording ends, reducing as
-before without telling anybody. It multiplies by 1/world_size before it sums, as torch does without a hook; but with
+A communication hook can be registered once and never removed, so it stays when the recording ends, and reduces as
+before without an event. It multiplies by 1/world_size before it sums, as torch does without a hook; but with
 `gradient_as_bucket_view` or `batched_grad_copy` torch divides, which at world sizes that are no power of two may
 differ in the last bit. A module that has a communication hook already cannot be recorded.
 """
@@ -42,15 +42,18 @@ class NativeSource:
                 "recording needs. Record it with minddp's wrapper instead."
             )
         group: Any = ddp.process_group
+        named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
         self._ddp, self._group = ddp, group
         self._sink: EventSink | None = None
-        self._named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
-        self._index_of = {param: index for index, (_, param) in enumerate(self._named)}
+        self._params = tuple(
+            ParamInfo(name, p.numel(), p.nbytes, str(p.dtype).removeprefix("torch.")) for name, p in named
+        )
+        self._index_of = {param: index for index, (_, param) in enumerate(named)}
         self._buckets: dict[int, tuple[int, ...]] = {}
         self._in_backward = False
         self.title = type(ddp.module).__name__
         self.rank, self.world_size = group.rank(), group.size()
-        self.device = self._named[0][1].device
+        self.device = named[0][1].device
         self.backend: str = dist.get_backend(group)
         self.steps_taken = 0
         self._install()
@@ -72,15 +75,12 @@ class NativeSource:
         return f"minddp/xray/torch/{self.title}/{self.steps_taken}"
 
     def layout(self) -> Layout:
-        """As the hook has seen it; before the first backward nothing is known but the parameters."""
-        params = tuple(
-            ParamInfo(name, p.numel(), p.nbytes, str(p.dtype).removeprefix("torch.")) for name, p in self._named
-        )
-        buckets = tuple(
-            BucketInfo(members, sum(params[p].nbytes for p in members))
+        """As the hook has seen it; before the first backward only the parameters are known."""
+        buckets = (
+            BucketInfo(members, sum(self._params[p].nbytes for p in members))
             for _, members in sorted(self._buckets.items())
         )
-        return Layout(params, buckets, "as torch's wrapper has it")
+        return Layout(self._params, tuple(buckets), "as torch's wrapper has it")
 
     def watch(self, sink: EventSink) -> None:
         self._sink = sink
@@ -88,61 +88,61 @@ class NativeSource:
     def unwatch(self, sink: EventSink) -> None:
         self._sink = None
 
-    # ------------------------------------------------------------------ what is seen
+    def _emit(self, kind: EventKind, subject: int = -1) -> None:
+        if self._sink is not None:
+            self._sink(Event(kind, subject))
+
+    # ------------------------------------------------------------------ hooks
 
     def _install(self) -> None:
-        self._ddp.register_forward_pre_hook(lambda *_: self._tell(EventKind.FORWARD_BEGIN))
+        self._ddp.register_forward_pre_hook(lambda *_: self._emit(EventKind.FORWARD_BEGIN))
         self._ddp.register_forward_hook(self._on_forward_end)
-        for index, (_, param) in enumerate(self._named):
+        for param, index in self._index_of.items():
             param.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
         self._ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))  # torch reads annotations
 
     def _on_forward_end(self, _module: Any, _inputs: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not self._ddp.require_backward_grad_sync:
-            self._tell(EventKind.NO_SYNC)
+            self._emit(EventKind.NO_SYNC)
         elif torch.is_grad_enabled():
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _grad: self._begin_backward())
-        self._tell(EventKind.FORWARD_END)
+        self._emit(EventKind.FORWARD_END)
 
     def _begin_backward(self) -> None:
         if not self._in_backward:
             self._in_backward = True
-            self._tell(EventKind.BACKWARD_BEGIN)
-            # Callbacks run in the order in which they are queued, and torch's wrapper queues its own, which waits
-            # and copies back, when its last bucket leaves: ours comes before, and queues one that comes after.
+            self._emit(EventKind.BACKWARD_BEGIN)
+            # Callbacks run in the order in which they are queued. Torch's wrapper queues its own, which waits and
+            # copies back, when its last bucket leaves: ours runs before it, and queues one that runs after it.
             Variable._execution_engine.queue_callback(self._on_gradients_complete)
 
     def _on_gradient(self, index: int, _param: torch.Tensor) -> None:
         if not self._ddp.require_backward_grad_sync:
-            self._tell(EventKind.GRADIENT_KEPT, index)
+            self._emit(EventKind.GRADIENT_KEPT, index)
             return
         self._begin_backward()
-        self._tell(EventKind.PARAM_READY, index)
+        self._emit(EventKind.PARAM_READY, index)
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket as torch does without a hook. See [Note: the hook that stays]."""
         index = bucket.index()
         if index not in self._buckets or self._sink is not None:
             self._buckets[index] = tuple(self._index_of[param] for param in bucket.parameters())
-        self._tell(EventKind.BUCKET_READY, index)
+        self._emit(EventKind.BUCKET_READY, index)
         tensor = bucket.buffer().mul_(1 / self.world_size)
-        self._tell(EventKind.BUCKET_LAUNCHED, index)
+        self._emit(EventKind.BUCKET_LAUNCHED, index)
         future = self._group.allreduce([tensor]).get_future()
         if self._sink is not None:
-            future.add_done_callback(lambda _: self._tell(EventKind.BUCKET_COMPLETED, index))
+            future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
         return future.then(lambda done: done.value()[0])
 
     def _on_gradients_complete(self) -> None:
-        self._tell(EventKind.GRADIENTS_COMPLETE)
+        self._emit(EventKind.GRADIENTS_COMPLETE)
         Variable._execution_engine.queue_callback(self._on_backward_end)
 
     def _on_backward_end(self) -> None:
         self._in_backward = False
         self.steps_taken += 1
-        self._tell(EventKind.BACKWARD_END)
-
-    def _tell(self, kind: EventKind, subject: int = -1) -> None:
-        if self._sink is not None:
-            self._sink(Event(kind, subject))
+        self._emit(EventKind.BACKWARD_END)

@@ -1,12 +1,12 @@
-"""Bringing the ranks' recordings together, on the first rank that recorded.
+"""Gathering the ranks' recordings on the first rank that recorded.
 
-[Note: who records]
-Any set of ranks may record, and nobody tells a rank which. A collective would hang as soon as one of them does not
-take part, so the ranks agree through the store, where nobody waits for anybody. Each puts down its name when it
-begins. A synchronised step that one rank has recorded to its end was begun by all others too, so by then every
-rank that records it has put down its name; the first rank to stop writes the list of names, and that list holds
-for all. Only they open a group of their own (gloo, whatever the gradients travel by), every wait in it has a limit,
-and if that passes each rank is left with its own recording and a note that says so.
+[Note: which ranks record]
+Any set of ranks may record, and no rank knows which others do. A collective would hang as soon as one of them does
+not take part, so the ranks agree through the store, where no rank waits for another. Each puts down its name when
+it begins. A synchronised step that one rank has recorded to its end was begun by all others too, so by then every
+rank that records it has put down its name; the first rank to stop writes the list of names, and that list holds for
+all. Only these ranks open a group of their own (gloo, whatever the gradients travel by), every wait in it has a
+limit, and if that passes each rank keeps its own recording alone, with a note that says so.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from minddp.xray.clocks import answer, ask
-from minddp.xray.recording import ClockOffset, RankRecording
+from minddp.platform import wording
+from minddp.platform.clock_offset import ClockOffset, answer_for_offset, ask_for_offset
+from minddp.xray.recording import RankRecording
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What has come together here; `is_first` on the rank that has it all."""
+    """The recordings that are here; `is_first` on the rank that has all of them."""
 
     ranks: tuple[RankRecording, ...]
     notes: tuple[str, ...]
@@ -34,7 +35,7 @@ class Gathered:
 
 
 class Peers:
-    """The ranks that record, as one of them sees them. See [Note: who records]."""
+    """The ranks that record, as one of them sees them. See [Note: which ranks record]."""
 
     def __init__(self, store: dist.Store | None, topic: str, rank: int, world_size: int, limit_s: float):
         self._rank, self._world_size, self._limit_s = rank, world_size, limit_s
@@ -52,25 +53,25 @@ class Peers:
         try:
             group = self._open_group(members)
             if members[0] != self._rank:
-                offset = ask(group, 0)
+                offset = ask_for_offset(group, 0)
                 _send(group, replace(ours, clock=offset))
                 return Gathered((ours,), (), is_first=False)
             others = []
             for peer in range(1, len(members)):
-                answer(group, peer)
+                answer_for_offset(group, peer)
                 others.append(_receive(group, peer))
         except RuntimeError as error:
             note = (
-                f"Ranks {_listed(members)} recorded, but could not meet within {self._limit_s:g} s, so this is "
-                f"rank {self._rank} alone ({str(error).splitlines()[0]})."
+                f"{wording.ranks(members).capitalize()} recorded, but could not meet within {self._limit_s:g} "
+                f"s, so this is rank {self._rank} alone ({str(error).splitlines()[0]})."
             )
             return Gathered((ours,), (note,), is_first=True)
-        first = replace(ours, clock=ClockOffset(0, 0))
-        others = [replace(o, clock=ClockOffset(0, 0)) if _one_clock(o, ours) else o for o in others]
-        return Gathered((first, *others), self._notes(members), is_first=True)
+        exact = ClockOffset(0, 0)
+        others = [replace(o, clock=exact) if o.clock_identity == ours.clock_identity else o for o in others]
+        return Gathered((replace(ours, clock=exact), *others), self._notes(members), is_first=True)
 
     def leave(self) -> None:
-        """Not take part any more, since this rank has failed: if it is the first to stop, nobody will wait."""
+        """Take part no more, since this rank has failed: if it is the first to stop, no other will wait for it."""
         self._agree(without_us=True)
 
     def _agree(self, *, without_us: bool = False) -> list[int]:
@@ -79,8 +80,8 @@ class Peers:
             return [self._rank]
         here = [r for r in range(self._world_size) if self._store.check([f"records/{r}"])]
         proposal = ",".join(str(rank) for rank in here if not (without_us and rank == self._rank))
-        decided = self._store.compare_set("members", "", proposal or "nobody").decode()
-        members = [int(rank) for rank in decided.split(",")] if decided != "nobody" else []
+        decided = self._store.compare_set("members", "", proposal or "none").decode()
+        members = [int(rank) for rank in decided.split(",")] if decided != "none" else []
         return members if self._rank in members else [self._rank]
 
     def _open_group(self, members: Sequence[int]) -> dist.ProcessGroup:
@@ -96,17 +97,9 @@ class Peers:
         if not silent:
             return ()
         return (
-            f"Rank{'s' * (len(silent) > 1)} {_listed(silent)} did not record: when buckets were launched there is "
-            f"not known, so waiting for that looks like slow communication.",
+            f"{wording.ranks(silent).capitalize()} did not record: when it launched buckets is not known, so "
+            f"waiting for that looks like slow communication.",
         )
-
-
-def _one_clock(one: RankRecording, other: RankRecording) -> bool:
-    return one.clock_identity == other.clock_identity
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)
 
 
 def _send(group: dist.ProcessGroup, recording: RankRecording) -> None:

@@ -1,4 +1,4 @@
-"""The typical step as a still picture, for a README: what the page shows first, drawn by matplotlib."""
+"""The typical step as a still picture, for a README: the first view of the page, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minddp.platform.wording import size
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
-from minddp.xray.lane import Stretch, stretches_of
 from minddp.xray.timeline import Activity, RankStep, Step
+from minddp.xray.waits import stretches_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,12 @@ STANDS_STILL: dict[str, Any] = {"facecolor": EXPOSED_PALE, "edgecolor": EXPOSED,
 MOVES: dict[str, Any] = {"facecolor": WIRE, "edgecolor": "white", "linewidth": 0.6}
 MOVES_EXPOSED: dict[str, Any] = MOVES | {"facecolor": EXPOSED}
 WAITS: dict[str, Any] = {"facecolor": "white", "edgecolor": WIRE, "hatch": "/////", "linewidth": 0}
-WAITS_EXPOSED: dict[str, Any] = WAITS | {"edgecolor": EXPOSED}
+STYLES = {  # of a stretch, by whether it moves and whether it is exposed
+    (True, False): MOVES,
+    (True, True): MOVES_EXPOSED,
+    (False, False): WAITS,
+    (False, True): WAITS | {"edgecolor": EXPOSED},
+}
 COMPUTES, TICKS, SENDS = 0.0, 0.36, 0.56  # where they begin within a rank's row of height 1
 INCHES_PER_RANK, WIDTH_INCHES, TITLE_INCHES, KEY_INCHES = 0.86, 11.0, 0.82, 0.62
 HEADING = 0.62  # of a rank's row
@@ -42,7 +48,7 @@ LABEL_MARGIN = 0.01  # of the width of the picture
 
 
 def save_picture(analyses: Sequence[Analysis], path: Path) -> None:
-    """Write a PNG, or whatever matplotlib makes of the suffix.
+    """Write a PNG.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -99,7 +105,7 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         return (t_ns - step.begin_ns) / 1e6
 
     def box(begin_ns: int, end_ns: int, place: float, labels: Sequence[str], color: str, **style: Any) -> None:
-        """With the first of `labels` that fits into it, if any."""
+        """A box with the first of `labels` that fits into it, if any."""
         width = at(end_ns) - at(begin_ns)
         axes.broken_barh([(at(begin_ns), width)], (top + place, 0.32), **style)
         fitting = [label for label in labels if width > longest_ms * (0.006 * len(label) + LABEL_MARGIN)]
@@ -124,22 +130,17 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float, longest_ms: f
         end = at(rank.gradients_complete_ns)
         axes.vlines(end, top - 0.06, top + SENDS + 0.38, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=3)
     for bucket in rank.buckets:
-        labels = (f"{bucket.index}: {words.size(bucket.nbytes)}", f"{bucket.index}")
+        labels = (f"{bucket.index}: {size(bucket.nbytes)}", f"{bucket.index}")
         stretches = stretches_of(step, rank, bucket.index)
         longest = max((s for s in stretches if s.moves), key=lambda s: s.length_ns, default=None)
         for stretch in stretches:
             shown = labels if stretch is longest else ()
-            box(stretch.begin_ns, stretch.end_ns, SENDS, shown, "white", **_style(stretch))
-
-
-def _style(stretch: Stretch) -> dict[str, Any]:
-    if stretch.moves:
-        return MOVES_EXPOSED if stretch.exposed else MOVES
-    return WAITS_EXPOSED if stretch.exposed else WAITS
+            style = STYLES[stretch.moves, stretch.exposed]
+            box(stretch.begin_ns, stretch.end_ns, SENDS, shown, "white", **style)
 
 
 def _key(figure: Any) -> None:
-    """The words are the page's. Its columns are filled from above."""
+    """In the terms of the page. Columns are filled from above."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,4 +1,4 @@
-"""From events to a timeline: what a rank did when, and the history of each bucket. Pure.
+"""From events to a timeline: the activities of a rank, and the history of each bucket. Pure.
 
 events  ->  parts  ->  spans that tile the step   (forward, loss, backward, exposed, ...)
                        a history per bucket       (last gradient, ready, launched, completed, waited, unpacked)
@@ -7,9 +7,9 @@ events  ->  parts  ->  spans that tile the step   (forward, loss, backward, expo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from minddp.core.events import EventKind
-from minddp.xray.cut import Part, parts_of
 from minddp.xray.intervals import Interval
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
 from minddp.xray.timeline import Activity, BucketHistory, RankStep, Span, Step
@@ -18,7 +18,7 @@ from minddp.xray.timeline import Activity, BucketHistory, RankStep, Span, Step
 def steps_of(recording: Recording) -> tuple[Step, ...]:
     """All steps in which at least one synchronised backward began, in order, on the first rank's clock.
 
-    A step is there for the ranks that have recorded it; incomplete ones only at the end of what was recorded.
+    A step has the ranks that have recorded it; incomplete ones only at the end of what was recorded.
     """
     by_number: dict[int, list[RankStep]] = {}
     for rank in recording.ranks:
@@ -29,8 +29,75 @@ def steps_of(recording: Recording) -> tuple[Step, ...]:
 
 def steps_of_rank(recording: RankRecording) -> list[RankStep]:
     """The steps of one rank, on its own clock."""
-    return [_read(recording, number, part) for number, part in enumerate(parts_of(recording), recording.first_step)]
+    return [_read(recording, number, part) for number, part in enumerate(_split(recording), recording.first_step)]
 
+
+# ---------------------------------------------------------------------- where a step begins and ends
+
+
+@dataclass
+class Part:
+    """The events of one step, and where it ends; it is `complete` with the end of a synchronised backward."""
+
+    events: list[Stamped] = field(default_factory=list)
+    end_ns: int = 0
+    complete: bool = False
+
+
+_SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)
+_OF_A_BACKWARD = (EventKind.BUCKET_LAUNCHED, EventKind.COMM_HOOK_RETURNED, EventKind.BUCKET_COMPLETED)
+
+
+def _split(recording: RankRecording) -> Iterator[Part]:
+    """A step begins with each forward that follows the end of a synchronised backward."""
+    part: Part | None = None
+    for event in recording.events:
+        if event.kind is EventKind.FORWARD_BEGIN and (part is None or part.complete):
+            if part is not None:
+                part.end_ns = event.t_ns
+                yield part
+            part = Part()
+        if part is None or (part.complete and event.kind in _OF_A_BACKWARD):
+            continue  # the recording began in the middle of a step; or these collectives are those of `join.py`
+        if (
+            event.kind is EventKind.ERROR
+            and part.events[-1].kind is EventKind.FORWARD_BEGIN
+            and len(part.events) > 1
+        ):
+            part, interrupted = Part([part.events[-1]]), part  # a forward has found the error of the one before
+            yield Part(interrupted.events[:-1], end_ns=part.events[0].t_ns)
+        part.events.append(event)
+        part.complete |= event.kind is EventKind.BACKWARD_END
+    if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
+        part.end_ns = recording.stopped_ns
+        yield part
+
+
+def _with_waits(events: list[Stamped]) -> list[Stamped]:
+    """Add the waits of a wrapper that does not report them: in order, each until its bucket is complete.
+
+    What is left of backward after the last counts as copying back.
+    """
+    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
+    now_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
+    completed = sorted((b, t_ns) for (kind, b), t_ns in when.items() if kind is EventKind.BUCKET_COMPLETED)
+    if now_ns is None or not completed or any(kind is EventKind.BUCKET_WAITED for kind, _ in when):
+        return events
+    added = []
+    for bucket, completed_ns in completed:
+        now_ns = max(now_ns, completed_ns)
+        added += [Stamped(now_ns, kind, bucket) for kind in (EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED)]
+    return sorted([*events, *added[:-1]], key=lambda event: (event.t_ns, _AT_ONE_TIME.get(event.kind, 0)))
+
+
+# The order of events where an inferred time is equal to a seen one.
+_AT_ONE_TIME = {
+    **dict.fromkeys((EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED), 1),
+    **dict.fromkeys((EventKind.BACKWARD_END, EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END), 2),
+}
+
+
+# ---------------------------------------------------------------------- what happened in it
 
 _BEGINS = {
     EventKind.FORWARD_BEGIN: Activity.FORWARD,
@@ -53,47 +120,40 @@ _BEGINS = {
 
 
 def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
-    begin_ns = part.events[0].t_ns
+    events, begin_ns = _with_waits(part.events), part.events[0].t_ns
     # A rebuild within the first forward decides the layout of this very step.
-    layout = recording.layout_at(
-        next((t for t, kind, _ in part.events if kind is EventKind.BACKWARD_BEGIN), begin_ns)
-    )
-    spans = tuple(_tile(part))
+    layout = recording.layout_at(next((t for t, kind, _ in events if kind is EventKind.BACKWARD_BEGIN), begin_ns))
+    spans = tuple(span for span in _tile(events, part.end_ns) if span.length_ns)
     return RankStep(
         rank=recording.rank,
         number=number,
         interval=Interval(begin_ns, part.end_ns),
         spans=spans,
-        packs=tuple(_packs(part.events)),
-        ready_ns={subject: t for t, kind, subject in part.events if kind is EventKind.PARAM_READY},
-        buckets=tuple(_histories(part.events, layout, spans)),
+        packs=tuple(_packs(events)),
+        ready_ns={subject: t for t, kind, subject in events if kind is EventKind.PARAM_READY},
+        buckets=tuple(_histories(events, layout, spans)),
         layout=layout,
         complete=part.complete,
     )
 
 
-def _tile(part: Part) -> Iterator[Span]:
-    """Spans without gap or overlap from the first event to the end of the part."""
-    activity, since_ns, last_kept_ns = Activity.FORWARD, part.events[0].t_ns, None
-    for t_ns, kind, subject in part.events:
+def _tile(events: Sequence[Stamped], end_ns: int) -> Iterator[Span]:
+    """Spans without gap or overlap from the first event to the end of the step; some may have no length."""
+    activity, since_ns, last_kept_ns = Activity.FORWARD, events[0].t_ns, None
+    for t_ns, kind, subject in events:
         if kind is EventKind.GRADIENT_KEPT:
             last_kept_ns = t_ns
         begins = _BEGINS.get(kind)
         if begins is None or begins is activity:
             continue
         if last_kept_ns is not None and activity is Activity.BACKWARD:
-            # Nobody is called at the end of a local backward: its last gradient is the last that is known of it.
-            yield from _span(activity, since_ns, last_kept_ns)
+            # A local backward has no event at its end: its last gradient is the last that is known of it.
+            yield Span(activity, since_ns, last_kept_ns)
             activity, since_ns, last_kept_ns = Activity.OTHER, last_kept_ns, None
         about = subject if kind is EventKind.BUCKET_WAITED or activity is Activity.COPY_BACK else -1
-        yield from _span(activity, since_ns, t_ns, about)
+        yield Span(activity, since_ns, t_ns, about)
         activity, since_ns = begins, t_ns
-    yield from _span(activity, since_ns, part.end_ns)
-
-
-def _span(activity: Activity, begin_ns: int, end_ns: int, bucket: int = -1) -> Iterator[Span]:
-    if end_ns > begin_ns:
-        yield Span(activity, begin_ns, end_ns, bucket)
+    yield Span(activity, since_ns, end_ns)
 
 
 def _packs(events: Sequence[Stamped]) -> Iterator[Span]:
@@ -109,11 +169,7 @@ def _histories(events: Sequence[Stamped], layout: Layout, spans: Sequence[Span])
     when = {(kind, subject): t_ns for t_ns, kind, subject in events}
     gradients_complete_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
     for index, bucket in enumerate(layout.buckets):
-        arrivals = [
-            (when[EventKind.PARAM_READY, param], param)
-            for param in bucket.params
-            if (EventKind.PARAM_READY, param) in when
-        ]
+        arrivals = [(t_ns, p) for p in bucket.params if (t_ns := when.get((EventKind.PARAM_READY, p))) is not None]
         first, last = (min(arrivals), max(arrivals)) if arrivals else ((None, None), (None, None))
         completed_ns = when.get((EventKind.BUCKET_COMPLETED, index))
         waited_ns = when.get((EventKind.BUCKET_WAITED, index))

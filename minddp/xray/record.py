@@ -1,9 +1,15 @@
-"""Recording on one rank: the sink, the ring that it fills, and reading it out afterwards.
+"""Recording on one rank: the event sink, the ring that it fills, and reading the ring afterwards.
 
 [Note: the cost of recording]
 A sink is called hundreds of times in a backward. It reads the clock and appends the event as it came to a bounded
 deque, both in C; the oldest events fall out at the other end. Everything else, from sorting to naming, waits until
 the recording is over.
+
+[Note: times on a GPU]
+A GPU does things later than the host enqueues them. So there each event also has a stamp, a CUDA event recorded on
+the current stream; all stamps are read when the recording ends, as distances from a first one, whose time on the
+host's clock is known. Stamps for all gradients would cost more than everything else, so a gradient has none: its
+time on the device is interpolated between the stamps around it.
 """
 
 from __future__ import annotations
@@ -12,27 +18,29 @@ import itertools
 import platform
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from minddp.core.events import Event, EventKind, EventSink
-from minddp.xray.clocks import clock_identity, now_ns
-from minddp.xray.device_clock import DeviceClock, interpolate
+from minddp.forecast.gradient_clock import DeviceClock
+from minddp.platform.clock_offset import clock_identity, now_ns
 from minddp.xray.recording import Layout, RankRecording, Stamped
 from minddp.xray.sources import Source
 
-COMPLETIONS_S = 0.05  # how long those that have been launched are given to be told
-CAPACITY = 2**17  # events; some 12 MB when full, 200 steps of a model of 500 parameters
+COMPLETIONS_S = 0.05  # how long to wait for the completions of what has been launched
+CAPACITY = 2**17  # events; about 12 MB when full, 200 steps of a model of 500 parameters
 
 
 class Recorder:
-    """Records what one rank's source tells, and its optimizers' steps, between `start` and `stop`.
+    """Records the events of one rank's source, and its optimizers' steps, between `start` and `stop`.
 
-    Steps are numbered from `first_step` on; by default from how many the source has taken before.
+    Steps are numbered from `first_step` on; by default from the number of steps that the source has taken before.
     """
 
     def __init__(self, source: Source, capacity: int = CAPACITY, first_step: int | None = None):
@@ -44,26 +52,25 @@ class Recorder:
 
     def start(self) -> None:
         self._ring: deque[tuple[int, int, Event, Any]] = deque(maxlen=self._capacity)
-        self._told = itertools.count()
         device = self._source.device
         self._device_clock = DeviceClock(device) if device.type == "cuda" else None
-        self._record = self._device_sink(self._device_clock) if self._device_clock else self._host_sink()
+        self._sink = self._device_sink(self._device_clock) if self._device_clock else self._host_sink()
         self._first_layout = self._source.layout()
         self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
         self._optimizer_hooks: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(self._on_optimizer_begin),
             register_optimizer_step_post_hook(self._on_optimizer_end),
         ]
-        self._source.watch(self._record)
+        self._source.watch(self._sink)
 
     def stop(self, error: BaseException | None = None) -> RankRecording:
         """End the recording, with the `error` that ended it, if any."""
         if error is not None:
-            self._record(Event(EventKind.ERROR))
+            self._sink(Event(EventKind.ERROR))
         else:
             self._await_completions()
         stopped_ns = now_ns()
-        self._source.unwatch(self._record)
+        self._source.unwatch(self._sink)
         for hook in self._optimizer_hooks:
             hook.remove()
         events, dropped = self._read_ring()
@@ -84,10 +91,10 @@ class Recorder:
         )
 
     def _await_completions(self) -> None:
-        """They are told by another thread, perhaps a moment after whoever waits for the collective has gone on."""
+        """A completion comes from another thread, perhaps a moment after the wait for the collective has ended."""
         end_s = time.monotonic() + COMPLETIONS_S
         while self._count(EventKind.BUCKET_COMPLETED) < self._count(EventKind.BUCKET_LAUNCHED):
-            if time.monotonic() > end_s:  # not every transport tells
+            if time.monotonic() > end_s:  # not every transport reports completions
                 return
             time.sleep(0.001)
 
@@ -95,19 +102,23 @@ class Recorder:
         return sum(event.kind is kind for _, _, event, _ in list(self._ring))
 
     def _on_optimizer_begin(self, *_: Any) -> None:
-        self._record(Event(EventKind.OPTIMIZER_BEGIN))
+        self._sink(Event(EventKind.OPTIMIZER_BEGIN))
 
     def _on_optimizer_end(self, *_: Any) -> None:
-        self._record(Event(EventKind.OPTIMIZER_END))
+        self._sink(Event(EventKind.OPTIMIZER_END))
 
     def _host_sink(self) -> EventSink:
         """See [Note: the cost of recording]."""
-        append, serial, clock = self._ring.append, self._told.__next__, now_ns
+        append, serial, clock = self._ring.append, itertools.count().__next__, now_ns
         return lambda event: append((serial(), clock(), event, None))
 
     def _device_sink(self, device_clock: DeviceClock) -> EventSink:
-        append, serial, clock, stamp = self._ring.append, self._told.__next__, now_ns, device_clock.stamp
-        gradient_kinds = (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)  # too many for a stamp each
+        """See [Note: times on a GPU]."""
+        append, serial, clock, stamp = self._ring.append, itertools.count().__next__, now_ns, device_clock.stamp
+        self._first_stamp = stamp()
+        device_clock.seconds(self._first_stamp, self._first_stamp)  # waits for the device to reach it
+        self._first_ns = now_ns()
+        gradient_kinds = (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
         return lambda event: append((serial(), clock(), event, None if event.kind in gradient_kinds else stamp()))
 
     def _read_ring(self) -> tuple[tuple[Stamped, ...], int]:
@@ -116,9 +127,15 @@ class Recorder:
         dropped = rows[0][0] if rows else 0  # the serial number of the oldest event that is left
         times = [t_ns for _, t_ns, _, _ in rows]
         if self._device_clock is not None:
-            times = interpolate(times, self._device_clock.read([stamp for _, _, _, stamp in rows]))
+            times = interpolate(times, [self._device_ns(self._device_clock, stamp) for *_, stamp in rows])
         events = [Stamped(t_ns, *event) for t_ns, (_, _, event, _) in zip(times, rows, strict=True)]
         return tuple(sorted(events, key=lambda event: event.t_ns)), dropped
+
+    def _device_ns(self, device_clock: DeviceClock, stamp: Any) -> int | None:
+        """When the device reached a stamp, on the host's clock."""
+        return (
+            None if stamp is None else self._first_ns + round(device_clock.seconds(self._first_stamp, stamp) * 1e9)
+        )
 
     def _layouts(self, events: tuple[Stamped, ...]) -> tuple[Layout, ...]:
         """A rebuild changes the layout, as a rule once in a training; of several, the last one counts."""
@@ -127,6 +144,21 @@ class Recorder:
         if rebuilt_ns is None:
             return (last,)
         return (self._first_layout, replace(last, since_ns=rebuilt_ns))
+
+
+def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list[int]:
+    """Fill the gaps in `device_ns`, event by event in the order of `host_ns`, linearly between its neighbours."""
+    known = [(host, device) for host, device in zip(host_ns, device_ns, strict=True) if device is not None]
+    if not known:
+        return list(host_ns)
+    base = known[0][0]  # nanoseconds since the machine started do not fit a float's 53 bits, distances do
+    hosts = np.array([host - base for host, _ in known], dtype=np.float64)
+    devices = np.array([device - base for _, device in known], dtype=np.float64)
+    filled = np.interp([host - base for host in host_ns], hosts, devices)
+    return [
+        base + round(float(between)) if device is None else device
+        for device, between in zip(device_ns, filled, strict=True)
+    ]
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,20 +1,22 @@
-"""What has been recorded: plain data, the same in memory, in a file and between ranks.
+"""A recording: plain data, the same in memory, in a file and between ranks.
 
-A `Recording` holds a `RankRecording` for each rank that took part; that holds stamped events and, for reading them,
-the layouts: which parameter travelled in which bucket, from when on.
+A `Recording` holds a `RankRecording` for each rank that took part; that holds stamped events and the layouts by
+which they are read: which parameter travelled in which bucket, and since when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, ParamSpec
+from minddp.platform.clock_offset import ClockOffset
 
+UNKNOWN_OFFSET = ClockOffset(0, None)
 FORMAT = 1  # of the dictionaries that `Recording.to_dict` makes
 
 
@@ -76,21 +78,11 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class ClockOffset:
-    """What to add to a rank's times to get those of the first rank, and how wrong that may be.
-
-    `error_ns` is `None` where the offset was never measured.
-    """
-
-    offset_ns: int
-    error_ns: int | None
-
-
-@dataclass(frozen=True)
 class RankRecording:
-    """What one rank has seen. `events` in order of time; `dropped` are those that the ring had no room for.
+    """The events of one rank, in order of time; `dropped` counts older ones that the ring had no room for.
 
-    `first_step` is the number of the first step in it. `error` is the exception that ended the recording, if any.
+    `first_step` is the number of the first step in it, `clock` the offset to the first rank's clock, `error` the
+    exception that ended the recording, if any.
     """
 
     rank: int
@@ -105,7 +97,7 @@ class RankRecording:
     first_step: int = 0
     capacity: int = 0
     dropped: int = 0
-    clock: ClockOffset = ClockOffset(0, None)
+    clock: ClockOffset = UNKNOWN_OFFSET
     error: str | None = None
 
     def layout_at(self, t_ns: int) -> Layout:
@@ -127,9 +119,9 @@ class RankRecording:
 
 @dataclass(frozen=True)
 class Recording:
-    """Several ranks' recordings of the same steps, in rank order, and `notes`: what a reader should know.
+    """Several ranks' recordings of the same steps, in rank order, and `notes` for the reader.
 
-    `has_plan` tells that the wrapper has bucket capacities that could be set otherwise.
+    `has_plan`: the wrapper has bucket capacities that could be set otherwise.
     """
 
     title: str
@@ -144,11 +136,11 @@ class Recording:
 
     @property
     def clock_error_ns(self) -> int | None:
-        """By how much two ranks' times may be apart; `None` if nobody knows."""
-        errors = [rank.clock.error_ns for rank in self.ranks]
-        if any(error is None for error in errors):
-            return None if len(errors) > 1 else 0
-        return max((error for error in errors if error is not None), default=0)
+        """The largest error between two ranks' times; `None` if it is not known."""
+        if len(self.ranks) == 1:
+            return 0
+        known = [rank.clock.error_ns for rank in self.ranks if rank.clock.error_ns is not None]
+        return max(known) if len(known) == len(self.ranks) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, for JSON."""
@@ -178,9 +170,8 @@ class Recording:
 
 
 def _rank_to_dict(rank: RankRecording) -> dict[str, Any]:
-    plain = {name: getattr(rank, name) for name in _PLAIN}
     return {
-        **plain,
+        **{field.name: getattr(rank, field.name) for field in fields(rank)},
         "clock": [rank.clock.offset_ns, rank.clock.error_ns],
         "layouts": [asdict(layout) for layout in rank.layouts],
         "events": [[t, kind.name, subject] for t, kind, subject in rank.events],
@@ -188,26 +179,15 @@ def _rank_to_dict(rank: RankRecording) -> dict[str, Any]:
 
 
 def _rank_from_dict(data: Mapping[str, Any]) -> RankRecording:
-    return RankRecording(
-        **{name: data[name] for name in _PLAIN},
-        clock=ClockOffset(*data["clock"]),
-        layouts=tuple(_layout_from_dict(layout) for layout in data["layouts"]),
-        events=tuple(_events(data["events"])),
-    )
-
-
-_PLAIN = (
-    *("rank", "world_size", "host", "device", "backend", "clock_identity"),
-    *("stopped_ns", "first_step", "capacity", "dropped", "error"),
-)
+    nested = {
+        "clock": ClockOffset(*data["clock"]),
+        "layouts": tuple(_layout_from_dict(layout) for layout in data["layouts"]),
+        "events": tuple(Stamped(t_ns, EventKind[kind], subject) for t_ns, kind, subject in data["events"]),
+    }
+    return RankRecording(**{**data, **nested})
 
 
 def _layout_from_dict(data: Mapping[str, Any]) -> Layout:
     params = tuple(ParamInfo(**param) for param in data["params"])
     buckets = tuple(BucketInfo(tuple(bucket["params"]), bucket["nbytes"]) for bucket in data["buckets"])
     return Layout(params, buckets, data["origin"], data["since_ns"])
-
-
-def _events(rows: Sequence[Sequence[Any]]) -> Iterator[Stamped]:
-    for t_ns, kind, subject in rows:
-        yield Stamped(t_ns, EventKind[kind], subject)

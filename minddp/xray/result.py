@@ -1,4 +1,4 @@
-"""What can be done with a recording once it is over: save it, have it explained, put others beside it."""
+"""The result of a recording: to be saved, explained, and compared with others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from minddp.xray.page import render
 from minddp.xray.picture import save_picture
 from minddp.xray.recording import Recording
 
+WRITERS: dict[str, Callable[[Sequence[Analysis], Path], object]] = {
+    ".html": lambda analyses, path: path.write_text(render(analyses), encoding="utf-8"),
+    ".json": lambda analyses, path: path.write_text(json.dumps(chrome_trace(analyses)), encoding="utf-8"),
+    ".png": save_picture,
+}
+
 
 class Result:
-    """One recording. `is_first` where the recordings of all ranks are: elsewhere nothing is written or printed."""
+    """One recording. On other ranks than the one that `is_first` nothing is written or printed."""
 
     def __init__(self, recording: Recording, *, is_first: bool = True):
         self.recording = recording
@@ -29,18 +35,17 @@ class Result:
         return Analysis(self.recording)
 
     def save(self, path: str | Path) -> None:
-        """Write what the suffix says: .html a page, .json a Chrome trace that can be loaded again, .png a picture.
+        """Write a page (.html), a Chrome trace that can be loaded again (.json) or a picture (.png), by the suffix.
 
         Called on all ranks, the first one that recorded writes for all.
 
         Raises:
             ValueError: another suffix, or no step was recorded.
         """
-        if self.is_first:
-            save([self.analysis], Path(path))
+        Comparison([self]).save(path)
 
     def explain(self, console: Console | None = None) -> None:
-        """Print where the time goes, what hurts most and what to do about it; on the first rank only.
+        """Print where the time goes, what costs most and what to do about it; on the first rank only.
 
         Raises:
             ValueError: no step was recorded.
@@ -49,7 +54,7 @@ class Result:
             explain(self.analysis, console or Console())
 
     def compare(self, *others: Result) -> Comparison:
-        """This recording and others, to be shown on one scale."""
+        """This recording and others, on one scale."""
         return Comparison([self, *others])
 
 
@@ -57,57 +62,36 @@ class Comparison:
     """Several recordings side by side."""
 
     def __init__(self, results: Sequence[Result]):
-        self._analyses = [result.analysis for result in results]
+        self.results = tuple(results)
         self._is_first = all(result.is_first for result in results)
 
     def save(self, path: str | Path) -> None:
         """As `Result.save`, with all recordings in one file."""
-        if self._is_first:
-            save(self._analyses, Path(path))
+        path = Path(path)
+        if not self._is_first:
+            return
+        if path.suffix not in WRITERS:
+            raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
+        analyses = [result.analysis for result in self.results]
+        for analysis in analyses:
+            _ = analysis.typical  # raises before anything is written, if there is no step
+        path.parent.mkdir(parents=True, exist_ok=True)
+        WRITERS[path.suffix](analyses, path)
 
     def explain(self, console: Console | None = None) -> None:
         """Print the recordings in one table."""
         if self._is_first:
-            explain_several(self._analyses, console or Console())
-
-
-def save(analyses: Sequence[Analysis], path: Path) -> None:
-    """Write one file that shows these recordings.
-
-    Raises:
-        ValueError: a suffix that means nothing here, or a recording without a step.
-    """
-    if path.suffix not in WRITERS:
-        raise ValueError(f"Cannot tell what to write to {path}: its suffix must be one of {', '.join(WRITERS)}.")
-    for analysis in analyses:
-        _ = analysis.typical  # no step: say so before anything is written
-    path.parent.mkdir(parents=True, exist_ok=True)
-    WRITERS[path.suffix](analyses, path)
+            explain_several([result.analysis for result in self.results], console or Console())
 
 
 def load(path: str | Path) -> Result | Comparison:
-    """What `save` has written to a .json file; a `Comparison` if it holds several recordings.
+    """Read a .json file that `save` has written; a `Comparison` if it holds several recordings.
 
     Raises:
         ValueError: the file is something else.
     """
     recordings = json.loads(Path(path).read_text()).get(RECORDINGS)
     if not recordings:
-        raise ValueError(f"{path} holds no recording of minddp's; give it a .json file that x-ray has saved.")
+        raise ValueError(f"{path} holds no recording of minddp; pass a .json file that x-ray has saved.")
     results = [Result(Recording.from_dict(recording)) for recording in recordings]
     return results[0] if len(results) == 1 else Comparison(results)
-
-
-def _save_page(analyses: Sequence[Analysis], path: Path) -> None:
-    path.write_text(render(analyses), encoding="utf-8")
-
-
-def _save_trace(analyses: Sequence[Analysis], path: Path) -> None:
-    path.write_text(json.dumps(chrome_trace(analyses)), encoding="utf-8")
-
-
-WRITERS: dict[str, Callable[[Sequence[Analysis], Path], None]] = {
-    ".html": _save_page,
-    ".json": _save_trace,
-    ".png": save_picture,
-}

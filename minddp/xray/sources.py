@@ -1,4 +1,4 @@
-"""What can be recorded: anything that averages gradients and tells what it does."""
+"""A source of events: any data-parallel wrapper that reports what it does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Source(Protocol):
     """A data-parallel wrapper, as the recorder sees it.
 
     `topic` is equal on all ranks that are about to take the same step of the same wrapper, and differs otherwise.
-    `has_plan` tells that its buckets could be had otherwise by the wrapper's arguments.
+    `has_plan`: the wrapper's arguments can change its buckets. `steps_taken` counts synchronised backwards.
     """
 
     wrapper: str
@@ -34,23 +34,21 @@ class Source(Protocol):
     def topic(self) -> str: ...
 
     @property
-    def steps_taken(self) -> int:
-        """Synchronised backwards so far."""
-        ...
+    def steps_taken(self) -> int: ...
 
     def layout(self) -> Layout:
         """Which gradient travels in which bucket now."""
         ...
 
     def watch(self, sink: EventSink) -> None:
-        """Tell `sink` every event from now on, until `unwatch`."""
+        """Send every event to `sink` from now on, until `unwatch`."""
         ...
 
     def unwatch(self, sink: EventSink) -> None: ...
 
 
 class MinddpSource:
-    """minddp's own wrapper: its reducer tells everything itself."""
+    """minddp's own wrapper: its reducer reports everything itself."""
 
     wrapper = "minddp"
     has_plan = True
@@ -62,6 +60,8 @@ class MinddpSource:
         self.world_size = self._reducer.transport.world_size
         self.device = ddp.device
         self.backend: str = dist.get_backend(ddp.process_group)
+        self.watch = self._reducer.events.watch
+        self.unwatch = self._reducer.events.unwatch
 
     @property
     def store(self) -> dist.Store | None:
@@ -77,9 +77,3 @@ class MinddpSource:
 
     def layout(self) -> Layout:
         return Layout.of(self._reducer.plan)
-
-    def watch(self, sink: EventSink) -> None:
-        self._reducer.events.watch(sink)
-
-    def unwatch(self, sink: EventSink) -> None:
-        self._reducer.events.unwatch(sink)

@@ -1,16 +1,16 @@
-"""What a step is: spans that tile it on each rank, a history of each bucket, and what follows from them. Pure.
+"""A step: spans that tile it on each rank, a history of each bucket, and what follows from them. Pure.
 
 [Note: exposed communication]
-A collective runs beside backward for as long as there is a backward. What is under way when autograd has computed
-its last gradient is *exposed*: the rank has nothing left to do and waits. Per step that is the time spent waiting
-in launch order; a bucket's share is the time that the rank waited for just this one, so that the shares add up.
+A collective runs beside backward while there is a backward. What is under way when autograd has computed its last
+gradient is *exposed*: the rank has nothing left to do and waits. Per step that is the time spent waiting in launch
+order; a bucket's share is the time that the rank waited for this one alone, so that the shares add up.
 
 [Note: a bucket's passage]
-From its launch to its arrival a bucket is kept by one thing at a time. It *queues* while one before it is on the
+From its launch to its arrival a bucket is delayed by one thing at a time. It *queues* while one before it is on the
 wire. Then it *waits for ranks*: the wire is free, but not all ranks have launched it. Then its bytes are *on the
-wire*. While an earlier bucket and a late rank both keep it, it queues: it would have had to, had all ranks been
-there. So the wire is never used twice, and whatever says "waits for other ranks" (the hatching of the page and of
-the picture, a bucket's life, the causes of a wait) means the same interval.
+wire*. While an earlier bucket and a late rank both delay it, it queues, as it would if all ranks were there. So the
+wire is never used twice, and "waits for other ranks" means the same interval everywhere: in the hatching of the
+page and of the picture, in a bucket's life, in the causes of a wait.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from minddp.xray.intervals import Interval, intersection, measure_ns
 from minddp.xray.recording import Layout
 
 
 class Activity(enum.Enum):
-    """What the thread that trains is doing."""
+    """The activities of the thread that trains."""
 
     FORWARD = "forward"
-    BUFFERS = "buffers"  # rank 0's are taken over, within forward
+    BUFFERS = "buffers"  # rank 0's are broadcast, within forward
     REBUILD = "rebuild"  # of the buckets, within forward
     LOSS = "loss"  # from the end of forward to the beginning of backward
     BACKWARD = "backward"
     EXPOSED = "exposed communication"  # see [Note: exposed communication]
-    COPY_BACK = "copy back"  # averages are put where the optimizer looks
+    COPY_BACK = "copy back"  # averages go where the optimizer reads them
     OPTIMIZER = "optimizer"
-    OTHER = "other"  # all that nobody has told about: data, zero_grad, logging
+    OTHER = "other"  # everything without an event: data, zero_grad, logging
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of one activity; `bucket` is the one that is waited for, copied back or packed, else -1."""
+    """A time of one activity; `bucket` is the one that is waited for, copied back or packed, else -1."""
 
     activity: Activity
     begin_ns: int
@@ -59,9 +60,9 @@ class Span:
 
 @dataclass(frozen=True)
 class BucketHistory:
-    """One bucket in one step on one rank. A time is `None` if it did not come to that.
+    """One bucket in one step on one rank. A time is `None` if that did not happen.
 
-    `first_param` and `last_param` are those whose gradients arrived first and last. `ready_ns`: all of them are
+    `first_param` and `last_param` are those whose gradients arrived first and last. `ready_ns`: all gradients are
     packed. `gradients_complete_ns`: backward has nothing left to compute. `awaited_ns`: how long the rank stood
     still for this bucket.
     """
@@ -84,7 +85,9 @@ class BucketHistory:
     @property
     def held_ns(self) -> int:
         """How long it was ready but not launched, since a bucket before it in the plan was not ready."""
-        return _between(self.ready_ns, self.launched_ns)
+        if self.ready_ns is None or self.launched_ns is None:
+            return 0
+        return max(0, self.launched_ns - self.ready_ns)
 
     def hidden_ns(self, of: Interval) -> int:
         """How much of an interval lies beside backward, rather than after it."""
@@ -92,11 +95,10 @@ class BucketHistory:
         return Interval(of.begin_ns, min(of.end_ns, end_ns)).length_ns
 
 
-@dataclass(frozen=True)
-class Passage:
-    """What kept a bucket on one rank from its launch on, one after the other. See [Note: a bucket's passage].
+class Passage(NamedTuple):
+    """What delayed a bucket on one rank from its launch on. See [Note: a bucket's passage].
 
-    `wire` is None if it was never through; it then waits to the end of the step, for nobody knows what for.
+    `wire` is None if it never arrived; then it waits to the end of the step, for an unknown reason.
     """
 
     queues: Interval
@@ -108,8 +110,8 @@ class Passage:
 class RankStep:
     """One step on one rank. `spans` tile it without gap or overlap; `packs` lie within backward.
 
-    `ready_ns` gives for each parameter when its gradient arrived. A step that an error cut short, or whose
-    backward the recording did not see end, is not `complete`.
+    `ready_ns` gives for each parameter when its gradient arrived. A step that ended with an error, or whose
+    backward has no recorded end, is not `complete`.
     """
 
     rank: int
@@ -129,14 +131,11 @@ class RankStep:
     @cached_property
     def parts_ns(self) -> dict[Activity, int]:
         """How long each activity took; together they are the step."""
-        return {
-            activity: sum(span.length_ns for span in self.spans if span.activity is activity)
-            for activity in Activity
-        }
+        return {a: sum(span.length_ns for span in self.spans if span.activity is a) for a in Activity}
 
     @property
     def waits(self) -> list[Span]:
-        """When the rank stood still for communication."""
+        """The times in which the rank stood still for communication."""
         return [span for span in self.spans if span.activity is Activity.EXPOSED]
 
     @property
@@ -176,25 +175,17 @@ class Step:
     def layout(self) -> Layout:
         return self.ranks[0].layout
 
-    @property
-    def sees_all_ranks(self) -> bool:
-        return len(self.ranks) == self.world_size
-
-    def histories(self, bucket: int) -> list[BucketHistory]:
-        """The bucket's history on each recorded rank, in the order of `ranks`."""
-        return [rank.buckets[bucket] for rank in self.ranks]
-
     def last_launch(self, bucket: int) -> tuple[int, int] | None:
         """When the last rank launched the bucket, and which rank that was. None if not all were recorded.
 
-        Before that nothing can be added up: the collective waits for all.
+        The collective cannot begin before that.
         """
-        launches = [(h.launched_ns, rank.rank) for h, rank in zip(self.histories(bucket), self.ranks, strict=True)]
+        launches = [(rank.buckets[bucket].launched_ns, rank.rank) for rank in self.ranks]
         known = [(t_ns, rank) for t_ns, rank in launches if t_ns is not None]
-        return max(known) if self.sees_all_ranks and len(known) == len(launches) else None
+        return max(known) if len(known) == self.world_size else None
 
     def passage(self, bucket: int, rank: RankStep) -> Passage | None:
-        """What kept the bucket from its launch to its arrival. None if it was not launched.
+        """What delayed the bucket from its launch to its arrival. None if it was not launched.
 
         Where not all ranks were recorded, waiting for the others looks like moving bytes.
         """
@@ -215,20 +206,15 @@ class Step:
         passage = self.passage(bucket, rank)
         return None if passage is None else passage.wire
 
-    def communication(self, rank: RankStep) -> list[Interval]:
-        """When bytes were moving for one rank."""
-        wires = (self.on_the_wire(bucket.index, rank) for bucket in rank.buckets)
-        return [wire for wire in wires if wire is not None]
-
     def overlap(self, rank: RankStep) -> float:
         """The share of the communication for which the rank did not stand still; 1 if there was none."""
-        wires = self.communication(rank)
+        wires = [wire for b in rank.buckets if (wire := self.on_the_wire(b.index, rank)) is not None]
         exposed_ns = measure_ns(intersection(wires, [span.interval for span in rank.waits]))
         return 1 - exposed_ns / measure_ns(wires) if measure_ns(wires) else 1.0
 
 
 def typical(steps: Sequence[Step]) -> Step:
-    """The step that stands for the others: the one of median length among those that are like most.
+    """The step that stands for the others: the one of median length among those with the final layout.
 
     Raises:
         ValueError: there is no step at all.
@@ -242,7 +228,3 @@ def typical(steps: Sequence[Step]) -> Step:
     final = [step for step in candidates if step.layout.buckets == candidates[-1].layout.buckets]
     median = statistics.median_low(step.length_ns for step in final)
     return next(step for step in final if step.length_ns == median)
-
-
-def _between(begin_ns: int | None, end_ns: int | None) -> int:
-    return 0 if begin_ns is None or end_ns is None else max(0, end_ns - begin_ns)

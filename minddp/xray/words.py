@@ -1,4 +1,4 @@
-"""What a step says, in plain sentences: shared by the terminal, the page and the picture. Pure.
+"""A step in plain sentences, for the terminal, the page and the picture. Pure.
 
 Names of parameters stand in backticks.
 """
@@ -8,42 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minddp.platform.wording import count, size
+from minddp.platform.wording import ranks as listed_ranks
 from minddp.xray.analysis import Analysis
-from minddp.xray.causes import Cause, Wait, total_by_cause, worst_wait
 from minddp.xray.intervals import Interval
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Activity, BucketHistory, RankStep, Step
+from minddp.xray.waits import Cause, Wait, total_by_cause, worst_wait
 
-NEGLIGIBLE = 0.01  # of a step: nobody should change a program for that
-NOT_WORTH_TELLING_NS = 50_000
+NEGLIGIBLE = 0.01  # of a step: too little to change a program for
+NOTABLE_NS = 50_000  # shorter waits are not mentioned
 
 
 def ms(ns: float) -> str:
-    """A duration, with as many digits as tell something."""
+    """A duration, with three digits at most."""
     value = ns / 1e6
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f} ms"
 
 
-def size(nbytes: float) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= factor:
-            value = nbytes / factor
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return f"{nbytes:.0f} bytes"
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.0f}%"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def plural_ranks(ranks: Sequence[int]) -> str:
-    names = [str(rank) for rank in ranks]
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
 
 
 # ---------------------------------------------------------------------- the step as a whole
@@ -55,10 +40,10 @@ def headline(step: Step) -> str:
     waited_ns = slowest.parts_ns[Activity.EXPOSED]
     took = f"A step takes {ms(step.length_ns)}"
     if not step.complete:
-        return f"This step did not come to its end: it was cut short after {ms(step.length_ns)}."
+        return f"This step did not come to its end: it stopped after {ms(step.length_ns)}."
     if waited_ns < NEGLIGIBLE * step.length_ns:
         return f"{took}, and hardly any of it is spent waiting for gradients."
-    return f"{took}, of which rank {slowest.rank} waits {ms(waited_ns)} for gradients."
+    return f"{took}; rank {slowest.rank} waits {ms(waited_ns)} of it for gradients."
 
 
 def overlap_sentence(step: Step) -> str:
@@ -74,18 +59,18 @@ def overlap_sentence(step: Step) -> str:
 
 
 def worst_sentence(step: Step) -> str:
-    """The bucket that hurts most, and why."""
+    """The bucket for which a rank waits longest, and why."""
     wait = worst_wait(step)
     if wait is None or wait.length_ns < NEGLIGIBLE / 2 * step.length_ns:
-        return "No bucket is waited for noticeably."
-    rank = _rank(step, wait.rank)
-    still = f"rank {wait.rank} stands still for {ms(wait.length_ns)}"
-    return f"Bucket {wait.bucket} hurts most: {still} {why(step, rank, wait)}"
+        return "No rank stands still for a bucket for a notable time."
+    still = f"rank {wait.rank.rank} stands still for {ms(wait.length_ns)}"
+    return f"Bucket {wait.bucket} costs most: {still} {_why(step, wait)}"
 
 
-def why(step: Step, rank: RankStep, wait: Wait) -> str:
-    """The main cause of a wait, as the end of a sentence, and what lies behind it, as another."""
-    bucket, cause = rank.buckets[wait.bucket], wait.main_cause
+def _why(step: Step, wait: Wait) -> str:
+    """The main cause of a wait, as the end of a sentence, and its reason, as another."""
+    rank, cause = wait.rank, wait.main_cause
+    bucket = rank.buckets[wait.bucket]
     share_ns = wait.ns_by_cause[cause]
     part = "" if share_ns > 0.9 * wait.length_ns else f"for it, {ms(share_ns)} of that "
     if cause is Cause.OTHER_RANK:
@@ -97,12 +82,12 @@ def why(step: Step, rank: RankStep, wait: Wait) -> str:
     if cause is Cause.WIRE:
         return f"{part}while its {size(bucket.nbytes)} are on the wire. {_reason_for_late_wire(step, rank, bucket)}"
     if cause is Cause.WAKING:
-        return f"{part}after it has arrived: the thread was not given a core, or was in other code."
+        return f"{part}after it has arrived: the thread had no core, or was in other code."
     return f"{part}for agreements that are not about one bucket."
 
 
 def _reason_for_late_wire(step: Step, rank: RankStep, bucket: BucketHistory) -> str:
-    """Why a bucket's bytes begin to move when little is left of backward to hide them behind."""
+    """The reason why a bucket's bytes begin to move when little is left of backward to hide them."""
     wire, last = step.on_the_wire(bucket.index, rank), step.last_launch(bucket.index)
     assert wire is not None, "that cause is only known from the wire"
     left_ns = bucket.hidden_ns(wire)
@@ -116,7 +101,7 @@ def _reason_for_late_wire(step: Step, rank: RankStep, bucket: BucketHistory) -> 
 
 
 def suggestion(analysis: Analysis) -> str:
-    """One concrete thing to do, with what it should gain; or that there is nothing to do."""
+    """One concrete thing to do and its predicted gain, or that there is nothing to do."""
     step = analysis.typical
     if max(rank.parts_ns[Activity.EXPOSED] for rank in step.ranks) < NEGLIGIBLE * step.length_ns:
         return "Leave the plan as it is: there is hardly anything left to hide."
@@ -131,17 +116,17 @@ def suggestion(analysis: Analysis) -> str:
         )
     buckets, now = len(best.prediction.layout.buckets), len(step.layout.buckets)
     what = f"Pass `{best.code}`." if best.code else "Pass no bucket sizes: the default is better."
-    instead = "cut elsewhere" if buckets == now else f"instead of {now}"
+    instead = "with other borders" if buckets == now else f"instead of {now}"
     gain = f"{ms(gain_ns)} less a step ({percent(gain_ns / step.length_ns)})"
     return f"{what} Predicted: {gain}, with {count(buckets, 'bucket')} {instead}."
 
 
 def model_sentence(analysis: Analysis) -> str:
-    """What the predictions rest on, and how far to trust them."""
+    """The model behind the predictions, and its error for the recorded plan."""
     fit, step = analysis.fit, analysis.typical
     assert fit is not None, "without messages there are no predictions"
     predicted_ns = analysis.plans[0].prediction.length_ns
-    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.link.latency_s else ""
+    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.link.latency_s > 1e-6 else ""
     caveat = (
         ""
         if fit.separates_latency
@@ -154,6 +139,13 @@ def model_sentence(analysis: Analysis) -> str:
     )
 
 
+def more_ranks_sentence(analysis: Analysis) -> str:
+    """The predicted step with more ranks; empty where that cannot be predicted."""
+    predicted = analysis.with_other_ranks
+    lengths = ", ".join(f"{ms(step.length_ns)} with {number}" for number, step in predicted.items())
+    return f"With more ranks in a ring of the same wires, a step is predicted to take {lengths}." if lengths else ""
+
+
 def _mostly_waits_for_ranks(step: Step) -> bool:
     totals = [total_by_cause(step, rank) for rank in step.ranks]
     most = max(totals, key=lambda total: total[Cause.OTHER_RANK])
@@ -161,7 +153,7 @@ def _mostly_waits_for_ranks(step: Step) -> bool:
 
 
 def _balance(analysis: Analysis) -> str:
-    """What to do about ranks that wait for each other: is it always the same one that comes late?"""
+    """What to do about ranks that wait for each other, by whether the same rank is always late."""
     step = analysis.typical
     late = [last[1] for s in analysis.steps if s.complete and (last := s.last_launch(len(s.layout.buckets) - 1))]
     often = max(set(late), key=late.count)
@@ -183,21 +175,20 @@ def _balance(analysis: Analysis) -> str:
 
 
 def names(recordings: Sequence[Recording]) -> list[str]:
-    """What to call recordings side by side: by title; where that is not enough, by wrapper; then by number."""
-    told = [recording.title for recording in recordings]
-    if len(set(told)) < len(told):
-        told = [
-            title if r.wrapper in title else f"{title} under {r.wrapper}"
-            for title, r in zip(told, recordings, strict=True)
-        ]
+    """Names of recordings side by side: by title; where that is not enough, by wrapper; then by number."""
+    titles = [recording.title for recording in recordings]
+    if len(set(titles)) < len(titles):
+        pairs = zip(titles, [recording.wrapper for recording in recordings], strict=True)
+        titles = [title if wrapper in title else f"{title} under {wrapper}" for title, wrapper in pairs]
     return [
-        name if told.count(name) == 1 else f"{name} ({1 + told[:k].count(name)})" for k, name in enumerate(told)
+        name if titles.count(name) == 1 else f"{name} ({1 + titles[:k].count(name)})"
+        for k, name in enumerate(titles)
     ]
 
 
 def setting(recordings: Sequence[Recording]) -> str:
-    """What was recorded and where, as a line above all else. Of several only where: each has its name."""
-    places = list(dict.fromkeys(map(place, recordings)))
+    """One line on what was recorded and where. For several recordings only where, as each has its name."""
+    places = list(dict.fromkeys(map(_place, recordings)))
     if len(recordings) > 1:
         return "; ".join(places)
     (recording,) = recordings
@@ -205,28 +196,27 @@ def setting(recordings: Sequence[Recording]) -> str:
     return ", ".join([*what, *places])
 
 
-def place(recording: Recording) -> str:
-    """Where it was recorded, in a few words."""
+def _place(recording: Recording) -> str:
     first = recording.ranks[0]
     device = "CPU" if first.device == "cpu" else first.device
     return f"{count(recording.world_size, 'rank')} on {device}, {first.backend}"
 
 
 def facts(recording: Recording) -> list[str]:
-    """What a reader should know about the recording itself."""
+    """Sentences about the recording itself."""
     hosts = sorted({rank.host for rank in recording.ranks})
-    told = [f"Recorded on {plural_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
+    sentences = [f"Recorded on {listed_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
     if len(recording.ranks) > 1:
-        told.append(_clock_fact(recording.clock_error_ns))
+        sentences.append(_clock_fact(recording.clock_error_ns))
     dropped = sum(rank.dropped for rank in recording.ranks)
     kept = sum(len(rank.events) for rank in recording.ranks)
-    told.append(
+    sentences.append(
         f"{kept:,} events; none dropped."
         if not dropped
         else f"{kept:,} events; the {dropped:,} oldest did not fit the ring of {recording.ranks[0].capacity:,}."
     )
-    told += [f"Rank {rank.rank} ended with {rank.error}" for rank in recording.ranks if rank.error]
-    return told + list(recording.notes)
+    sentences += [f"Rank {rank.rank} ended with {rank.error}" for rank in recording.ranks if rank.error]
+    return sentences + list(recording.notes)
 
 
 def _clock_fact(error_ns: int | None) -> str:
@@ -242,7 +232,7 @@ def _clock_fact(error_ns: int | None) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a bucket's life: from when to when, and what it is, in a word and in a sentence."""
+    """A part of a bucket's life: its name, its begin and end, and what it is, in a sentence."""
 
     name: str
     begin_ns: int
@@ -251,7 +241,7 @@ class Stage:
 
 
 def life_of(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
-    """A bucket's life on one rank, stage by stage; those that did not come to pass are left out."""
+    """A bucket's life on one rank, stage by stage, without those that did not happen."""
     return [stage for stage in _stages(step, rank, bucket) if stage.end_ns >= stage.begin_ns]
 
 
@@ -275,7 +265,7 @@ def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
         sentence = f"Bucket {bucket.index - 1} is still on the wire for {ms(passage.queues.length_ns)}."
         stages.append(Stage("queues", *passage.queues, sentence))
     if passage.wire is None:
-        sentence = "It was never through: what the others did with it is not known."
+        sentence = "It never arrived: what the other ranks did with it is not known."
         return [*stages, Stage("waits for ranks", *passage.waits_for_ranks, sentence)]
     last = step.last_launch(bucket.index)
     if last is not None:
@@ -286,7 +276,7 @@ def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
 
 
 def _held_sentence(bucket: BucketHistory) -> str:
-    if bucket.held_ns < NOT_WORTH_TELLING_NS:
+    if bucket.held_ns < NOTABLE_NS:
         return "It leaves at once: all buckets before it have gone."
     return f"It is ready, but for {ms(bucket.held_ns)} a bucket before it is not: buckets leave in plan order."
 
@@ -294,7 +284,7 @@ def _held_sentence(bucket: BucketHistory) -> str:
 def _ranks_sentence(rank: RankStep, last_rank: int, waits: Interval) -> str:
     if last_rank == rank.rank:
         return "This rank is the last to launch it."
-    if waits.length_ns < NOT_WORTH_TELLING_NS:
+    if waits.length_ns < NOTABLE_NS:
         return "All ranks are there: the sum can begin."
     late = ms(waits.length_ns)
     return f"The wire is free, but rank {last_rank} launches it {late} later: until then nothing can be added up."
@@ -306,28 +296,5 @@ def _wire_sentence(bucket: BucketHistory, wire: Interval) -> str:
     return f"{size(bucket.nbytes)} in {ms(took_ns)}{seen}: {size(bucket.nbytes / took_ns * 1e9)} a second."
 
 
-def hidden_sentence(step: Step, rank: RankStep, bucket: BucketHistory) -> str:
-    """How much of a bucket's communication was hidden, and how long the rank stood still for it."""
-    wire = step.on_the_wire(bucket.index, rank)
-    if wire is None:
-        return "It was never through."
-    hidden_ns = bucket.hidden_ns(wire)
-    stood_still = (
-        f"The rank stood still for it for {ms(bucket.awaited_ns)}."
-        if bucket.awaited_ns > NOT_WORTH_TELLING_NS
-        else ""
-    )
-    if wire.length_ns - hidden_ns < 0.01 * wire.length_ns:
-        return f"All of its communication is hidden behind backward. {stood_still}".rstrip()
-    if hidden_ns < 0.01 * wire.length_ns:
-        return f"None of its communication is hidden behind backward. {stood_still}".rstrip()
-    shown = f"{ms(hidden_ns)} are hidden behind backward, {ms(wire.length_ns - hidden_ns)} are not"
-    return f"Of its communication {shown}. {stood_still}".rstrip()
-
-
 def _name(rank: RankStep, param: int | None) -> str:
     return "an unknown parameter" if param is None else f"`{rank.layout.params[param].name}`"
-
-
-def _rank(step: Step, number: int) -> RankStep:
-    return next(rank for rank in step.ranks if rank.rank == number)

@@ -1,9 +1,12 @@
-"""`with minddp.xray(ddp) as x:` records the steps inside; afterwards `x` saves, explains and compares them."""
+"""`with minddp.xray(ddp) as x:` records the steps inside; afterwards `x` saves, explains and compares them.
+
+A `Window` records some steps in the middle of a loop.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,18 +28,19 @@ LIMIT_S = 30.0
 
 
 class XRay:
-    """A recording under way, and its `result` when it is over.
+    """A recording, and its `result` when it is over.
 
-    Any ranks may record, one or all; those that do come together at the end, on the first of them. See
-    [Note: who records].
+    Any ranks may record, one or all; their recordings are gathered at the end, on the first of them. See
+    [Note: which ranks record].
 
     Args:
         ddp: minddp's wrapper; torch's, as far as it can be watched (see `native.py`); or a `Source`.
-        title: what it is called in pictures; by default the module's class.
-        capacity: how many events are kept, the latest; how many were dropped is told in every picture.
-        first_step: the number of the first step recorded; by default how many synchronised backwards came before.
-        save_to: files to save at the end, also if an exception ends it: then up to that, for this rank alone, and
-            with the rank in the files' names.
+        title: its name in pictures; by default the module's class.
+        capacity: how many events are kept, the latest; all pictures show how many were dropped.
+        first_step: the number of the first step recorded; by default the number of synchronised backwards before
+        it. save_to: files to save at the end, also if an exception ends the recording: then with this rank's events
+        up to
+            that, and with the rank in the files' names.
         limit_s: how long to wait at the end for other ranks that record.
     """
 
@@ -50,7 +54,7 @@ class XRay:
         save_to: str | Path | Sequence[str | Path] = (),
         limit_s: float = LIMIT_S,
     ):
-        self._source = source_of(ddp)
+        self._source = _source_of(ddp)
         self._title = title or self._source.title
         self._recorder = Recorder(self._source, capacity, first_step)
         self._save_to = [save_to] if isinstance(save_to, (str, Path)) else list(save_to)
@@ -74,7 +78,7 @@ class XRay:
         self._recorder.start()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the recording and bring the ranks' parts together, unless an `error` ends it."""
+        """End the recording and gather the ranks' parts, unless an `error` ends it."""
         ours = self._recorder.stop(error)
         if error is None:
             gathered = self._peers.gather(ours)
@@ -83,30 +87,29 @@ class XRay:
             gathered = Gathered(
                 (ours,), (f"Rank {ours.rank} alone, since an exception ended the recording.",), True
             )
-        recording = Recording(
-            self._title, gathered.ranks, self._source.wrapper, gathered.notes, self._source.has_plan
-        )
+        source = self._source
+        recording = Recording(self._title, gathered.ranks, source.wrapper, gathered.notes, source.has_plan)
         self._result = Result(recording, is_first=gathered.is_first)
         for path in self._save_to:
-            self._save(Path(path), error)
+            if error is None:
+                self.result.save(path)
+            else:
+                self._save_alone(Path(path))
 
-    def _save(self, path: Path, error: BaseException | None) -> None:
-        if error is None:
-            self.result.save(path)
-            return
+    def _save_alone(self, path: Path) -> None:
         own = path.with_name(f"{path.stem}.rank{self._source.rank}{path.suffix}")
         try:
             self.result.save(own)
             _log.warning("Saved what was recorded before the exception: %s", own)
-        except Exception as failure:  # the exception that is on its way matters more
+        except Exception as failure:  # the exception that ended the recording matters more
             _log.warning("Could not save %s: %s", own, failure)
 
     @property
     def result(self) -> Result:
-        """What was recorded.
+        """The recording.
 
         Raises:
-            RuntimeError: the recording is not over.
+            RuntimeError: it is not over.
         """
         if self._result is None:
             raise RuntimeError(
@@ -127,11 +130,11 @@ class XRay:
         return self.result.compare(*(other.result if isinstance(other, XRay) else other for other in others))
 
 
-def source_of(ddp: Any) -> Source:
-    """The source behind whatever is to be recorded.
+def _source_of(ddp: Any) -> Source:
+    """The source of events of a wrapper; a source itself stays as it is.
 
     Raises:
-        TypeError: it cannot be.
+        TypeError: it is neither.
     """
     if isinstance(ddp, DistributedDataParallel):
         return MinddpSource(ddp)
@@ -143,3 +146,54 @@ def source_of(ddp: Any) -> Source:
         f"minddp.xray records a DistributedDataParallel, minddp's or torch's, but got {type(ddp).__name__}. "
         f"Wrap the module first."
     )
+
+
+class Window:
+    """Records `steps`, a range of numbers, of the loop within `with Window(...) as window`.
+
+    When the last of them is over, or the loop ends, it saves to `save_to` and calls `then`. A loop that never
+    reaches the first step leaves a warning and nothing else.
+    """
+
+    def __init__(
+        self,
+        ddp: nn.Module | Source,
+        steps: range,
+        *,
+        title: str | None = None,
+        save_to: Sequence[Path] = (),
+        then: Callable[[XRay], None] = lambda xray: None,
+    ):
+        self._steps, self._then = steps, then
+        self._xray: XRay | None = XRay(ddp, title=title, first_step=steps.start, save_to=save_to)
+        self._is_open = False
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def before_step(self, number: int) -> None:
+        """Step `number` is about to begin, or goes on: call this at least at each forward."""
+        if self._xray is not None and not self._is_open and number in self._steps:
+            self._is_open = True
+            self._xray.start()
+        elif self._is_open and number >= self._steps.stop:
+            self.close()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """There will be no more steps."""
+        if self._xray is None:
+            return
+        if not self._is_open:
+            _log.warning(
+                "Steps %d:%d were never reached, so there is no x-ray.", self._steps.start, self._steps.stop
+            )
+            return
+        xray, self._xray, self._is_open = self._xray, None, False
+        xray.stop(error)
+        if error is None:
+            self._then(xray)

@@ -1,5 +1,12 @@
-"""Tests of this folder run under the checks of `tests.reducer_state`."""
+"""Every test of this folder runs under the checks of `tests.reducer_state`."""
 
 from __future__ import annotations
 
-from tests.reducer_state import _watched_state  # noqa: F401
+import pytest
+
+from tests.reducer_state import StateWatch
+
+
+@pytest.fixture(autouse=True)
+def _checked_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    StateWatch().install(monkeypatch)

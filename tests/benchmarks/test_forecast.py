@@ -29,24 +29,24 @@ BY_TOGETHER = np.array([5.0, 5.0, 6.0])
 
 def test_a_step_is_predicted_from_the_default_one_of_its_round():
     by_apart = np.array([4.1, 4.1, 5.1]) / 1.02
-    foretold = forecast(TUNING, APART, BY_TOGETHER, by_apart, seed=0)
-    assert foretold["predicted_ms"]["median"] == pytest.approx(4100)
-    assert foretold["measured_ms"]["median"] == pytest.approx(4100 / 1.02)
-    error = foretold["error"]
+    prediction = forecast(TUNING, APART, BY_TOGETHER, by_apart, seed=0)
+    assert prediction["predicted_ms"]["median"] == pytest.approx(4100)
+    assert prediction["measured_ms"]["median"] == pytest.approx(4100 / 1.02)
+    error = prediction["error"]
     assert [error[of] for of in ("low", "median", "high")] == pytest.approx([0.02] * 3)
-    assert foretold["within_aim"]
-    assert forecast_cells(foretold) == ["4100.00", "4019.61", "+2.0%", "+2.0% to +2.0%"]
+    assert prediction["within_aim"]
+    assert forecast_cells(prediction) == ["4100.00", "4019.61", "+2.0%", "+2.0% to +2.0%"]
 
 
 @pytest.mark.parametrize(("measured_s", "within"), [(4.1 / 1.09, True), (4.1 / 1.11, False), (4.1 / 0.89, False)])
 def test_the_aim_is_missed_in_either_direction(measured_s: float, within: bool):
-    foretold = forecast(TUNING, APART, BY_TOGETHER[:1], np.array([measured_s]), seed=0)
-    assert foretold["within_aim"] is within
+    prediction = forecast(TUNING, APART, BY_TOGETHER[:1], np.array([measured_s]), seed=0)
+    assert prediction["within_aim"] is within
 
 
-def test_a_plan_that_was_taken_back_is_measured_by_its_trial():
+def test_a_plan_that_was_undone_is_measured_by_its_trial():
     by_auto = np.array([4.2, 4.2, 5.2])
     assert by_chosen_plan(TUNING, BY_TOGETHER, by_auto) is by_auto
-    taken_back = replace(TUNING, measured_s=4.6)
-    assert not taken_back.is_kept
-    assert by_chosen_plan(taken_back, BY_TOGETHER, by_auto) == pytest.approx([5.5, 5.5, 6.5])
+    undone = replace(TUNING, measured_s=4.6)
+    assert not undone.is_kept
+    assert by_chosen_plan(undone, BY_TOGETHER, by_auto) == pytest.approx([5.5, 5.5, 6.5])

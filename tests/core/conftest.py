@@ -1,12 +1,20 @@
-"""Every test of the core runs under the checks of `tests.reducer_state`; their count comes at the end."""
+"""Every test of the core runs under the checks of `tests.reducer_state`; the count of states comes at the end."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.reducer_state import _watched_state  # noqa: F401
+from tests.reducer_state import StateWatch
 
 LAST = "test_reducer_state.py"
+WATCH = StateWatch()
+
+
+@pytest.fixture(autouse=True)
+def state_watch(monkeypatch: pytest.MonkeyPatch) -> StateWatch:
+    """One watch for the whole folder: its `seen` grows from test to test."""
+    WATCH.install(monkeypatch)
+    return WATCH
 
 
 @pytest.hookimpl(trylast=True)

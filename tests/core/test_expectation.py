@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from minddp.core.expectation import Expectation
-from tests.fakes import FakeDDP, FakeTransport
+from tests.fakes import FakeDDP
 from tests.modules import Heads
 
 
@@ -48,7 +48,7 @@ NO_CALLS = {"is_static", "finds_unused", "is_recording", "is_settling", "observi
 
 @pytest.fixture
 def noted() -> tuple[FakeDDP, list[str]]:
-    ddp = FakeDDP(Heads(), FakeTransport())
+    ddp = FakeDDP(Heads())
     expectation = Noting(ddp.reducer.params)
     ddp.reducer.expect(expectation)
     return ddp, expectation.calls
@@ -58,14 +58,14 @@ def test_the_reducer_calls_it_in_the_order_of_its_methods(noted: tuple[FakeDDP, 
     ddp, calls = noted
     left, right = ddp(torch.ones(1, 2))
     (left + right).sum().backward()
-    assert calls == ["armed", "backward_begins", "open", "skips", "all_launched", "close"]
+    assert calls == ["forward_begins", "armed", "backward_begins", "open", "skips", "all_launched", "close"]
 
 
 def test_it_forgets_a_backward_that_reaches_no_parameter(noted: tuple[FakeDDP, list[str]]) -> None:
     ddp, calls = noted
     x = torch.ones(1, 2, requires_grad=True)
     torch.autograd.grad(ddp(x)[0].sum(), x)
-    assert calls == ["armed", "backward_begins", "forget_backward"]
+    assert calls == ["forward_begins", "armed", "backward_begins", "forget_backward"]
 
 
 def test_it_reverts_a_backward_that_an_exception_has_ended(noted: tuple[FakeDDP, list[str]]) -> None:
@@ -76,4 +76,4 @@ def test_it_reverts_a_backward_that_an_exception_has_ended(noted: tuple[FakeDDP,
         (left + right).sum().backward()
     calls.clear()
     ddp.reducer.ensure_finished()
-    assert calls == ["revert"]
+    assert calls == ["revert", "forward_begins"]

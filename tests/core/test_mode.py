@@ -11,6 +11,7 @@ from torch import nn
 
 from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
+from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales
 
@@ -143,9 +144,7 @@ def test_a_backward_that_an_exception_ends() -> None:
 
 
 def test_a_backward_in_which_a_bucket_is_skipped() -> None:
-    ddp, stations = with_stations(
-        Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True
-    )
+    ddp, stations = with_stations(Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
     ddp(X)[0].sum().backward()
     assert stations.take()[-6:] == ["before unpack", *[f"after unpack {b}" for b in range(4)], "closed"]
 
@@ -174,6 +173,6 @@ def test_a_nested_backward_does_not_begin_again() -> None:
 
 def test_a_rank_without_inputs_calls_none() -> None:
     ddp, stations = with_stations(Scales([0, 1]))
-    ddp.reducer.shadow_backward()
+    shadow_backward(ddp.reducer)
     assert stations.take() == []
     assert ddp.transport.count("all_reduce") == 2

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from minddp.core.packing import GROUP_BYTES, LARGE_BYTES, LARGE_BYTES_ON_GPU, Scaling, places_by_group
-from minddp.core.plan import UNBOUNDED, BucketSpec, ParamSpec, plan_from_registration
+from minddp.core.plan import BucketSpec, ParamSpec, plan_from_registration
+from minddp.options import UNBOUNDED
 from tests.buckets import (
     BATCHED,
     COPIED,
@@ -97,7 +98,9 @@ def test_half_precision_is_scaled_one_by_one() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("scaling", "divides"), [(COPIED, False), (RESIDENT, False), (BATCHED, True)], ids=["copied", "views", "batched"]
+    ("scaling", "divides"),
+    [(COPIED, False), (RESIDENT, False), (BATCHED, True)],
+    ids=["copied", "views", "batched"],
 )
 def test_a_group_that_is_not_contiguous_gets_the_same_bits(
     scaling: Scaling, divides: bool, dtype: torch.dtype

@@ -9,8 +9,9 @@ from minddp.core.bucket import Bucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
 from minddp.core.packing import LARGE_BYTES
-from minddp.core.plan import BucketCaps, ParamSpec
+from minddp.core.plan import ParamSpec
 from minddp.core.readiness import Readiness
+from minddp.options import UNBOUNDED
 
 LARGE = LARGE_BYTES // 4
 SIZES = (1, LARGE, 1, LARGE, 1, 1)  # one bucket with three pack groups: 1 and 3 are alone
@@ -28,7 +29,7 @@ class Log:
         self.events = EventStream()
         params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
         specs = [ParamSpec(f"p{i}", p.numel(), p.dtype, p.device) for i, p in enumerate(params)]
-        self.store = BucketStore(params, specs, Bucket, BucketCaps.from_mib(None, None))
+        self.store = BucketStore(params, specs, Bucket, [UNBOUNDED], [UNBOUNDED])
 
     def readiness(self, hooks_left: list[int]) -> Readiness:
         return Readiness(hooks_left, self.store, self.events, self.on_group_ready, self.on_ready_twice)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
+from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales, SharedByCheckpoints
 
@@ -470,7 +471,7 @@ def test_a_shadow_makes_the_collectives_of_a_backward() -> None:
         active.step(X)
         shadow.reducer.ensure_finished()
         shadow.reducer.rebuild_if_due()
-        shadow.reducer.shadow_backward()
+        shadow_backward(shadow.reducer)
     assert shadow.transport.calls == active.transport.calls
     assert all(param.grad is None for param in shadow.module.parameters())
 
@@ -520,6 +521,7 @@ def test_another_plan_is_adopted_between_backwards_only(when: str) -> None:
     phases = {"in backward": "ACCUMULATING", "unfinished": "INCOMPLETE"}
     assert len(errors) == (when in phases)
     assert all(phases[when] in error for error in errors)
+
 
 # ------------------------------------------------------------------ what a dropped wrapper leaves behind
 
@@ -602,5 +604,3 @@ def test_a_second_try_without_a_forward_is_finalized() -> None:
     output.sum().backward()
     assert ddp.reducer.phase is Phase.IDLE
     assert ddp.transport.count("all_reduce") == 1
-
-

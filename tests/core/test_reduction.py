@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from minddp.core.packing import Scaling
-from minddp.core.reduction import MeanAfterSum, MeanBeforeSum
+from minddp.core.reduction import MeanBeforeSum
+from minddp.modes.mixed_precision import MeanAfterSum
 from tests.buckets import bucket_of, pack, parameter
 from tests.fakes import FakeTransport
 

@@ -12,6 +12,7 @@ from torch import nn
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.expectation.static_graph import StaticGraph
+from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales, SharedByCheckpoints
 
@@ -25,7 +26,9 @@ def static(module: nn.Module, transport: FakeTransport | None = None, **options:
 
 
 def test_hooks_are_counted_in_the_first_backward_and_expected_in_all_others() -> None:
-    expectation = StaticGraph([nn.Parameter(torch.ones(1)) for _ in range(3)], finds_unused=False, skips_buckets=False)
+    expectation = StaticGraph(
+        [nn.Parameter(torch.ones(1)) for _ in range(3)], finds_unused=False, skips_buckets=False
+    )
     assert (expectation.is_recording, expectation.is_settling) == (True, True)
     assert expectation.open() == ([1, 1, 1], [])
     for param in (0, 2, 2):
@@ -38,7 +41,9 @@ def test_hooks_are_counted_in_the_first_backward_and_expected_in_all_others() ->
 
 
 def test_what_an_interrupted_recording_has_counted_is_forgotten() -> None:
-    expectation = StaticGraph([nn.Parameter(torch.ones(1)) for _ in range(2)], finds_unused=False, skips_buckets=False)
+    expectation = StaticGraph(
+        [nn.Parameter(torch.ones(1)) for _ in range(2)], finds_unused=False, skips_buckets=False
+    )
     expectation.open()
     expectation.record(0)
     expectation.revert()
@@ -199,7 +204,7 @@ def test_a_rank_that_shadows_the_first_backward_learns_who_uses_what_and_records
     for _ in range(3):
         active.step(X)
         shadow.reducer.rebuild_if_due()
-        shadow.reducer.shadow_backward()
+        shadow_backward(shadow.reducer)
     assert shadow.transport.calls == active.transport.calls
     shadow.step(X)
     assert shadow.reducer.expectation.open().hooks_left == [1, 1]

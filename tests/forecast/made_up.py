@@ -1,4 +1,4 @@
-"""A device that does what it was asked for when somebody waits for it, and takes made-up times."""
+"""A device that runs its work when the host waits for it, and takes made-up times."""
 
 from __future__ import annotations
 

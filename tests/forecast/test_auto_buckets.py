@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from minddp.forecast import clocks
+from minddp.forecast import gradient_clock
 from minddp.forecast.auto_buckets import OBSERVED_STEPS, WARM_UP_STEPS, AutoBuckets
-from minddp.forecast.calibration import Observed
 from minddp.forecast.gradient_clock import DeviceClock
-from minddp.forecast.link import Link
+from minddp.forecast.link import Link, measure_link
+from minddp.forecast.step_model import Observed
 from tests.fakes import FakeDDP, FakeTransport
 from tests.forecast.made_up import STEP_MS, FakeDevice
 from tests.ranks import RankPool
@@ -69,25 +69,25 @@ def test_ranks_come_to_one_plan_and_gradients_stay_right(ranks: Callable[[int], 
         assert first["measured"] == second["measured"] > 0
 
 
-def _told_by_other_clocks(rank: int, shares_on_core: list[float]) -> tuple[Link, Observed, list[str]]:
+def _tuned_by_other_clocks(rank: int, shares_on_core: list[float]) -> tuple[Link, Observed, list[str]]:
     """Of two ranks whose hosts give backward a core for different shares of the time."""
     asked = SimpleNamespace(
         perf_counter=time.perf_counter, thread_time=lambda: shares_on_core[rank] * time.perf_counter()
     )
-    mine, clocks.time = clocks.time, asked
+    mine, gradient_clock.time = gradient_clock.time, asked
     try:
         ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
         while ddp.tuning is None:
             ddp(torch.randn(4, 64)).square().mean().backward()
     finally:
-        clocks.time = mine
+        gradient_clock.time = mine
     return ddp.tuning.link, ddp.tuning.seen, [str(ddp.tuning.before), str(ddp.tuning.plan)]
 
 
 @pytest.mark.parametrize("shares_on_core", [[0.5, 0.25], [0.25, 0.75]])
 def test_ranks_agree_on_what_messages_take(shares_on_core: list[float], ranks: Callable[[int], RankPool]) -> None:
     """Each sees its own core only; all go by the same numbers, and by them come to the same share."""
-    first, second = ranks(2).run(_told_by_other_clocks, shares_on_core)
+    first, second = ranks(2).run(_tuned_by_other_clocks, shares_on_core)
     assert first == second
     assert first[0].taken > 0
 
@@ -109,9 +109,9 @@ def _without_a_second_opinion(rank: int, name: str, value: Any) -> str:
     [("bucket_cap_mb_list", [1, 2]), ("first_bucket_cap_mb", 1), ("find_unused_parameters", True)],
 )
 def test_options_that_decide_the_plan_exclude_it(ranks: Callable[[int], RankPool], name: str, value: Any) -> None:
-    for told in ranks(2).run(_without_a_second_opinion, name, value):
-        assert "bucket_cap_mb" in told
-        assert name in told
+    for message in ranks(2).run(_without_a_second_opinion, name, value):
+        assert "bucket_cap_mb" in message
+        assert name in message
 
 
 def _copied(rank: int) -> list[bool]:
@@ -196,12 +196,12 @@ def test_what_messages_take_decides(monkeypatch: pytest.MonkeyPatch, share: floa
     tuner = AutoBuckets(ddp.reducer, OnASharedCore(share))
     while tuner.tuning is None:
         _step(ddp, tuner)
-    told = tuner.tuning
-    assert len(told.before.buckets) > 1
-    assert told.seen.computed_s == pytest.approx(share * told.seen.gradients_complete_s)
-    assert told.predicted_backward_s(told.before) == pytest.approx(told.before_s)
-    assert (told.link.taken > 0) == (share < 1)
-    assert len(told.plan.buckets) == buckets
+    tuning = tuner.tuning
+    assert len(tuning.before.buckets) > 1
+    assert tuning.seen.computed_s == pytest.approx(share * tuning.seen.gradients_complete_s)
+    assert tuning.predicted_backward_s(tuning.before) == pytest.approx(tuning.before_s)
+    assert (tuning.link.taken > 0) == (share < 1)
+    assert len(tuning.plan.buckets) == buckets
 
 
 def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None
 def test_messages_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """All take the same there, whatever their size."""
     device, _, _ = _on_a_device(monkeypatch)
-    link = Link.measured(FakeTransport(), torch.device("cpu"), DeviceClock(torch.device("cuda", 0)), [64, 4096])
+    link = measure_link(FakeTransport(), torch.device("cpu"), DeviceClock(torch.device("cuda", 0)), [64, 4096])
     assert link.seconds(4096) == pytest.approx(STEP_MS / 1e3)
     assert device.recorded == 12  # around five all-reduces of each size
 

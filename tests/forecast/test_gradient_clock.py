@@ -1,4 +1,4 @@
-"""Times on a host and on a device: what a stamp is, when anybody waits for one, and what has no clock."""
+"""Times on a host and on a device: what a stamp is, when the host waits for one, and what has no clock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from minddp.core.events import Event, EventKind
-from minddp.forecast import clocks
+from minddp.forecast import gradient_clock
 from minddp.forecast.auto_buckets import Observer
-from minddp.forecast.calibration import Observed
 from minddp.forecast.gradient_clock import DeviceClock, HostClock, clock_of
+from minddp.forecast.step_model import Observed
 from tests.forecast.made_up import FakeDevice
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -76,8 +76,8 @@ class FakeHost:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In the place of the modules that the host's clock asks."""
         asked = SimpleNamespace(perf_counter=lambda: self.now_s, thread_time=lambda: self.on_core_s[self.thread])
-        monkeypatch.setattr(clocks, "time", asked)
-        monkeypatch.setattr(clocks, "threading", SimpleNamespace(get_ident=lambda: self.thread))
+        monkeypatch.setattr(gradient_clock, "time", asked)
+        monkeypatch.setattr(gradient_clock, "threading", SimpleNamespace(get_ident=lambda: self.thread))
 
 
 def observed_on(host: FakeHost, spans: list[tuple[int, float, float]], monkeypatch: pytest.MonkeyPatch) -> Observed:
@@ -109,13 +109,13 @@ def test_a_gradient_of_another_thread_counts_with_all_its_time(monkeypatch: pyte
     assert seen.gradients_complete_s == pytest.approx(5.5)
 
 
-def test_who_computes_the_gradients_has_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_is_that_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(clock_of([CPU, CPU]), HostClock)
     assert isinstance(clock_of([]), HostClock)
     assert isinstance(clock_of([GPU, GPU]), DeviceClock)
 
 
 @pytest.mark.parametrize("devices", [[CPU, GPU], [GPU, torch.device("cuda", 1)], [torch.device("xpu", 0)]])
-def test_what_has_no_clock_is_told_so(devices: list[torch.device]) -> None:
+def test_devices_without_a_clock_are_refused(devices: list[torch.device]) -> None:
     with pytest.raises(NotImplementedError, match=rf"parameters are on .*{devices[0]}.*Pass a number"):
         clock_of(devices)

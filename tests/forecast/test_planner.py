@@ -11,28 +11,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minddp.core.plan import ParamSpec
-from minddp.forecast import Gradient, Link, least_exposed, plan_buckets, simulate
+from minddp.forecast.link import Link
+from minddp.forecast.planner import least_exposed, plan_buckets
+from minddp.forecast.step_model import Message, finish_s
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
 CPU = torch.device("cpu")
 
 _gradients = st.lists(
-    st.tuples(st.integers(1, 5000), st.floats(0, 5e-3)).map(lambda drawn: Gradient(*drawn)), min_size=1, max_size=8
+    st.tuples(st.integers(1, 5000), st.floats(0, 5e-3)).map(lambda drawn: Message(*drawn)), min_size=1, max_size=8
 ).map(lambda gradients: sorted(gradients, key=lambda gradient: gradient.ready_s))
 _shares = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 _links = st.builds(Link, st.floats(0, 2e-3), st.floats(1e5, 1e8), _shares)
 _tails = st.just(0.0) | st.floats(0, 10e-3)  # how long backward computes in all, where that says more than the last
 
 
-def all_cuts(n: int) -> list[list[int]]:
-    """Every way to cut n gradients into buckets, as where each bucket ends."""
+def all_divisions(n: int) -> list[list[int]]:
+    """Every way to divide n gradients into buckets, as where each bucket ends."""
     return [
-        [*(place for place, is_cut in enumerate(cuts, 1) if is_cut), n]
-        for cuts in itertools.product([False, True], repeat=n - 1)
+        [*(place for place, is_end in enumerate(flags, 1) if is_end), n]
+        for flags in itertools.product([False, True], repeat=n - 1)
     ]
 
 
-def told_second_by_second(gradients: list[Gradient], ends: list[int], link: Link, backward_s: float) -> float:
+def finish_by(gradients: list[Message], ends: list[int], link: Link, computed_s: float = 0.0) -> float:
+    """When the model ends with the buckets that end at `ends`."""
+    groups = [gradients[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    messages = [Message(sum(g.nbytes for g in group), max(g.ready_s for g in group)) for group in groups]
+    return finish_s(messages, link, computed_s)
+
+
+def second_by_second(gradients: list[Message], ends: list[int], link: Link, computed_s: float) -> float:
     """The model without its clock that stands still: what time it is, and how much backward has computed."""
     now = computed = 0.0
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
@@ -40,34 +49,34 @@ def told_second_by_second(gradients: list[Gradient], ends: list[int], link: Link
         message_s = link.seconds(sum(gradient.nbytes for gradient in gradients[start:end]))
         now += until_ready + message_s
         computed += until_ready + (1 - link.taken) * message_s
-    return now + max(0.0, backward_s - computed)
+    return now + max(0.0, computed_s - computed)
 
 
 @settings(max_examples=200, deadline=None)
 @given(_gradients, _links, _tails)
-def test_no_other_cut_is_over_sooner(gradients: list[Gradient], link: Link, backward_s: float) -> None:
+def test_no_other_division_is_over_sooner(gradients: list[Message], link: Link, computed_s: float) -> None:
     """Whatever share the messages take from backward."""
-    best = min(told_second_by_second(gradients, ends, link, backward_s) for ends in all_cuts(len(gradients)))
-    ends = least_exposed(gradients, link, backward_s)
-    assert simulate(gradients, ends, link, backward_s) == pytest.approx(best)
+    best = min(second_by_second(gradients, ends, link, computed_s) for ends in all_divisions(len(gradients)))
+    ends = least_exposed(gradients, link, computed_s)
+    assert finish_by(gradients, ends, link, computed_s) == pytest.approx(best)
 
 
 @settings(max_examples=100, deadline=None)
 @given(_gradients, _links, _tails)
 def test_a_clock_that_stands_still_tells_the_same_end(
-    gradients: list[Gradient], link: Link, backward_s: float
+    gradients: list[Message], link: Link, computed_s: float
 ) -> None:
-    for ends in all_cuts(len(gradients)):
-        expected = told_second_by_second(gradients, ends, link, backward_s)
-        assert simulate(gradients, ends, link, backward_s) == pytest.approx(expected)
+    for ends in all_divisions(len(gradients)):
+        expected = second_by_second(gradients, ends, link, computed_s)
+        assert finish_by(gradients, ends, link, computed_s) == pytest.approx(expected)
 
 
 @settings(max_examples=100, deadline=None)
 @given(_gradients, _links, _tails)
-def test_no_message_is_sent_for_nothing(gradients: list[Gradient], link: Link, backward_s: float) -> None:
+def test_no_message_is_sent_for_nothing(gradients: list[Message], link: Link, computed_s: float) -> None:
     """What takes all of its time from backward is never hidden, so a second message can only cost a latency."""
     link = dataclasses.replace(link, taken=1.0)
-    assert least_exposed(gradients, link, backward_s) == [len(gradients)]
+    assert least_exposed(gradients, link, computed_s) == [len(gradients)]
 
 
 @pytest.mark.parametrize(
@@ -83,43 +92,43 @@ def test_no_message_is_sent_for_nothing(gradients: list[Gradient], link: Link, b
     ],
 )
 def test_what_messages_take_from_backward(taken: float, apart_s: float, together_s: float) -> None:
-    gradients, link = [Gradient(2000, 0.0), Gradient(2000, 4e-3)], dataclasses.replace(LINK, taken=taken)
-    assert simulate(gradients, [1, 2], link, backward_s=5e-3) == pytest.approx(apart_s)
-    assert simulate(gradients, [2], link, backward_s=5e-3) == pytest.approx(together_s)
+    gradients, link = [Message(2000, 0.0), Message(2000, 4e-3)], dataclasses.replace(LINK, taken=taken)
+    assert finish_by(gradients, [1, 2], link, computed_s=5e-3) == pytest.approx(apart_s)
+    assert finish_by(gradients, [2], link, computed_s=5e-3) == pytest.approx(together_s)
     better = [1, 2] if apart_s < together_s else [2]
-    assert least_exposed(gradients, link, backward_s=5e-3) == better
+    assert least_exposed(gradients, link, computed_s=5e-3) == better
 
 
 def test_backward_goes_on_behind_the_last_gradient() -> None:
     """What is over before it is hidden: then one message does as well as two."""
-    gradients = [Gradient(1000, 0.0), Gradient(1000, 1e-3)]
-    assert simulate(gradients, [1, 2], LINK, backward_s=9e-3) == pytest.approx(9e-3)
-    assert least_exposed(gradients, LINK, backward_s=9e-3) == [2]
+    gradients = [Message(1000, 0.0), Message(1000, 1e-3)]
+    assert finish_by(gradients, [1, 2], LINK, computed_s=9e-3) == pytest.approx(9e-3)
+    assert least_exposed(gradients, LINK, computed_s=9e-3) == [2]
     assert least_exposed(gradients, LINK) == [2]
-    assert least_exposed([Gradient(9000, 0.0), Gradient(1000, 20e-3)], LINK) == [1, 2]
+    assert least_exposed([Message(9000, 0.0), Message(1000, 20e-3)], LINK) == [1, 2]
 
 
 def test_a_latency_that_nothing_hides_makes_one_bucket() -> None:
     """All gradients are ready at once: a second message could only cost its latency."""
-    assert least_exposed([Gradient(100, 0.0)] * 6, LINK) == [6]
+    assert least_exposed([Message(100, 0.0)] * 6, LINK) == [6]
 
 
 def test_without_latency_every_gradient_leaves_when_it_is_ready() -> None:
-    gradients = [Gradient(100, 1e-3 * turn) for turn in range(4)]
-    assert simulate(gradients, least_exposed(gradients, Link(0.0, 1e6)), Link(0.0, 1e6)) == pytest.approx(3.1e-3)
+    gradients = [Message(100, 1e-3 * turn) for turn in range(4)]
+    assert finish_by(gradients, least_exposed(gradients, Link(0.0, 1e6)), Link(0.0, 1e6)) == pytest.approx(3.1e-3)
 
 
 def test_the_last_gradients_do_not_wait_for_company() -> None:
     """Backward hides the first messages; what is left over is one small one."""
-    gradients = [Gradient(4000, 10e-3 * turn) for turn in range(5)]
+    gradients = [Message(4000, 10e-3 * turn) for turn in range(5)]
     ends = least_exposed(gradients, LINK)
     assert ends[-2:] == [4, 5]
 
 
 def test_messages_travel_one_at_a_time() -> None:
-    gradients = [Gradient(2000, 0.0), Gradient(2000, 1e-3)]
-    assert simulate(gradients, [1, 2], LINK) == pytest.approx(3e-3 + 3e-3)
-    assert simulate(gradients, [2], LINK) == pytest.approx(1e-3 + 5e-3)
+    gradients = [Message(2000, 0.0), Message(2000, 1e-3)]
+    assert finish_by(gradients, [1, 2], LINK) == pytest.approx(3e-3 + 3e-3)
+    assert finish_by(gradients, [2], LINK) == pytest.approx(1e-3 + 5e-3)
 
 
 def test_kinds_are_planned_apart_and_leave_as_they_are_ready() -> None:
@@ -141,14 +150,3 @@ def test_kinds_know_what_messages_take_from_backward() -> None:
     assert len(plan_buckets(specs, ready, LINK, 50e-3).buckets) > 2
     assert len(plan_buckets(specs, ready, LINK, 99e-3).buckets) == 2, "whatever they do is hidden"
     assert len(plan_buckets(specs, ready, dataclasses.replace(LINK, taken=1.0), 50e-3).buckets) == 2
-
-
-def test_a_link_is_found_from_its_messages() -> None:
-    link = Link.fitted([(nbytes, LINK.seconds(nbytes)) for nbytes in (1000, 10_000, 1_000_000)])
-    assert link.latency_s == pytest.approx(LINK.latency_s)
-    assert link.bytes_per_s == pytest.approx(LINK.bytes_per_s)
-
-
-def test_one_size_says_nothing_of_a_bandwidth() -> None:
-    with pytest.raises(ValueError, match="two sizes"):
-        Link.fitted([(1000, 1.0), (1000, 2.0)])

@@ -1,7 +1,7 @@
 """Recordings made by hand: a step whose times are known exactly, so that what is read from it can be checked.
 
-A made-up rank computes as it is told; the wire between the ranks is ideal: a message begins when all ranks have
-launched it and the one before is through, and takes a latency and its bytes at a bandwidth.
+A made-up rank computes for the given times; the wire between the ranks is ideal: a message begins when all ranks
+have launched it and the one before is through, and takes a latency and its bytes at a bandwidth.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Track:
     now_ns: int = 0
     events: list[Stamped] = field(default_factory=list)
 
-    def tell(self, kind: K, subject: int = -1, *, after_ms: float = 0, at_ns: int | None = None) -> int:
+    def emit(self, kind: K, subject: int = -1, *, after_ms: float = 0, at_ns: int | None = None) -> int:
         if at_ns is None:
             self.now_ns += round(after_ms * MS)
             at_ns = self.now_ns
@@ -91,36 +91,36 @@ def _step(ranks: Sequence[Rank], tracks: Sequence[Track], plan: Layout, wire: Wi
         completed.append(free_ns)
     for rank, track in zip(ranks, tracks, strict=True):
         for index, at_ns in enumerate(completed):
-            track.tell(K.BUCKET_COMPLETED, index, at_ns=at_ns)
+            track.emit(K.BUCKET_COMPLETED, index, at_ns=at_ns)
         _from_gradients_complete(rank, track, completed)
 
 
 def _until_gradients_complete(rank: Rank, track: Track, plan: Layout) -> list[int]:
     """When each bucket is launched."""
     track.now_ns += round(rank.late_ms * MS)
-    track.tell(K.FORWARD_BEGIN)
-    track.tell(K.FORWARD_END, after_ms=rank.forward_ms)
-    track.tell(K.BACKWARD_BEGIN, after_ms=rank.loss_ms)
+    track.emit(K.FORWARD_BEGIN)
+    track.emit(K.FORWARD_END, after_ms=rank.forward_ms)
+    track.emit(K.BACKWARD_BEGIN, after_ms=rank.loss_ms)
     launched = []
     for index, bucket in enumerate(plan.buckets):
         for param in bucket.params:
-            track.tell(K.PARAM_READY, param, after_ms=rank.backward_ms / len(plan.params))
-        track.tell(K.PACK_BEGIN, index)
-        track.tell(K.PACK_END, index, after_ms=rank.pack_ms)
-        track.tell(K.BUCKET_READY, index)
-        launched.append(track.tell(K.BUCKET_LAUNCHED, index))
-    track.tell(K.GRADIENTS_COMPLETE)
+            track.emit(K.PARAM_READY, param, after_ms=rank.backward_ms / len(plan.params))
+        track.emit(K.PACK_BEGIN, index)
+        track.emit(K.PACK_END, index, after_ms=rank.pack_ms)
+        track.emit(K.BUCKET_READY, index)
+        launched.append(track.emit(K.BUCKET_LAUNCHED, index))
+    track.emit(K.GRADIENTS_COMPLETE)
     return launched
 
 
 def _from_gradients_complete(rank: Rank, track: Track, completed: Sequence[int]) -> None:
     for index, at_ns in enumerate(completed):
         track.now_ns = max(track.now_ns, at_ns)
-        track.tell(K.BUCKET_WAITED, index)
-        track.tell(K.BUCKET_UNPACKED, index, after_ms=rank.copy_ms)
-    track.tell(K.BACKWARD_END)
-    track.tell(K.OPTIMIZER_BEGIN)
-    track.tell(K.OPTIMIZER_END, after_ms=rank.optimizer_ms)
+        track.emit(K.BUCKET_WAITED, index)
+        track.emit(K.BUCKET_UNPACKED, index, after_ms=rank.copy_ms)
+    track.emit(K.BACKWARD_END)
+    track.emit(K.OPTIMIZER_BEGIN)
+    track.emit(K.OPTIMIZER_END, after_ms=rank.optimizer_ms)
     track.now_ns += round(rank.other_ms * MS)
 
 

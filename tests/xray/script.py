@@ -1,4 +1,4 @@
-"""A training script like anyone's: it knows torch, and nothing of minddp."""
+"""A training script that uses torch and not minddp."""
 
 from __future__ import annotations
 

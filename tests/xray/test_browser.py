@@ -87,11 +87,11 @@ class Seen:
         return self.text("#bucket-title").split("\n")[0]
 
     def figures(self) -> dict[str, tuple[str, str]]:
-        """What is told of the selected bucket: for each question, the answer and what is said about it."""
-        told = self.page.eval_on_selector_all(
+        """The figures of the selected bucket: by name, the value and the remark."""
+        texts = self.page.eval_on_selector_all(
             ".figures div", "all => all.map(figure => [...figure.children].map(part => part.innerText))"
         )
-        return {name: (value, about) for name, value, about in told}
+        return {name: (value, about) for name, value, about in texts}
 
     def axis(self) -> list[str]:
         return self.page.eval_on_selector_all(
@@ -139,7 +139,7 @@ def seen(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 
 def test_the_first_view_says_what_there_is_to_see(seen: Seen) -> None:
     assert seen.page.title() == "three buckets: minddp x-ray"
-    assert re.fullmatch(r"A step takes \S+ ms, of which rank 0 waits \S+ ms for gradients\.", seen.text("h1"))
+    assert re.fullmatch(r"A step takes \S+ ms; rank 0 waits \S+ ms of it for gradients\.", seen.text("h1"))
     assert "What to try:" in seen.text("#suggestion")
     assert seen.page.locator("#timeline .bucket").count() == 2 * 3
     assert "Where it is red, the rank has nothing left to do and stands still." in seen.text(".how")
@@ -149,8 +149,8 @@ def test_the_first_view_says_what_there_is_to_see(seen: Seen) -> None:
     assert "Rank 0 stands still longest: 15.7 ms (its bytes are on the wire)." in seen.text("#parts")
 
 
-def test_it_begins_with_the_bucket_that_hurts_most(seen: Seen) -> None:
-    worst = re.search(r"Bucket (\d) hurts most: rank (\d)", seen.text("#sentences"))
+def test_it_begins_with_the_bucket_that_costs_most(seen: Seen) -> None:
+    worst = re.search(r"Bucket (\d) costs most: rank (\d)", seen.text("#sentences"))
     assert worst is not None
     assert seen.selected().startswith(f"Bucket {worst[1]}, rank {worst[2]}")
     assert "blocks." in seen.text("#bucket table")
@@ -203,7 +203,7 @@ def test_no_text_of_a_chart_is_cut_off_or_lies_on_another(seen: Seen) -> None:
 def test_a_step_that_an_error_ended_is_shown_with_the_error(seen: Seen) -> None:
     assert seen.text("h1").startswith("This step did not come to its end")
     assert "Rank 0 ended with ValueError: no." in seen.text("#sentences")
-    assert seen.figures()["On the wire"] == ("not known", "it was never through")
+    assert seen.figures()["On the wire"] == ("not known", "it never arrived")
     assert not seen.page.is_visible("#plans")
 
 
@@ -272,9 +272,9 @@ def test_what_lies_under_the_mouse_is_named(seen: Seen) -> None:
     assert seen.text("#tip").split("\n") == ["backward, rank 0", "20.0 ms, from 11.0 ms on"]
     assert seen.time_at_mouse() == "21.0 ms", "in the middle of backward"
     seen.page.locator("#timeline .bucket[data-bucket='1']").first.hover()
-    told = seen.text("#tip").split("\n")
-    assert told[:2] == ["bucket 1, rank 0", "3 gradients, 2 MiB"]
-    assert told[3] == "8.50 ms on the wire, 7.67 ms of it exposed"
+    texts = seen.text("#tip").split("\n")
+    assert texts[:2] == ["bucket 1, rank 0", "3 gradients, 2 MiB"]
+    assert texts[3] == "8.50 ms on the wire, 7.67 ms of it exposed"
     seen.page.mouse.move(5, 5)
     assert not seen.page.is_visible("#tip")
     assert seen.page.locator("#timeline .cursor").count() == 0

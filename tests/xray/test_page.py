@@ -19,7 +19,7 @@ from tests.xray.made_up import MIB, Rank, Wire, layout, recording
 MADE = recording([Rank(), Rank(late_ms=4)], layout([[1, 1], [2]]), steps=2, wire=Wire(bytes_per_ms=MIB / 2))
 
 
-def test_the_page_asks_nobody_for_anything() -> None:
+def test_the_page_needs_no_network() -> None:
     page = render([Analysis(MADE)])
     assert re.findall(r"(?:src|href)=\"(?!data:)", page) == []
     assert "@import" not in page
@@ -65,7 +65,7 @@ def test_buckets_wait_and_move_one_after_the_other() -> None:
             assert all(bucket["launched"] <= bucket["pending"] for bucket in rank["buckets"])
 
 
-def test_a_bucket_is_cut_where_its_rank_begins_to_stand_still() -> None:
+def test_a_bucket_is_divided_where_its_rank_begins_to_stand_still() -> None:
     """Each message takes 5 ms; bucket 0 leaves rank 1 at 28 and 1/3 ms, and rank 0 has computed all at 31 ms."""
     first = payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"][0]["buckets"][0]
     assert first["stretches"] == [
@@ -93,7 +93,7 @@ def test_the_figures_of_buckets_add_up_to_those_of_their_rank() -> None:
             assert sum(value for _, value in rank["causes"]) == pytest.approx(still)
 
 
-def test_a_bucket_that_waits_for_those_before_it_tells_how_long() -> None:
+def test_the_wait_for_buckets_before_it_is_a_figure() -> None:
     """On rank 0, bucket 1 leaves at 31 ms. Bucket 0 is through at 33 and 1/3 ms, and rank 1 comes at 35 ms."""
     first, second = payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"][0]["buckets"]
     assert first["behind"] == [0, 0]
@@ -132,13 +132,13 @@ def test_several_recordings_come_without_predictions() -> None:
     assert payload([Analysis(MADE)])["exhibits"][0]["plans"]
 
 
-def test_a_wrapper_without_a_plan_is_not_told_to_have_another() -> None:
+def test_no_other_plan_is_suggested_to_a_wrapper_without_one() -> None:
     (exhibit,) = payload([Analysis(replace(MADE, has_plan=False))])["exhibits"]
     assert exhibit["plans"] == []
     assert "Pass" not in exhibit["suggestion"]
 
 
-def test_a_step_that_was_cut_short_can_be_shown() -> None:
+def test_an_interrupted_step_can_be_shown() -> None:
     cut = Analysis(interrupted(MADE))
     (exhibit,) = payload([cut])["exhibits"]
     assert "did not come to its end" in exhibit["steps"][0]["headline"]

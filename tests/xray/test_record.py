@@ -10,14 +10,14 @@ from torch import nn
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import plan_from_registration
 from minddp.xray import record
-from minddp.xray.record import Recorder
+from minddp.xray.record import Recorder, interpolate
 from minddp.xray.recording import Layout
 from tests.fakes import FakeDDP
 from tests.xray.made_up import layout
 
 
 class FakeSource:
-    """A source that tells what the test says."""
+    """A source whose events come from the test."""
 
     wrapper, has_plan, title = "fake", True, "a fake"
     rank, world_size, store, topic, backend = 0, 1, None, "topic", "none"
@@ -37,7 +37,7 @@ class FakeSource:
     def unwatch(self, sink: EventSink) -> None:
         self.sinks.remove(sink)
 
-    def tell(self, kind: EventKind, subject: int = -1) -> None:
+    def emit(self, kind: EventKind, subject: int = -1) -> None:
         for sink in self.sinks:
             sink(Event(kind, subject))
 
@@ -51,8 +51,8 @@ def test_events_are_kept_with_their_time_in_order(source: FakeSource) -> None:
     recorder = Recorder(source)
     before = time.perf_counter_ns()
     recorder.start()
-    source.tell(EventKind.FORWARD_BEGIN)
-    source.tell(EventKind.PARAM_READY, 3)
+    source.emit(EventKind.FORWARD_BEGIN)
+    source.emit(EventKind.PARAM_READY, 3)
     recorded = recorder.stop()
     assert [event[1:] for event in recorded.events] == [(EventKind.FORWARD_BEGIN, -1), (EventKind.PARAM_READY, 3)]
     times = [before, *(event.t_ns for event in recorded.events), recorded.stopped_ns, time.perf_counter_ns()]
@@ -65,7 +65,7 @@ def test_the_ring_keeps_the_latest_and_counts_what_it_drops(source: FakeSource) 
     recorder = Recorder(source, capacity=10)
     recorder.start()
     for param in range(25):
-        source.tell(EventKind.PARAM_READY, param)
+        source.emit(EventKind.PARAM_READY, param)
     recorded = recorder.stop()
     assert [event.subject for event in recorded.events] == list(range(15, 25))
     assert (recorded.dropped, recorded.capacity) == (15, 10)
@@ -93,7 +93,7 @@ def test_a_second_recording_begins_anew(source: FakeSource) -> None:
     recorder = Recorder(source)
     for _ in range(2):
         recorder.start()
-        source.tell(EventKind.FORWARD_BEGIN)
+        source.emit(EventKind.FORWARD_BEGIN)
         assert len(recorder.stop().events) == 1
 
 
@@ -102,7 +102,7 @@ def test_a_rebuild_makes_a_second_layout(source: FakeSource) -> None:
     first = source.now
     recorder.start()
     source.now = layout([[1, 1]])
-    source.tell(EventKind.BUCKETS_REBUILT, 1)
+    source.emit(EventKind.BUCKETS_REBUILT, 1)
     recorded = recorder.stop()
     assert [given.buckets for given in recorded.layouts] == [first.buckets, source.now.buckets]
     assert recorded.layouts[1].since_ns == recorded.events[0].t_ns
@@ -112,20 +112,20 @@ def test_a_rebuild_makes_a_second_layout(source: FakeSource) -> None:
 def test_an_error_is_the_last_event(source: FakeSource) -> None:
     recorder = Recorder(source)
     recorder.start()
-    source.tell(EventKind.FORWARD_BEGIN)
+    source.emit(EventKind.FORWARD_BEGIN)
     recorded = recorder.stop(ValueError("no such thing"))
     assert recorded.events[-1].kind is EventKind.ERROR
     assert recorded.error == "ValueError: no such thing"
 
 
-# ------------------------------------------------------------------ what the reducer tells
+# ------------------------------------------------------------------ events of the reducer
 
 
 def step(ddp: FakeDDP) -> None:
     ddp(torch.ones(2, 4)).sum().backward()
 
 
-def test_a_hook_tells_of_its_gradient_also_in_the_quick_path() -> None:
+def test_a_hook_emits_its_gradient_also_in_the_quick_path() -> None:
     """See [Note: the hot path]: when the plan is final, `attend` is no longer called for each parameter."""
     ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_a_hook_tells_of_its_gradient_also_in_the_quick_path() -> None:
     assert attended == [3]
 
 
-def test_who_no_longer_watches_is_told_nothing() -> None:
+def test_a_sink_that_was_removed_gets_no_events() -> None:
     ddp = FakeDDP(nn.Linear(4, 4))
     seen: list[Event] = []
     ddp.reducer.events.watch(seen.append)
@@ -162,17 +162,17 @@ def test_the_layout_is_that_of_the_plan() -> None:
 
 
 class FakeDeviceClock:
-    """A device that is 1 ms behind the host when it comes to the first stamp, 2 ms at the second, ..."""
+    """A device that reaches the first stamp at once, the second 1 ms after the host's call, the third 2 ms, ..."""
 
     def __init__(self, device: torch.device):
-        self.host_ns: list[int] = []
+        self._stamps = 0
 
     def stamp(self) -> int:
-        self.host_ns.append(time.perf_counter_ns())
-        return len(self.host_ns)
+        self._stamps += 1
+        return time.perf_counter_ns() + (self._stamps - 1) * 10**6
 
-    def read(self, stamps: list[int | None]) -> list[int | None]:
-        return [None if stamp is None else self.host_ns[stamp - 1] + stamp * 10**6 for stamp in stamps]
+    def seconds(self, first: int, last: int) -> float:
+        return (last - first) / 1e9
 
 
 def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +182,9 @@ def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest
     recorder = Recorder(source)
     recorder.start()
     before = time.perf_counter_ns()
-    source.tell(EventKind.BACKWARD_BEGIN)
-    source.tell(EventKind.PARAM_READY, 0)
-    source.tell(EventKind.BUCKET_LAUNCHED, 0)
+    source.emit(EventKind.BACKWARD_BEGIN)
+    source.emit(EventKind.PARAM_READY, 0)
+    source.emit(EventKind.BUCKET_LAUNCHED, 0)
     recorded = recorder.stop()
     begin, ready, launched = (event.t_ns - before for event in recorded.events)
     assert begin >= 10**6
@@ -194,17 +194,32 @@ def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest
     assert recorded.stopped_ns >= recorded.events[-1].t_ns
 
 
-def test_a_completion_that_is_told_a_moment_late_is_recorded(source: FakeSource) -> None:
+def test_a_completion_a_moment_late_is_recorded(source: FakeSource) -> None:
     recorder = Recorder(source)
     recorder.start()
-    source.tell(EventKind.BUCKET_LAUNCHED, 0)
-    threading.Timer(0.005, source.tell, [EventKind.BUCKET_COMPLETED, 0]).start()
+    source.emit(EventKind.BUCKET_LAUNCHED, 0)
+    threading.Timer(0.005, source.emit, [EventKind.BUCKET_COMPLETED, 0]).start()
     assert [event.kind for event in recorder.stop().events][-1] is EventKind.BUCKET_COMPLETED
 
 
-def test_one_that_is_never_told_is_not_waited_for(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_completion_has_a_limit(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "COMPLETIONS_S", 0.0)
     recorder = Recorder(source)
     recorder.start()
-    source.tell(EventKind.BUCKET_LAUNCHED, 0)
+    source.emit(EventKind.BUCKET_LAUNCHED, 0)
     assert [event.kind for event in recorder.stop().events] == [EventKind.BUCKET_LAUNCHED]
+
+
+def test_what_has_no_stamp_lies_between_its_neighbours() -> None:
+    hour = 3_600 * 10**9  # a machine that has been up for long: nanoseconds must not be lost in floats
+    host = [hour + t for t in (0, 10, 20, 30, 40)]
+    device = [hour + 100, None, None, hour + 400, hour + 401]
+    assert interpolate(host, device) == [hour + t for t in (100, 200, 300, 400, 401)]
+
+
+def test_before_the_first_and_after_the_last_stamp_their_times_count() -> None:
+    assert interpolate([0, 10, 20], [None, 50, None]) == [50, 50, 50]
+
+
+def test_without_any_stamp_the_host_knows_best() -> None:
+    assert interpolate([1, 2], [None, None]) == [1, 2]

@@ -149,7 +149,7 @@ def test_accumulation_makes_one_step_of_several_forwards() -> None:
     assert [(span.activity.value, span.begin_ns / MS, span.end_ns / MS) for span in step.spans] == [
         ("forward", 0, 4),
         ("loss", 4, 6),
-        ("backward", 6, 9),  # nobody tells the end of a local backward: its last gradient is the last sign of it
+        ("backward", 6, 9),  # a local backward has no event at its end: it lasts to its last gradient
         ("other", 9, 12),
         ("forward", 12, 16),
         ("loss", 16, 17),
@@ -160,7 +160,7 @@ def test_accumulation_makes_one_step_of_several_forwards() -> None:
     ]
 
 
-def test_parts_of_forward_are_told_apart() -> None:
+def test_parts_of_forward_are_distinguished() -> None:
     forward = [(0, K.FORWARD_BEGIN), (1, K.REBUILD_BEGIN), (3, K.BUCKETS_REBUILT, 2), (4, K.BUFFERS_BEGIN)]
     rest = [(6, K.BUFFERS_BROADCAST, 1), (9, K.FORWARD_END), (10, K.BACKWARD_BEGIN), (12, K.GRADIENTS_COMPLETE)]
     (step,) = steps_of_rank(alone([*forward, *rest, (12, K.BACKWARD_END), (13, K.OPTIMIZER_END)]))
@@ -235,10 +235,10 @@ def test_no_step_is_an_error_that_says_what_to_do() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(K)), st.integers(-1, 2)), max_size=40))
-def test_spans_tile_the_steps_whatever_was_told(told: list[tuple[int, K, int]]) -> None:
-    """Also for nonsense: events that were dropped or came in an order that nobody thought of."""
+def test_spans_tile_the_steps_whatever_the_events(drawn: list[tuple[int, K, int]]) -> None:
+    """Also for nonsense: events that were dropped or came in any order."""
     now, events = 0, []
-    for gap, kind, subject in told:
+    for gap, kind, subject in drawn:
         now += gap
         events.append(Stamped(now, kind, subject))
     first = recording([Rank()], PLAN).ranks[0]
@@ -252,8 +252,8 @@ def test_an_interrupted_backward_and_the_next_attempt_are_two_steps() -> None:
     whole = recording([Rank()], PLAN).ranks[0]
     cut = [event for event in whole.events if event.t_ns <= 20 * MS]
     again = [Stamped(event.t_ns + 40 * MS, *event[1:]) for event in whole.events]
-    found_out = Stamped(again[0].t_ns + 5, K.ERROR)  # the next forward finds it, and tells
-    events = (*cut, again[0], found_out, *again[1:])
+    found = Stamped(again[0].t_ns + 5, K.ERROR)  # the next forward finds it
+    events = (*cut, again[0], found, *again[1:])
     first, second = steps_of_rank(replace(whole, events=events, stopped_ns=80 * MS))
     assert (first.complete, second.complete) == (False, True)
     assert first.interval.end_ns == second.interval.begin_ns == again[0].t_ns

@@ -12,7 +12,8 @@ from torch import nn
 import minddp
 from minddp.xray.reading import steps_of
 from minddp.xray.result import Result, load
-from minddp.xray.window import FirstWrapper, Window
+from minddp.xray.script import FirstWrapper
+from minddp.xray.xray import Window
 from tests.ranks import RankPool
 
 Loop = list[int]  # the numbers of steps that were recorded
@@ -48,12 +49,12 @@ def test_the_steps_of_the_window_are_recorded(
 
 
 def never_reached(rank: int) -> list[str]:
-    told: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("minddp.xray.window").addHandler(handler)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("minddp.xray.xray").addHandler(handler)
     assert numbered(rank, 10, 12, 2) == []
-    return told
+    return messages
 
 
 def test_a_window_that_is_never_reached_says_so(ranks: Callable[[int], RankPool]) -> None:
@@ -61,7 +62,7 @@ def test_a_window_that_is_never_reached_says_so(ranks: Callable[[int], RankPool]
 
 
 def found(rank: int, kind: str) -> tuple[Loop, int]:
-    """Nobody is told which module it is, nor which step."""
+    """Neither the module nor the step is given."""
     kept: list[Any] = []
     first = FirstWrapper(lambda ddp: Window(ddp, range(2, 4), then=kept.append))
     ddp = wrapped() if kind == "minddp" else nn.parallel.DistributedDataParallel(nn.Linear(8, 8))

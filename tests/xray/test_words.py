@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,22 +26,15 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
     assert words.ms(ns) == text
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(12, "12 bytes"), (1536, "1.5 KiB"), (2**20, "1 MiB"), (3.14159 * 2**30, "3.14 GiB")]
-)
-def test_sizes_have_a_unit(nbytes: float, text: str) -> None:
-    assert words.size(nbytes) == text
-
-
 def test_the_headline_names_the_rank_that_waits_longest() -> None:
     step = analysis(Rank(), Rank(late_ms=4), sizes=[[2], [2]]).typical
-    assert words.headline(step) == "A step takes 47.0 ms, of which rank 0 waits 12.0 ms for gradients."
+    assert words.headline(step) == "A step takes 47.0 ms; rank 0 waits 12.0 ms of it for gradients."
 
 
 def test_a_step_without_waiting_is_said_to_be_one() -> None:
     step = analysis(Rank(), sizes=[[2], [2]], wire=Wire(0, 1e15)).typical
     assert "hardly any of it is spent waiting" in words.headline(step)
-    assert words.worst_sentence(step) == "No bucket is waited for noticeably."
+    assert words.worst_sentence(step) == "No rank stands still for a bucket for a notable time."
     assert words.overlap_sentence(step) == "100% of the communication is hidden behind computation."
 
 
@@ -68,10 +62,10 @@ def test_the_worst_bucket_and_why(ranks: list[Rank], sizes: list[list[float]], s
 
 
 def test_a_plan_that_gains_is_suggested_with_its_gain() -> None:
-    told = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8]))
-    assert told.startswith("Pass `bucket_cap_mb=")
-    assert "Predicted: " in told
-    assert "buckets instead of 2." in told
+    text = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8]))
+    assert text.startswith("Pass `bucket_cap_mb=")
+    assert "Predicted: " in text
+    assert "buckets instead of 2." in text
 
 
 def test_more_buckets_are_not_suggested_where_their_latency_is_unknown() -> None:
@@ -85,12 +79,12 @@ def test_no_plan_is_suggested_where_none_gains() -> None:
 
 
 def test_balance_is_suggested_where_one_rank_is_always_late() -> None:
-    told = words.suggestion(analysis(Rank(), Rank(late_ms=9), sizes=[[0.2]], steps=3))
-    assert "Balance the ranks: rank 1 is the last to finish backward in 3 of 3 steps" in told
-    assert "up to 9.00 ms less a step" in told
+    text = words.suggestion(analysis(Rank(), Rank(late_ms=9), sizes=[[0.2]], steps=3))
+    assert "Balance the ranks: rank 1 is the last to finish backward in 3 of 3 steps" in text
+    assert "up to 9.00 ms less a step" in text
 
 
-def test_jitter_is_told_from_imbalance() -> None:
+def test_jitter_is_not_imbalance() -> None:
     plan = layout([[0.2]])
     steps = [recording([Rank(late_ms=9 * late), Rank(late_ms=9 - 9 * late)], plan) for late in (0, 1, 0, 1)]
     assert "now one rank and now another" in words.suggestion(Analysis(joined(steps)))
@@ -112,11 +106,18 @@ def test_nothing_is_suggested_where_there_is_nothing_to_gain() -> None:
     assert words.suggestion(analysis(Rank(), sizes=[[1]], wire=Wire(0, 1e15))).startswith("Leave the plan as it is")
 
 
-def test_the_model_is_told_with_its_error() -> None:
-    told = words.model_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
-    assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in told
-    assert "do not trust plans with more buckets" not in told
+def test_the_model_comes_with_its_error() -> None:
+    text = words.model_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in text
+    assert "do not trust plans with more buckets" not in text
     assert "do not trust plans with more buckets" in words.model_sentence(analysis(Rank(), sizes=[[1], [1]]))
+
+
+def test_more_ranks_are_predicted_where_the_latency_is_known() -> None:
+    sentence = words.more_ranks_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    assert re.search(r"a step is predicted to take \S+ ms with 4, \S+ ms with 8, \S+ ms with 16\.", sentence)
+    assert words.more_ranks_sentence(analysis(Rank(), Rank(), sizes=[[1], [1]])) == ""
+    assert words.more_ranks_sentence(analysis(Rank(), sizes=[[1], [2]])) == ""
 
 
 def test_the_life_of_a_bucket_has_no_gap_from_its_first_gradient_to_its_arrival() -> None:
@@ -137,7 +138,6 @@ def test_a_bucket_that_never_completed_has_lived_up_to_its_launch() -> None:
     (step,) = Analysis(replace(made, ranks=(replace(made.ranks[0], events=events),))).steps
     (bucket,) = step.ranks[0].buckets
     assert [stage.name for stage in words.life_of(step, step.ranks[0], bucket)][:2] == ["fills", "held"]
-    assert words.hidden_sentence(step, step.ranks[0], bucket) == "It was never through."
 
 
 def test_recordings_side_by_side_have_names_of_their_own() -> None:
@@ -164,10 +164,10 @@ def test_facts_about_the_recording() -> None:
     made = recording([Rank(), Rank()], layout([[1]]))
     first, second = made.ranks
     second = replace(second, clock=ClockOffset(5, 40_000), dropped=7, error="ValueError: no")
-    told = " ".join(words.facts(replace(made, ranks=(first, second), notes=("A note.",))))
-    assert "Recorded on ranks 0 and 1 (somewhere)." in told
-    assert "clocks agree within 0.04 ms" in told
-    assert "the 7 oldest did not fit the ring of 1,000" in told
-    assert "Rank 1 ended with ValueError: no" in told
-    assert told.endswith("A note.")
+    text = " ".join(words.facts(replace(made, ranks=(first, second), notes=("A note.",))))
+    assert "Recorded on ranks 0 and 1 (somewhere)." in text
+    assert "clocks agree within 0.04 ms" in text
+    assert "the 7 oldest did not fit the ring of 1,000" in text
+    assert "Rank 1 ended with ValueError: no" in text
+    assert text.endswith("A note.")
     assert "All ranks read one clock." in words.facts(made)

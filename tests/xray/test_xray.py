@@ -1,4 +1,4 @@
-"""With real ranks: who records, what comes together, and that nothing else changes."""
+"""With real ranks: which record, what is gathered, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def recorded(rank: int, recording_ranks: list[int], kind: str, folder: str) -> R
 
 
 @pytest.mark.parametrize("kind", ["minddp", "torch"])
-def test_all_ranks_come_together_on_the_first(ranks: Callable[[int], RankPool], tmp_path: Path, kind: str) -> None:
+def test_all_ranks_are_gathered_on_the_first(ranks: Callable[[int], RankPool], tmp_path: Path, kind: str) -> None:
     first, second = ranks(WORLD).run(recorded, [0, 1], kind, str(tmp_path))
     assert [rank.rank for rank in first.ranks] == [0, 1]
     assert [rank.rank for rank in second.ranks] == [1]
@@ -83,12 +83,12 @@ def test_steps_are_numbered_by_the_backwards_before_them(ranks: Callable[[int], 
     assert [step.number for step in steps_of(first)] == [3, 4]
 
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_one_rank_may_record_alone(ranks: Callable[[int], RankPool], tmp_path: Path, who: int) -> None:
-    recordings = ranks(WORLD).run(recorded, [who], "minddp", str(tmp_path))
-    assert recordings[1 - who] is None
-    assert [rank.rank for rank in recordings[who].ranks] == [who]
-    assert f"Rank {1 - who} did not record" in recordings[who].notes[0]
+@pytest.mark.parametrize("alone", [0, 1])
+def test_one_rank_may_record_alone(ranks: Callable[[int], RankPool], tmp_path: Path, alone: int) -> None:
+    recordings = ranks(WORLD).run(recorded, [alone], "minddp", str(tmp_path))
+    assert recordings[1 - alone] is None
+    assert [rank.rank for rank in recordings[alone].ranks] == [alone]
+    assert f"Rank {1 - alone} did not record" in recordings[alone].notes[0]
     assert (tmp_path / "step.json").exists()
 
 
@@ -186,9 +186,9 @@ def crashed(rank: int, folder: str) -> tuple[list[str], str]:
     """Both ranks fail in the second backward, after its first gradient."""
     ddp = wrapped()
     train(ddp, 2, rank)
-    told: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("minddp.xray.xray").addHandler(handler)
     with pytest.raises(RuntimeError, match="out of patience"):
         with minddp.xray(ddp, save_to=[Path(folder, "step.json"), Path(folder, "step.html")], limit_s=20):
@@ -196,7 +196,7 @@ def crashed(rank: int, folder: str) -> tuple[list[str], str]:
             ddp.module[2].weight.register_post_accumulate_grad_hook(fail)
             train(ddp, 1, rank)
     dist.barrier()
-    return told, sorted(path.name for path in Path(folder).iterdir())[rank]
+    return messages, sorted(path.name for path in Path(folder).iterdir())[rank]
 
 
 def fail(_param: torch.Tensor) -> None:
@@ -206,12 +206,12 @@ def fail(_param: torch.Tensor) -> None:
 def test_what_was_recorded_before_an_exception_is_saved_by_each_rank(tmp_path: Path) -> None:
     pool = RankPool(WORLD)
     try:
-        told = pool.run(crashed, str(tmp_path))[0][0]
+        messages = pool.run(crashed, str(tmp_path))[0][0]
     finally:
         pool.kill()
     names = [f"step.rank{rank}.{suffix}" for rank in range(WORLD) for suffix in ("html", "json")]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert any("before the exception" in line for line in told)
+    assert any("before the exception" in line for line in messages)
     from minddp.xray.result import Result, load
 
     result = load(tmp_path / "step.rank1.json")
@@ -245,7 +245,7 @@ def test_a_rank_that_never_comes_is_waited_for_in_vain_but_not_for_ever() -> Non
     assert "could not meet within 2 s" in note
 
 
-def test_the_result_of_a_recording_under_way_cannot_be_had(ranks: Callable[[int], RankPool]) -> None:
+def test_a_recording_under_way_has_no_result(ranks: Callable[[int], RankPool]) -> None:
     assert "has not ended yet" in ranks(WORLD).run(asked_too_early)[0]
 
 

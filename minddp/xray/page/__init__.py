@@ -1,13 +1,13 @@
-"""The page: one HTML file that holds everything and asks no network for anything.
+"""The page: one HTML file that holds everything and needs no network.
 
 | question | file |
 |---|---|
-| what is there to show? | `payload.py` |
-| where does it stand, and how does it look? | `page.html`, `page.css` |
+| what is its data? | `payload.py` |
+| what is its structure, and its look? | `page.html`, `page.css` |
 | what has the reader chosen? | `state.js` |
 | how are ranks drawn on one axis? | `chart.js` |
-| how does one move about in it? | `timeline.js` |
-| what is told about the step, and what about a bucket? | `panels.js`, `bucket.js` |
+| how is it moved and zoomed? | `timeline.js` |
+| what is shown of the step, and of a bucket? | `panels.js`, `bucket.js` |
 | what about other plans? | `plans.js` |
 """
 
@@ -22,7 +22,7 @@ from importlib.resources import files
 from minddp.xray.analysis import Analysis
 from minddp.xray.page.payload import payload
 
-# One script in the page: what a file defines, those behind it use.
+# One script in the page: each file may use what the files before it define.
 SCRIPTS = ("elements.js", "state.js", "chart.js", "timeline.js", "panels.js", "bucket.js", "plans.js", "page.js")
 
 

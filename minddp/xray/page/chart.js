@@ -1,29 +1,26 @@
 // Ranks' rows on one axis of time, as an SVG. Times are milliseconds.
 //
 // A row has a label and a sublabel, perhaps a heading and a note above; `spans` [activity, begin, end, bucket],
-// which tile what the rank computes; `ready` [param, time]; `backwardEnd`; a `layout`; and `buckets`. A bucket has an
-// index, lastGradient, launched, and stretches [begin, end, moves, exposed]: do its bytes move or does it wait for
-// other ranks, and does the rank stand still meanwhile?
+// which tile the rank's step; `ready` [param, time]; `backwardEnd`; a `layout`; and `buckets`. A bucket has an
+// index, lastGradient, launched, and stretches [begin, end, moves, exposed]: its bytes move or it waits for other
+// ranks, and its own rank stands still meanwhile or does not.
 //
-// Colour says what it costs: green is hidden behind computation, red is exposed. Texture says what goes on: solid
-// moves, hatched waits.
+// Colour is cost: green is hidden behind computation, red is exposed. Texture: solid moves, hatched waits.
 
 const BAR = 30, TICKS = 12, LANE = 26, GAP = 4, BETWEEN = 20, AXIS = 26, HEADING = 30, RIGHT = 10; // pixels
 const TICKS_TOP = BAR + 3, LANE_TOP = TICKS_TOP + TICKS + GAP, ROW = LANE_TOP + LANE;
 const LEAST_BUCKET = 2.5; // pixels: narrower ones could neither be seen nor clicked
 
-/**
- * Draw rows one below the other; returns the scale, for whoever wants to know what lies where.
- *
- * `isOn(row, bucket)` tells what is selected; `row.pick(index)` is called for a click on a bucket.
- */
+/** Draw rows one below the other; returns the scale. `isOn(row, bucket)`: it is selected. */
 function chart(host, rows, [from, to], isOn = () => false) {
   const width = Math.max(host.clientWidth, 280);
   const scale = scaleFor(rows, width, from, to);
   const height = placeRows(rows);
-  const inside = svg("g", { "clip-path": `url(#clip-${host.id})` });
+  const { left, right } = scale, clip = `clip-${host.id}`;
+  const inside = svg("g", { "clip-path": `url(#${clip})` });
   const picture = svg("svg", { height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
-    svg("defs", clipPath(`clip-${host.id}`, scale, height)), axis(scale, height), inside);
+    svg("clipPath", { id: clip }, svg("rect", { x: left - 2, y: 0, width: right - left + 6, height })),
+    axis(scale, height), inside);
   for (const row of rows) {
     picture.append(...labels(row, scale));
     inside.append(...computing(row, scale), ...gradients(row, scale, isOn), ...sending(row, scale, isOn));
@@ -48,16 +45,10 @@ function scaleFor(rows, width, from, to) {
 function placeRows(rows) {
   let y = AXIS;
   for (const row of rows) {
-    if (row.heading) y += HEADING;
-    row.top = y;
-    y += ROW + BETWEEN;
+    row.top = y + (row.heading ? HEADING : 0);
+    y = row.top + ROW + BETWEEN;
   }
   return y - BETWEEN + 6;
-}
-
-/** What is zoomed ends at the axis, but for half a line. */
-function clipPath(id, { left, right }, height) {
-  return svg("clipPath", { id }, svg("rect", { x: left - 2, y: 0, width: right - left + 6, height }));
 }
 
 function axis({ x, from, to, left, right, isNarrow }, height) {
@@ -83,22 +74,22 @@ function roundDistance(rough) {
 
 function labels(row, { isNarrow }) {
   const text = (y, classes, ...content) => svg(`text.${classes}`, { x: 0, y: row.top + y }, ...content);
-  const heading = row.heading &&
-    text(-12, "strong", row.heading, svg("tspan.soft", { dx: 10, "font-weight": 400 }, row.note));
-  const beside = isNarrow
-    ? [text(BAR / 2 + 4, "strong", row.label)]
-    : [
-      text(13, "strong", row.label),
-      text(27, "soft.small", row.sublabel),
-      text(LANE_TOP + LANE / 2 + 4, "soft.small", "sends"),
-    ];
-  return [...beside, ...(heading ? [heading] : [])];
+  const note = row.heading && svg("tspan.soft", { dx: 10, "font-weight": 400 }, row.note);
+  return present([
+    text(isNarrow ? BAR / 2 + 4 : 13, "strong", row.label),
+    !isNarrow && text(27, "soft.small", row.sublabel),
+    !isNarrow && text(LANE_TOP + LANE / 2 + 4, "soft.small", "sends"),
+    row.heading && text(-12, "strong", row.heading, note),
+  ]);
 }
 
 // ---------------------------------------------------------------------- above: what the rank computes
 
-const className = (activity) => activity.replaceAll(" ", "-");
 const nameOf = (activity) => (activity === "exposed communication" ? "stands still" : activity);
+
+/** The names of an activity's colours, which `page.css` defines. */
+const COLORS = { loss: "quiet", "copy back": "quiet", buffers: "forward", rebuild: "forward" };
+const colorOf = (activity) => (activity === ACTIVITIES[STILL] ? "exposed" : COLORS[activity] ?? activity);
 
 function computing(row, scale) {
   const { x } = scale;
@@ -112,27 +103,29 @@ function computing(row, scale) {
 }
 
 function spanParts(row, [kind, begin, end, bucket], scale) {
-  const activity = ACTIVITIES[kind];
+  const activity = ACTIVITIES[kind], isStill = kind === STILL;
   const [left, right] = [scale.x(begin), scale.x(end)];
   const width = Math.max(0.6, right - left - (right - left > 4 ? 1 : 0));
-  const bar = { x: left, y: row.top, width, height: BAR, rx: width > 6 ? 3 : 0 };
-  const rect = svg(`rect.${className(activity)}`, bar);
+  const style = isStill ? null : `fill:var(--${colorOf(activity)})`;
+  const bar = { x: left, y: row.top, width, height: BAR, rx: width > 6 ? 3 : 0, style };
+  const rect = svg(`rect.${activity.replaceAll(" ", "-")}`, bar);
   rect.tip = () => [
     `${nameOf(activity)}, ${row.label}`,
     `${ms(end - begin)}, from ${ms(begin)} on`,
-    bucket >= 0 ? `${kind === STILL ? "for " : ""}bucket ${bucket}` : "",
+    bucket >= 0 ? `${isStill ? "for " : ""}bucket ${bucket}` : "",
   ];
-  const texts = kind === STILL ? ["stands still", "waits"] : [activity];
-  return [rect, ...fitted(texts, left, right, scale, row.top + BAR / 2 + 4, `on-${className(activity)}`)];
+  const [texts, color] = isStill ? [["stands still", "waits"], "exposed"] : [[activity], `on-${colorOf(activity)}`];
+  return [rect, ...fitted(texts, left, right, scale, row.top + BAR / 2 + 4, color)];
 }
 
-/** The first of the texts that has room in the visible part of what lies between two places. */
-function fitted(texts, begin, end, scale, y, classes) {
+/** The first of the texts that has room in the visible part between two places, in a colour of `page.css`. */
+function fitted(texts, begin, end, scale, y, color) {
   const [left, right] = [Math.max(begin, scale.left), Math.min(end, scale.right)];
-  const weight = classes.includes("exposed") ? 600 : 400;
+  const weight = color.includes("exposed") ? 600 : 400;
   const text = texts.find((candidate) => textWidth(candidate, weight) + 12 < right - left);
   if (text === undefined) return [];
-  return [svg(`text.label.${classes}`, { x: (left + right) / 2, y, "text-anchor": "middle" }, text)];
+  const style = `fill:var(--${color});font-weight:${weight}`;
+  return [svg("text.label", { x: (left + right) / 2, y, "text-anchor": "middle", style }, text)];
 }
 
 /** A tick for each gradient; those of the selected bucket are longer. As paths: there may be thousands. */
@@ -203,9 +196,9 @@ function bucketText(row, bucket, scale) {
   if (!stretch) return [];
   const size = bytes(row.layout.buckets[bucket.index].nbytes);
   const texts = [`bucket ${bucket.index}, ${size}`, `${bucket.index}: ${size}`, `${bucket.index}`];
-  const [begin, end, moves, exposed] = stretch;
-  const classes = `on-${stretchClass(moves, exposed)}`;
-  return fitted(texts, scale.x(begin), scale.x(end), scale, row.top + LANE_TOP + LANE / 2 + 4, classes);
+  const [begin, end, , exposed] = stretch;
+  const y = row.top + LANE_TOP + LANE / 2 + 4;
+  return fitted(texts, scale.x(begin), scale.x(end), scale, y, exposed ? "on-exposed" : "on-wire");
 }
 
 function bucketTip(row, bucket) {
@@ -217,7 +210,7 @@ function bucketTip(row, bucket) {
   return [
     `bucket ${bucket.index}, ${row.label}`,
     params.length ? `${plural(params.length, "gradient")}, ${bytes(nbytes)}` : bytes(nbytes),
-    waits > 0.005 ? `${ms(waits)} waiting for other ranks` : "",
+    isNotable(waits) ? `${ms(waits)} waiting for other ranks` : "",
     `${ms(moves)} on the wire, ${ms(exposed)} of it exposed`,
   ];
 }

@@ -1,5 +1,5 @@
 "use strict";
-// How elements are made and figures are written. Knows nothing of what is shown.
+// Making elements, and writing figures.
 
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
@@ -24,7 +24,7 @@ function made(what, create, parts) {
 
 const present = (children) => children.flat(Infinity).filter((child) => child !== null && child !== false);
 
-/** Put these children, and nothing else, into an element of the page. */
+/** Replace the content of an element of the page by these children. */
 const fill = (id, ...children) => byId(id).replaceChildren(...present(children));
 
 /** Text with `names in backticks` as code. */
@@ -32,10 +32,10 @@ function prose(text) {
   return text.split("`").map((part, i) => (i % 2 ? html("code", breakable(part)) : part));
 }
 
-/** A dotted name that may be broken at its dots. */
+/** A dotted name with possible line breaks at its dots. */
 const breakable = (name) => name.split(/(?<=[._])/).flatMap((part) => [html("wbr"), part]).slice(1);
 
-/** A name of which the end is seen where not all has room: there names of parameters differ. */
+/** A name that keeps its end where there is not enough room: there names of parameters differ. */
 const tail = (name) => html("span.tail", { title: name }, html("bdi", name));
 
 function ms(value) {

@@ -1,4 +1,4 @@
-// The whole page: drawn once, and again where something has been chosen.
+// The whole page: drawn once, and again after each choice.
 
 function render() {
   renderSummary();
@@ -33,7 +33,7 @@ function listenToButtons() {
   });
 }
 
-/** Charts are as wide as the window. Its height does not matter; phones change that while one scrolls. */
+/** Charts are as wide as the window. Its height does not matter; phones change it while scrolling. */
 function listenToWidth() {
   let width = innerWidth;
   addEventListener("resize", () => {
@@ -43,7 +43,7 @@ function listenToWidth() {
 }
 
 listenForTheme();
-choosePlaceToBegin();
+selectWorst();
 renderKey();
 render();
 const timeline = byId("timeline");

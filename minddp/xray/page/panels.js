@@ -18,12 +18,12 @@ function renderSummary() {
 }
 
 const COMPARISON_LEAD =
-  "Recordings on one scale: of each, the step of median length. Compare what is red: for that a rank stands still.";
+  "Recordings on one scale, each by its step of median length. Compare what is red: then a rank stands still.";
 
 function comparisonHeadline() {
   const ordered = exhibits.map((_, e) => e).sort((a, b) => stepOf(a).length - stepOf(b).length);
-  const told = (e) => [exhibits[e].title, ms(stepOf(e).length)];
-  return `${told(ordered[0]).join(" takes ")} a step, ${told(ordered.at(-1)).join(" ")}.`;
+  const [first, last] = [ordered[0], ordered.at(-1)].map((e) => [exhibits[e].title, ms(stepOf(e).length)]);
+  return `${first.join(" takes ")} a step, ${last.join(" ")}.`;
 }
 
 function comparisonTable() {
@@ -75,7 +75,7 @@ function renderSteps() {
   byId("step-after").disabled = shown === steps.length - 1;
   fill("strip", steps.map((step, k) => html("button", {
     type: "button",
-    tabindex: -1, // with the keyboard one goes to the step before or after
+    tabindex: -1, // the keyboard goes to the step before or after
     style: `--height:${(step.length / most).toFixed(3)};--exposed-share:${percent(exposedIn(step) / step.length)}`,
     "aria-pressed": `${k === shown}`,
     "aria-label": `Step ${step.number}, ${ms(step.length)}`,
@@ -86,11 +86,10 @@ function renderSteps() {
 
 function renderKey() {
   const swatch = (...shapes) => svg("svg", { width: 20, height: 12, "aria-hidden": "true" }, shapes);
-  const box = (classes) => swatch(svg(`rect.${classes}`, { width: 20, height: 12 }));
+  const box = (classes, style = null) => swatch(svg(`rect.${classes}`, { width: 20, height: 12, style }));
+  const activities = ["forward", "backward", "optimizer"];
   const entries = [
-    [box("forward"), "forward"],
-    [box("backward"), "backward"],
-    [box("optimizer"), "optimizer"],
+    ...activities.map((activity) => [box(activity, `fill:var(--${activity})`), activity]),
     [box("exposed-communication"), "stands still"],
     [swatch(svg("path.tick", { d: "M4 1v10M8 1v10M11 1v10M17 1v10" })), "a gradient is ready"],
     [box("moves"), "on the wire, hidden"],
@@ -115,6 +114,7 @@ function renderParts() {
     percent(rank.overlap),
   ];
   const rowsOf = (e, nameOfRank) => stepOf(e).ranks.map((rank) => cells(nameOfRank(e, rank), rank));
+  const shortName = (_, { rank }) => `rank ${rank}`;
   const tables = isNarrow()
     ? exhibits.map(({ title }, e) => transposed([heads(alone ? "" : title), ...rowsOf(e, shortName)]))
     : [[heads(""), ...exhibits.flatMap((_, e) => rowsOf(e, fullName))]];
@@ -127,34 +127,23 @@ function renderParts() {
       "communication for which the rank did not stand still."));
 }
 
-const shortName = (_, { rank }) => `rank ${rank}`;
-const fullName = (e, rank) => (alone ? shortName(e, rank) : `${exhibits[e].title}, ${shortName(e, rank)}`);
-
-/** What the rank that stands still longest stands still for. */
+/** The causes for which the rank that stands still longest does so. */
 function causesOf(e) {
   const longest = exposedIn(stepOf(e));
   const rank = stepOf(e).ranks.find(({ parts }) => parts[STILL] === longest);
   const causes = rank.causes.filter(([, value]) => isNotable(value));
-  const told = causes.flatMap(([cause, value]) => [", ", html("b", ms(value)), ` (${cause})`]).slice(1);
-  const who = alone ? `Rank ${rank.rank}` : fullName(e, rank);
-  return causes.length > 0 && html("p.causes", `${who} stands still longest: `, told, ".");
+  const listed = causes.flatMap(([cause, value]) => [", ", html("b", ms(value)), ` (${cause})`]).slice(1);
+  const name = alone ? `Rank ${rank.rank}` : fullName(e, rank);
+  return causes.length > 0 && html("p.causes", `${name} stands still longest: `, listed, ".");
 }
 
 const transposed = (rows) => rows[0].map((_, column) => rows.map((row) => row[column]));
 
-const partHead = (activity) =>
-  html("span", html("i.swatch", { style: `background:${colorOf(activity)}` }), nameOf(activity));
+const background = (activity) => `background:var(--${colorOf(activity)})`;
+
+const partHead = (activity) => html("span", html("i.swatch", { style: background(activity) }), nameOf(activity));
 
 function partCell(value, activity, most) {
-  const style = `width:${((100 * value) / most).toFixed(1)}%;background:${colorOf(activity)}`;
+  const style = `width:${((100 * value) / most).toFixed(1)}%;${background(activity)}`;
   return [ms(value), html("i.meter", { style })];
 }
-
-const COLORS = {
-  loss: "quiet",
-  "copy back": "quiet",
-  buffers: "forward",
-  rebuild: "forward",
-  "exposed communication": "exposed",
-};
-const colorOf = (activity) => `var(--${COLORS[activity] ?? activity})`;

@@ -1,7 +1,7 @@
-"""What the page is given to draw: lists, numbers and sentences. All that takes thought is decided here. Pure.
+"""The data that the page draws: lists, numbers and sentences. Everything that needs thought is decided here. Pure.
 
 Times are milliseconds from the beginning of their step. Those that are only drawn are rounded to the microsecond;
-those that are written are not, or they would be rounded twice and differ from what the sentences say.
+those that are written are not, or they would be rounded twice and differ from those in the sentences.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from typing import Any
 
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
-from minddp.xray.causes import Cause, total_by_cause, worst_wait
 from minddp.xray.intervals import Interval, intersection, measure_ns
-from minddp.xray.lane import Stretch, cut, stretches_of
-from minddp.xray.plans import Alternative
-from minddp.xray.predict import PredictedBucket, PredictedRank
 from minddp.xray.recording import Layout, Recording
 from minddp.xray.timeline import Activity, BucketHistory, Passage, RankStep, Span, Step
+from minddp.xray.waits import Cause, Stretch, stretches, stretches_of, total_by_cause, worst_wait
+from minddp.xray.what_if import Alternative
 
 Json = dict[str, Any]
 
 
 def payload(analyses: Sequence[Analysis]) -> Json:
-    """One exhibit for each recording; a single one also shows other plans."""
+    """One exhibit for each recording; a single one also shows predictions."""
     recordings = [analysis.recording for analysis in analyses]
     names = words.names(recordings)
     return {
@@ -37,21 +35,22 @@ def payload(analyses: Sequence[Analysis]) -> Json:
 
 
 def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
-    recording, steps = analysis.recording, analysis.steps
-    typical = analysis.typical
+    recording, steps, typical = analysis.recording, analysis.steps, analysis.typical
     layouts: list[Layout] = []
     for step in steps:
         if step.layout not in layouts:
             layouts.append(step.layout)
+    plans = analysis.plans if alone else []
+    model = f"{words.model_sentence(analysis)} {words.more_ranks_sentence(analysis)}".rstrip() if plans else ""
     return {
         "title": name,
         "facts": words.facts(recording),
         "typical": steps.index(typical),
         "steps": [_step(recording, step, layouts.index(step.layout)) for step in steps],
         "layouts": [_layout(layout) for layout in layouts],
-        "plans": [_plan(typical, plan) for plan in analysis.plans] if alone else [],
-        "bestPlan": analysis.plans.index(analysis.best_plan) if alone and analysis.best_plan else 0,
-        "model": words.model_sentence(analysis) if alone and analysis.plans else "",
+        "plans": [_plan(typical, plan) for plan in plans],
+        "bestPlan": plans.index(analysis.best_plan) if plans and analysis.best_plan else 0,
+        "model": model,
         "suggestion": words.suggestion(analysis) if alone and typical.complete else "",
     }
 
@@ -65,7 +64,7 @@ def _layout(layout: Layout) -> Json:
 
 def _step(recording: Recording, step: Step, layout: int) -> Json:
     worst = worst_wait(step)
-    told = [words.overlap_sentence(step), words.worst_sentence(step)]
+    sentences = [words.overlap_sentence(step), words.worst_sentence(step)]
     errors = [f"Rank {rank.rank} ended with `{rank.error}`." for rank in recording.ranks if rank.error]
     return {
         "number": step.number,
@@ -73,87 +72,65 @@ def _step(recording: Recording, step: Step, layout: int) -> Json:
         "length": _exact_ms(step.length_ns),
         "end": _ms(step.end_ns - step.begin_ns),
         "headline": words.headline(step),
-        "sentences": told if step.complete else errors,
-        "worst": None if worst is None else [worst.rank, worst.bucket],
+        "sentences": sentences if step.complete else errors,
+        "worst": None if worst is None else [worst.rank.rank, worst.bucket],
         "ranks": [_rank(step, rank) for rank in step.ranks],
     }
 
 
 def _rank(step: Step, rank: RankStep) -> Json:
-    def at(t_ns: int | None) -> float | None:
-        return None if t_ns is None else _ms(t_ns - step.begin_ns)
-
     causes = total_by_cause(step, rank) if step.complete else {}
+    passages = [(bucket, step.passage(bucket.index, rank)) for bucket in rank.buckets]
     return {
         "rank": rank.rank,
         "length": _exact_ms(rank.length_ns),
-        "backwardEnd": at(rank.gradients_complete_ns),
+        "backwardEnd": _at(step, rank.gradients_complete_ns),
         "spans": [_span(step, span) for span in rank.spans],
         "parts": [_exact_ms(rank.parts_ns[activity]) for activity in Activity],
         "overlap": round(step.overlap(rank), 4),
         "causes": [[cause.value, _exact_ms(causes[cause])] for cause in Cause if causes.get(cause)],
-        "ready": [[param, at(t_ns)] for param, t_ns in sorted(rank.ready_ns.items(), key=lambda item: item[1])],
-        "buckets": _buckets(step, rank),
+        "ready": [[p, _at(step, t_ns)] for p, t_ns in sorted(rank.ready_ns.items(), key=lambda item: item[1])],
+        "buckets": [_bucket(step, rank, bucket, passage) for bucket, passage in passages if passage is not None],
     }
 
 
-def _span(step: Step, span: Span) -> list[float]:
+def _span(step: Step, span: Span) -> list[float | None]:
     kind = list(Activity).index(span.activity)
-    return [kind, _ms(span.begin_ns - step.begin_ns), _ms(span.end_ns - step.begin_ns), span.bucket]
-
-
-def _buckets(step: Step, rank: RankStep) -> list[Json]:
-    """Those that were launched."""
-    passages = [(bucket, step.passage(bucket.index, rank)) for bucket in rank.buckets]
-    return [
-        _bucket(step, rank, bucket, passage) | _figures(step, rank, bucket, passage)
-        for bucket, passage in passages
-        if passage is not None
-    ]
+    return [kind, _at(step, span.begin_ns), _at(step, span.end_ns), span.bucket]
 
 
 def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, passage: Passage) -> Json:
-    def at(t_ns: int | None) -> float | None:
-        return None if t_ns is None else _ms(t_ns - step.begin_ns)
-
-    return {
-        "index": bucket.index,
-        "launched": at(bucket.launched_ns),
-        "pending": at(passage.waits_for_ranks.begin_ns),
-        "begin": at(passage.waits_for_ranks.end_ns),
-        "end": at((passage.wire or passage.waits_for_ranks).end_ns),
-        "stretches": _stretches(step, stretches_of(step, rank, bucket.index)),
-        "lastGradient": at(bucket.last_gradient_ns),
-        "verdict": words.hidden_sentence(step, rank, bucket),
-        "life": [
-            {
-                "name": stage.name,
-                "begin": at(stage.begin_ns),
-                "end": at(stage.end_ns),
-                "stretches": _stretches(
-                    step,
-                    cut(Interval(stage.begin_ns, stage.end_ns), rank.waits, moves=stage.name == "on the wire"),
-                ),
-                "took": words.ms(stage.end_ns - stage.begin_ns),
-                "sentence": stage.sentence,
-            }
-            for stage in words.life_of(step, rank, bucket)
-        ],
-    }
-
-
-def _figures(step: Step, rank: RankStep, bucket: BucketHistory, passage: Passage) -> Json:
-    """Whom a bucket waited for, and what of its time on the wire cost nothing.
+    """A bucket that was launched, and its figures.
 
     `behind`: how long it was ready before it could leave, and how long it had left before the wire was free.
     """
-    assert bucket.launched_ns is not None, "only buckets that were launched are shown"
+    assert bucket.launched_ns is not None, "a passage begins with the launch"
     last = step.last_launch(bucket.index)
     return {
+        "index": bucket.index,
+        "launched": _at(step, bucket.launched_ns),
+        "pending": _at(step, passage.waits_for_ranks.begin_ns),
+        "begin": _at(step, passage.waits_for_ranks.end_ns),
+        "end": _at(step, (passage.wire or passage.waits_for_ranks).end_ns),
+        "stretches": _stretches(step, stretches_of(step, rank, bucket.index)),
+        "lastGradient": _at(step, bucket.last_gradient_ns),
+        "life": [_stage(step, rank, stage) for stage in words.life_of(step, rank, bucket)],
         "lastRank": None if last is None else [last[1], _exact_ms(last[0] - bucket.launched_ns)],
         "behind": [_exact_ms(bucket.held_ns), _exact_ms(passage.queues.length_ns)],
         "wire": _on_the_wire(rank, bucket, passage.wire) if passage.wire else None,
         "awaited": _exact_ms(bucket.awaited_ns),
+    }
+
+
+def _stage(step: Step, rank: RankStep, stage: words.Stage) -> Json:
+    interval = Interval(stage.begin_ns, stage.end_ns)
+    return {
+        "name": stage.name,
+        "begin": _at(step, stage.begin_ns),
+        "end": _at(step, stage.end_ns),
+        "stretches": _stretches(step, stretches(interval, rank.waits, moves=stage.name == "on the wire")),
+        "took": words.ms(interval.length_ns),
+        "sentence": stage.sentence,
     }
 
 
@@ -168,10 +145,10 @@ def _on_the_wire(rank: RankStep, bucket: BucketHistory, wire: Interval) -> dict[
     }
 
 
-def _stretches(step: Step, stretches: Iterable[Stretch]) -> list[list[float]]:
+def _stretches(step: Step, drawn: Iterable[Stretch]) -> list[list[float | None]]:
     return [
-        [_ms(begin_ns - step.begin_ns), _ms(end_ns - step.begin_ns), int(moves), int(exposed)]
-        for begin_ns, end_ns, moves, exposed in stretches
+        [_at(step, begin_ns), _at(step, end_ns), int(moves), int(exposed)]
+        for begin_ns, end_ns, moves, exposed in drawn
     ]
 
 
@@ -181,24 +158,23 @@ def _plan(step: Step, plan: Alternative) -> Json:
         "title": plan.title,
         "code": plan.code,
         "length": _exact_ms(prediction.length_ns),
-        "exposed": _exact_ms(max(rank.exposed_ns for rank in prediction.ranks)),
+        "exposed": _exact_ms(max(sum(span.length_ns for span in rank.waits) for rank in prediction.ranks)),
         "sizes": [bucket.nbytes for bucket in prediction.layout.buckets],
         "ranks": [
             {
-                "after": [_span(step, span) for span in rank.after],
-                "buckets": [_predicted_bucket(step, rank, bucket) for bucket in rank.buckets],
+                "spans": [_span(step, span) for span in rank.spans],
+                "buckets": [
+                    {"index": index, "stretches": _stretches(step, stretches(wire, rank.waits, moves=True))}
+                    for index, wire in enumerate(prediction.wires)
+                ],
             }
             for rank in prediction.ranks
         ],
     }
 
 
-def _predicted_bucket(step: Step, rank: PredictedRank, bucket: PredictedBucket) -> Json:
-    waits = [span for span in rank.after if span.activity is Activity.EXPOSED]
-    return {
-        "index": bucket.index,
-        "stretches": _stretches(step, cut(Interval(bucket.begin_ns, bucket.end_ns), waits, moves=True)),
-    }
+def _at(step: Step, t_ns: int | None) -> float | None:
+    return None if t_ns is None else _ms(t_ns - step.begin_ns)
 
 
 def _ms(ns: int) -> float:

@@ -1,4 +1,4 @@
-// The same step under another plan, as `predict.py` predicts it, beside the one that was measured.
+// The step under other plans, as `what_if.py` predicts it, beside the measured one.
 
 const NOTABLE_MISS = 0.1; // of the step: a model that is further off is no basis for a decision
 
@@ -6,12 +6,11 @@ function renderPlans() {
   const plans = showsTypical() ? exhibits[0].plans : [];
   byId("plans").hidden = plans.length < 2;
   if (byId("plans").hidden) return;
-  const chosen = plans[state.plan];
-  const most = Math.max(stepOf(0).length, ...plans.map((plan) => plan.length));
+  const chosen = plans[state.plan], most = Math.max(stepOf(0).length, ...plans.map((plan) => plan.length));
   const host = html("div.plan-chart", { id: "plan-chart" });
   fill("plans",
     html("h2", { id: "plans-title" }, "The same step under another plan, predicted"),
-    html("p.soft", "Red is how long the rank that stands still longest does so. Percentages are of the " +
+    html("p.soft", "Red: for how long the rank that stands still longest does so. Percentages are of the " +
       "recorded plan, predicted as well."),
     html("div.plans", { role: "radiogroup", "aria-labelledby": "plans-title" },
       measuredRow(most), plans.map((plan, k) => planRow(plan, k, most))),
@@ -19,7 +18,8 @@ function renderPlans() {
     html("p.plan-code", codeOf(chosen)),
     host,
     html("p.note", exhibits[0].model));
-  chart(host, planChartRows(chosen), [0, Math.max(longest(), ...chosen.ranks.map(endOfPredicted))]);
+  const ends = chosen.ranks.map(({ spans }) => spans.at(-1)[2]);
+  chart(host, planChartRows(chosen), [0, Math.max(longest(), ...ends)]);
 }
 
 function measuredRow(most) {
@@ -41,7 +41,7 @@ function planRow(plan, k, most) {
     html("span.change.soft", k === 0 ? "" : changeFrom(exhibits[0].plans[0], plan)));
 }
 
-/** In percent of the recorded plan as the model sees it, so that the model's error does not count as a gain. */
+/** In percent of the recorded plan as predicted, so that the model's error does not count as a gain. */
 function changeFrom(recorded, plan) {
   const more = 100 * (plan.length / recorded.length - 1);
   return Math.abs(more) < 0.5 ? "same" : `${more > 0 ? "+" : "−"}${Math.abs(more).toFixed(0)}%`;
@@ -57,10 +57,9 @@ function modelWarning(recorded) {
 
 function codeOf(plan) {
   if (plan.code) return html("code", `DistributedDataParallel(model, ${plan.code})`);
-  const text = state.plan === 0
-    ? "The recorded plan, put through the model: where the two rows below differ, the model is wrong."
-    : "The constructor's defaults.";
-  return html("span.soft", text);
+  return html("span.soft", state.plan === 0
+    ? "The recorded plan, predicted by the model: where the two rows below differ, the model is wrong."
+    : "The constructor's defaults.");
 }
 
 function choosePlan(k) {
@@ -73,32 +72,7 @@ function choosePlan(k) {
 function planChartRows(chosen) {
   const { ranks } = stepOf(0);
   const r = ranks.findIndex((rank) => rank.parts[STILL] === exposedIn(stepOf(0)));
-  const rank = ranks[r], predicted = chosen.ranks[r];
-  const predictedLayout = { params: [], buckets: chosen.sizes.map((nbytes) => ({ nbytes, params: [] })) };
-  const sublabel = `rank ${rank.rank}`;
-  return [
-    { ...rank, layout: layoutOf(0), label: "measured", sublabel },
-    {
-      ...rank,
-      layout: predictedLayout,
-      label: "predicted",
-      sublabel,
-      buckets: predicted.buckets,
-      spans: spansOf(rank, predicted),
-    },
-  ];
-}
-
-/** As measured up to the end of backward; the predicted waits and copies; then the rest of the measured step. */
-function spansOf(rank, predicted) {
-  const before = rank.spans.filter(([, , end]) => end <= rank.backwardEnd);
-  let t = predicted.after.at(-1)?.[2] ?? rank.backwardEnd;
-  const rest = rank.spans
-    .filter(([kind, , end]) => end > rank.backwardEnd && kind !== STILL && kind !== COPY)
-    .map(([kind, begin, end, bucket]) => [kind, t, (t += end - begin), bucket]);
-  return [...before, ...predicted.after, ...rest];
-}
-
-function endOfPredicted(predicted, r) {
-  return spansOf(stepOf(0).ranks[r], predicted).at(-1)?.[2] ?? 0;
+  const layout = { params: [], buckets: chosen.sizes.map((nbytes) => ({ nbytes, params: [] })) };
+  const measured = { ...ranks[r], layout: layoutOf(0), label: "measured", sublabel: `rank ${ranks[r].rank}` };
+  return [measured, { ...measured, ...chosen.ranks[r], layout, label: "predicted" }];
 }

@@ -1,10 +1,9 @@
-// What there is to show, as `payload.py` has decided, and what of it has been chosen.
+// The data to show, as `payload.py` has decided, and the reader's choices.
 // Times are milliseconds from the beginning of their step.
 
 const data = JSON.parse(byId("data").textContent);
 const ACTIVITIES = data.activities;
 const STILL = ACTIVITIES.indexOf("exposed communication");
-const COPY = ACTIVITIES.indexOf("copy back");
 const exhibits = data.exhibits; // one for each recording
 const alone = exhibits.length === 1;
 
@@ -20,6 +19,7 @@ const state = {
 
 const stepOf = (e) => exhibits[e].steps[state.steps[e]];
 const layoutOf = (e) => exhibits[e].layouts[stepOf(e).layout];
+const fullName = (e, { rank }) => `${alone ? "" : `${exhibits[e].title}, `}rank ${rank}`;
 const selectedRank = () => stepOf(state.exhibit).ranks[state.rank];
 const selectedBucket = () => selectedRank().buckets.find((bucket) => bucket.index === state.bucket);
 const showsTypical = () => alone && state.steps[0] === exhibits[0].typical;
@@ -29,8 +29,8 @@ const view = () => state.view ?? [0, longest()];
 /** How long the rank that stands still longest does so. */
 const exposedIn = (step) => Math.max(...step.ranks.map((rank) => rank.parts[STILL]));
 
-/** Begin with the bucket that hurts most. */
-function choosePlaceToBegin() {
+/** Select the bucket that costs most. */
+function selectWorst() {
   const step = stepOf(0);
   const [number, bucket] = step.worst ?? [step.ranks[0].rank, step.ranks[0].buckets.at(-1)?.index ?? null];
   const rank = step.ranks.findIndex((candidate) => candidate.rank === number);

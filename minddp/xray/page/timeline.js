@@ -1,6 +1,6 @@
-// The timeline of all ranks: what is drawn of it, and what mouse, fingers and keys do to it.
+// The timeline of all ranks: what is drawn of it, and how mouse, fingers and keys change that.
 
-const MOST_RANKS = 8; // drawn before somebody asks for all
+const MOST_RANKS = 8; // drawn until all are wanted
 const CLOSEST = 2000; // how many times the whole can be magnified
 const DRAGGED = 4; // pixels: less is a click
 let scale = null; // of what is drawn now
@@ -50,12 +50,9 @@ function select(exhibit, rank, bucket) {
   Object.assign(state, { exhibit, rank, bucket });
   renderTimeline();
   renderBucket();
-  byId("announcement").textContent = selectedBucket() ? spoken(selectedBucket()) : "";
-}
-
-function spoken({ index, life }) {
-  const stages = life.map((stage) => `${stage.name} ${stage.took}`);
-  return `Bucket ${index}, rank ${selectedRank().rank}: ${stages.join(", ")}.`;
+  const stages = selectedBucket()?.life.map((stage) => `${stage.name} ${stage.took}`);
+  const name = `Bucket ${bucket}, rank ${selectedRank().rank}`;
+  byId("announcement").textContent = stages ? `${name}: ${stages.join(", ")}.` : "";
 }
 
 function selectNeighbour(by) {
@@ -78,7 +75,7 @@ function selectRank(by) {
 
 function turnTo(step) {
   state.steps[0] = clamp(step, 0, exhibits[0].steps.length - 1);
-  choosePlaceToBegin();
+  selectWorst();
   render();
 }
 
@@ -220,8 +217,7 @@ function showTime(host, event) {
   host.querySelector(".cursor")?.remove();
   const x = placeOf(host, event);
   if (event.pointerType === "touch" || x < scale.left || x > scale.right) return;
-  const text = ms(scale.t(x));
-  const half = textWidth(text) / 2 + 5;
+  const text = ms(scale.t(x)), half = textWidth(text) / 2 + 5;
   const centre = clamp(x, half, host.clientWidth - half);
   host.firstElementChild.append(svg("g.cursor",
     svg("line", { x1: x, x2: x, y1: 17, y2: host.clientHeight }),
@@ -234,7 +230,7 @@ function listenForCursor(host) {
   host.addEventListener("pointerleave", () => host.querySelector(".cursor")?.remove());
 }
 
-/** Whatever has a `tip()`, a title and lines, shows it next to the pointer. */
+/** An element with a `tip()`, a title and lines, shows it next to the pointer. */
 function listenForTips() {
   const tip = byId("tip");
   document.addEventListener("pointermove", (event) => {

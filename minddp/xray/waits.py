@@ -1,13 +1,53 @@
-"""Why does a rank stand still after backward? Each nanosecond of waiting has one cause. Pure."""
+"""The waiting of buckets and of ranks, by what it is for. Pure.
+
+The page and the picture draw the stretches of a bucket, the sentences count the causes of a rank's waits. Both come
+from one [Note: a bucket's passage], so they agree.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
-from minddp.xray.intervals import Interval
-from minddp.xray.timeline import Activity, RankStep, Step
+from minddp.xray.intervals import Interval, intersection
+from minddp.xray.timeline import RankStep, Span, Step
+
+
+class Stretch(NamedTuple):
+    """A part of a bucket's time: its bytes move or it waits for ranks, its own rank stands still or does not."""
+
+    begin_ns: int
+    end_ns: int
+    moves: bool
+    exposed: bool
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.begin_ns
+
+
+def stretches_of(step: Step, rank: RankStep, bucket: int) -> list[Stretch]:
+    """What is drawn of a bucket in a rank's lane; nothing while it queues, for then the lane is another's."""
+    passage = step.passage(bucket, rank)
+    if passage is None:
+        return []
+    waits = stretches(passage.waits_for_ranks, rank.waits, moves=False)
+    return [*waits, *(stretches(passage.wire, rank.waits, moves=True) if passage.wire else [])]
+
+
+def stretches(whole: Interval, waits: Iterable[Span], *, moves: bool) -> list[Stretch]:
+    """A time of a bucket, divided where its rank begins or ceases to stand still."""
+    exposed = intersection([whole], [span.interval for span in waits])
+    edges = [whole.begin_ns, *(t_ns for interval in exposed for t_ns in interval), whole.end_ns]
+    return [
+        Stretch(begin_ns, end_ns, moves, (begin_ns, end_ns) in exposed)
+        for begin_ns, end_ns in pairwise(edges)
+        if begin_ns < end_ns
+    ]
 
 
 class Cause(enum.Enum):
@@ -24,7 +64,7 @@ class Cause(enum.Enum):
 class Wait:
     """All the time that one rank stood still for one bucket, by cause."""
 
-    rank: int
+    rank: RankStep
     bucket: int
     ns_by_cause: dict[Cause, int]
 
@@ -40,14 +80,13 @@ class Wait:
 def waits_of(step: Step, rank: RankStep) -> list[Wait]:
     """The waits of one rank, in order; together they are its exposed communication."""
     by_bucket: dict[int, Counter[Cause]] = {}
-    for span in rank.spans:
-        if span.activity is Activity.EXPOSED:
-            by_bucket.setdefault(span.bucket, Counter()).update(_causes(step, rank, span.bucket, span.interval))
-    return [Wait(rank.rank, bucket, dict(causes)) for bucket, causes in by_bucket.items()]
+    for span in rank.waits:
+        by_bucket.setdefault(span.bucket, Counter()).update(_causes(step, rank, span.bucket, span.interval))
+    return [Wait(rank, bucket, dict(causes)) for bucket, causes in by_bucket.items()]
 
 
 def worst_wait(step: Step) -> Wait | None:
-    """The bucket that hurts most, on the rank where it does. None if nobody waited for any."""
+    """The longest wait of any rank for a bucket. None if no rank waited for one."""
     waits = [wait for rank in step.ranks for wait in waits_of(step, rank) if wait.bucket >= 0]
     return max(waits, key=lambda wait: wait.length_ns, default=None)
 
@@ -60,7 +99,7 @@ def total_by_cause(step: Step, rank: RankStep) -> dict[Cause, int]:
 
 
 def _causes(step: Step, rank: RankStep, bucket: int, wait: Interval) -> dict[Cause, int]:
-    """Cut a wait where the bucket passed from one stage to the next."""
+    """A wait, divided where the bucket passed from one stage to the next."""
     passage = step.passage(bucket, rank) if bucket >= 0 else None
     if passage is None or passage.wire is None:
         return {Cause.UNKNOWN: wait.length_ns}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minddp.xray.command import STEPS, main, parse, steps_from
+from minddp.xray.command_line import STEPS, main, parse, steps_from
 from minddp.xray.reading import steps_of
 from minddp.xray.result import Comparison, Result, load
 
@@ -22,9 +22,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:
-    told = parse(["--steps", "3:5", "--nproc", "4", SCRIPT, "--steps", "9", "--out", "elsewhere"])
-    assert (told.steps, told.nproc, told.script) == (range(3, 5), 4, SCRIPT)
-    assert told.arguments == ["--steps", "9", "--out", "elsewhere"]
+    options = parse(["--steps", "3:5", "--nproc", "4", SCRIPT, "--steps", "9", "--out", "elsewhere"])
+    assert (options.steps, options.nproc, options.script) == (range(3, 5), 4, SCRIPT)
+    assert options.arguments == ["--steps", "9", "--out", "elsewhere"]
     assert parse([]).steps == STEPS
 
 
@@ -34,13 +34,13 @@ def test_steps_that_mean_nothing_are_refused(text: str) -> None:
         steps_from(text)
 
 
-def test_a_script_that_is_not_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_script_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["no_such_script.py"])
     assert "there is no script 'no_such_script.py'" in capsys.readouterr().err
 
 
-def test_anyones_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
+def test_a_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
     """Also when it fails later: what was recorded is saved, and the failure is the command's."""
     note = tmp_path / "note"
     done = run(

@@ -1,4 +1,4 @@
-"""A link fitted to a backward: with it the model tells what was measured, whatever the messages took."""
+"""The model of a step, and a link fitted to a backward, with which the model reproduces what was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.forecast import Link, Observed, calibrated, predicted_s
+from minddp.forecast.link import Link
+from minddp.forecast.step_model import Message, Observed, Transfer, calibrated, finish_s, predicted_s, simulate
 
 IDLE = Link(latency_s=1e-3, bytes_per_s=1e9)
 SPECS = [ParamSpec(f"p{i}", 1_000_000, torch.float32, torch.device("cpu")) for i in range(3)]  # 4 MB each
@@ -40,6 +41,22 @@ def backward_by(link: Link, buckets: BucketPlan) -> Observed:
     if complete_s is None:
         complete_s = now + COMPUTED_S - computed
     return Observed(READY_S, COMPUTED_S, complete_s, end_s)
+
+
+def test_messages_travel_one_at_a_time_and_in_order() -> None:
+    """Each takes 2 ms. The second is ready while the first travels, the third before the second."""
+    messages = [Message(1_000_000, 1e-3), Message(1_000_000, 2e-3), Message(1_000_000, 1.5e-3)]
+    transfers = simulate(messages, IDLE)
+    assert transfers == [pytest.approx(times) for times in ((1e-3, 3e-3), (3e-3, 5e-3), (5e-3, 7e-3))]
+    assert finish_s(messages, IDLE, 6e-3) == pytest.approx(7e-3)
+    assert finish_s(messages, IDLE, 9e-3) == pytest.approx(9e-3)
+
+
+def test_transfers_are_at_the_times_of_the_wall() -> None:
+    """Of each 2 ms backward computes for 1: the second gradient, 4 ms of computing later, is ready at 1 + 2 + 3."""
+    messages = [Message(1_000_000, 1e-3), Message(1_000_000, 5e-3)]
+    link = dataclasses.replace(IDLE, taken=0.5)
+    assert simulate(messages, link) == [pytest.approx(Transfer(1e-3, 3e-3)), pytest.approx(Transfer(6e-3, 8e-3))]
 
 
 @pytest.mark.parametrize("taken", [0.0, 0.25, 0.5, 0.9])
@@ -115,7 +132,7 @@ def test_of_one_bucket_nothing_is_hidden() -> None:
 
 
 def test_a_bandwidth_that_could_not_be_measured_is_found() -> None:
-    """Where messages of all sizes take the same alone, their bytes cost nothing: see `Link.fitted`."""
+    """Where messages of all sizes take the same alone, their bytes cost nothing: see `fit_link`."""
     seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=40e-3)
     link = calibrated(Link(latency_s=1e-3, bytes_per_s=1e15), APART, seen)
     assert link.seconds(4_000_000) == pytest.approx(10e-3)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.events import EventKind as K
-from minddp.xray.causes import Cause, total_by_cause, waits_of, worst_wait
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Stamped
 from minddp.xray.timeline import Activity
+from minddp.xray.waits import Cause, total_by_cause, waits_of, worst_wait
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [2]])
@@ -34,7 +34,7 @@ def test_a_slow_wire_is_waited_for_bucket_by_bucket() -> None:
     assert worst_wait(step) == max(waits, key=lambda wait: wait.length_ns)
 
 
-def test_time_after_a_bucket_has_arrived_is_told_apart() -> None:
+def test_time_after_a_bucket_has_arrived_has_its_own_cause() -> None:
     made = recording([Rank(copy_ms=0)], PLAN)
     late = tuple(
         Stamped(t + 4 * MS if kind in (K.BUCKET_WAITED, K.BUCKET_UNPACKED) and subject == 1 else t, kind, subject)
@@ -47,7 +47,7 @@ def test_time_after_a_bucket_has_arrived_is_told_apart() -> None:
     assert causes_ms(total_by_cause(step, step.ranks[0])) == {"WIRE": 3, "WAKING": 4}
 
 
-def test_nobody_waits_in_a_step_whose_communication_is_hidden() -> None:
+def test_no_rank_waits_in_a_step_whose_communication_is_hidden() -> None:
     (step,) = steps_of(recording([Rank()], layout([[1]]), wire=Wire(latency_ns=0, bytes_per_ms=1e15)))
     assert worst_wait(step) is None
 

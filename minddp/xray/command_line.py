@@ -1,7 +1,7 @@
-"""`minddp xray`: record some steps of the demo model, or of anyone's script, and show them.
+"""`minddp xray`: record some steps of the demo model, or of a script, and show them.
 
 minddp xray --task gpt --out DIR         the demo model, under minddp and under torch's DDP
-minddp xray --out DIR script.py ARGS     anyone's script, unchanged, on ranks that this command starts
+minddp xray --out DIR script.py ARGS     any training script, unchanged, on ranks that this command starts
 """
 
 from __future__ import annotations
@@ -11,28 +11,18 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from minddp.train.launch import RanksFailed, Stopped, launch
 
-if TYPE_CHECKING:
-    from minddp.xray.result import Result
-    from minddp.xray.xray import XRay
-
-STEPS = range(10, 15)  # the first have the buckets made anew, and find cold caches
+STEPS = range(10, 15)  # in the first ones buckets are rebuilt and caches are cold
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp xray` with these arguments; returns the exit status."""
-    told = parse(arguments)
-    module, passed_on = "minddp.xray.demo", ["--task", told.task, "--bucket-cap-mb", str(told.bucket_cap_mb)]
-    if told.script:
-        module, passed_on = "minddp.xray.script", ["--ddp", told.ddp, told.script, *told.arguments]
-    steps = f"{told.steps.start}:{told.steps.stop}"
+    options = parse(arguments)
+    module = "minddp.xray.script" if options.script else "minddp.xray.demo_recording"
     try:
-        launch(told.nproc, module, ["--out", str(told.out), "--steps", steps, *passed_on])
+        launch(options.nproc, module, list(arguments))
     except RanksFailed as error:
         print(f"minddp xray: {error}", file=sys.stderr)
         return 1
@@ -41,8 +31,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command's own options end where a script's name stands; what follows is the script's."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command's own options end at the script's name; what follows is the script's.
+
+    The command and its ranks read the same arguments; `None` reads those of this process.
+    """
     parser = argparse.ArgumentParser(
         prog="minddp xray",
         description="Record some training steps on every rank and show where their time goes: in the terminal, as "
@@ -66,10 +59,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     script.add_argument("--ddp", choices=("minddp", "torch"), default="minddp", help="whose DDP (%(default)s)")
     script.add_argument("script", nargs="?", help="a Python file that builds a DistributedDataParallel and trains")
     script.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
-    told = parser.parse_args(arguments)
-    if told.script and not Path(told.script).exists():
-        parser.error(f"there is no script {told.script!r} in {Path.cwd()}.")
-    return told
+    options = parser.parse_args(arguments)
+    if options.script and not Path(options.script).exists():
+        parser.error(f"there is no script {options.script!r} in {Path.cwd()}.")
+    return options
 
 
 def steps_from(text: str) -> range:
@@ -85,11 +78,6 @@ def steps_from(text: str) -> range:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """What is saved: a picture, too, where matplotlib is installed."""
+    """The files to save: a picture as well, where matplotlib is installed."""
     suffixes = [".html", ".json", *([".png"] if find_spec("matplotlib") else [])]
     return [folder / f"step{suffix}" for suffix in suffixes]
-
-
-def report(xray: XRay | Result) -> None:
-    """Explain in the terminal; on the first rank."""
-    xray.explain(Console())

@@ -1,0 +1,163 @@
+"""What scripts do with gradients: hooks that change them, other tensors in their place, tensors kept for later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from tests.mid_training.side import Side
+
+
+def _halve(param: torch.Tensor) -> None:
+    assert param.grad is not None
+    param.grad.mul_(0.5)
+
+
+def _replace(param: torch.Tensor) -> None:
+    assert param.grad is not None
+    param.grad = param.grad * 0.5
+
+
+def _clear(param: torch.Tensor) -> None:
+    param.grad = None
+
+
+HOOKS_AFTER = {"halve": _halve, "replace": _replace, "clear": _clear}
+
+
+def hook_before(side: Side, layer: int) -> list[torch.Tensor]:
+    """Tensor hooks change what arrives at a layer's parameters."""
+    side.handles += [param.register_hook(lambda grad: grad * 0.5) for param in side.params_of(layer)]
+    return []
+
+
+def hook_after(side: Side, layer: int, what: str) -> list[torch.Tensor]:
+    """Post-accumulate hooks change a layer's gradients, as `HOOKS_AFTER` has it."""
+    hook = HOOKS_AFTER[what]
+    side.handles += [param.register_post_accumulate_grad_hook(hook) for param in side.params_of(layer)]
+    return []
+
+
+def keep_in_hook(side: Side, layer: int) -> list[torch.Tensor]:
+    """A post-accumulate hook keeps each gradient of a layer."""
+    side.handles += [
+        param.register_post_accumulate_grad_hook(lambda param: side.kept.append(param.grad))
+        for param in side.params_of(layer)
+    ]
+    return []
+
+
+def remove_hooks(side: Side) -> list[torch.Tensor]:
+    side.remove_hooks()
+    return []
+
+
+def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
+    """The script keeps gradients: the tensors, "detached" ones, or "rows" of them. They are compared later."""
+    take = {"tensors": lambda grad: grad, "detached": torch.Tensor.detach, "rows": lambda grad: grad.view(-1)[:1]}[
+        how
+    ]
+    side.grads_once = {name: param.grad for name, param in side.named_params.items()}
+    grads = [param.grad for param in side.model.parameters() if param.grad is not None]
+    side.kept += [take(grad) for grad in grads if grad.is_contiguous()]
+    return []
+
+
+def forget_grads(side: Side) -> list[torch.Tensor]:
+    """The script lets go of all that it has kept."""
+    side.kept, side.grads_once = [], {}
+    return []
+
+
+def put_grads(side: Side, how: str) -> list[torch.Tensor]:
+    """Another tensor in the place of each `.grad`, or other "data" in it: the next step adds to it."""
+    for param in side.named_params.values():
+        grad = param.grad
+        if how == "zeros" and param.requires_grad:
+            param.grad = torch.zeros_like(param)
+        elif how == "none":
+            param.grad = None
+        elif how == "data" and grad is not None:
+            grad.data = grad.data * 0.5
+        elif grad is not None:
+            param.grad = {
+                "clone": grad.clone,
+                "scaled": lambda grad=grad: grad * 0.5,
+                "detached": grad.detach,
+            }[how]()
+    side.keeps_grads_once = True
+    return []
+
+
+def restore_grads(side: Side) -> list[torch.Tensor]:
+    """Put the tensors of the last `keep_grads` back in the place of `.grad`: the next step adds to them."""
+    if side.grads_once:
+        for name, param in side.named_params.items():
+            param.grad = side.grads_once[name]
+        side.keeps_grads_once = True
+    return []
+
+
+def zero_by(side: Side, how: str) -> list[torch.Tensor]:
+    """What later steps begin with: zero_grad to "none", to "zeros", or not at all ("keep")."""
+    side.zeroing = how
+    return []
+
+
+def clip(side: Side) -> list[torch.Tensor]:
+    """From now on gradients are clipped by norm."""
+    side.clips = True
+    return []
+
+
+def optimizer(side: Side, kind: str) -> list[torch.Tensor]:
+    """Another optimizer."""
+    side.optimizer = side.new_optimizer(kind)
+    return []
+
+
+def put_data(side: Side, layer: int, how: str) -> list[torch.Tensor]:
+    """Other values in a layer's parameters: `param.data = ...` ("new memory"), or "in place"."""
+    for param in side.params_of(layer):
+        if how == "new memory":
+            param.data = param.data * 0.9
+        else:
+            param.data.copy_(param.data * 0.9)
+    return []
+
+
+def freeze(side: Side, layer: int) -> list[torch.Tensor]:
+    side.layer(layer).requires_grad_(False)
+    return []
+
+
+def thaw(side: Side) -> list[torch.Tensor]:
+    """All layers require grad again, but for what never did."""
+    for layer, kind in zip(side.model.layers, side.script.layers, strict=True):
+        if kind == "half_frozen":
+            assert isinstance(layer, nn.Linear)
+            layer.weight.requires_grad_(True)
+        else:
+            layer.requires_grad_(True)
+    return []
+
+
+CHANGES = (
+    hook_before,
+    hook_after,
+    keep_in_hook,
+    remove_hooks,
+    keep_grads,
+    forget_grads,
+    put_grads,
+    restore_grads,
+    zero_by,
+    clip,
+    optimizer,
+    put_data,
+    freeze,
+    thaw,
+)

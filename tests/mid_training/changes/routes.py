@@ -1,0 +1,86 @@
+"""Other ways through the model, for all forwards that follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tests.mid_training.network import Use
+
+if TYPE_CHECKING:
+    from tests.mid_training.side import Side
+
+#: Ways to use layer `i` twice; `o` is another layer.
+REUSES = {
+    "again": lambda i, o: [Use((i,)), Use((i,))],
+    "around another": lambda i, o: [Use((i,)), Use((o,)), Use((i,))],
+    "in one checkpoint": lambda i, o: [Use((i, i), "checkpoint")],
+    "in one reentrant": lambda i, o: [Use((i, i), "reentrant")],
+    "in two checkpoints": lambda i, o: [Use((i,), "checkpoint"), Use((i,), "checkpoint")],
+    "in two reentrant": lambda i, o: [Use((i,), "reentrant"), Use((i,), "reentrant")],
+    "plain and reentrant": lambda i, o: [Use((i,)), Use((i,), "reentrant")],
+    "reentrant around another": lambda i, o: [Use((i,), "reentrant"), Use((o,)), Use((i,), "reentrant")],
+    "reentrant with another": lambda i, o: [Use((i,)), Use((o, i), "reentrant")],
+    "plain and nested": lambda i, o: [Use((i,)), Use((i,), "nested")],
+}
+
+
+def reuse(side: Side, layer: int, how: str) -> list[torch.Tensor]:
+    """A layer is used twice, as `REUSES` has it."""
+    count = len(side.model.layers)
+    layer %= count
+    stops = REUSES[how](layer, (layer + 1) % count)
+    others = {index for use in stops for index in use.layers}
+    route = [use for use in side.model.straight if use.layers[0] not in others]
+    side.model.route = (*route[:layer], *stops, *route[layer:])
+    return []
+
+
+def checkpoint(side: Side, layer: int, how: str) -> list[torch.Tensor]:
+    """A layer is computed again in backward: `how` is "checkpoint", "reentrant" or "nested"."""
+    layer %= len(side.model.layers)
+    side.model.route = tuple(Use(use.layers, how if layer in use.layers else use.how) for use in side.model.route)
+    return []
+
+
+def drop(side: Side, layer: int) -> list[torch.Tensor]:
+    """A layer is not used any more."""
+    layer %= len(side.model.layers)
+    side.model.route = tuple(use for use in side.model.straight if layer not in use.layers)
+    return []
+
+
+def drop_on_rank(side: Side, layer: int, rank: int) -> list[torch.Tensor]:
+    """One step in which a single rank leaves a layer out."""
+    before = side.model.route
+    straight(side)
+    if side.rank == rank % side.script.world_size:
+        drop(side, layer)
+    try:
+        return side.train()
+    finally:
+        side.model.route = before
+
+
+def reorder(side: Side, shift: int) -> list[torch.Tensor]:
+    """The layers in reverse, beginning elsewhere."""
+    stops = side.model.straight[::-1]
+    shift %= len(stops)
+    side.model.route = stops[shift:] + stops[:shift]
+    return []
+
+
+def straight(side: Side) -> list[torch.Tensor]:
+    """As it was in the beginning."""
+    side.model.route = side.model.straight
+    return []
+
+
+def output_as(side: Side, kind: str) -> list[torch.Tensor]:
+    """Forward returns something else, see `Network`."""
+    side.model.output = kind
+    return []
+
+
+CHANGES = (reuse, checkpoint, drop, drop_on_rank, reorder, straight, output_as)

@@ -1,0 +1,75 @@
+"""What happens around the wrapper: its state, copies of it, other wrappers, a communication hook."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from tests.mid_training.network import WIDTH
+
+if TYPE_CHECKING:
+    from tests.mid_training.side import Side
+
+
+def load_state(side: Side) -> list[torch.Tensor]:
+    """A state dict of other weights."""
+    state = side.ddp.state_dict()
+    side.ddp.load_state_dict(
+        {key: value * 0.9 if value.is_floating_point() else value for key, value in state.items()}
+    )
+    return []
+
+
+def comm_hook(side: Side, name: str) -> list[torch.Tensor]:
+    """A communication hook, registered late, and only once."""
+    if side.hook_name is None:
+        side.register_hook(name)
+    return []
+
+
+def copy_wrapper(side: Side) -> list[torch.Tensor]:
+    """The script goes on with a deep copy of the wrapper."""
+    side.kept, side.grads_once = [], {}
+    side.remove_hooks()
+    side.use(copy.deepcopy(side.ddp))
+    side.optimizer = side.new_optimizer("sgd")
+    return []
+
+
+def wrap_again(side: Side) -> list[torch.Tensor]:
+    """A second wrapper around the same module takes a step, while the first one exists; then the first one does."""
+    first = side.ddp
+    side.ddp = side.wrap(side.model)
+    try:
+        outputs = side.train()
+    finally:
+        side.ddp = first
+    return outputs
+
+
+class Beside(nn.Module):
+    """A layer of the model, and a head of its own."""
+
+    def __init__(self, shared: nn.Module):
+        super().__init__()
+        self.shared = shared
+        self.own = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(self.shared(x))
+
+
+def share(side: Side, layer: int) -> list[torch.Tensor]:
+    """A step of another model, in a wrapper of its own, that shares a layer with this one."""
+    torch.manual_seed(side.turn)
+    side.zero()
+    other = side.wrap(Beside(side.layer(layer)))
+    output = other(side.batch(1).x)
+    side.backward(output.square().mean())
+    return [output, *(param.grad for param in other.module.own.parameters())]
+
+
+CHANGES = (load_state, comm_hook, copy_wrapper, wrap_again, share)

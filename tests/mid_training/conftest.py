@@ -1,0 +1,19 @@
+"""Pools of ranks for this folder: as the others, but with less to do for the garbage collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.mid_training.search import new_pool
+from tests.ranks import RankPool
+
+
+@pytest.fixture(scope="package")
+def pools() -> Iterator[Callable[[int], RankPool]]:
+    """`pools(n)` is the folder's pool of n gloo ranks."""
+    started: dict[int, RankPool] = {}
+    yield lambda world_size: started.setdefault(world_size, new_pool(world_size))
+    for pool in started.values():
+        pool.kill()

@@ -1,0 +1,137 @@
+"""Plays scripts on a pool of ranks; what fails is made as small as it will go, and printed."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.mid_training.generate import script_from
+from tests.mid_training.script import Line, Script
+from tests.mid_training.side import SUBJECT
+from tests.mid_training.verdict import play_script
+from tests.parity.scenario import Options
+from tests.ranks import RankFailure, RankPool, on_one_thread
+
+LIMIT_S = 30.0
+MOST_SHRINKS = 120
+_LONGEST_TRACE = 20
+
+
+def new_pool(world_size: int) -> RankPool:
+    """Its group waits longer than any script may take: a hang must not look like an error that is raised."""
+    pool = RankPool(world_size, group_timeout_s=120.0, grace_s=2.0)
+    pool.prepare = frozen_on_one_thread
+    return pool
+
+
+def frozen_on_one_thread(rank: int) -> None:
+    """Without going through all of torch's objects in each garbage collection, an eighth of a script's time."""
+    on_one_thread(rank)
+    gc.freeze()
+
+
+@dataclass
+class Search:
+    """Plays scripts, counts what became of them, and keeps the failures, shrunk.
+
+    `subject` is the wrapper under test. `last_notes` are those of the script that was played last, `wrong_torch`
+    the scripts in which torch was silently wrong and minddp was not.
+    """
+
+    pool_of: Callable[[int], RankPool]
+    subject: str = SUBJECT
+    limit_s: float = LIMIT_S
+    most_shrinks: int = MOST_SHRINKS
+    played: int = 0
+    last_notes: list[str] = field(default_factory=list)
+    lines: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    failures: dict[Script, str] = field(default_factory=dict)
+    wrong_torch: dict[Script, str] = field(default_factory=dict)
+
+    def play(self, script: Script) -> str | None:
+        """What broke a rule, if anything did: a mismatch, an error, a rank that died or hung."""
+        self.last_notes = []
+        with tempfile.TemporaryDirectory(prefix="minddp-test-") as traces:
+            try:
+                reports = self.pool_of(script.world_size).run(
+                    play_script, script, self.subject, self.limit_s, traces, timeout_s=self.limit_s + 1
+                )
+            except RankFailure as failure:
+                return "\n".join([str(failure), *_where_ranks_were(traces)])
+        failure = next((report.failure for report in reports if report.failure), None)
+        self.last_notes = reports[0].notes
+        return failure
+
+    def from_seed(self, seed: int) -> None:
+        script = script_from(seed)
+        self.played += 1
+        self.lines.update(line.name for line in script.lines)
+        if (failure := self.play(script)) is not None:
+            small, what = self.shrunk(script, failure)
+            self.failures[small] = f"seed {seed}: {what}"
+            self.pool_of(script.world_size).kill()  # its ranks may be out of step
+            return
+        for note in self.last_notes:
+            self.notes[note.split(":")[0]] += 1
+            if "torch is silently wrong" in note:
+                self.wrong_torch[script] = f"seed {seed}: {note}"
+
+    def shrunk(self, script: Script, failure: str) -> tuple[Script, str]:
+        """A script with fewer lines, layers and options that fails as well, and how it does."""
+        candidates = smaller(script)
+        for _ in range(self.most_shrinks):
+            if (candidate := next(candidates, None)) is None:
+                break
+            if (found := self.play(candidate)) is not None:
+                script, failure = candidate, found
+                candidates = smaller(script)
+        return script, failure
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{what} {count}" for what, count in self.notes.most_common())
+        parts = [f"{self.played} scripts; {counted or 'nothing to note'}"]
+        parts += [f"{script!r}\n{what}" for script, what in self.failures.items()]
+        return "\n\n".join(parts)
+
+
+def _where_ranks_were(traces: str) -> Iterator[str]:
+    """The innermost calls of each rank that has run out of time."""
+    for path in sorted(Path(traces).iterdir()):
+        if lines := path.read_text().splitlines():
+            yield "\n".join([f"--- rank {path.name} was in", *lines[:_LONGEST_TRACE]])
+
+
+def smaller(script: Script) -> Iterator[Script]:
+    """Scripts with one thing less."""
+    half = len(script.lines) // 2
+    if half:
+        yield replace(script, lines=script.lines[:half])
+        yield replace(script, lines=script.lines[half:])
+    for index in reversed(range(len(script.lines))):
+        yield script.without_line(index)
+    if script.calm_steps:
+        yield replace(script, calm_steps=0)
+        yield replace(script, calm_steps=script.calm_steps - 1)
+    if script.goes_on:
+        yield replace(script, goes_on=False)
+    for index in range(len(script.layers)) if len(script.layers) > 1 else ():
+        yield replace(script, layers=script.layers[:index] + script.layers[index + 1 :])
+    for name in Options.offered():
+        if getattr(script.options, name) != getattr(Options, name):
+            yield replace(script, options=replace(script.options, **{name: getattr(Options, name)}))
+    if script.world_size > 2:
+        transport = "process_group" if script.transport == "hierarchical" else script.transport
+        yield replace(script, world_size=2, transport=transport)
+    if script.transport != "process_group":
+        yield replace(script, transport="process_group")
+    if not script.accelerated:
+        yield replace(script, accelerated=True)
+    for index, line in enumerate(script.lines):
+        if line.args and isinstance(line.args[0], int) and line.args[0] and line.name != "windows":
+            lines = (*script.lines[:index], Line(line.name, (0, *line.args[1:])), *script.lines[index + 1 :])
+            yield replace(script, lines=lines)

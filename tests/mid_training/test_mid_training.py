@@ -1,0 +1,47 @@
+"""Whatever a script changes in mid-training, minddp does as torch does, or says that it cannot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.mid_training.changes import CHANGES
+from tests.mid_training.changes.routes import REUSES
+from tests.mid_training.generate import script_from
+from tests.mid_training.script import TRANSPORTS, Script
+from tests.mid_training.search import Search
+from tests.ranks import RankPool
+
+SCRIPTS, BATCH = 500, 25
+
+
+@pytest.mark.timeout(400)  # one that fails is played many times
+@pytest.mark.parametrize("first", range(0, SCRIPTS, BATCH))
+def test_minddp_does_as_torch_does(first: int, pools: Callable[[int], RankPool]) -> None:
+    search = Search(pools, most_shrinks=60)
+    for seed in range(first, first + BATCH):
+        if not search.failures:  # one takes long enough to make small
+            search.from_seed(seed)
+    assert not search.failures, str(search)
+    assert search.notes.total() < 0.8 * BATCH, f"too many scripts meet with an error\n{search}"
+
+
+def test_scripts_differ_in_all_that_there_is() -> None:
+    scripts = [script_from(seed) for seed in range(SCRIPTS)]
+    changes = Counter(line.name for script in scripts for line in script.lines)
+    assert changes.keys() == CHANGES.keys()
+    assert min(changes.values()) >= 5
+    assert {line.args[1] for script in scripts for line in script.lines if line.name == "reuse"} == set(REUSES)
+    assert {script.world_size for script in scripts} == {2, 3, 4}
+    assert {script.transport for script in scripts} == set(TRANSPORTS)
+    assert {script.accelerated for script in scripts} == {True, False}
+    for option in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
+        assert sum(getattr(script.options, option) for script in scripts) > SCRIPTS / 10
+    assert all(script.calm_steps >= 4 for script in scripts)
+
+
+def test_a_printed_script_is_the_expression_that_makes_it() -> None:
+    for seed in range(200):
+        assert Script.parsed(repr(script_from(seed))) == script_from(seed)
