@@ -1,4 +1,4 @@
-"""Small modules for tests of the reducer: an order of readiness, heads, reentrant checkpoints, a backward that fails."""
+"""Small modules for tests of the reducer: orders of readiness, heads, reentrant checkpoints, a failing backward."""
 
 from __future__ import annotations
 

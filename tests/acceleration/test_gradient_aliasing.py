@@ -134,7 +134,8 @@ def test_a_gradient_of_other_strides_is_copied() -> None:
     param = parameter(torch.randn(256, 256))
     bucket = aliasing_bucket([param])
     for transposed in (False, True):
-        param.grad = torch.randn(256, 256).t() if transposed else torch.randn(256, 256)
+        strides = (1, 256) if transposed else (256, 1)
+        param.grad = torch.empty_strided((256, 256), strides).normal_()
         pack_and_unpack(bucket)
         assert share_memory(bucket) == [not transposed]
 

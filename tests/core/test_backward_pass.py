@@ -59,7 +59,7 @@ def test_every_phase_is_reached_from_idle_and_leads_back() -> None:
 
 def test_a_guard_stands_only_where_there_is_a_pass() -> None:
     assert WITH_GUARD < WITH_PASS
-    assert WITH_PASS == set(Phase) - {Phase.IDLE, Phase.ARMED}
+    assert set(Phase) - WITH_PASS == {Phase.IDLE, Phase.ARMED}
 
 
 # ------------------------------------------------------------------ one pass, without a reducer
@@ -127,7 +127,7 @@ def test_a_bucket_waits_for_all_of_its_pack_groups() -> None:
     current = calls.backward_pass()
     assert current.groups_left == [2]
     for param, left in ((1, 1), (0, 1), (2, 0)):
-        assert calls.take("bucket launched") == []
+        assert current.reductions == []
         current.readiness.mark_ready(param)
         assert current.groups_left == [left]
     assert calls.take("bucket ready", "bucket launched") == ["bucket ready: 0", "bucket launched: 0"]

@@ -23,6 +23,12 @@ FACT = "Expected to have finished reduction in the prior iteration before starti
 pytestmark = pytest.mark.filterwarnings("ignore:This backward has brought no gradient")
 
 
+@pytest.fixture(autouse=True)
+def _no_guards_of_earlier_tests() -> None:
+    """Exceptions keep wrappers, and these their guards, until the garbage collector runs."""
+    gc.collect()
+
+
 class ExpectationOf(Expectation):
     def __init__(self, static: bool, finds: bool):
         self.is_static, self.finds_unused = static, finds

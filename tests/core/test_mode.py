@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -101,6 +101,25 @@ def test_a_backward_whose_beginning_is_not_seen() -> None:
     assert stations.take() == ["armed", "opened by 1", *PACKED, *END]
 
 
+class TwoOutputs(nn.Module):
+    """The second output is computed from the first, so a backward enters at both before it reaches a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = Scales([0, 1])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.scales(x)
+        return y, y * 2
+
+
+def test_a_backward_that_enters_at_two_outputs_begins_once() -> None:
+    ddp, stations = with_stations(TwoOutputs())
+    one, other = ddp(X)
+    (one + other).sum().backward()
+    assert stations.take() == [*BEGIN, *PACKED, *END]
+
+
 def test_a_backward_that_reaches_no_parameter() -> None:
     ddp, stations = with_stations(Scales([0, 1]))
     x = X.clone().requires_grad_()
@@ -150,8 +169,8 @@ def test_a_backward_in_which_a_bucket_is_skipped() -> None:
 
 
 @pytest.fixture
-def static() -> Iterator[tuple[FakeDDP, Stations]]:
-    yield with_stations(Scales([0, 1]), static_graph=True)
+def static() -> tuple[FakeDDP, Stations]:
+    return with_stations(Scales([0, 1]), static_graph=True)
 
 
 def test_a_backward_that_only_shows_what_comes(static: tuple[FakeDDP, Stations]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -252,6 +251,18 @@ def test_what_was_launched_before_the_exception_is_waited_for() -> None:
     assert ddp.reducer.phase is Phase.IDLE
 
 
+def test_after_an_interrupted_backward_others_may_stay_local() -> None:
+    ddp = FakeDDP(Scales([0, 1], explode_after=0))
+    ddp.module.explosive.arm()
+    with pytest.raises(KeyError):
+        ddp.step(X)
+    ddp.module.explosive.arm(False)
+    ddp.take_events()
+    ddp(X, sync=False).sum().backward()
+    assert ddp.take_events(EventKind.GRADIENT_KEPT) == ["gradient kept: 1", "gradient kept: 0"]
+    assert ddp.transport.calls == []
+
+
 def test_an_interrupted_backward_with_a_reentrant_checkpoint() -> None:
     """The nested backward has ended when the outer one raises."""
     ddp = FakeDDP(Checkpointed())
@@ -411,6 +422,21 @@ def test_a_gradient_that_comes_again_after_all_buckets_have_left_is_an_error() -
     handle = used_again.register_post_accumulate_grad_hook(again)
     with pytest.raises(RuntimeError, match="ready only once"):
         ddp.step(X)
+
+
+# ------------------------------------------------------------------ what the end of backward waits for
+
+
+def test_the_end_of_backward_waits_for_the_futures_of_buffer_hooks() -> None:
+    ddp = FakeDDP(Scales([0]))
+    failed: torch.futures.Future = torch.futures.Future()
+    failed.set_exception(OSError("the hook's future"))
+    output = ddp(X).sum()
+    ddp.reducer.backward_end.futures.append(failed)
+    with pytest.raises(OSError, match="the hook's future"):
+        output.backward()
+    ddp.step(X)
+    assert ddp.reducer.phase is Phase.IDLE
 
 
 # ------------------------------------------------------------------ finalized by the caller

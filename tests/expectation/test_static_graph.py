@@ -101,6 +101,20 @@ def test_the_order_of_the_second_backward_decides_the_rebuild() -> None:
     assert ddp.transport.count("broadcast from 0") == 1
 
 
+@pytest.mark.filterwarnings("ignore:This backward has brought no gradient")
+def test_a_first_backward_that_does_not_come_in_at_the_outputs_is_part_of_the_recording() -> None:
+    """One of a penalty on a weight, which the loss's backward follows."""
+    ddp = static(Scales([0, 1]))
+    for _ in range(3):
+        output = ddp(X)
+        ddp.module.scales[0].square().backward()
+        is_recording = ddp.reducer.expectation.is_recording
+        assert ddp.reducer.phase is (Phase.ACCUMULATING if is_recording else Phase.INCOMPLETE)
+        output.sum().backward()
+        assert ddp.reducer.phase is Phase.IDLE
+    assert ddp.reducer.expectation.open().hooks_left == [2, 1]
+
+
 # ------------------------------------------------------------------ unused parameters
 
 
