@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 
 from minddp.doctor.place import Place, PlaceError, place_of
-from minddp.train.launch import RanksFailed, Stopped, launch
+from minddp.platform.launcher import RanksFailed, Stopped, launch
 
 DEFAULT_RANKS = 2
 _REPORT_WIDTH = 100  # where there is no terminal to ask

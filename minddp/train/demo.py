@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minddp.train.launch import RanksFailed, Stopped, launch
+from minddp.platform.launcher import RanksFailed, Stopped, launch
 from minddp.train.metrics import MetricsLog
 from minddp.train.settings import GPTOptions, SettingsError
 

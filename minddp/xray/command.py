@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from minddp.train.launch import RanksFailed, Stopped, launch
+from minddp.platform.launcher import RanksFailed, Stopped, launch
 
 if TYPE_CHECKING:
     from minddp.xray.result import Result
