@@ -21,7 +21,14 @@ GRACE_S = 30  # the launcher's default between SIGTERM and SIGKILL
 
 
 class RanksFailed(RuntimeError):
-    """A rank failed or was killed; the message names the rank and how it ended."""
+    """A rank failed or was killed; the message names the rank and how it ended.
+
+    `exit_status` is that rank's, negative for a signal.
+    """
+
+    def __init__(self, message: str, exit_status: int):
+        self.exit_status = exit_status
+        super().__init__(message)
 
 
 class Stopped(Exception):
@@ -59,7 +66,7 @@ def launch(nproc: int, module: str, arguments: Sequence[str]) -> None:
         try:
             elastic_launch(config, sys.executable)("-m", module, *arguments)
         except ChildFailedError as error:
-            raise RanksFailed(describe_failure(error)) from None
+            raise RanksFailed(describe_failure(error), error.failures[cause_of(error)].exitcode) from None
         except SignalException as stopped:
             raise Stopped(stopped.sigval) from None
         except KeyboardInterrupt:  # before the launcher has installed its signal handlers
@@ -81,22 +88,31 @@ def _quiet_launcher_log() -> Iterator[None]:
 
 
 def describe_failure(error: ChildFailedError) -> str:
-    """The failure to look at first: one failure causes others, and their times are known to the second only.
+    """How the rank to look at first has ended, and which ranks hung after that."""
+    rank = cause_of(error)
+    failure = error.failures[rank]
+    how = f"failed with exit status {failure.exitcode}; its error is above"
+    if failure.exitcode < 0:
+        how = f"was killed by {failure.signal_name()}"
+    hanging = "".join(f" Rank {rank} did not answer and was killed then." for rank in _hung(error))
+    return f"Rank {rank} (pid {failure.pid}) {how}.{hanging}"
+
+
+def cause_of(error: ChildFailedError) -> int:
+    """The rank to look at first: one failure causes others, and their times are known to the second only.
 
     A rank that dies makes the others fail at once. A rank that fails makes the launcher terminate the others and,
     after its 30 s of grace, kill those that hang.
     """
-    first = min(failure.timestamp for failure in error.failures.values())
-    hung = [rank for rank, failure in error.failures.items() if failure.timestamp - first > GRACE_S / 2]
+    hung = _hung(error)
 
     def remoteness(rank: int) -> tuple[bool, bool]:
         exitcode = error.failures[rank].exitcode
         return rank in hung or exitcode == -signal.SIGTERM, exitcode > 0
 
-    rank = min(error.failures, key=remoteness)
-    failure = error.failures[rank]
-    how = f"failed with exit status {failure.exitcode}; its error is above"
-    if failure.exitcode < 0:
-        how = f"was killed by {failure.signal_name()}"
-    hanging = "".join(f" Rank {rank} did not answer and was killed then." for rank in hung)
-    return f"Rank {rank} (pid {failure.pid}) {how}.{hanging}"
+    return min(error.failures, key=remoteness)
+
+
+def _hung(error: ChildFailedError) -> list[int]:
+    first = min(failure.timestamp for failure in error.failures.values())
+    return [rank for rank, failure in error.failures.items() if failure.timestamp - first > GRACE_S / 2]
