@@ -82,7 +82,7 @@ class Examination:
             store = open_store(place, self._limit_s)
         except StoreUnreachable as error:
             addresses = outward(list_interfaces())
-            self._findings.append(network_verdicts.judge_unreachable(place, error, addresses, self._limit_s))
+            self._findings.append(network_verdicts.judge_obstacle(place, error, addresses, self._limit_s))
             raise _Stopped from None
         # Ranks with another WORLD_SIZE, or from before a restart, are not in this job.
         store = dist.PrefixStore(f"minddp/doctor/{place.restarts}/{place.world_size}", store)

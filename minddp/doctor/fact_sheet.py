@@ -33,7 +33,7 @@ class FactSheet:
     """Ranks with equal `host_identity` share cores and memory; with equal `network_identity`, network interfaces.
 
     `cores` is a fraction where a container has a quota. `shared_memory_bytes` is free space in /dev/shm, `None` if
-    there is none. `gpu_name` and `gpu_uuid` are empty if torch has no GPU for this rank. `interfaces` are those that
+    there is none. `gpu_name` and `gpu_uuid` are empty if torch has no GPU for the rank. `interfaces` are those that
     are up, each with its addresses, IPv4 first. `gloo_address` is where gloo will listen, `None` if it cannot.
     """
 

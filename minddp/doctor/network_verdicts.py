@@ -50,9 +50,7 @@ OBSTACLES: dict[Obstacle, tuple[str, str]] = {
 }
 
 
-def judge_unreachable(
-    place: Place, error: StoreUnreachable, addresses: Mapping[str, str], limit_s: float
-) -> Finding:
+def judge_obstacle(place: Place, error: StoreUnreachable, addresses: Mapping[str, str], limit_s: float) -> Finding:
     """Why this rank did not reach the store. `addresses` are its host's, by interface."""
     resolved = f" ({', '.join(error.resolved)})" if error.resolved else ""
     fact, remedy = (
@@ -118,7 +116,7 @@ def judge_connections(
         more = f" and {len(blocked) - MOST_NAMED} more" if len(blocked) > MOST_NAMED else ""
         facts.append(f"No connection from {'; '.join(blocked[:MOST_NAMED])}{more}.")
     if not facts:
-        return Finding("network", Severity.FINE, f"All {len(sheets)} ranks connect to each other.")
+        return Finding("network", Severity.FINE, f"Connections work between {wording.count(len(sheets), 'rank')}.")
     remedy = _loopback_remedy(sheets) or (
         "Open all TCP ports between the hosts, since the system chooses where gloo and NCCL listen; or set "
         "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all hosts are in. "
@@ -152,6 +150,8 @@ def judge_failed_measurement(sheets: Sheets, errors: Mapping[int, str]) -> Findi
 
 def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> list[Finding]:
     """The speed of an all-reduce by each transport, on the slowest rank."""
+    if len(measured) == 1:
+        return [Finding("collectives", Severity.FINE, "A single rank has nothing to exchange.")]
     remedy = (
         "Check that the hosts' fastest network is used (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME). Exchange less: "
         "accumulate under no_sync(), or compress with torch's bf16_compress_hook."
@@ -170,6 +170,6 @@ def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> lis
             f"{EXAMPLE_PARAMETERS // 10**6} million float32 gradients."
         )
         is_slow = latency_s > SLOW_LATENCY_S or bytes_per_s < SLOW_BYTES_PER_S
-        severity = Severity.NOTE if is_slow else Severity.FINE
-        findings.append(Finding("collectives", severity, fact, remedy if is_slow else ""))
+        problem = Finding("collectives", Severity.NOTE, fact, remedy)
+        findings.append(problem if is_slow else Finding("collectives", Severity.FINE, fact))
     return findings

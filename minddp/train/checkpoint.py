@@ -47,7 +47,7 @@ class Checkpoint:
             fields["position"] = Position(**fields["position"])
             return cls(**fields)
         except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-            raise SettingsError(f"{path} is not a checkpoint of this recipe. Name another --out.") from error
+            raise SettingsError(f"{path} is no checkpoint of this recipe. Name another --out.") from error
 
 
 def decisive_settings(settings: Settings) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def continue_text(model: GPT, prompt: bytes, length: int, context: int, temperature: float, seed: int) -> bytes:
-    """`prompt` and `length` more bytes, drawn from the model's predictions; a low temperature prefers likely bytes."""
+    """`prompt` and `length` more bytes, drawn from the model's predictions; a low temperature draws likely ones."""
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
     model.eval()

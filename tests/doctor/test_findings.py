@@ -44,13 +44,6 @@ def test_the_layout() -> None:
     assert shown(FINE, NOTE, BROKEN) == PLAIN
 
 
-def test_colours_change_nothing_else() -> None:
-    coloured = shown(FINE, NOTE, BROKEN, force_terminal=True, color_system="standard", legacy_windows=False)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
-    assert coloured != plain
-    assert [line.rstrip() for line in plain.splitlines()] == PLAIN.splitlines()
-
-
 @pytest.mark.parametrize(
     ("findings", "status", "conclusion"),
     [

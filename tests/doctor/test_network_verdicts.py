@@ -13,8 +13,8 @@ from minddp.doctor.network_verdicts import (
     judge_connections,
     judge_failed_measurement,
     judge_interfaces,
+    judge_obstacle,
     judge_roll_call,
-    judge_unreachable,
 )
 from minddp.doctor.store_connection import Obstacle, Place, StoreUnreachable
 from tests.doctor.made_up import job, severities, sheet, sheet_on
@@ -30,18 +30,14 @@ BLOCKED = {0: {"1": "refused"}, 1: {"0": "no answer"}}
 @pytest.mark.parametrize("obstacle", get_args(Obstacle))
 def test_every_obstacle_has_a_fact_and_a_remedy(obstacle: Obstacle) -> None:
     error = StoreUnreachable(obstacle, "what the system said", ("10.0.0.1",))
-    found = judge_unreachable(PLACE, error, {"eth0": "10.0.0.2"}, 30.0)
+    found = judge_obstacle(PLACE, error, {"eth0": "10.0.0.2"}, 30.0)
     assert found.severity is Severity.BROKEN
     assert "29500" in found.fact or "node1" in found.fact
     assert found.fact.endswith("This is rank 1; its host has 10.0.0.2 (eth0).")
     assert "{" not in found.fact + found.remedy
     assert found.remedy
-
-
-def test_an_unreachable_store_is_named_with_its_addresses_and_the_time() -> None:
-    found = judge_unreachable(PLACE, StoreUnreachable("no answer", "timed out", ("10.0.0.1",)), {}, 30.0)
-    assert found.fact.startswith("node1:29500 (10.0.0.1) did not answer for 30 s")
-    assert found.fact.endswith("its host has no address but the loopback.")
+    if obstacle == "no answer":
+        assert found.fact.startswith("node1:29500 (10.0.0.1) did not answer for 30 s")
 
 
 def test_the_roll_call() -> None:
@@ -76,7 +72,7 @@ def test_the_interfaces_that_a_variable_names_exist(wanted: str, missing: str) -
 def test_ranks_that_connect() -> None:
     found = judge_connections(TWO_HOSTS, OPEN, {})
     assert found.severity is Severity.FINE
-    assert found.fact == "All 2 ranks connect to each other."
+    assert found.fact == "Connections work between 2 ranks."
 
 
 def test_ranks_that_do_not_connect() -> None:
@@ -133,6 +129,11 @@ def test_speed_is_that_of_the_slowest_rank() -> None:
     assert found.fact == (
         "All-reduce by gloo: 0.20 ms for 4 KiB, 2.00 GB/s for 16 MiB, 50 ms for 25 million float32 gradients."
     )
+
+
+def test_a_single_rank_has_no_speed() -> None:
+    (found,) = judge_collectives(measured(curve(1e-6, 1e15)), is_busy=False)
+    assert "GB/s" not in found.fact
 
 
 @pytest.mark.parametrize(

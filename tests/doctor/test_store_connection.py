@@ -26,18 +26,19 @@ TORCHRUN = {
 BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
 
-def test_without_a_launcher_there_is_no_place() -> None:
-    assert place_of({"MASTER_ADDR": "left over", "PATH": "/bin"}) is None
-
-
-def test_under_torchrun_no_rank_hosts_the_store() -> None:
-    assert place_of(TORCHRUN) == Place(3, 4, "node1", 29500, 1, hosts_store=False, restarts=2)
-    assert place_of({**TORCHRUN, "RANK": "0"}) == Place(0, 4, "node1", 29500, 1, hosts_store=False, restarts=2)
-
-
-def test_by_hand_rank_0_hosts_the_store() -> None:
-    assert place_of(BY_HAND) == Place(0, 2, "node1", 29500, hosts_store=True)
-    assert place_of({**BY_HAND, "RANK": "1"}) == Place(1, 2, "node1", 29500)
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"MASTER_ADDR": "left over", "PATH": "/bin"}, None),
+        (TORCHRUN, Place(3, 4, "node1", 29500, 1, hosts_store=False, restarts=2)),
+        ({**TORCHRUN, "RANK": "0"}, Place(0, 4, "node1", 29500, 1, hosts_store=False, restarts=2)),
+        (BY_HAND, Place(0, 2, "node1", 29500, hosts_store=True)),
+        ({**BY_HAND, "RANK": "1"}, Place(1, 2, "node1", 29500)),
+    ],
+)
+def test_a_place(environment: dict[str, str], place: Place | None) -> None:
+    """Without a launcher there is none; under torchrun no rank hosts the store, by hand rank 0 does."""
+    assert place_of(environment) == place
 
 
 @pytest.mark.parametrize(
