@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.gpu.copies import gradient_sizes
 
 from benchmarks.contestants import Contestant
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import aims, steps
-from benchmarks.gpu.copies import gradient_sizes
 from benchmarks.gpu.device import counted
 from benchmarks.gpu.models import gpu_workload
 
