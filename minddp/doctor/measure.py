@@ -23,7 +23,9 @@ import minddp
 from minddp.doctor.fit import CoreTime, share_denied
 from minddp.doctor.place import Place
 from minddp.platform.cores import read_if_there
-from minddp.transport import CannotConnect, ProcessGroupTransport, Transport, connect_ranks
+from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.protocols import Transport
+from minddp.transport.shared_memory import CannotConnect, connect_ranks
 
 SIZES = (4 * 2**10, 64 * 2**10, 2**20, 16 * 2**20)  # bytes; DDP's buckets hold 25 MiB
 _BUDGET_S = 0.2  # for one size

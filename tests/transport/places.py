@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from minddp.transport import ProcessGroupTransport, SharedMemoryTransport, Transport, open_transport
+from minddp.transport import Transport, open_transport
 from minddp.transport.hierarchical import connect_hosts
+from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.shared_memory import SharedMemoryTransport
 from minddp.transport.shared_memory.messages import DTYPES
 from tests.ranks import RankPool
 

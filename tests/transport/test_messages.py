@@ -8,14 +8,14 @@ import pytest
 
 from minddp.transport.shared_memory import messages
 from minddp.transport.shared_memory.messages import (
-    LARGEST_TOLD_BYTES,
-    Addend,
+    MAX_BROADCAST_BYTES,
+    AddendReady,
+    Broadcast,
     ChunksDone,
-    Farewell,
-    Nudge,
+    Leaving,
     SegmentDropped,
     SegmentMade,
-    Told,
+    WakeUp,
 )
 
 Ends = tuple[socket.socket, socket.socket]
@@ -34,13 +34,13 @@ def ends() -> Iterator[Ends]:
     [
         SegmentMade(3, 2**40),
         SegmentDropped(2**33),
-        Addend(1, 2, 3, 2**50, 5),
+        AddendReady(1, 2, 3, 2**50, 5),
         ChunksDone(2**40),
-        Told(2**40, b"ab"),
-        Told(0, bytes(LARGEST_TOLD_BYTES)),
-        Nudge(),
-        Farewell("é"),
-        Farewell(""),
+        Broadcast(2**40, b"ab"),
+        Broadcast(0, bytes(MAX_BROADCAST_BYTES)),
+        WakeUp(),
+        Leaving("é"),
+        Leaving(""),
     ],
 )
 def test_messages_arrive_as_they_were_sent(ends: Ends, message: messages.Message) -> None:
@@ -52,8 +52,8 @@ def test_messages_arrive_as_they_were_sent(ends: Ends, message: messages.Message
 
 
 def test_a_long_reason_is_cut(ends: Ends) -> None:
-    assert messages.send(ends[0], messages.encode(Farewell("é" * 5000)))
-    assert messages.receive(ends[1]) == (Farewell("é" * 511), [])
+    assert messages.send(ends[0], messages.encode(Leaving("é" * 5000)))
+    assert messages.receive(ends[1]) == (Leaving("é" * 511), [])
 
 
 def test_a_descriptor_comes_along_and_is_not_inherited(ends: Ends) -> None:
@@ -81,9 +81,9 @@ def test_what_was_said_before_the_end_is_heard(ends: Ends) -> None:
 
 def test_last_words_are_heard_of_one_who_has_not_heard_us_out(ends: Ends) -> None:
     messages.send(ends[1], messages.encode(ChunksDone(1)))
-    messages.send(ends[0], messages.encode(Farewell("tired")))
+    messages.send(ends[0], messages.encode(Leaving("tired")))
     ends[0].close()
-    assert messages.receive(ends[1]) == (Farewell("tired"), [])
+    assert messages.receive(ends[1]) == (Leaving("tired"), [])
     assert messages.receive(ends[1]) == (None, [])
 
 

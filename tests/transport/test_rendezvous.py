@@ -8,7 +8,8 @@ import pytest
 
 from minddp.transport.shared_memory import messages, rendezvous, segments
 from minddp.transport.shared_memory.messages import ChunksDone
-from minddp.transport.shared_memory.rendezvous import CannotConnect, Peer, connect
+from minddp.transport.shared_memory.peer_sockets import Peer
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
 from tests.transport.threads import ThreadGroup, on_ranks
 
 
@@ -41,7 +42,7 @@ def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.Monkey
     made: list[Any] = []
 
     def introduce_stranger(listener: socket.socket) -> Any:
-        made.append(introduce(listener) | ({"machine": "another"} if made else {}))
+        made.append(introduce(listener) | ({"host": "another"} if made else {}))
         return made[-1]
 
     monkeypatch.setattr(rendezvous, "_introduce", introduce_stranger)
@@ -100,7 +101,7 @@ def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyP
     strangers = []
 
     def introduce_after_strangers(listener: socket.socket) -> Any:
-        for knock in (b"", b"hello", rendezvous._KNOCK.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
+        for knock in (b"", b"hello", rendezvous._GREETING.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stranger.connect(listener.getsockname())
             stranger.send(knock) if knock else stranger.close()

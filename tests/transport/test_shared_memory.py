@@ -17,7 +17,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minddp.transport import ProcessGroupTransport, open_transport
+from minddp.transport import open_transport
+from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import CannotConnect, connect_ranks, exchange, rendezvous
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import (
@@ -110,7 +111,7 @@ def test_tensors_of_all_kinds_are_summed(ranks: Ranks) -> None:
 def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tuple[str, list[str]]:
     introduce = rendezvous._introduce
     if rank == strange_rank:
-        rendezvous._introduce = lambda listener: introduce(listener) | {"machine": "elsewhere"}
+        rendezvous._introduce = lambda listener: introduce(listener) | {"host": "elsewhere"}
     try:
         with log_lines() as lines:
             transport = open_transport(kind, default_group())
@@ -174,9 +175,9 @@ def die_at(rank: int, moment: str) -> float:
     if rank == 1 and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "in the middle":
-        exchange.reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        exchange.all_reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "after launching":
-        exchange.reduce_chunk = lambda *_, **__: time.sleep(60)
+        exchange.all_reduce_chunk = lambda *_, **__: time.sleep(60)
         transport.all_reduce(tensor)
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "with a child":
@@ -216,7 +217,7 @@ def test_a_rank_that_is_stopped_is_named_when_time_is_up(mortal: RankPool) -> No
 
 def die_while_connecting(rank: int) -> None:
     if rank == 1:
-        rendezvous._let_in = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        rendezvous._accept = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     opened()
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
-from minddp.transport import SharedMemoryTransport
+from minddp.transport.shared_memory import SharedMemoryTransport
 from tests.ranks import RankPool
 
 Ranks = Callable[[int], RankPool]

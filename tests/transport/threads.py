@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minddp.transport.shared_memory.rendezvous import Peer
+from minddp.transport.shared_memory.peer_sockets import Peer
 
 TIMEOUT_S = 20.0
 

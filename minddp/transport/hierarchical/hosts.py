@@ -1,8 +1,8 @@
-"""Which ranks share a host, and what follows from it: arithmetic on names that the ranks have told each other.
+"""Which ranks share a host, and what follows from it.
 
-A host here is what can share memory: one kernel, and one network namespace, since that is how far its sockets
-reach. Its host name does not count. Containers may all have the same, or each its own; two containers on one
-machine are two hosts, unless they share its network (docker run --network=host).
+A host here is what can share memory: one kernel and one network namespace, since that is the reach of the sockets.
+Host names do not count: containers may all have the same one, or each its own. Two containers on one machine are
+two hosts, unless they share its network (docker run --network=host).
 """
 
 from __future__ import annotations
@@ -12,15 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minddp.transport.shared_memory.rendezvous import Meeting
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is: its host's number, and its own number among the ranks of that host."""
-
-    host: int
-    seat: int
+from minddp.transport.shared_memory.rendezvous import Group
 
 
 @dataclass(frozen=True)
@@ -39,43 +31,33 @@ class Hosts:
 
     @property
     def num_lanes(self) -> int:
-        """How many ranks every host has at least. See [Note: add up, cross, spread]."""
+        """How many ranks every host has at least. See [Note: reduce, cross, copy]."""
         return min(map(len, self.ranks))
 
     @property
-    def all_alone(self) -> bool:
-        """Each rank on a host of its own."""
+    def is_one_rank_each(self) -> bool:
         return max(map(len, self.ranks)) == 1
 
-    def place_of(self, rank: int) -> Place:
-        return next(Place(host, ranks.index(rank)) for host, ranks in enumerate(self.ranks) if rank in ranks)
+    def ranks_beside(self, rank: int) -> tuple[int, ...]:
+        """All ranks on this rank's host, itself included. Its index among them is its local rank."""
+        return next(ranks for ranks in self.ranks if rank in ranks)
 
-    def lane(self, seat: int) -> list[int]:
-        """The ranks that have this seat, host by host; `seat` is below `num_lanes`."""
-        return [ranks[seat] for ranks in self.ranks]
+    def lane(self, local_rank: int) -> list[int]:
+        """The ranks with this local rank, host by host; it is below `num_lanes`."""
+        return [ranks[local_rank] for ranks in self.ranks]
 
     def __str__(self) -> str:
         return " | ".join(" ".join(map(str, ranks)) for ranks in self.ranks)
 
 
-class Neighbours:
-    """The ranks of one host as a group of their own, in so far as they only want to hear from each other.
+class RanksOfOneHost:
+    """Some ranks of `group` as a group of their own. All of `group` must make its calls at the same time."""
 
-    What they say goes through the group of all, so all hosts must do the same at the same time.
-    """
-
-    def __init__(self, group: Meeting, ranks: Sequence[int]):
+    def __init__(self, group: Group, ranks: Sequence[int]):
         self._group = group
         self._ranks = ranks
-
-    @property
-    def rank(self) -> int:
-        """Our seat."""
-        return self._ranks.index(self._group.rank)
-
-    @property
-    def world_size(self) -> int:
-        return len(self._ranks)
+        self.rank = ranks.index(group.rank)
+        self.world_size = len(ranks)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = self._group.all_gather(tensor)

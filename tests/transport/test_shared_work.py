@@ -1,4 +1,4 @@
-"""Who hears that a collective in shared memory has landed: futures, and torch's profiler."""
+"""Who hears that a collective in shared memory has completed: futures, and torch's profiler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.transport.places import Ranks, opened
 
 def test_who_asks_early_is_called_and_who_asks_late_at_once() -> None:
     collective, calls = Collective("all-reduce 0", torch.ones(1), deadline=0), []
-    collective.when_landed(lambda: calls.append("early"))
+    collective.when_complete(lambda: calls.append("early"))
     assert calls == []
-    collective.land()
-    collective.when_landed(lambda: calls.append("late"))
+    collective.complete()
+    collective.when_complete(lambda: calls.append("late"))
     assert calls == ["early", "late"]
 
 

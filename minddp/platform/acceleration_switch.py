@@ -1,0 +1,24 @@
+"""The switch for what only makes minddp faster: the environment variable MINDDP_ACCELERATION.
+
+With MINDDP_ACCELERATION=off a waiting rank sleeps at once instead of polling first ([Note: spin wait]), and every
+gradient is copied into its bucket instead of aliasing it. Results have the same bits either way, so the switch
+shows what an acceleration is worth, and excludes it as the cause of an error. All ranks may set it differently.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "MINDDP_ACCELERATION"
+
+
+def acceleration_is_on() -> bool:
+    """True unless the variable is "off".
+
+    Raises:
+        ValueError: the variable is set to something other than "on" and "off".
+    """
+    value = os.environ.get(VARIABLE, "on")
+    if value not in ("on", "off"):
+        raise ValueError(f'{VARIABLE} must be "on" or "off", but is {value!r}.')
+    return value == "on"
