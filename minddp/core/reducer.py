@@ -412,7 +412,9 @@ class Reducer:
             view = GradBucket(bucket, is_last=bucket is self.buckets[-1], instead=instead)
             future = self.comm_hook.launch(view)
             transport = self.transport
-            watched = transport.promised(bucket.wire, future) if isinstance(transport, WatchedTransport) else None
+            watched = (
+                transport.watch_future(bucket.wire, future) if isinstance(transport, WatchedTransport) else None
+            )
             reduction = HookedReduction(self.comm_hook, future, bucket, watched)
             self.tell(EventKind.COMM_HOOK_RETURNED, index)
         if self._sink is not None:  # who begins to watch later has not seen the launch, and hears of no end either

@@ -1,4 +1,4 @@
-"""What a rank says of itself when it is asked: where it is, and which collectives it has begun."""
+"""The state that a rank reports when it is asked: where it is, and which collectives it has launched."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Collective:
-    """The `number`-th collective of a rank. Collectives carry no names: equal numbers meet each other."""
+class Collective(NamedTuple):
+    """The `number`-th collective of a rank. Collectives carry no names: those of equal numbers meet."""
 
     number: int
     operation: str
@@ -37,7 +37,7 @@ class Progress:
 class RankState:
     """One rank's answer. `waiting_s` is how long it has waited in the last of its `recent` collectives, if it does.
 
-    `where` is the innermost line of the script's own code that the main thread is at.
+    `where` is the innermost line of the script's own code in the main thread.
     """
 
     rank: int
@@ -57,26 +57,24 @@ class RankState:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankState:
-        told = json.loads(text)
-        progress = told.pop("progress")
+        fields = json.loads(text)
+        progress = fields.pop("progress")
         progress["missing"] = {int(bucket): tuple(names) for bucket, names in progress["missing"].items()}
-        told["recent"] = tuple(Collective(**collective) for collective in told["recent"])
-        return cls(progress=Progress(**progress), **told)
+        fields["recent"] = tuple(Collective(*collective) for collective in fields["recent"])
+        return cls(progress=Progress(**progress), **fields)
 
 
 def where_is_main_thread() -> str:
     """`train.py:57 in evaluate`: the innermost frame of the main thread that is not torch's or minddp's."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    innermost = frame
-    while frame is not None and _is_ours_or_torchs(frame):
+    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and _is_library_code(frame):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
         return "an unknown place"
-    code = frame.f_code
-    return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _is_ours_or_torchs(frame: FrameType) -> bool:
+def _is_library_code(frame: FrameType) -> bool:
     module = frame.f_globals.get("__name__", "")
     return module.split(".")[0] in ("torch", "minddp", "threading", "contextlib")

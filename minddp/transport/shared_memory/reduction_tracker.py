@@ -106,6 +106,4 @@ class ReductionTracker:
                 )
 
     def _subject(self, ranks: Sequence[int], singular: str, plural: str) -> str:
-        """`Rank 2 has`, `Ranks 0 and 3 have`."""
-        named = wording.ranks([self.names[rank] for rank in ranks]).capitalize()
-        return f"{named} {singular if len(ranks) == 1 else plural}"
+        return wording.subject([self.names[rank] for rank in ranks], singular, plural)
