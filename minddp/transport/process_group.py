@@ -29,16 +29,12 @@ class ProcessGroupTransport:
         self.group = group
         self.rank = group.rank()
         self.world_size = group.size()
+        self.store: dist.Store | None = dist.distributed_c10d._world.pg_map.get(group, (None, None))[1]
         self._is_python_group = type(group) is not _Group
         backend = None if self._is_python_group else backend_for(group, torch.device("cpu"))
         self._spin_wait = (
             spin_wait_among(self.world_size) if backend is not None and backend.name() == "gloo" else None
         )
-
-    @property
-    def store(self) -> dist.Store | None:
-        _, store = dist.distributed_c10d._world.pg_map.get(self.group, (None, None))
-        return store
 
     @property
     def waits_again(self) -> bool:

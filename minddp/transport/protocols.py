@@ -33,11 +33,8 @@ class Work(Protocol):
 class Transport(Protocol):
     """Collectives among a group of ranks. All ranks must make the same calls in the same order."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
+    rank: int
+    world_size: int
 
     @property
     def store(self) -> dist.Store | None:

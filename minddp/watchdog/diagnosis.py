@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,18 +34,13 @@ class Absence:
 class Answers:
     """The result of an inquiry: each rank's state, or why there is none."""
 
-    present: Mapping[int, RankState]
-    absent: Mapping[int, Absence] = field(default_factory=dict)
+    present: dict[int, RankState]
+    absent: dict[int, Absence] = field(default_factory=dict)
 
     @property
     def furthest(self) -> int:
         """The highest number of a backward on any rank."""
         return max(state.progress.backward for state in self.present.values())
-
-    @property
-    def states(self) -> dict[int, RankState]:
-        """All that are known, also of ranks that have ended."""
-        return {**self.present, **{rank: absence.last for rank, absence in self.absent.items() if absence.last}}
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,8 @@ def _ranks_gone(answers: Answers) -> list[str]:
 def _different_collectives(answers: Answers) -> list[str]:
     """The first number under which ranks have launched different collectives."""
     by_number: dict[int, dict[str, list[int]]] = {}
-    for rank, state in answers.states.items():
+    last_states = {rank: absence.last for rank, absence in answers.absent.items() if absence.last}
+    for rank, state in (answers.present | last_states).items():
         for collective in state.recent:
             by_number.setdefault(collective.number, {}).setdefault(str(collective), []).append(rank)
     for number, kinds in sorted(by_number.items()):

@@ -7,8 +7,9 @@ import sys
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
+
+LIBRARIES = ("torch", "minddp", "threading", "contextlib")  # not the script's own code
 
 
 class Collective(NamedTuple):
@@ -65,16 +66,11 @@ class RankState:
 
 
 def where_is_main_thread() -> str:
-    """`train.py:57 in evaluate`: the innermost frame of the main thread that is not torch's or minddp's."""
+    """`train.py:57 in evaluate`: the innermost frame of the main thread that is not a library's."""
     frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and _is_library_code(frame):
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in LIBRARIES:
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
         return "an unknown place"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _is_library_code(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
-    return module.split(".")[0] in ("torch", "minddp", "threading", "contextlib")

@@ -99,13 +99,13 @@ class WatchedTransport:
         Raises:
             Stuck: the wait can never end, or has failed.
         """
-        self._waiting_since = time.monotonic()
+        start = self._waiting_since = time.monotonic()
         try:
             while not _completes_within(work, self._limit_s):
                 diagnosis = self._diagnose()
                 if diagnosis.is_certain:
                     raise Stuck(diagnosis.text)
-                _log.warning("Waited for %.0f s so far. %s", self._waited_s(), diagnosis.text)
+                _log.warning("Waited for %.0f s so far. %s", time.monotonic() - start, diagnosis.text)
         except Stuck:
             raise
         except RuntimeError as error:
@@ -124,7 +124,7 @@ class WatchedTransport:
             pid=os.getpid(),
             progress=progress(),
             recent=tuple(self._recent),
-            waiting_s=None if self._waiting_since is None else self._waited_s(),
+            waiting_s=None if (since := self._waiting_since) is None else time.monotonic() - since,
             where=where_is_main_thread(),
         )
 
@@ -138,9 +138,6 @@ class WatchedTransport:
             return diagnose(self._inquiry.ask())
         except RuntimeError as error:
             return Diagnosis(f"The store does not answer either ({error}): the rank that hosts it has ended.", True)
-
-    def _waited_s(self) -> float:
-        return time.monotonic() - (self._waiting_since or time.monotonic())
 
 
 class _WatchedWork:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,7 @@ class Communicator:
         weakref.finalize(self, _close, stop, handle, on_device, self._in_flight)
 
     def launch(
-        self, operation: str, tensors: Sequence[torch.Tensor], enqueue: Callable[[Any, int], object]
+        self, operation: str, tensors: Iterable[torch.Tensor], enqueue: Callable[[Any, int], object]
     ) -> NcclWork:
         """Let `enqueue(handle, stream)` make the NCCL calls of one collective on `tensors`; returns at once.
 
@@ -125,11 +125,8 @@ class NcclWork:
 
     def __init__(self, communicator: Communicator, collective: InFlight):
         self._communicator = communicator
-        self._operation = collective.operation
-        self._done = collective.done
-
-    def is_completed(self) -> bool:
-        return self._done.query()
+        self._collective = collective
+        self.is_completed = collective.done.query
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         """Let the current stream wait; the host waits only with a `timeout`.
@@ -138,15 +135,14 @@ class NcclWork:
             RuntimeError: the communicator was aborted, or the time has passed.
         """
         self._communicator.raise_if_failed()
-        torch.cuda.current_stream(self._communicator.device).wait_event(self._done)
-        if timeout is not None:
-            self._wait_on_host(timeout.total_seconds())
-
-    def _wait_on_host(self, limit_s: float) -> None:
+        torch.cuda.current_stream(self._communicator.device).wait_event(self._collective.done)
+        if timeout is None:
+            return
+        limit_s = timeout.total_seconds()
         deadline = time.monotonic() + limit_s
-        while not self._done.query():
+        while not self.is_completed():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._operation}.")
+                raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._collective.operation}.")
             time.sleep(0.001)
         self._communicator.raise_if_failed()
 
@@ -185,11 +181,10 @@ def join(
             f"All ranks came, but NCCL did not connect them within {limit_s:g} s. NCCL_DEBUG=INFO shows which "
             f"network it tries; NCCL_SOCKET_IFNAME names the right one."
         )
-    if isinstance(outcome[0], Exception):
-        raise RuntimeError(
-            f"NCCL did not connect the ranks: {outcome[0]}. With NCCL_DEBUG=WARN it says why."
-        ) from outcome[0]
-    return outcome[0]
+    [handle] = outcome
+    if isinstance(handle, Exception):
+        raise RuntimeError(f"NCCL did not connect the ranks: {handle}. NCCL_DEBUG=WARN shows why.") from handle
+    return handle
 
 
 # ------------------------------------------------------------------ the thread

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from minddp.platform.cupy_beside_torch import NoCuPy, import_cupy
 from minddp.transport.nccl.communicator import Communicator, NcclWork, join
@@ -74,14 +73,11 @@ class NcclTransport:
     def __init__(self, group: ProcessGroupTransport, nccl: Any, communicator: Communicator):
         self.rank = group.rank
         self.world_size = group.world_size
+        self.store = group.store
         self._group = group
         self._nccl = nccl
         self._communicator = communicator
         self._type_of = {dtype: getattr(nccl, name) for dtype, name in NCCL_TYPES.items() if hasattr(nccl, name)}
-
-    @property
-    def store(self) -> dist.Store | None:
-        return self._group.store
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._group.allocate(numel, dtype, device)
@@ -89,45 +85,30 @@ class NcclTransport:
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         if not self._supports(tensor):
             return self._group.all_reduce(tensor)
-        address, numel, kind = tensor.data_ptr(), tensor.numel(), self._type_of[tensor.dtype]
-        return self._launch(
-            "an all-reduce",
-            [tensor],
-            lambda handle, stream: handle.allReduce(address, address, numel, kind, self._nccl.NCCL_SUM, stream),
-        )
+        return self._launch("an all-reduce", "allReduce", tensor, tensor, self._nccl.NCCL_SUM)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         if not self._supports(tensor):
             return self._group.broadcast(tensor, source)
-        address, numel, kind = tensor.data_ptr(), tensor.numel(), self._type_of[tensor.dtype]
-        return self._launch(
-            "a broadcast",
-            [tensor],
-            lambda handle, stream: handle.broadcast(address, address, numel, kind, source, stream),
-        )
+        return self._launch("a broadcast", "broadcast", tensor, tensor, source)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if not self._supports(tensor):
             return self._group.all_gather(tensor)
         gathered = tensor.new_empty(self.world_size, *tensor.shape)
-        addresses, numel, kind = (
-            (tensor.data_ptr(), gathered.data_ptr()),
-            tensor.numel(),
-            self._type_of[tensor.dtype],
-        )
-        self._launch(
-            "an all-gather",
-            [tensor, gathered],
-            lambda handle, stream: handle.allGather(*addresses, numel, kind, stream),
-        ).wait()
+        self._launch("an all-gather", "allGather", tensor, gathered).wait()
         return list(gathered)
 
     def _launch(
-        self, operation: str, tensors: Sequence[torch.Tensor], enqueue: Callable[[Any, int], object]
+        self, operation: str, method: str, source: torch.Tensor, target: torch.Tensor, *options: int
     ) -> NcclWork:
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
-        described = f"{operation} of {tensors[0].numel():,} elements of {dtype}"
-        return self._communicator.launch(described, tensors, enqueue)
+        def enqueue(handle: Any, stream: int) -> None:
+            addresses, kind = (source.data_ptr(), target.data_ptr()), self._type_of[source.dtype]
+            getattr(handle, method)(*addresses, source.numel(), kind, *options, stream)
+
+        dtype = str(source.dtype).removeprefix("torch.")
+        described = f"{operation} of {source.numel():,} elements of {dtype}"
+        return self._communicator.launch(described, {source, target}, enqueue)
 
     def _supports(self, tensor: torch.Tensor) -> bool:
         """Equal on every rank, since it depends only on what must be equal in any collective."""

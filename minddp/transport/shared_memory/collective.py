@@ -44,6 +44,10 @@ class Collective:
         for callback in callbacks:
             callback()
 
+    def write(self, result: torch.Tensor) -> None:
+        with torch.inference_mode(self.tensor.is_inference()):  # which mode is on depends on the thread
+            self.tensor.copy_(result.view(self.tensor.shape))
+
     def when_complete(self, callback: Callable[[], object]) -> None:
         """Call it in the thread that completes this, or at once. It must be quick."""
         with self._completion:
@@ -55,9 +59,15 @@ class Collective:
 
 @dataclass(eq=False)
 class Reduction(Collective):
-    """The all-reduce number `number` of this rank. `tensor` is flat, and at first this rank's addend."""
+    """All-reduce number `number` of this rank. `addend` is flat and becomes the sum; `tensor` may be another."""
 
     number: int = field(kw_only=True)
+    addend: torch.Tensor = field(kw_only=True)
+
+    def complete(self, error: str | None = None) -> None:
+        if error is None and self.tensor is not self.addend:
+            self.write(self.addend)
+        super().complete(error)
 
 
 @dataclass(eq=False)
@@ -78,9 +88,7 @@ class InboundBroadcast(Collective):
                 f"{self.name} has {len(content):,} bytes and was sent after {num_launched} all-reduces, but "
                 f"{self.tensor.nbytes:,} bytes are expected after {self.num_launched}. {SAME_CALLS}"
             )
-        with torch.inference_mode(self.tensor.is_inference()):  # which mode is on depends on the thread
-            received = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            self.tensor.copy_(received.view(self.tensor.dtype).view(self.tensor.shape))
+        self.write(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(self.tensor.dtype))
         self.complete()
 
 

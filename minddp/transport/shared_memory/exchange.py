@@ -88,15 +88,18 @@ class Exchange:
         """Let all peers map a new segment, or unmap one that is not used any more."""
         self._sockets.send(message, descriptors)
 
-    def launch(self, tensor: torch.Tensor, segment: Segment, offset_bytes: int) -> Reduction:
-        """Begin to all-reduce `tensor`, which is flat and lies in `segment`."""
-        number, dtype = self._num_launched, DTYPES.index(tensor.dtype)
-        reduction = Reduction(f"all-reduce {number}", tensor, self._deadline(), number=number)
-        addend = AddendReady(number, segment.number, offset_bytes, tensor.numel(), dtype)
+    def launch(
+        self, addend: torch.Tensor, segment: Segment, offset_bytes: int, copy_to: torch.Tensor | None = None
+    ) -> Reduction:
+        """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum, if so desired."""
+        number = self._num_launched
+        tensor = addend if copy_to is None else copy_to
+        reduction = Reduction(f"all-reduce {number}", tensor, self._deadline(), number=number, addend=addend)
+        ready = AddendReady(number, segment.number, offset_bytes, addend.numel(), DTYPES.index(addend.dtype))
         self._num_launched += 1
         self._in_flight.append(reduction)
-        self._sockets.send(addend)
-        self._sockets.send_to_self(addend)
+        self._sockets.send(ready)
+        self._sockets.send_to_self(ready)
         return reduction
 
     def broadcast(self, tensor: torch.Tensor) -> Collective:
@@ -206,7 +209,7 @@ class Exchange:
         chunks = []
         for rank, addend in enumerate(addends):
             if rank == self._rank:
-                chunks.append(self._in_flight[addend.reduction - self._in_flight[0].number].tensor[start:stop])
+                chunks.append(self._in_flight[addend.reduction - self._in_flight[0].number].addend[start:stop])
                 continue
             dtype = DTYPES[addend.dtype]
             offset_bytes = addend.offset_bytes + start * dtype.itemsize

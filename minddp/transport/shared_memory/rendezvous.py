@@ -37,11 +37,8 @@ _GREETING = struct.Struct(f"<{SECRET_BYTES}sq")  # the listener's secret, the ra
 class Group(Protocol):
     """The part of a `Transport` that the rendezvous uses."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
+    rank: int
+    world_size: int
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, MAX_BROADCAST_BYTES, SegmentDropped, SegmentMade
 from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.shared_work import CopiedWork, ProgressEngine, SharedWork
+from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
 from minddp.transport.spin_wait import spin_wait_among
 
 CONNECT_TIMEOUT_S = 30.0
@@ -59,6 +60,7 @@ class SharedMemoryTransport:
     def __init__(self, group: ProcessGroupTransport, exchange: Exchange):
         self.rank = group.rank
         self.world_size = group.world_size
+        self.store = group.store
         self._group = group
         self._exchange = exchange
         self._engine = ProgressEngine(exchange)
@@ -66,10 +68,6 @@ class SharedMemoryTransport:
         self._num_made = 0
         self._dropped: deque[int] = deque()  # numbers of segments without references, not yet sent to the peers
         self._idle: list[Segment] = []  # for copies
-
-    @property
-    def store(self) -> dist.Store | None:
-        return self._group.store
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != "cpu" or numel == 0:
@@ -85,7 +83,8 @@ class SharedMemoryTransport:
         segment = self._segments.get(address)
         if segment is None or not tensor.is_contiguous():
             return self._all_reduce_copy(tensor.detach())
-        return self._launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
+        reduction = self._exchange.launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
+        return SharedWork(reduction, self._engine, "gloo:all_reduce")
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         if not _fits_in_message(tensor):
@@ -100,19 +99,14 @@ class SharedMemoryTransport:
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         return self._group.all_gather(tensor)
 
-    def _launch(self, flat: torch.Tensor, segment: Segment, offset_bytes: int) -> SharedWork:
-        return SharedWork(self._exchange.launch(flat, segment, offset_bytes), self._engine, "gloo:all_reduce")
-
     def _all_reduce_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
         flat = segments.tensor_over(segment, tensor.dtype, tensor.numel())
         flat.view(tensor.shape).copy_(tensor)
 
-        def copy_back() -> None:
-            tensor.copy_(flat.view(tensor.shape))
-            self._idle.append(segment)
-
-        return CopiedWork(self._launch(flat, segment, 0), copy_back)
+        reduction = self._exchange.launch(flat, segment, 0, copy_to=tensor)
+        reduction.when_complete(partial(self._idle.append, segment))
+        return SharedWork(reduction, self._engine, "gloo:all_reduce")
 
     # ------------------------------------------------------------------ memory
 

@@ -19,7 +19,6 @@ import datetime
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -119,24 +118,6 @@ def _resolve(future: torch.futures.Future[Any], collective: Collective) -> None:
         future.set_result([collective.tensor])
     else:
         future.set_exception(RuntimeError(collective.error))
-
-
-class CopiedWork:
-    """The all-reduce of a copy; the first `wait` calls `copy_back`."""
-
-    def __init__(self, work: SharedWork, copy_back: Callable[[], object]):
-        self._work = work
-        self._copy_back = copy_back
-        self._is_copied_back = False
-
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        self._work.wait(timeout)
-        if not self._is_copied_back:
-            self._is_copied_back = True
-            self._copy_back()
 
 
 class _ProfilerEvent:
