@@ -330,7 +330,9 @@ def _meet_all(introductions: list[Introduction], limit_s: float = 20.0) -> list[
 
     def rank_body(rank: int) -> None:
         try:
-            outcomes[rank] = share_unique_id(store, rank, len(introductions), introductions[rank], make_id, limit_s)
+            outcomes[rank] = share_unique_id(
+                store, Group(rank, len(introductions)), introductions[rank], make_id, limit_s
+            )
         except Exception as error:
             outcomes[rank] = error
 
@@ -353,7 +355,9 @@ def test_rank_0_makes_the_unique_id_and_all_others_fetch_it() -> None:
 
 def test_each_communicator_has_an_id_of_its_own() -> None:
     store = dist.HashStore()
-    ids = [share_unique_id(store, 0, 1, Introduction("a", "gpu0"), lambda n=n: bytes([n]), 5) for n in range(3)]
+    ids = [
+        share_unique_id(store, Group(0, 1), Introduction("a", "gpu0"), lambda n=n: bytes([n]), 5) for n in range(3)
+    ]
     assert ids == [b"\0", b"\1", b"\2"]
 
 
@@ -362,7 +366,7 @@ def test_who_meets_again_does_not_take_the_last_id() -> None:
     seats = [Introduction("a", "gpu0"), Introduction("a", "gpu1")]
     first = [
         threading.Thread(
-            target=share_unique_id, args=(store, rank, 2, seats[rank], lambda: b"old", 20), daemon=True
+            target=share_unique_id, args=(store, Group(rank, 2), seats[rank], lambda: b"old", 20), daemon=True
         )
         for rank in range(2)
     ]
@@ -371,7 +375,7 @@ def test_who_meets_again_does_not_take_the_last_id() -> None:
     for thread in first:
         thread.join(30)
     with pytest.raises(RuntimeError, match="no answer from rank 0 within"):
-        share_unique_id(store, 1, 2, seats[1], lambda: b"never", 0.2)
+        share_unique_id(store, Group(1, 2), seats[1], lambda: b"never", 0.2)
 
 
 def test_two_ranks_on_one_card_are_told_so_on_every_rank() -> None:

@@ -38,14 +38,8 @@ def test_every_rank_is_connected_with_every_other() -> None:
 
 
 def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    introduce = rendezvous._introduce
-    made: list[Any] = []
-
-    def introduce_stranger(listener: socket.socket) -> Any:
-        made.append(introduce(listener) | ({"host": "another"} if made else {}))
-        return made[-1]
-
-    monkeypatch.setattr(rendezvous, "_introduce", introduce_stranger)
+    names = iter(["one", "another"])
+    monkeypatch.setattr(rendezvous, "name_of_host", lambda: next(names))
     before, group = num_descriptors(), ThreadGroup(2)
     outcomes = on_ranks(2, lambda rank: outcome(group, rank))
     assert outcomes[0] == outcomes[1]
@@ -97,18 +91,18 @@ def test_what_only_one_rank_notices_stops_all(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    introduce = rendezvous._introduce
+    describe = rendezvous._describe
     strangers = []
 
-    def introduce_after_strangers(listener: socket.socket) -> Any:
+    def describe_after_strangers(listener: socket.socket) -> Any:
         for knock in (b"", b"hello", rendezvous._GREETING.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stranger.connect(listener.getsockname())
             stranger.send(knock) if knock else stranger.close()
             strangers.append(stranger)
-        return introduce(listener)
+        return describe(listener)
 
-    monkeypatch.setattr(rendezvous, "_introduce", introduce_after_strangers)
+    monkeypatch.setattr(rendezvous, "_describe", describe_after_strangers)
     group = ThreadGroup(2)
     for others in on_ranks(2, lambda rank: connect(group.of(rank), 5.0)):
         assert len(others) == 1

@@ -109,9 +109,9 @@ def test_tensors_of_all_kinds_are_summed(ranks: Ranks) -> None:
 
 
 def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tuple[str, list[str]]:
-    introduce = rendezvous._introduce
+    name_of_host = rendezvous.name_of_host
     if rank == strange_rank:
-        rendezvous._introduce = lambda listener: introduce(listener) | {"host": "elsewhere"}
+        rendezvous.name_of_host = lambda: "elsewhere"
     try:
         with log_lines() as lines:
             transport = open_transport(kind, default_group())
@@ -120,7 +120,7 @@ def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tup
         assert tensor.sum().item() == 3 * transport.world_size
         return type(transport).__name__, lines
     finally:
-        rendezvous._introduce = introduce
+        rendezvous.name_of_host = name_of_host
 
 
 @pytest.mark.parametrize(("kind", "level"), [("shared_memory", "WARNING"), ("auto", "INFO")])

@@ -58,11 +58,10 @@ def connect_hosts(
         return connect_ranks(group, device)
     if hosts.is_one_rank_each:
         return group
-    timeout_s, ranks = time_limit_s(group.group, device), hosts.ranks_beside(group.rank)
-    peers = _connect_within_hosts(group, ranks)
+    timeout_s = time_limit_s(group.group, device)
+    peers = _connect_within_host(group, hosts.ranks_beside(group.rank))
     lane = _connect_between_hosts(group, hosts, token, timeout_s, peers)
-    exchange = HostExchange(ranks.index(group.rank), peers, timeout_s, ranks, lane, hosts.num_lanes)
-    return HierarchicalTransport(group, exchange, hosts)
+    return HierarchicalTransport(group, HostExchange(hosts, group.rank, peers, timeout_s, lane), hosts)
 
 
 def _gather_hosts(group: ProcessGroupTransport, name: str) -> tuple[Hosts, str]:
@@ -74,7 +73,7 @@ def _gather_hosts(group: ProcessGroupTransport, name: str) -> tuple[Hosts, str]:
     return Hosts.grouped([introduction["host"] for introduction in everyone]), everyone[0]["token"]
 
 
-def _connect_within_hosts(group: ProcessGroupTransport, ranks: tuple[int, ...]) -> Mapping[int, Peer]:
+def _connect_within_host(group: ProcessGroupTransport, ranks: tuple[int, ...]) -> Mapping[int, Peer]:
     """Connections to the other ranks of this host, by their local ranks."""
     error_here, peers = "", {}
     try:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from minddp.platform import wording
+from minddp.transport.hierarchical.hosts import Hosts
 from minddp.transport.shared_memory.addition_order import chunk_bounds, copy_from_owner, in_blocks, reduce_to_owner
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, AddendReady
@@ -114,26 +115,16 @@ class Piece:
 
 
 class HostExchange(Exchange):
-    """One rank's part in all-reduces between hosts. See [Note: reduce, cross, copy].
-
-    `names` are the ranks of this host in the whole group; `lane` is this rank's lane, if it has one.
-    """
+    """One rank's part in all-reduces between hosts, by its lane, if it has one. See [Note: reduce, cross, copy]."""
 
     progress_delay_s = 0.001  # the network should be busy while backward computes
 
-    def __init__(
-        self,
-        local_rank: int,
-        peers: Mapping[int, Peer],
-        timeout_s: float,
-        names: Sequence[int],
-        lane: Lane | None,
-        num_lanes: int,
-    ):
-        super().__init__(local_rank, peers, timeout_s, names)
-        self._tracker = HostReductionTracker(local_rank, len(names), names)
+    def __init__(self, hosts: Hosts, rank: int, peers: Mapping[int, Peer], timeout_s: float, lane: Lane | None):
+        names = hosts.ranks_beside(rank)
+        super().__init__(names.index(rank), peers, timeout_s, names)
+        self._tracker = HostReductionTracker(self._rank, len(names), names)
         self._lane = lane
-        self._num_lanes = num_lanes
+        self._num_lanes = hosts.num_lanes
         self._crossing: deque[deque[Piece]] = deque()  # the pieces of each all-reduce that this rank has not done
 
     def leave(self) -> None:

@@ -21,6 +21,8 @@ CHECK_EVERY_S = 0.5
 CALL_GRACE_S = 5.0  # a call that takes longer counts as stuck, too
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 
+OnDevice = Callable[[], AbstractContextManager[Any]]
+
 
 class Communicator:
     """Enqueues NCCL's calls on a stream of its own. See [Note: fences] and [Note: what no call can report].
@@ -29,13 +31,7 @@ class Communicator:
     complete after `limit_s` seconds is aborted. `failure` is the reason of an abort.
     """
 
-    def __init__(
-        self,
-        handle: Any,
-        device: torch.device,
-        on_device: Callable[[], AbstractContextManager[Any]],
-        limit_s: float,
-    ):
+    def __init__(self, handle: Any, device: torch.device, on_device: OnDevice, limit_s: float):
         self.device = device
         self.stream = torch.cuda.Stream(device)
         self.failure: str | None = None
@@ -156,9 +152,7 @@ class NcclWork:
             callback(self)
 
 
-def join(
-    make_handle: Callable[[], Any], on_device: Callable[[], AbstractContextManager[Any]], limit_s: float
-) -> Any:
+def join(make_handle: Callable[[], Any], on_device: OnDevice, limit_s: float) -> Any:
     """The result of `make_handle`, which waits for the last rank without a limit of its own.
 
     Raises:
@@ -190,11 +184,7 @@ def join(
 # ------------------------------------------------------------------ the thread
 
 
-def _check_regularly(
-    reference: weakref.ref[Communicator],
-    stop: threading.Event,
-    on_device: Callable[[], AbstractContextManager[Any]],
-) -> None:
+def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event, on_device: OnDevice) -> None:
     """Runs with the device current: without one, a thread's first query would initialise device 0."""
     with on_device():
         _allow_captures()
@@ -219,12 +209,7 @@ def _allow_captures() -> None:
         _log.info("CUDA graphs may fail to be captured beside this transport: %s", error)
 
 
-def _close(
-    stop: threading.Event,
-    handle: Any,
-    on_device: Callable[[], AbstractContextManager[Any]],
-    in_flight: deque[InFlight],
-) -> None:
+def _close(stop: threading.Event, handle: Any, on_device: OnDevice, in_flight: deque[InFlight]) -> None:
     """Destroy the communicator if all is complete; abort it rather than wait for ranks that may never come."""
     stop.set()
     with on_device():

@@ -51,14 +51,11 @@ def connect_gpus(group: ProcessGroupTransport, device: torch.device) -> NcclTran
     device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     cupy, nccl, ours = _import_nccl(device)
     unique_id = share_unique_id(
-        group.store, group.rank, group.world_size, ours, lambda: _to_bytes(nccl.get_unique_id()), CONNECT_TIMEOUT_S
+        group.store, group, ours, lambda: _to_bytes(nccl.get_unique_id()), CONNECT_TIMEOUT_S
     )
     on_device = partial(cupy.cuda.Device, device.index)
-    handle = join(
-        lambda: nccl.NcclCommunicator(group.world_size, _to_cupy(unique_id, cupy), group.rank),
-        on_device,
-        CONNECT_TIMEOUT_S,
-    )
+    make_handle = partial(nccl.NcclCommunicator, group.world_size, _to_cupy(unique_id, cupy), group.rank)
+    handle = join(make_handle, on_device, CONNECT_TIMEOUT_S)
     return NcclTransport(group, nccl, Communicator(handle, device, on_device, time_limit_s(group.group, device)))
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.host import boot_id
+from minddp.transport.protocols import Transport
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,7 @@ def nccl_host() -> str:
 
 
 def share_unique_id(
-    store: dist.Store,
-    rank: int,
-    world_size: int,
-    ours: Introduction,
-    make_unique_id: Callable[[], bytes],
-    limit_s: float,
+    store: dist.Store, group: Transport, ours: Introduction, make_unique_id: Callable[[], bytes], limit_s: float
 ) -> bytes:
     """The unique id that rank 0 makes, once each rank has introduced itself. Collective.
 
@@ -55,12 +51,12 @@ def share_unique_id(
         RuntimeError: some ranks did not come within `limit_s` seconds, or cannot take part. Names them.
         ValueError: several ranks use one GPU.
     """
-    serial = store.add(f"minddp/nccl/opened by {rank}", 1)  # equal on all ranks, since they open in one order
-    keys = [f"minddp/nccl/{serial}/{other}" for other in range(world_size)]
-    store.set(keys[rank], json.dumps(asdict(ours)))
+    serial = store.add(f"minddp/nccl/opened by {group.rank}", 1)  # equal on all ranks: they open in one order
+    keys = [f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)]
+    store.set(keys[group.rank], json.dumps(asdict(ours)))
     _check([Introduction(**json.loads(text)) for text in _wait_for(store, keys, limit_s)])
     key = f"minddp/nccl/{serial}/unique id"
-    if rank == 0:
+    if group.rank == 0:
         store.set(key, make_unique_id().hex())
     [unique_id] = _wait_for(store, [key], limit_s)
     return bytes.fromhex(unique_id.decode())

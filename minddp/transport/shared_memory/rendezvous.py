@@ -1,11 +1,11 @@
 """How the ranks of a group find out that they share one host, and connect: all of them, or none.
 
-Through the process group each rank introduces itself: its host, and the address at which it listens. Then each pair
+Through the process group each rank sends the name of its host, and then the address at which it listens. Each pair
 connects by a Unix socket, and proves that it can share memory by doing so. The outcomes go through the process
-group, too, so that if one rank cannot share memory, all ranks know and use another transport.
+group, too, so that if one rank cannot share memory, all ranks use another transport.
 
 Sockets listen in the abstract namespace: there is no file, and the address ends with the process. Any process of
-the machine may connect; only one that knows the secret from the introduction is accepted.
+the machine may connect; only one that knows the listener's secret is accepted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
 import torch
@@ -47,9 +46,10 @@ class CannotConnect(Exception):
     """Why this group cannot share memory: the same on every rank."""
 
 
-class _Introduction(TypedDict):
-    host: str  # empty if its system cannot share memory in this way
-    address: str  # in hexadecimal
+class _Listener(TypedDict):
+    """Where a rank listens, and what proves that a process is in its group; both in hexadecimal."""
+
+    address: str
     secret: str
 
 
@@ -60,20 +60,20 @@ def connect(group: Group, timeout_s: float) -> dict[int, Peer]:
         CannotConnect: on every rank, and for the same reason, if any two ranks cannot share memory.
     """
     deadline = time.monotonic() + timeout_s
+    _require_one_host(gather_json(group, name_of_host()))
     peers: dict[int, Peer] = {}
     error_here = ""
-    with _listening() as listener:
-        ours = _introduce(listener)
-        introductions: list[_Introduction] = gather_json(group, ours)
-        _require_one_host(introductions)
-        assert listener is not None, "checked with the hosts"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
+        here.bind("")  # the kernel chooses an abstract address
+        here.listen(LISTEN_BACKLOG)
+        listeners = gather_json(group, _describe(here))
         try:
             for rank in range(group.rank):
-                peers[rank] = _connect_to(rank, introductions[rank], group.rank, deadline)
+                peers[rank] = _connect_to(rank, listeners[rank], group.rank, deadline)
             while len(peers) < group.world_size - 1:
-                peer = _accept(listener, ours, deadline)
+                peer = _accept(here, listeners[group.rank]["secret"], deadline)
                 peers[peer.rank] = peer
-            _prove_that_memory_is_shared(peers, introductions, group.rank, deadline)
+            _prove_that_memory_is_shared(peers, listeners, group.rank, deadline)
         except OSError as error:
             error_here = f"rank {group.rank} cannot share memory with the others: {error}"
         require_success(group, error_here, peers)
@@ -111,45 +111,33 @@ def name_of_host() -> str:
     return f"{host.host_identity()} {host.namespace('net')}" if segments.is_supported() else ""
 
 
-@contextmanager
-def _listening() -> Iterator[socket.socket | None]:
-    if not segments.is_supported():
-        yield None
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind("")  # the kernel chooses an abstract address
-        listener.listen(LISTEN_BACKLOG)
-        yield listener
-
-
-def _introduce(listener: socket.socket | None) -> _Introduction:
-    address = "" if listener is None else listener.getsockname().hex()
-    return _Introduction(host=name_of_host(), address=address, secret=secrets.token_hex(SECRET_BYTES))
-
-
-def _require_one_host(introductions: Sequence[_Introduction]) -> None:
-    for rank, introduction in enumerate(introductions):
-        if not introduction["host"]:
+def _require_one_host(names: Sequence[str]) -> None:
+    for rank, name in enumerate(names):
+        if not name:
             raise CannotConnect(f"rank {rank} runs on a system that cannot do it as Linux does")
-        if introduction["host"] != introductions[0]["host"]:
+        if name != names[0]:
             raise CannotConnect(
                 f"rank {rank} is on another host than rank 0, or in a container with its own network"
             )
 
 
+def _describe(listener: socket.socket) -> _Listener:
+    return _Listener(address=listener.getsockname().hex(), secret=secrets.token_hex(SECRET_BYTES))
+
+
 # ---------------------------------------------------------------------- between two ranks
 
 
-def _connect_to(rank: int, introduction: _Introduction, our_rank: int, deadline: float) -> Peer:
+def _connect_to(rank: int, listener: _Listener, our_rank: int, deadline: float) -> Peer:
     """Connect to a lower rank."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(_seconds_until(deadline))
-    connection.connect(bytes.fromhex(introduction["address"]))
-    connection.send(_GREETING.pack(bytes.fromhex(introduction["secret"]), our_rank))
+    connection.connect(bytes.fromhex(listener["address"]))
+    connection.send(_GREETING.pack(bytes.fromhex(listener["secret"]), our_rank))
     return _peer(rank, connection)
 
 
-def _accept(listener: socket.socket, ours: _Introduction, deadline: float) -> Peer:
+def _accept(listener: socket.socket, secret: str, deadline: float) -> Peer:
     """The next higher rank that connects; other processes are rejected."""
     while True:
         listener.settimeout(_seconds_until(deadline))
@@ -157,8 +145,8 @@ def _accept(listener: socket.socket, ours: _Introduction, deadline: float) -> Pe
         connection.settimeout(_seconds_until(deadline))
         greeting = connection.recv(_GREETING.size)
         if len(greeting) == _GREETING.size:
-            secret, rank = _GREETING.unpack(greeting)
-            if secrets.compare_digest(secret, bytes.fromhex(ours["secret"])):
+            known, rank = _GREETING.unpack(greeting)
+            if secrets.compare_digest(known, bytes.fromhex(secret)):
                 return _peer(rank, connection)
         connection.close()
 
@@ -183,12 +171,12 @@ def _process_descriptor(process: int) -> int | None:
 
 
 def _prove_that_memory_is_shared(
-    peers: Mapping[int, Peer], introductions: Sequence[_Introduction], our_rank: int, deadline: float
+    peers: Mapping[int, Peer], listeners: Sequence[_Listener], our_rank: int, deadline: float
 ) -> None:
     """Send each peer a segment that contains our secret, and find its secret in the segment that it sends."""
     descriptor = segments.create(SECRET_BYTES)
     try:
-        os.pwrite(descriptor, bytes.fromhex(introductions[our_rank]["secret"]), 0)
+        os.pwrite(descriptor, bytes.fromhex(listeners[our_rank]["secret"]), 0)
         announcement = messages.encode(messages.SegmentMade(-1, SECRET_BYTES))
         for peer in peers.values():
             messages.send(peer.socket, announcement, [descriptor], timeout_s=_seconds_until(deadline))
@@ -200,7 +188,7 @@ def _prove_that_memory_is_shared(
         _, descriptors = messages.receive(peer.socket)
         if not descriptors:
             raise ConnectionError(f"rank {rank} has closed the connection")
-        if segments.attach(descriptors[0], SECRET_BYTES)[:] != bytes.fromhex(introductions[rank]["secret"]):
+        if segments.attach(descriptors[0], SECRET_BYTES)[:] != bytes.fromhex(listeners[rank]["secret"]):
             raise ConnectionError(f"the segment of rank {rank} is not its memory")
 
 
