@@ -2,14 +2,12 @@
 
 [Note: spin wait]
 A thread that waits in the kernel releases its core, and an idle core is put to sleep by the processor or, in a
-virtual machine, by the host. Waking a core takes 50 µs and more, and one collective needs several wake-ups: a
-broadcast by gloo wakes four threads one after another, each on a core that has just gone to sleep. So before a rank
-sleeps it polls for up to `SPIN_LIMIT_S`, and between two polls it yields its core (`sched_yield`), so that gloo's
-own threads can run. MPI libraries wait in the same way.
+virtual machine, by the host. Waking it takes 50 µs and more, and one collective needs several wake-ups: gloo's
+broadcast wakes four threads in turn. So before a rank sleeps it polls for up to `SPIN_LIMIT_S`, and between two
+polls it yields its core (`sched_yield`) to gloo's own threads. MPI libraries wait in the same way.
 
 A rank does not spin
-    for large messages          gloo's threads are busy all the time, so no core goes to sleep, and polling takes
-                                time from them
+    for large messages          gloo's threads are busy all the time, and polling takes time from them
     if cores are scarce         with fewer cores than ranks on the host, or a container's quota below that, a
                                 waiting rank must leave its core to a computing one
     if its core is preempted    it would get the core back only after a time slice of some milliseconds, whereas a

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,13 +10,17 @@ import pytest
 from minddp.transport.shared_memory import messages, rendezvous, segments
 from minddp.transport.shared_memory.messages import ChunksDone
 from minddp.transport.shared_memory.peer_sockets import Peer
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_json
 from tests.transport.threads import ThreadGroup, on_ranks
+
+
+def connected_by(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer]:
+    return connect(rank, group.world_size, partial(gather_json, group.of(rank)), timeout_s)
 
 
 def outcome(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer] | str:
     try:
-        return connect(group.of(rank), timeout_s)
+        return connected_by(group, rank, timeout_s)
     except CannotConnect as obstacle:
         return str(obstacle)
 
@@ -26,7 +31,7 @@ def num_descriptors() -> int:
 
 def test_every_rank_is_connected_with_every_other() -> None:
     group = ThreadGroup(4)
-    peers = on_ranks(4, lambda rank: connect(group.of(rank), 5.0))
+    peers = on_ranks(4, lambda rank: connected_by(group, rank))
     for rank, others in enumerate(peers):
         assert sorted(others) == [other for other in range(4) if other != rank]
         for other, peer in others.items():
@@ -104,7 +109,7 @@ def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(rendezvous, "_describe", describe_after_strangers)
     group = ThreadGroup(2)
-    for others in on_ranks(2, lambda rank: connect(group.of(rank), 5.0)):
+    for others in on_ranks(2, lambda rank: connected_by(group, rank)):
         assert len(others) == 1
         [peer] = others.values()
         peer.close()
@@ -114,7 +119,7 @@ def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyP
 
 def test_processes_can_be_watched() -> None:
     group = ThreadGroup(2)
-    peers = on_ranks(2, lambda rank: connect(group.of(rank), 5.0))
+    peers = on_ranks(2, lambda rank: connected_by(group, rank))
     for others in peers:
         for peer in others.values():
             assert (peer.process is not None) == hasattr(os, "pidfd_open")

@@ -1,8 +1,7 @@
 r"""All-reduce for groups that span hosts: shared memory within a host, gloo between hosts, and no byte sent twice.
 
-A flat ring does not know the hosts of its ranks. Every rank sends nearly twice the bucket to its neighbour, so
-nearly twice the bucket crosses each border between two hosts, or more if the ring crosses it several times. But the
-hosts only need one sum of each other.
+A flat ring does not know the hosts of its ranks: nearly twice the bucket crosses each border between two hosts, or
+more if the ring crosses it several times. But the hosts only need one sum of each other.
 
 [Note: reduce, cross, copy]
 Each bucket is cut into as many chunks as the smallest host has ranks. Chunk i belongs to *lane* i: the ranks that
@@ -20,9 +19,8 @@ have local rank i on their host, one of each host. An all-reduce is then
     2. cross    lane 0 all-reduces chunk 0 by gloo, and lane 1 at the same time chunk 1
     3. copy     rank 0 writes chunk 0 into the bucket of rank 1, and rank 1 chunk 1 into that of rank 0
 
-Steps 1 and 3 are the all-reduce of `shared_memory/`, with its rendezvous, its messages and its way to notice a dead
-rank; step 2 comes in between. With one lane a single rank of each host would do all the work; with several lanes
-the ranks share it, and the bytes between the hosts are the same.
+Steps 1 and 3 are the all-reduce of `shared_memory/`; step 2 comes in between. With one lane a single rank of each
+host would do all the work; with several the ranks share it, and the bytes between the hosts are the same.
 
 [Note: what crosses]
 Bytes that leave a host, for a bucket of N bytes, W ranks and H hosts; as many arrive:
@@ -40,12 +38,9 @@ are as deterministic, equal on all ranks, and depend only on the placement of th
     first     the ranks of each host, in the order of gloo in a group of these ranks; in chunk i the last to join is
               the host's local rank i                    [Note: the order of addition], `addition_order.py`
     then      the hosts, in the order of their lowest ranks, in the order of gloo for a piece among as many ranks
-
-With one host that is the order of shared memory, with one rank on each host that of gloo, which are the same; and
-with two hosts of two ranks there is only one order, whatever the pieces.
 """
 
 from minddp.transport.hierarchical.hierarchical_transport import HierarchicalTransport, connect_hosts
-from minddp.transport.hierarchical.hosts import Hosts
+from minddp.transport.hierarchical.host_exchange import Hosts
 
 __all__ = ["HierarchicalTransport", "Hosts", "connect_hosts"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from minddp.transport.hierarchical.host_exchange import HostExchange, Lane
-from minddp.transport.hierarchical.hosts import Hosts, RanksOfOneHost
+from minddp.transport.hierarchical.host_exchange import HostExchange, Hosts, Lane
 from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
 from minddp.transport.protocols import Transport, Work
 from minddp.transport.shared_memory import rendezvous
@@ -75,12 +76,17 @@ def _gather_hosts(group: ProcessGroupTransport, name: str) -> tuple[Hosts, str]:
 
 def _connect_within_host(group: ProcessGroupTransport, ranks: tuple[int, ...]) -> Mapping[int, Peer]:
     """Connections to the other ranks of this host, by their local ranks."""
+
+    def gather_here(ours: object) -> list[Any]:
+        everyone = rendezvous.gather_json(group, ours)  # all hosts call it at the same time
+        return [everyone[rank] for rank in ranks]
+
     error_here, peers = "", {}
     try:
-        peers = rendezvous.connect(RanksOfOneHost(group, ranks), CONNECT_TIMEOUT_S)
+        peers = rendezvous.connect(ranks.index(group.rank), len(ranks), gather_here, CONNECT_TIMEOUT_S)
     except CannotConnect as error:
         error_here = str(error)
-    rendezvous.require_success(group, error_here, peers)
+    rendezvous.require_success(partial(rendezvous.gather_json, group), error_here, peers)
     return peers
 
 
@@ -97,5 +103,5 @@ def _connect_between_hosts(
             lane = Lane(store, hosts.lane(local_rank), group.rank, CONNECT_TIMEOUT_S, timeout_s)
         except RuntimeError as error:
             error_here = f"rank {group.rank} does not reach the other hosts: {error}"
-    rendezvous.require_success(group, error_here, peers)
+    rendezvous.require_success(partial(rendezvous.gather_json, group), error_here, peers)
     return lane

@@ -2,16 +2,14 @@
 
 [Note: pieces]
 A chunk is cut into pieces of at most `PIECE_BYTES`. While one crosses, the next is reduced and the one before it is
-copied: the network, the slowest of the three, waits for the other two only at the first piece and the last. Two
-pieces are in flight at a time, as gloo has two threads for them; the others are queued. Each lane sends its pieces
-in the same order on every host, since all ranks launch in the same order.
+copied: the network, the slowest of the three, waits for the other two only at the first piece and the last. Gloo
+sends two at a time. Each lane sends its pieces in one order on every host, since all ranks launch in one order.
 
 [Note: leaving while a piece crosses]
 A process group of gloo that is dropped first waits for its collectives in flight; and that may be for ever, if a
 rank on another host lives but has given up. So a lane with nothing in flight is dropped at once, which makes the
 other end notice. If something is in flight, it gets a moment to end, as it does when the other end leaves too.
-After that, the group is left to the end of the process, when the kernel closes its connections. That happens only
-where an all-reduce has failed.
+After that, the group is left to the end of the process. That happens only where an all-reduce has failed.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from minddp.platform import wording
-from minddp.transport.hierarchical.hosts import Hosts
 from minddp.transport.shared_memory.addition_order import chunk_bounds, copy_from_owner, in_blocks, reduce_to_owner
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, AddendReady
@@ -41,6 +38,45 @@ GRACE_S = 2.0  # for what is in flight when a lane is abandoned
 HEAD_START_S = 5.0  # the exchange times out before gloo, since it knows which rank is missing
 
 Crossing = torch.futures.Future[Any]  # done once a piece has crossed
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """`ranks[h]` are the ranks on host h, ascending. Hosts are in the order of their lowest ranks.
+
+    A host is what can share memory: one kernel and one network namespace, the reach of the sockets. Two containers
+    on one machine are two hosts, unless they share its network (docker run --network=host).
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def grouped(cls, names: Sequence[str]) -> Hosts:
+        """From the name of each rank's host, in rank order."""
+        ranks: dict[str, list[int]] = {}
+        for rank, name in enumerate(names):
+            ranks.setdefault(name, []).append(rank)
+        return cls(tuple(map(tuple, ranks.values())))
+
+    @property
+    def num_lanes(self) -> int:
+        """How many ranks every host has at least. See [Note: reduce, cross, copy]."""
+        return min(map(len, self.ranks))
+
+    @property
+    def is_one_rank_each(self) -> bool:
+        return max(map(len, self.ranks)) == 1
+
+    def ranks_beside(self, rank: int) -> tuple[int, ...]:
+        """All ranks on this rank's host, itself included. Its index among them is its local rank."""
+        return next(ranks for ranks in self.ranks if rank in ranks)
+
+    def lane(self, local_rank: int) -> list[int]:
+        """The ranks with this local rank, host by host; it is below `num_lanes`."""
+        return [ranks[local_rank] for ranks in self.ranks]
+
+    def __str__(self) -> str:
+        return " | ".join(" ".join(map(str, ranks)) for ranks in self.ranks)
 
 
 class LaneBroken(RuntimeError):

@@ -1,7 +1,5 @@
 r"""All-reduces by NCCL itself, called through CuPy: everything that a process group does, in readable Python.
 
-`torch.distributed` hides what happens between `all_reduce(tensor)` and `work.wait()` in C++. Here it is in Python:
-
     unique_id.py        the ranks exchange which GPUs they use, and rank 0 makes the *unique id*, 128 bytes that the
                         other ranks get from the store; with it a rank can join
     communicator.py     each rank joins with its number; from then on the communicator is a stream of its own, and
@@ -22,8 +20,7 @@ for it, so that stream is another one than backward's, and events enforce the or
 
 The host never waits. So a tensor may be dropped before the device has reached it; `Tensor.record_stream` makes the
 caching allocator keep its memory until this stream has passed, also for buckets that are dropped with a collective
-in flight. (torch's own group instead holds the tensors of each work until it has been waited for, or its thread has
-seen it end.)
+in flight. (torch's own group instead holds the tensors of each work until it has been waited for.)
 
 [Note: what no call can report]
 When a rank dies the others' kernels spin for ever, and with them the stream that waits for `done`, and the host as
@@ -32,10 +29,8 @@ soon as it reads a loss. No call returns, so none can raise. So a thread checks 
 another; the kernels end, streams go on, and the next call or wait raises with the reason. What the streams then
 computed is invalid, including weights after an optimizer step.
 
-The reducer scales by 1/world_size while it packs and asks for sums, as torch's DDP does. So these are the same
-operations on the same buffers, and the bits are those of torch's DDP over NCCL as long as NCCL chooses the same
-algorithm. NCCL's own mean (ncclAvg) multiplies by 1/world_size *rounded to the tensor's dtype*, where torch
-multiplies halves in float32: with other numbers of ranks than powers of two the bits would differ.
+The reducer scales by 1/world_size while it packs and asks for sums, as torch's DDP does: NCCL's own mean rounds
+1/world_size to the tensor's dtype first.
 """
 
 from minddp.transport.nccl.nccl_transport import NcclTransport, connect_gpus

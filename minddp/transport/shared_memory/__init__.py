@@ -1,8 +1,7 @@
 r"""All-reduce among the ranks of one host: every rank can reach every bucket.
 
-On one host gloo sends the bytes of a bucket to another process through TCP: they are copied into the kernel, out of
-it, and then added. Here the buckets lie in memory that all ranks have mapped, so no bytes are sent: a rank adds its
-share of the bucket where the other ranks' gradients lie, and writes the sum there too.
+On one host gloo sends a bucket through TCP: its bytes are copied into the kernel, out of it, and then added. Here
+the buckets lie in memory that all ranks have mapped, so no bytes are sent.
 
 [Note: all-reduce in shared memory]
 With W ranks each bucket is cut into W chunks, and rank r is the owner of chunk r. An all-reduce is then
@@ -16,11 +15,10 @@ With W ranks each bucket is cut into W chunks, and rank r is the owner of chunk 
     |     chunk 2     |     chunk 2     |     chunk 2     |   rank 2
     +-----------------+-----------------+-----------------+
 
-This is a reduce-scatter (each rank gets the sum of its chunk) and an all-gather (each rank gets the other sums) in
-one sweep. Only its owner touches a chunk meanwhile, so the ranks synchronise only twice: "my addend is ready"
-before the owners begin, "my chunk is done" before the results are read. The owner works through a block of all
-buckets at a time that fits into the second-level cache, so that the operands are still there when they are
-overwritten.
+This is a reduce-scatter and an all-gather in one sweep. Only its owner touches a chunk meanwhile, so the ranks
+synchronise only twice: "my addend is ready" before the owners begin, "my chunk is done" before the results are
+read. The owner works through a block of all buckets at a time that fits into the second-level cache, so that the
+operands are still there when they are overwritten.
 
     rank 0   pack ---- "addend ready" .... add and write chunk 0 .... "done"        wait ......... use
                               \  /                                       \  /
@@ -28,12 +26,10 @@ overwritten.
                                /\                                         /\
     rank 1   pack ---- "addend ready" .... add and write chunk 1 ...... "done"  ... wait ......... use
 
-Small broadcasts, such as those of buffers, go through sockets: [Note: small broadcasts] in `collective.py`.
-
 The order in which an owner adds decides the bits: [Note: the order of addition] in `addition_order.py`. How ranks
 exchange messages, wait, and notice that one has died: [Note: messages and waiting] in `exchange.py`. Which thread
-does a rank's share: [Note: progress] in `shared_work.py`. Why no memory is left behind: [Note: memory without a
-name] in `segments.py`. How ranks find each other: `rendezvous.py`.
+does a rank's share: [Note: progress] in `shared_work.py`. Small broadcasts, such as those of buffers, need no
+memory: [Note: small broadcasts] in `collective.py`.
 """
 
 from minddp.transport.shared_memory.rendezvous import CannotConnect

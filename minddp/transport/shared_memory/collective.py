@@ -3,12 +3,12 @@
 [Note: small broadcasts]
 Buffers, which are broadcast in every step, have some kilobytes. A broadcast through shared memory would take more
 messages than sending the bytes: one to say where they lie, and one from each peer before that memory can be used
-again. So the bytes are part of the message. The kernel keeps it until the peer reads it, which the peer does
-whether or not it has called `broadcast` yet. So the source waits for no rank, and may overwrite its tensor at once.
+again. So the bytes are part of the message, which the kernel keeps until the peer reads it. The source waits for no
+rank, and may overwrite its tensor at once. Only receivers have a time limit; the source learns of a peer's end in
+its next call.
 
 The broadcasts from one rank are received in the order of its calls. Each says how many all-reduces came before it,
-so that a surplus one, of a rank that has evaluated alone, is not taken for the next. Only receivers have a time
-limit; the source learns of a peer's end in its next call.
+so that a surplus one, of a rank that has evaluated alone, is not taken for the next.
 """
 
 from __future__ import annotations

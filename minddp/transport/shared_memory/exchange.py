@@ -10,13 +10,12 @@ Each pair of ranks has a socket for them. A waiting rank spins at first ([Note: 
 `poll` on all of its sockets, so that waiting takes no time from the cores that compute. Messages also order memory:
 what was written before one was sent can be read once it has arrived, since the kernel takes a lock to pass it on.
 
-No rank waits for ever for one that has ended. When a process ends, by whatever signal, the kernel closes its
-sockets, which wakes all peers; if a forked child keeps them open, the descriptor of the process does. A rank that
-ends in order sends `Leaving` with its reason. A rank that is only late has the group's time limit.
+When a process ends, by whatever signal, the kernel closes its sockets, which wakes all peers; if a forked child
+keeps them open, the descriptor of the process does. A rank that ends in order sends `Leaving` with its reason. A
+rank that is only late has the group's time limit.
 
-`make_progress` never waits for room in a socket, so no two ranks can wait for each other: `ChunksDone` counts from
-the beginning, so the next one replaces one that could not be sent. `launch` may wait for room, since the other
-ranks always make progress: see [Note: progress].
+`make_progress` never waits for room in a socket, so no two ranks can wait for each other: the next `ChunksDone`
+replaces one that could not be sent. `launch` may wait for room, since the other ranks always make progress.
 """
 
 from __future__ import annotations
@@ -53,13 +52,10 @@ from minddp.transport.spin_wait import SpinWait
 class Exchange:
     """The peers' messages and segments, and what is in flight.
 
-    Any thread may call `announce`, `launch`, `broadcast`, `receive_broadcast`, `wait_for_news` and
-    `close`; `make_progress` and `leave` are for one thread at a time, and so is everything that they touch.
+    `make_progress` and `leave`, and what they touch, are for one thread at a time; any thread may call the others.
     """
 
-    progress_delay_s = (
-        0.02  # how long news may wait for the main thread; peers wait for our last bucket in any case
-    )
+    progress_delay_s = 0.02  # peers wait for our last bucket in any case
 
     def __init__(
         self,
@@ -91,15 +87,14 @@ class Exchange:
     def launch(
         self, addend: torch.Tensor, segment: Segment, offset_bytes: int, copy_to: torch.Tensor | None = None
     ) -> Reduction:
-        """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum, if so desired."""
+        """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum to `copy_to`."""
         number = self._num_launched
         tensor = addend if copy_to is None else copy_to
         reduction = Reduction(f"all-reduce {number}", tensor, self._deadline(), number=number, addend=addend)
         ready = AddendReady(number, segment.number, offset_bytes, addend.numel(), DTYPES.index(addend.dtype))
         self._num_launched += 1
         self._in_flight.append(reduction)
-        self._sockets.send(ready)
-        self._sockets.send_to_self(ready)
+        self._sockets.send(ready, also_to_self=True)
         return reduction
 
     def broadcast(self, tensor: torch.Tensor) -> Collective:
@@ -227,7 +222,8 @@ class Exchange:
     def _complete(self) -> None:
         """Complete what is done, or can never be done."""
         while self._in_flight and self._tracker.is_done(self._in_flight[0].number):
-            self._in_flight.popleft().complete()
+            self._in_flight[0].complete()
+            self._in_flight.popleft()
         for inbound in self._inbound.values():
             inbound.match()
         failure = next(self._failures(), None)

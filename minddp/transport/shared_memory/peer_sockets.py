@@ -43,10 +43,7 @@ class PeerSockets:
         self._rank_of = {connection.fileno(): rank for rank, connection in self._sockets.items()}
         self._rank_of |= {peer.process: peer.rank for peer in peers.values() if peer.process is not None}
         self._rank_of[self._from_self.fileno()] = rank
-        self._polls = (
-            select.poll(),
-            select.poll(),
-        )  # one for `poll` and one for `sleep`, which run at the same time
+        self._polls = (select.poll(), select.poll())  # for `poll` and for `sleep`, which run at the same time
         for poll in self._polls:
             for descriptor in self._rank_of:
                 poll.register(descriptor, select.POLLIN)
@@ -54,18 +51,19 @@ class PeerSockets:
 
     # ------------------------------------------------------------------ for any thread
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: Message, descriptors: Sequence[int] = (), also_to_self: bool = False) -> None:
         """Send to all peers, and wait until there is room.
 
         Raises:
             RuntimeError: a peer has not received its messages within the time limit.
         """
         encoded = messages.encode(message)
-        for connection in self._sockets.values():
-            self._send_within_limit(connection, encoded, descriptors)
-
-    def send_to_self(self, message: Message) -> None:
-        self._send_within_limit(self._to_self, messages.encode(message))
+        for connection in (*self._sockets.values(), *([self._to_self] if also_to_self else [])):
+            if not messages.send(connection, encoded, descriptors, timeout_s=self._timeout_s):
+                raise RuntimeError(
+                    f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped; "
+                    f"let it go on, or start all ranks again."
+                )
 
     def wake(self) -> None:
         """End `poll` and `sleep`. Does nothing if there are messages already, or the sockets are closed."""
@@ -82,15 +80,6 @@ class PeerSockets:
             with suppress(OSError):  # closed before
                 self._to_self.shutdown(socket.SHUT_RDWR)
 
-    def _send_within_limit(
-        self, connection: socket.socket, encoded: bytes, descriptors: Sequence[int] = ()
-    ) -> None:
-        if not messages.send(connection, encoded, descriptors, timeout_s=self._timeout_s):
-            raise RuntimeError(
-                f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped; "
-                f"let it go on, or start all ranks again."
-            )
-
     # ------------------------------------------------------------------ for one thread at a time
 
     def receive(self, events: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Message | None, list[int]]]:
@@ -100,20 +89,22 @@ class PeerSockets:
         has ended, the messages that it sent before come first, all of them.
         """
         for descriptor, _ in events:
-            if descriptor not in self._rank_of:  # a moment ago, by the end of its process
+            if descriptor not in self._rank_of:  # disconnected a moment ago, when its process ended
                 continue
             rank = self._rank_of[descriptor]
             connection = self._from_self if rank == self._rank else self._sockets[rank]
-            is_last = descriptor != connection.fileno()
-            try:
-                message, descriptors = messages.receive(connection)
-                yield rank, message, descriptors
-                while is_last and message is not None:
-                    message, descriptors = messages.receive(connection)
-                    yield rank, message, descriptors
-            except BlockingIOError:  # there is room to send again, or all messages are read
-                if is_last:
-                    yield rank, None, []
+            has_ended = descriptor != connection.fileno()
+            message: Message | None
+            while True:
+                try:
+                    message, attached = messages.receive(connection)
+                except BlockingIOError:
+                    if not has_ended:  # the event was that there is room to send again
+                        break
+                    message, attached = None, []
+                yield rank, message, attached
+                if message is None or not has_ended:
+                    break
 
     def try_to_send(self, rank: int, message: Message) -> bool:
         """False if there is no room now; then the next `poll` also ends when there is room."""

@@ -17,12 +17,13 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
 
 from minddp.platform import host
+from minddp.transport.protocols import Transport
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.peer_sockets import Peer
 
@@ -33,13 +34,8 @@ SECRET_BYTES = 16
 _GREETING = struct.Struct(f"<{SECRET_BYTES}sq")  # the listener's secret, the rank that connects
 
 
-class Group(Protocol):
-    """The part of a `Transport` that the rendezvous uses."""
-
-    rank: int
-    world_size: int
-
-    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]: ...
+#: Collective: takes a value of this rank and returns those of all ranks, in rank order.
+Gather = Callable[[object], list[Any]]
 
 
 class CannotConnect(Exception):
@@ -53,50 +49,50 @@ class _Listener(TypedDict):
     secret: str
 
 
-def connect(group: Group, timeout_s: float) -> dict[int, Peer]:
-    """A connection to each other rank of `group`. Collective.
+def connect(our_rank: int, world_size: int, gather: Gather, timeout_s: float) -> dict[int, Peer]:
+    """A connection to each other rank of the group that `gather` is of. Collective.
 
     Raises:
         CannotConnect: on every rank, and for the same reason, if any two ranks cannot share memory.
     """
     deadline = time.monotonic() + timeout_s
-    _require_one_host(gather_json(group, name_of_host()))
+    _require_one_host(gather(name_of_host()))
     peers: dict[int, Peer] = {}
     error_here = ""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
         here.bind("")  # the kernel chooses an abstract address
         here.listen(LISTEN_BACKLOG)
-        listeners = gather_json(group, _describe(here))
+        listeners = gather(_describe(here))
         try:
-            for rank in range(group.rank):
-                peers[rank] = _connect_to(rank, listeners[rank], group.rank, deadline)
-            while len(peers) < group.world_size - 1:
-                peer = _accept(here, listeners[group.rank]["secret"], deadline)
+            for rank in range(our_rank):
+                peers[rank] = _connect_to(rank, listeners[rank], our_rank, deadline)
+            while len(peers) < world_size - 1:
+                peer = _accept(here, listeners[our_rank]["secret"], deadline)
                 peers[peer.rank] = peer
-            _prove_that_memory_is_shared(peers, listeners, group.rank, deadline)
+            _prove_that_memory_is_shared(peers, listeners, our_rank, deadline)
         except OSError as error:
-            error_here = f"rank {group.rank} cannot share memory with the others: {error}"
-        require_success(group, error_here, peers)
+            error_here = f"rank {our_rank} cannot share memory with the others: {error}"
+        require_success(gather, error_here, peers)
     return peers
 
 
 # ---------------------------------------------------------------------- through the process group
 
 
-def gather_json(group: Group, ours: object) -> list[Any]:
-    """The values of all ranks, in rank order. Collective."""
+def gather_json(group: Transport, ours: object) -> list[Any]:
+    """A `Gather`, through the process group."""
     text = bytearray(json.dumps(ours).encode().ljust(GATHERED_BYTES))
     gathered = group.all_gather(torch.frombuffer(text, dtype=torch.uint8))
     return [json.loads(bytes(one.tolist())) for one in gathered]
 
 
-def require_success(group: Group, error_here: str, peers: Mapping[int, Peer]) -> None:
+def require_success(gather: Gather, error_here: str, peers: Mapping[int, Peer]) -> None:
     """Close the connections to `peers` if any rank has an error. Collective.
 
     Raises:
         CannotConnect: with the error of the lowest such rank.
     """
-    errors = [error for error in gather_json(group, error_here[:MAX_ERROR_CHARACTERS]) if error]
+    errors = [error for error in gather(error_here[:MAX_ERROR_CHARACTERS]) if error]
     if errors:
         for peer in peers.values():
             peer.close()

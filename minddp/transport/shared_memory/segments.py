@@ -6,9 +6,8 @@ of /dev/shm, in containers 64 MiB, does not apply. A rank sends its descriptor t
 peer maps it and closes the descriptor. From then on only the mappings keep the memory alive, so the kernel frees it
 when the last process that has mapped it ends, by whatever signal.
 
-While the processes live, reference counts do the rest. A tensor over a segment keeps it mapped, as any tensor keeps
-its memory: a bucket may be dropped while one of its gradients is still in use. When the last tensor is gone the
-segment is unmapped here, and a message makes the peers unmap it too.
+While the processes live, a tensor over a segment keeps it mapped: a bucket may be dropped while one of its
+gradients is still in use. With the last tensor the segment is unmapped here, and a message makes the peers do so.
 """
 
 from __future__ import annotations

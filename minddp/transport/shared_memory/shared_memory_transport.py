@@ -15,7 +15,7 @@ from minddp.transport.protocols import Work
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, MAX_BROADCAST_BYTES, SegmentDropped, SegmentMade
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_json
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
 from minddp.transport.spin_wait import spin_wait_among
@@ -32,7 +32,7 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     require_gloo(group, device)
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
-    peers = connect(group, CONNECT_TIMEOUT_S)
+    peers = connect(group.rank, group.world_size, partial(gather_json, group), CONNECT_TIMEOUT_S)
     timeout_s, spin_wait = time_limit_s(group.group, device), spin_wait_among(group.world_size)
     return SharedMemoryTransport(group, Exchange(group.rank, peers, timeout_s, spin_wait=spin_wait))
 
@@ -72,7 +72,8 @@ class SharedMemoryTransport:
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != "cpu" or numel == 0:
             return self._group.allocate(numel, dtype, device)
-        return segments.tensor_over(self._make_segment(numel * dtype.itemsize), dtype, numel)
+        with torch.inference_mode(False):  # so that the progress thread may write to it
+            return segments.tensor_over(self._make_segment(numel * dtype.itemsize), dtype, numel)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         if not _can_be_shared(tensor):
@@ -101,7 +102,8 @@ class SharedMemoryTransport:
 
     def _all_reduce_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
-        flat = segments.tensor_over(segment, tensor.dtype, tensor.numel())
+        with torch.inference_mode(False):
+            flat = segments.tensor_over(segment, tensor.dtype, tensor.numel())
         flat.view(tensor.shape).copy_(tensor)
 
         reduction = self._exchange.launch(flat, segment, 0, copy_to=tensor)

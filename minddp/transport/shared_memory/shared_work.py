@@ -2,15 +2,14 @@
 
 [Note: progress]
 A collective needs a thread on each rank that receives messages, adds, and announces what is done. A progress thread
-that does so at once takes the core away from backward, and the interpreter lock from its hooks, for work that is
-not urgent yet. The best moment is when the main thread has nothing else to do. So *the thread that waits for a
-collective makes the progress*.
+that does so at once takes the core from backward, and the interpreter lock from its hooks, for work that is not
+urgent yet. So *the thread that waits for a collective makes the progress*.
 
 But the main thread may compute for long, or wait for something else, such as a barrier, while other ranks need our
 chunks. So there is a progress thread, too: it sleeps until there is news, leaves the main thread the exchange's
-`progress_delay_s` to come and handle it, and then does so itself. To wake it costs 0.2 ms of a core on which
-backward computes, so it should wake once in a step rather than at each message. Progress never depends on what a
-rank waits for, or in which order; nor does it with gloo, which has threads of its own.
+`progress_delay_s` to handle it, and then does so itself. To wake it costs 0.2 ms of a core on which backward
+computes, so it should wake once in a step rather than at each message. Progress never depends on what a rank waits
+for, or in which order; nor does it with gloo, which has threads of its own.
 """
 
 from __future__ import annotations
