@@ -100,15 +100,13 @@ class _PythonGroupWork:
     def __init__(self, work: dist.Work, tensor: torch.Tensor):
         self._work = work
         self._tensor = tensor
+        self.is_completed = work.is_completed
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         result = self._work.get_future().wait()
         tensor = result[0] if isinstance(result, (list, tuple)) else result
         if tensor is not self._tensor:
             self._tensor.copy_(tensor)
-
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
 
 
 def backend_for(group: dist.ProcessGroup, device: torch.device) -> Backend | None:

@@ -17,10 +17,7 @@ class Work(Protocol):
     """A collective in flight."""
 
     def wait(self, timeout: datetime.timedelta = ...) -> object:
-        """Return once the result may be used, or raise once `timeout` has passed; see `Transport.waits_again`.
-
-        On a CPU the collective is complete then. On a GPU the calling stream waits and the host does not, as with
-        `torch.distributed.Work.wait` on NCCL.
+        """Return once the result may be used: on a CPU when it is complete, on a GPU when the calling stream waits.
 
         Raises:
             RuntimeError: the collective failed, a peer has ended, or a time limit has passed.

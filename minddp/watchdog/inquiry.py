@@ -26,7 +26,7 @@ ANSWER_LIMIT_S = 3 * READ_EVERY_S
 
 
 class Inquiry:
-    """Answers for one rank from now until `close`, and asks the others.
+    """Answers for one rank until `close`, and asks the others.
 
     `state` makes the rank's state, `None` if its module is gone; the thread calls it, so it must hold no reference
     to the module. All ranks of a group make their inquiries in one order.

@@ -1,11 +1,10 @@
 """A transport that diagnoses its long waits, and ends those that can never succeed.
 
 [Note: how long to wait]
-A rank may be slow for a good reason: it evaluates, saves or compiles while the others are in the next step already.
-So a long wait is not an error by itself. After `limit_s` seconds the ranks are asked for their states. If these
-rule out that the wait will ever end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis.
-If not, the diagnosis is logged and the rank waits on, until the group's own time limit, when torch's error is
-raised with the latest diagnosis.
+A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
+After `limit_s` seconds the ranks are asked for their states. If these rule out that the wait will ever end (a rank
+has exited, collectives differ), `Stuck` is raised with the diagnosis. If not, the diagnosis is logged and the rank
+waits on, until the group's own time limit, when torch's error is raised with the latest diagnosis.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tests.transport.places import Ranks, mortal_ranks, opened
 
 
 def expected(*shape: int) -> InboundBroadcast:
-    return InboundBroadcast("broadcast 7 from rank 0", torch.zeros(shape), deadline=0, num_launched=5)
+    return InboundBroadcast("broadcast 7 from rank 0", torch.zeros(shape), timeout_s=0, num_launched=5)
 
 
 def sent(tensor: torch.Tensor, num_launched: int = 5) -> Broadcast:

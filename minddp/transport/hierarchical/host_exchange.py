@@ -75,9 +75,6 @@ class Hosts:
         """The ranks with this local rank, host by host; it is below `num_lanes`."""
         return [ranks[local_rank] for ranks in self.ranks]
 
-    def __str__(self) -> str:
-        return " | ".join(" ".join(map(str, ranks)) for ranks in self.ranks)
-
 
 class LaneBroken(RuntimeError):
     """An all-reduce between hosts has failed."""

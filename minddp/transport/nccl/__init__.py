@@ -28,9 +28,6 @@ soon as it reads a loss. No call returns, so none can raise. So a thread checks 
 (a broken connection) and the time that it takes. It *aborts* the communicator, the one call that is allowed beside
 another; the kernels end, streams go on, and the next call or wait raises with the reason. What the streams then
 computed is invalid, including weights after an optimizer step.
-
-The reducer scales by 1/world_size while it packs and asks for sums, as torch's DDP does: NCCL's own mean rounds
-1/world_size to the tensor's dtype first.
 """
 
 from minddp.transport.nccl.nccl_transport import NcclTransport, connect_gpus

@@ -181,9 +181,6 @@ def join(make_handle: Callable[[], Any], on_device: OnDevice, limit_s: float) ->
     return handle
 
 
-# ------------------------------------------------------------------ the thread
-
-
 def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event, on_device: OnDevice) -> None:
     """Runs with the device current: without one, a thread's first query would initialise device 0."""
     with on_device():

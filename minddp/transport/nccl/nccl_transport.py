@@ -10,7 +10,7 @@ import torch
 
 from minddp.platform.cupy_beside_torch import NoCuPy, import_cupy
 from minddp.transport.nccl.communicator import Communicator, NcclWork, join
-from minddp.transport.nccl.unique_id import Introduction, share_unique_id
+from minddp.transport.nccl.unique_id import Introduction, nccl_host, share_unique_id
 from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
 from minddp.transport.protocols import Work
 
@@ -113,9 +113,6 @@ class NcclTransport:
         return is_dense_here and tensor.dtype in self._type_of and tensor.is_contiguous()
 
 
-# ------------------------------------------------------------------ CuPy
-
-
 def _import_nccl(device: torch.device) -> tuple[Any, Any, Introduction]:
     """CuPy, its binding of NCCL, and this rank's introduction; the modules are `None` if there is an obstacle."""
     try:
@@ -126,7 +123,7 @@ def _import_nccl(device: torch.device) -> tuple[Any, Any, Introduction]:
     if not nccl.available:
         major = (torch.version.cuda or "").partition(".")[0]
         return None, None, Introduction(obstacle=f"CuPy finds no NCCL; pip install nvidia-nccl-cu{major}")
-    return cupy, nccl, Introduction.of_device(device)
+    return cupy, nccl, Introduction(nccl_host(), str(torch.cuda.get_device_properties(device).uuid))
 
 
 def _to_bytes(unique_id: bytes | tuple[int, ...]) -> bytes:

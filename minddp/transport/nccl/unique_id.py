@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-import torch
 import torch.distributed as dist
 
 from minddp.platform import wording
@@ -31,10 +30,6 @@ class Introduction:
     host: str = ""
     card: str = ""
     obstacle: str = ""
-
-    @classmethod
-    def of_device(cls, device: torch.device) -> Introduction:
-        return cls(nccl_host(), f"{torch.cuda.get_device_properties(device).uuid}")
 
 
 def nccl_host() -> str:

@@ -14,6 +14,7 @@ so that a surplus one, of a rank that has evaluated alone, is not taken for the 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,11 +31,15 @@ class Collective:
 
     name: str
     tensor: torch.Tensor
-    deadline: float  # of time.monotonic()
+    timeout_s: float
     is_complete: bool = False
     error: str | None = None
+    deadline: float = field(init=False)  # of time.monotonic()
     _completion: threading.Lock = field(default_factory=threading.Lock)
     _callbacks: list[Callable[[], object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.timeout_s
 
     def complete(self, error: str | None = None) -> None:
         with self._completion:
@@ -77,11 +82,7 @@ class InboundBroadcast(Collective):
     num_launched: int = field(kw_only=True)
 
     def take(self, message: Broadcast) -> None:
-        """Complete with this content.
-
-        Raises:
-            RuntimeError: the source has made another call.
-        """
+        """Complete with this content, or raise a RuntimeError if the source has made another call."""
         num_launched, content = message
         if (num_launched, len(content)) != (self.num_launched, self.tensor.nbytes):
             raise RuntimeError(
@@ -101,11 +102,7 @@ class InboundBroadcasts:
         self.expected: deque[InboundBroadcast] = deque()
 
     def match(self) -> None:
-        """Complete every call whose message has arrived, in order.
-
-        Raises:
-            RuntimeError: a message does not match its call, which stays incomplete.
-        """
+        """Complete every call whose message has arrived, in order."""
         while self.arrived and self.expected:
             self.expected[0].take(self.arrived.popleft())
             self.expected.popleft()

@@ -29,20 +29,10 @@ from typing import Any
 
 import torch
 
-from minddp.transport.shared_memory import segments
+from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds
 from minddp.transport.shared_memory.collective import Collective, InboundBroadcast, InboundBroadcasts, Reduction
-from minddp.transport.shared_memory.messages import (
-    DTYPES,
-    AddendReady,
-    Broadcast,
-    ChunksDone,
-    Leaving,
-    Message,
-    SegmentDropped,
-    SegmentMade,
-    bytes_of,
-)
+from minddp.transport.shared_memory.messages import DTYPES
 from minddp.transport.shared_memory.peer_sockets import Peer, PeerSockets
 from minddp.transport.shared_memory.reduction_tracker import SAME_CALLS, ReductionTracker
 from minddp.transport.shared_memory.segments import Segment
@@ -80,7 +70,9 @@ class Exchange:
 
     # ------------------------------------------------------------------ for any thread
 
-    def announce(self, message: SegmentMade | SegmentDropped, descriptors: Sequence[int] = ()) -> None:
+    def announce(
+        self, message: messages.SegmentMade | messages.SegmentDropped, descriptors: Sequence[int] = ()
+    ) -> None:
         """Let all peers map a new segment, or unmap one that is not used any more."""
         self._sockets.send(message, descriptors)
 
@@ -90,8 +82,9 @@ class Exchange:
         """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum to `copy_to`."""
         number = self._num_launched
         tensor = addend if copy_to is None else copy_to
-        reduction = Reduction(f"all-reduce {number}", tensor, self._deadline(), number=number, addend=addend)
-        ready = AddendReady(number, segment.number, offset_bytes, addend.numel(), DTYPES.index(addend.dtype))
+        reduction = Reduction(f"all-reduce {number}", tensor, self._timeout_s, number=number, addend=addend)
+        dtype = DTYPES.index(addend.dtype)
+        ready = messages.AddendReady(number, segment.number, offset_bytes, addend.numel(), dtype)
         self._num_launched += 1
         self._in_flight.append(reduction)
         self._sockets.send(ready, also_to_self=True)
@@ -106,14 +99,14 @@ class Exchange:
         failure = self._failure or self._tracker.reason_for_failure("a broadcast", sorted(self._tracker.killed))
         if failure is not None:
             raise RuntimeError(failure)
-        self._sockets.send(Broadcast(self._num_launched, bytes_of(tensor)))
-        return Collective(f"broadcast from rank {self._rank}", tensor, self._deadline(), is_complete=True)
+        self._sockets.send(messages.Broadcast(self._num_launched, messages.bytes_of(tensor)))
+        return Collective(f"broadcast from rank {self._rank}", tensor, self._timeout_s, is_complete=True)
 
     def receive_broadcast(self, tensor: torch.Tensor, source: int) -> InboundBroadcast:
         """Begin to replace a tensor with any strides by the one that rank `source` broadcasts."""
         inbound = self._inbound[source]
         name = f"broadcast {inbound.num_expected} from rank {source}"
-        expected = InboundBroadcast(name, tensor, self._deadline(), num_launched=self._num_launched)
+        expected = InboundBroadcast(name, tensor, self._timeout_s, num_launched=self._num_launched)
         inbound.num_expected += 1
         inbound.expected.append(expected)
         if inbound.arrived or self._failure is not None:  # else a message will come
@@ -127,9 +120,6 @@ class Exchange:
     def close(self) -> None:
         """Make `make_progress` set `is_closed`."""
         self._sockets.shut_down()
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self._timeout_s
 
     # ------------------------------------------------------------------ for one thread at a time
 
@@ -168,19 +158,19 @@ class Exchange:
                 limit_s = min(limit_s, collectives[0].deadline - time.monotonic())
         return None if limit_s == float("inf") else max(limit_s, 0) * 1000
 
-    def _handle(self, rank: int, message: Message | None, descriptors: Sequence[int]) -> None:
+    def _handle(self, rank: int, message: messages.Message | None, descriptors: Sequence[int]) -> None:
         match message:
-            case AddendReady():
+            case messages.AddendReady():
                 self._tracker.note_addend(rank, message)
-            case ChunksDone():
+            case messages.ChunksDone():
                 self._tracker.num_done[rank] = message.total
-            case Broadcast():
+            case messages.Broadcast():
                 self._inbound[rank].arrived.append(message)
-            case SegmentMade():
+            case messages.SegmentMade():
                 self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes)
-            case SegmentDropped():
+            case messages.SegmentDropped():
                 del self._segments[rank, message.number]
-            case Leaving():
+            case messages.Leaving():
                 self._tracker.left[rank] = message.reason
             case None if rank == self._rank:
                 self.is_closed = True
@@ -199,7 +189,7 @@ class Exchange:
             self._tracker.note_reduced()
             self._announce_chunks_done()
 
-    def _chunks(self, addends: Sequence[AddendReady], start: int, stop: int) -> list[torch.Tensor]:
+    def _chunks(self, addends: Sequence[messages.AddendReady], start: int, stop: int) -> list[torch.Tensor]:
         """Elements `start` to `stop` of the addend of each rank."""
         chunks = []
         for rank, addend in enumerate(addends):
@@ -214,7 +204,7 @@ class Exchange:
 
     def _announce_chunks_done(self) -> None:
         """Send how many of our chunks are done to all peers that do not know yet."""
-        done = ChunksDone(self._tracker.num_done[self._rank])
+        done = messages.ChunksDone(self._tracker.num_done[self._rank])
         for rank, num_announced in self._num_announced.items():
             if num_announced != done.total and self._sockets.try_to_send(rank, done):
                 self._num_announced[rank] = done.total
@@ -251,8 +241,9 @@ class Exchange:
         """Complete what is in flight, and all that follows, with an error. Peers get the first reason."""
         if self._failure is None:
             self._failure = error
+            leaving = messages.Leaving(error if reason_for_peers is None else reason_for_peers)
             for rank in self._inbound:
-                self._sockets.try_to_send(rank, Leaving(error if reason_for_peers is None else reason_for_peers))
+                self._sockets.try_to_send(rank, leaving)
                 self._sockets.disconnect(rank)
         for collectives in self._queues():
             while collectives:

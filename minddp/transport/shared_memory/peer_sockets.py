@@ -17,7 +17,6 @@ from minddp.transport.shared_memory.messages import Message, WakeUp
 class Peer:
     """Another rank. `process` is a descriptor that becomes readable when its process ends, where there are such."""
 
-    rank: int
     socket: socket.socket
     process: int | None
 
@@ -39,10 +38,12 @@ class PeerSockets:
         self._peers = peers
         self._timeout_s = timeout_s
         self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sockets = {peer.rank: peer.socket for peer in peers.values()}
-        self._rank_of = {connection.fileno(): rank for rank, connection in self._sockets.items()}
-        self._rank_of |= {peer.process: peer.rank for peer in peers.values() if peer.process is not None}
-        self._rank_of[self._from_self.fileno()] = rank
+        self._sockets = {number: peer.socket for number, peer in peers.items()}
+        self._rank_of = {self._from_self.fileno(): rank}  # by descriptor, of a socket or a process
+        for number, peer in peers.items():
+            self._rank_of[peer.socket.fileno()] = number
+            if peer.process is not None:
+                self._rank_of[peer.process] = number
         self._polls = (select.poll(), select.poll())  # for `poll` and for `sleep`, which run at the same time
         for poll in self._polls:
             for descriptor in self._rank_of:

@@ -32,10 +32,7 @@ class ReductionTracker:
     def next_to_reduce(self, ahead: int = 0) -> list[AddendReady] | None:
         """The addends, in rank order, of the first all-reduce that this rank has not reduced, once all are ready.
 
-        With `ahead`, of the all-reduce that many after it.
-
-        Raises:
-            RuntimeError: they do not match.
+        With `ahead`, of the all-reduce that many after it. Raises a RuntimeError if they do not match.
         """
         addends = self._addends.get(self.num_done[self.rank] + ahead, {})
         if len(addends) < len(self.num_done):

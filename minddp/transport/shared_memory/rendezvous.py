@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
@@ -42,13 +42,6 @@ class CannotConnect(Exception):
     """Why this group cannot share memory: the same on every rank."""
 
 
-class _Listener(TypedDict):
-    """Where a rank listens, and what proves that a process is in its group; both in hexadecimal."""
-
-    address: str
-    secret: str
-
-
 def connect(our_rank: int, world_size: int, gather: Gather, timeout_s: float) -> dict[int, Peer]:
     """A connection to each other rank of the group that `gather` is of. Collective.
 
@@ -65,18 +58,15 @@ def connect(our_rank: int, world_size: int, gather: Gather, timeout_s: float) ->
         listeners = gather(_describe(here))
         try:
             for rank in range(our_rank):
-                peers[rank] = _connect_to(rank, listeners[rank], our_rank, deadline)
+                peers[rank] = _connect_to(listeners[rank], our_rank, deadline)
             while len(peers) < world_size - 1:
-                peer = _accept(here, listeners[our_rank]["secret"], deadline)
-                peers[peer.rank] = peer
+                rank, peer = _accept(here, listeners[our_rank]["secret"], deadline)
+                peers[rank] = peer
             _prove_that_memory_is_shared(peers, listeners, our_rank, deadline)
         except OSError as error:
             error_here = f"rank {our_rank} cannot share memory with the others: {error}"
         require_success(gather, error_here, peers)
     return peers
-
-
-# ---------------------------------------------------------------------- through the process group
 
 
 def gather_json(group: Transport, ours: object) -> list[Any]:
@@ -117,24 +107,21 @@ def _require_one_host(names: Sequence[str]) -> None:
             )
 
 
-def _describe(listener: socket.socket) -> _Listener:
-    return _Listener(address=listener.getsockname().hex(), secret=secrets.token_hex(SECRET_BYTES))
+def _describe(listener: socket.socket) -> dict[str, str]:
+    return {"address": listener.getsockname().hex(), "secret": secrets.token_hex(SECRET_BYTES)}
 
 
-# ---------------------------------------------------------------------- between two ranks
-
-
-def _connect_to(rank: int, listener: _Listener, our_rank: int, deadline: float) -> Peer:
+def _connect_to(listener: Mapping[str, str], our_rank: int, deadline: float) -> Peer:
     """Connect to a lower rank."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(_seconds_until(deadline))
     connection.connect(bytes.fromhex(listener["address"]))
     connection.send(_GREETING.pack(bytes.fromhex(listener["secret"]), our_rank))
-    return _peer(rank, connection)
+    return _peer(connection)
 
 
-def _accept(listener: socket.socket, secret: str, deadline: float) -> Peer:
-    """The next higher rank that connects; other processes are rejected."""
+def _accept(listener: socket.socket, secret: str, deadline: float) -> tuple[int, Peer]:
+    """The next higher rank that connects, and its connection; other processes are rejected."""
     while True:
         listener.settimeout(_seconds_until(deadline))
         connection, _ = listener.accept()
@@ -143,17 +130,17 @@ def _accept(listener: socket.socket, secret: str, deadline: float) -> Peer:
         if len(greeting) == _GREETING.size:
             known, rank = _GREETING.unpack(greeting)
             if secrets.compare_digest(known, bytes.fromhex(secret)):
-                return _peer(rank, connection)
+                return rank, _peer(connection)
         connection.close()
 
 
-def _peer(rank: int, connection: socket.socket) -> Peer:
+def _peer(connection: socket.socket) -> Peer:
     connection.settimeout(None)
     send_buffer_bytes = 4 * messages.MAX_BROADCAST_BYTES  # a message is sent as a whole
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, _, _ = struct.unpack("3i", credentials)
-    return Peer(rank, connection, _process_descriptor(process))
+    return Peer(connection, _process_descriptor(process))
 
 
 def _process_descriptor(process: int) -> int | None:
@@ -167,7 +154,7 @@ def _process_descriptor(process: int) -> int | None:
 
 
 def _prove_that_memory_is_shared(
-    peers: Mapping[int, Peer], listeners: Sequence[_Listener], our_rank: int, deadline: float
+    peers: Mapping[int, Peer], listeners: Sequence[Mapping[str, str]], our_rank: int, deadline: float
 ) -> None:
     """Send each peer a segment that contains our secret, and find its secret in the segment that it sends."""
     descriptor = segments.create(SECRET_BYTES)

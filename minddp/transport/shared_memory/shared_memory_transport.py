@@ -38,11 +38,7 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
 
 
 def require_gloo(group: ProcessGroupTransport, device: torch.device) -> None:
-    """Check that sums in shared memory have the same bits as the group's.
-
-    Raises:
-        CannotConnect: they may not.
-    """
+    """Raises `CannotConnect` unless sums in shared memory have the same bits as the group's."""
     if device.type != "cpu":
         raise CannotConnect(f"the tensors are on {device}, not in the memory of the host")
     if type(group.group) is not dist.ProcessGroup:
@@ -110,14 +106,8 @@ class SharedMemoryTransport:
         reduction.when_complete(partial(self._idle.append, segment))
         return SharedWork(reduction, self._engine, "gloo:all_reduce")
 
-    # ------------------------------------------------------------------ memory
-
     def _make_segment(self, nbytes: int) -> Segment:
-        """A new one, known to all peers. See [Note: memory without a name].
-
-        Raises:
-            RuntimeError: out of memory.
-        """
+        """A new one, known to all peers. See [Note: memory without a name]."""
         made = SegmentMade(self._num_made, nbytes)
         self._num_made += 1
         try:

@@ -18,7 +18,6 @@ import datetime
 import threading
 import time
 import weakref
-from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -94,7 +93,15 @@ class SharedWork:
     def get_future(self) -> torch.futures.Future[Any]:
         """A list of the result, as with torch's works."""
         future: torch.futures.Future[Any] = torch.futures.Future()
-        self._collective.when_complete(partial(_resolve, future, self._collective))
+        collective = self._collective
+
+        def resolve() -> None:
+            if collective.error is None:
+                future.set_result([collective.tensor])
+            else:
+                future.set_exception(RuntimeError(collective.error))
+
+        collective.when_complete(resolve)
         return future
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
@@ -110,13 +117,6 @@ class SharedWork:
             self._event.has_ended.wait(GRACE_S)
         if self._collective.error is not None:
             raise RuntimeError(self._collective.error)
-
-
-def _resolve(future: torch.futures.Future[Any], collective: Collective) -> None:
-    if collective.error is None:
-        future.set_result([collective.tensor])
-    else:
-        future.set_exception(RuntimeError(collective.error))
 
 
 class _ProfilerEvent:
