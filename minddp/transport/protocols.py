@@ -44,9 +44,7 @@ class Transport(Protocol):
         ...
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A flat tensor with undefined contents, in the memory that this transport reduces fastest.
-
-        Its lifetime is that of any tensor. Ranks may allocate independently of each other.
+        """A flat tensor with undefined contents, in the memory that this transport reduces fastest. Not collective.
 
         Raises:
             RuntimeError: out of memory.

@@ -6,12 +6,10 @@ virtual machine, by the host. Waking it takes 50 µs and more, and one collectiv
 broadcast wakes four threads in turn. So before a rank sleeps it polls for up to `SPIN_LIMIT_S`, and between two
 polls it yields its core (`sched_yield`) to gloo's own threads. MPI libraries wait in the same way.
 
-A rank does not spin
-    for large messages          gloo's threads are busy all the time, and polling takes time from them
-    if cores are scarce         with fewer cores than ranks on the host, or a container's quota below that, a
-                                waiting rank must leave its core to a computing one
-    if its core is preempted    it would get the core back only after a time slice of some milliseconds, whereas a
-                                thread that sleeps is scheduled as soon as it wakes; see `_back_off`
+A rank does not spin for large messages: they keep gloo's threads busy, and polling takes time from them. Nor with
+fewer cores than ranks on the host, or a container's quota below that: a waiting rank must leave its core to a
+computing one. And it stops as soon as its core is preempted: it would get the core back only after a time slice of
+some milliseconds, whereas a thread that sleeps is scheduled as soon as it wakes.
 """
 
 from __future__ import annotations
@@ -72,10 +70,8 @@ _release_interpreter_lock = select.poll().poll if hasattr(select, "poll") else t
 
 def spin_wait_among(num_ranks: int) -> SpinWait:
     """The spin wait of one rank in a group of `num_ranks`: one that never spins, unless all conditions are met."""
-    may_spin = (
-        acceleration_is_on() and hasattr(os, "sched_yield") and _ranks_on_this_host(num_ranks) <= usable_cores()
-    )
-    return SpinWait(SPIN_LIMIT_S if may_spin else 0.0)
+    has_cores = hasattr(os, "sched_yield") and _ranks_on_this_host(num_ranks) <= usable_cores()
+    return SpinWait(SPIN_LIMIT_S if has_cores and acceleration_is_on() else 0.0)
 
 
 def _ranks_on_this_host(num_ranks: int) -> int:

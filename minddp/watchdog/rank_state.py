@@ -36,10 +36,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank's answer. `waiting_s` is how long it has waited in the last of its `recent` collectives, if it does.
-
-    `where` is the innermost line of the script's own code in the main thread.
-    """
+    """One rank's answer. `waiting_s`: for how long it has waited in the last `recent` collective, if it does."""
 
     rank: int
     host: str

@@ -1,4 +1,4 @@
-"""A GPU and NCCL that are not there: streams that run when they are told to, and collectives on the host's memory.
+"""A GPU and NCCL that are not there: streams that run on request, and collectives on the host's memory.
 
 A `FakeGpu` keeps what is enqueued on each stream and runs it later, streams in an order drawn at random, as a
 device may: a fence that is missing shows as a wrong value under some seed. Addresses are those of host memory.

@@ -93,8 +93,8 @@ def test_nothing_happens_before_all_addends_are_in(start: Start) -> None:
     assert ranks[0].tensor.eq(3).all()
 
 
-def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
-    """More messages than a socket holds, in both directions, before anybody waits."""
+def test_many_can_be_in_flight_and_no_rank_waits_for_room(start: Start) -> None:
+    """More messages than a socket holds, in both directions, before any rank waits."""
     ranks = start(2)
     for rank in ranks:
         rank.tensor.fill_(1)
@@ -113,7 +113,7 @@ def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
     assert ranks[0].tensor.eq(4).all()
 
 
-def test_done_is_told_again_when_there_is_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_done_is_sent_again_when_there_is_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket to the peer is full whenever the thread itself sends for the first time."""
     ranks, send = start(2), messages.send
     refused: set[int] = set()
@@ -130,7 +130,7 @@ def test_done_is_told_again_when_there_is_room(start: Start, monkeypatch: pytest
     assert len(refused) == 2
 
 
-def test_who_comes_late_is_named_when_time_is_up(start: Start) -> None:
+def test_a_late_rank_is_named_when_time_is_up(start: Start) -> None:
     ranks = start(3, timeout_s=0.2)
     works = [rank.launch() for rank in ranks[:2]]
     for work in works:
@@ -147,7 +147,7 @@ def test_different_calls_are_an_error_on_every_rank(start: Start) -> None:
             work.wait()
 
 
-def test_who_leaves_while_others_wait_is_named(start: Start) -> None:
+def test_a_rank_that_leaves_while_others_wait_is_named(start: Start) -> None:
     ranks = start(3)
     works = [rank.launch() for rank in ranks[:2]]
     ranks[2].leave()
@@ -156,7 +156,7 @@ def test_who_leaves_while_others_wait_is_named(start: Start) -> None:
             work.wait()
 
 
-def test_who_has_left_already_is_named(start: Start) -> None:
+def test_a_rank_that_has_left_already_is_named(start: Start) -> None:
     ranks = start(2)
     for work in [rank.launch() for rank in ranks]:
         work.wait()
@@ -165,7 +165,7 @@ def test_who_has_left_already_is_named(start: Start) -> None:
         ranks[0].launch().wait()
 
 
-def test_who_leaves_after_its_part_is_done_does_not_matter(start: Start) -> None:
+def test_a_rank_may_leave_after_its_part_is_done(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.tensor.fill_(1)
@@ -176,9 +176,9 @@ def test_who_leaves_after_its_part_is_done_does_not_matter(start: Start) -> None
     assert ranks[0].tensor.eq(2).all()
 
 
-@pytest.mark.parametrize("who_waits", [0, 1])
-def test_who_waits_does_its_own_part_and_a_substitute_that_of_the_others(
-    start: Start, monkeypatch: pytest.MonkeyPatch, who_waits: int
+@pytest.mark.parametrize("waiting_rank", [0, 1])
+def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch, waiting_rank: int
 ) -> None:
     adding: dict[int, str] = {}
 
@@ -188,8 +188,8 @@ def test_who_waits_does_its_own_part_and_a_substitute_that_of_the_others(
     monkeypatch.setattr(exchange, "all_reduce_chunk", note_thread)
     monkeypatch.setattr(exchange.Exchange, "progress_delay_s", 0.2)
     works = [rank.launch() for rank in start(2)]
-    works[who_waits].wait()
-    assert adding == {who_waits: threading.current_thread().name, 1 - who_waits: "minddp shared memory"}
+    works[waiting_rank].wait()
+    assert adding == {waiting_rank: threading.current_thread().name, 1 - waiting_rank: "minddp shared memory"}
 
 
 def test_several_threads_may_wait(start: Start) -> None:
@@ -224,7 +224,7 @@ def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
             work.wait()
 
 
-def test_closing_fails_what_is_under_way(start: Start) -> None:
+def test_closing_fails_what_is_in_flight(start: Start) -> None:
     ranks = start(2)
     work = ranks[0].launch()
     ranks[0].leave()
@@ -232,7 +232,7 @@ def test_closing_fails_what_is_under_way(start: Start) -> None:
         work.wait()
 
 
-def test_an_unexpected_error_reaches_who_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no more")
 
@@ -255,7 +255,7 @@ def test_a_forked_child_leaves_its_parents_thread_alone(start: Start) -> None:
         work.wait()
 
 
-def test_closing_is_heard_even_if_a_forked_child_has_copies_of_the_sockets(start: Start) -> None:
+def test_closing_is_noticed_even_if_a_forked_child_has_copies_of_the_sockets(start: Start) -> None:
     ranks = start(2)
     works = [ranks[0].launch()]
     read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""Ranks that pretend to be on several hosts: the documented order, who carries what, who dies when.
+"""Ranks that pretend to be on several hosts: the documented order, what travels how, ranks that die.
 
 On which host a rank is says one letter: see `places.py`. What is as on one host: `test_shared_memory_on_hosts.py`.
 """

@@ -72,14 +72,14 @@ def test_nothing_there_is_not_the_end(ends: Ends) -> None:
         messages.receive(ends[1])
 
 
-def test_what_was_said_before_the_end_is_heard(ends: Ends) -> None:
+def test_messages_sent_before_the_end_are_received(ends: Ends) -> None:
     messages.send(ends[0], messages.encode(ChunksDone(7)))
     ends[0].close()
     assert messages.receive(ends[1]) == (ChunksDone(7), [])
     assert messages.receive(ends[1]) == (None, [])
 
 
-def test_last_words_are_heard_of_one_who_has_not_heard_us_out(ends: Ends) -> None:
+def test_the_last_message_is_received_from_a_peer_that_has_not_read_ours(ends: Ends) -> None:
     messages.send(ends[1], messages.encode(ChunksDone(1)))
     messages.send(ends[0], messages.encode(Leaving("tired")))
     ends[0].close()
@@ -87,12 +87,12 @@ def test_last_words_are_heard_of_one_who_has_not_heard_us_out(ends: Ends) -> Non
     assert messages.receive(ends[1]) == (None, [])
 
 
-def test_one_who_is_gone_counts_as_told(ends: Ends) -> None:
+def test_sending_to_a_peer_that_has_ended_succeeds(ends: Ends) -> None:
     ends[1].close()
     assert messages.send(ends[0], messages.encode(ChunksDone(1)))
 
 
-def test_one_who_does_not_listen_is_not_waited_for_too_long(ends: Ends) -> None:
+def test_sending_to_a_peer_that_does_not_read_has_a_time_limit(ends: Ends) -> None:
     while messages.send(ends[0], messages.encode(ChunksDone(1))):
         pass
     assert not messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=0.05)

@@ -291,7 +291,7 @@ def test_what_is_captured_is_never_asked_whether_it_is_complete(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("is_complete", "ended_by"), [(True, "destroy"), (False, "abort")])
-def test_nobody_waits_for_ranks_that_may_never_come_when_it_is_closed(
+def test_closing_does_not_wait_for_ranks_that_may_never_come(
     is_complete: bool, ended_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = Ranks(1, monkeypatch)
@@ -361,7 +361,7 @@ def test_each_communicator_has_an_id_of_its_own() -> None:
     assert ids == [b"\0", b"\1", b"\2"]
 
 
-def test_who_meets_again_does_not_take_the_last_id() -> None:
+def test_a_second_communicator_does_not_take_the_last_id() -> None:
     store = dist.HashStore()
     seats = [Introduction("a", "gpu0"), Introduction("a", "gpu1")]
     first = [
@@ -378,7 +378,7 @@ def test_who_meets_again_does_not_take_the_last_id() -> None:
         share_unique_id(store, Group(1, 2), seats[1], lambda: b"never", 0.2)
 
 
-def test_two_ranks_on_one_card_are_told_so_on_every_rank() -> None:
+def test_two_ranks_on_one_card_are_an_error_on_every_rank() -> None:
     outcomes = _meet_all([Introduction("a", "gpu0"), Introduction("a", "gpu1"), Introduction("a", "gpu0")])
     for outcome in outcomes:
         assert isinstance(outcome, ValueError)
@@ -387,7 +387,7 @@ def test_two_ranks_on_one_card_are_told_so_on_every_rank() -> None:
         assert "NCCL_HOSTID" in str(outcome)
 
 
-def test_an_obstacle_on_one_rank_is_told_on_all() -> None:
+def test_an_obstacle_on_one_rank_is_an_error_on_all() -> None:
     for outcome in _meet_all(
         [Introduction("a", "gpu0"), Introduction(obstacle="CuPy is not installed; pip install")]
     ):
@@ -395,7 +395,7 @@ def test_an_obstacle_on_one_rank_is_told_on_all() -> None:
         assert "cannot be used on rank 1: CuPy is not installed" in str(outcome)
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_a_rank_that_does_not_come_is_named() -> None:
     outcomes = _meet_all([Introduction("a", "gpu0"), None, Introduction("a", "gpu2")], limit_s=0.2)  # type: ignore[list-item]
     assert "no answer from rank 1 within 0.2 s." in str(outcomes[0])
 

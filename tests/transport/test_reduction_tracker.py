@@ -14,7 +14,7 @@ def reason(tracker: ReductionTracker, reduction: int) -> str | None:
     return tracker.reason_for_failure(f"all-reduce {reduction}", tracker.missing(reduction))
 
 
-def test_adding_up_waits_for_all_addends() -> None:
+def test_reducing_waits_for_all_addends() -> None:
     tracker = ReductionTracker(rank=0, world_size=3)
     for rank in (2, 0):
         tracker.note_addend(rank, addend(0, numel=10))
@@ -23,7 +23,7 @@ def test_adding_up_waits_for_all_addends() -> None:
     assert tracker.next_to_reduce() == [addend(0)] * 3
 
 
-def test_all_reduces_are_added_up_in_order() -> None:
+def test_all_reduces_are_reduced_in_order() -> None:
     tracker = ReductionTracker(rank=0, world_size=2)
     tracker.note_addend(1, addend(0))
     tracker.note_addend(1, addend(1))
@@ -62,7 +62,7 @@ def test_different_dtypes_are_an_error() -> None:
         tracker.next_to_reduce()
 
 
-def test_who_has_left_matters_only_to_what_it_has_left_undone() -> None:
+def test_a_rank_that_has_left_matters_only_to_what_it_has_not_done() -> None:
     tracker = ReductionTracker(rank=0, world_size=4)
     tracker.num_done[1] = 1
     tracker.left = {1: "", 3: ""}
@@ -72,13 +72,13 @@ def test_who_has_left_matters_only_to_what_it_has_left_undone() -> None:
     assert reason(tracker, 0) is None
 
 
-def test_who_gives_up_says_why_and_everybody_says_the_same() -> None:
+def test_all_ranks_report_the_reason_of_the_first_failure() -> None:
     tracker = ReductionTracker(rank=0, world_size=4)
     tracker.left = {1: "", 2: "Rank 3 sleeps."}
     assert reason(tracker, 0) == "Rank 3 sleeps."
 
 
-def test_who_falls_silent_without_a_farewell_was_killed() -> None:
+def test_a_rank_that_ends_without_leaving_was_killed() -> None:
     tracker = ReductionTracker(rank=0, world_size=3)
     tracker.left[1] = ""
     tracker.note_end(1)
@@ -87,14 +87,14 @@ def test_who_falls_silent_without_a_farewell_was_killed() -> None:
     assert reason(tracker, 0).startswith("Rank 2 was killed before all-reduce 0 was done")
 
 
-def test_overdue_names_who_has_not_begun() -> None:
+def test_overdue_names_ranks_that_have_not_begun() -> None:
     tracker = ReductionTracker(rank=0, world_size=4)
     tracker.note_addend(0, addend(0))
     tracker.note_addend(2, addend(0))
     assert "within 30 s: Ranks 1 and 3 have not begun it." in tracker.overdue(0, 30.0)
 
 
-def test_overdue_names_who_has_not_finished() -> None:
+def test_overdue_names_ranks_that_have_not_finished() -> None:
     tracker = ReductionTracker(rank=0, world_size=3)
     for rank in range(3):
         tracker.note_addend(rank, addend(0))

@@ -95,7 +95,7 @@ def test_what_only_one_rank_notices_stops_all(monkeypatch: pytest.MonkeyPatch) -
     assert "Cannot allocate memory" in outcomes[0]
 
 
-def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_the_secret_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     describe = rendezvous._describe
     strangers = []
 

@@ -1,4 +1,4 @@
-"""The transport among real ranks: gloo's bits, what goes elsewhere, who dies when, and what is left behind.
+"""The transport among real ranks: gloo's bits, what goes elsewhere, ranks that die, and what is left behind.
 
 What is as on several hosts: `test_shared_memory_on_hosts.py`.
 """

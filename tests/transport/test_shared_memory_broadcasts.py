@@ -66,7 +66,7 @@ def test_what_is_not_expected_is_an_error_and_not_received(message: Broadcast, w
 
 
 def odd_tensors(value: int) -> dict[str, torch.Tensor]:
-    """Of all kinds and sizes, also too large or otherwise not for the sockets; made of `value`."""
+    """All kinds and sizes, also some that do not go through sockets; filled with `value`."""
     dtypes = [torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.uint8, torch.complex64]
     with torch.inference_mode():
         inference = torch.full((3,), float(value))

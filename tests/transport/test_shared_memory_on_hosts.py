@@ -96,7 +96,7 @@ def wait_only_after_a_barrier(rank: int, letters: str) -> bool:
 
 
 @everywhere
-def test_a_rank_that_is_busy_elsewhere_holds_nobody_up(ranks: Ranks, letters: str) -> None:
+def test_a_rank_that_is_busy_elsewhere_delays_no_other(ranks: Ranks, letters: str) -> None:
     assert ranks(len(letters)).run(wait_only_after_a_barrier, letters) == [True] * len(letters)
 
 
@@ -147,7 +147,7 @@ def test_many_transports_leave_nothing(ranks: Ranks, letters: str, times: int) -
 
 
 def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
-    """Buckets are replaced while somebody holds one of the old gradients; then nobody does."""
+    """Buckets are replaced while one of the old gradients is kept; then none is."""
     transport = opened_on(letters)
     bucket = ones(transport, 1000)
     transport.all_reduce(bucket).wait()
@@ -166,7 +166,7 @@ def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
 
 
 @everywhere
-def test_memory_that_nobody_looks_at_any_more_is_given_back_on_all_ranks(ranks: Ranks, letters: str) -> None:
+def test_unused_memory_is_released_on_all_ranks(ranks: Ranks, letters: str) -> None:
     for before, after, kept in ranks(len(letters)).run(replace_memory, letters):
         assert kept == [len(letters)] * 2
         assert after == before

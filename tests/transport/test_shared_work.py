@@ -24,7 +24,7 @@ def test_early_callbacks_are_called_on_completion_and_late_ones_at_once() -> Non
 
 
 def futures_of(rank: int) -> list[Any]:
-    """Of one without another wait, of a copy, and of one that fails."""
+    """The futures of a resident tensor, of a copy, and of a call that fails."""
     transport = opened()
     tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(rank + 1)
     seen: list[Any] = [sum(transport.all_reduce(tensor).get_future().wait()[0]).item()]

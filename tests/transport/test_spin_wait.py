@@ -177,7 +177,7 @@ def test_many_short_gaps_are_no_preemption(monkeypatch: pytest.MonkeyPatch) -> N
 def test_each_rank_must_have_a_core(
     monkeypatch: pytest.MonkeyPatch, local_world_size: str | None, num_ranks: int, cores: float
 ) -> None:
-    """Of two ranks; LOCAL_WORLD_SIZE may say otherwise, or nonsense."""
+    """There are two ranks; LOCAL_WORLD_SIZE may have another number, or no number."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(spin_wait, "usable_cores", lambda: cores)

@@ -1,8 +1,5 @@
 r"""All-reduce for groups that span hosts: shared memory within a host, gloo between hosts, and no byte sent twice.
 
-A flat ring does not know the hosts of its ranks: nearly twice the bucket crosses each border between two hosts, or
-more if the ring crosses it several times. But the hosts only need one sum of each other.
-
 [Note: reduce, cross, copy]
 Each bucket is cut into as many chunks as the smallest host has ranks. Chunk i belongs to *lane* i: the ranks that
 have local rank i on their host, one of each host. An all-reduce is then

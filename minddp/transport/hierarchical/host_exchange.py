@@ -8,8 +8,8 @@ sends two at a time. Each lane sends its pieces in one order on every host, sinc
 [Note: leaving while a piece crosses]
 A process group of gloo that is dropped first waits for its collectives in flight; and that may be for ever, if a
 rank on another host lives but has given up. So a lane with nothing in flight is dropped at once, which makes the
-other end notice. If something is in flight, it gets a moment to end, as it does when the other end leaves too.
-After that, the group is left to the end of the process. That happens only where an all-reduce has failed.
+other end notice. Otherwise it gets a moment to end, as it does when the other end leaves too. After that, the group
+is left to the end of the process. That happens only where an all-reduce has failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from minddp.transport.shared_memory.addition_order import chunk_bounds, copy_fro
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, AddendReady
 from minddp.transport.shared_memory.peer_sockets import Peer
-from minddp.transport.shared_memory.reduction_tracker import SAME_CALLS, ReductionTracker
 
 PIECE_BYTES = 4 * 1024 * 1024
 GRACE_S = 2.0  # for what is in flight when a lane is abandoned
@@ -83,10 +82,7 @@ class LaneBroken(RuntimeError):
 class Lane:
     """All-reduces between ranks `ranks` of the whole group: `rank` and one on each other host.
 
-    Opening it is collective; gloo uses the interface of GLOO_SOCKET_IFNAME or its own choice.
-
-    Raises:
-        RuntimeError: one of the ranks cannot be reached, or does not come in time.
+    To open it is collective. Raises a RuntimeError if one of the ranks cannot be reached in time.
     """
 
     def __init__(
@@ -155,7 +151,6 @@ class HostExchange(Exchange):
     def __init__(self, hosts: Hosts, rank: int, peers: Mapping[int, Peer], timeout_s: float, lane: Lane | None):
         names = hosts.ranks_beside(rank)
         super().__init__(names.index(rank), peers, timeout_s, names)
-        self._tracker = HostReductionTracker(self._rank, len(names), names)
         self._lane = lane
         self._num_lanes = hosts.num_lanes
         self._crossing: deque[deque[Piece]] = deque()  # the pieces of each all-reduce that this rank has not done
@@ -204,19 +199,6 @@ class HostExchange(Exchange):
         self._crossing.clear()
         if self._lane is not None:
             self._lane.close()
-
-
-class HostReductionTracker(ReductionTracker):
-    """What a rank knows of its host's all-reduces. The missing rank may be on another host."""
-
-    def overdue(self, reduction: int, timeout_s: float) -> str:
-        if not all(self._has_begun(local_rank, reduction) for local_rank in range(len(self.names))):
-            return super().overdue(reduction, timeout_s)
-        begun_here = self._subject(range(len(self.names)), "has begun it", "have begun it")
-        return (
-            f"All-reduce {reduction} was not done within {timeout_s:g} s. {begun_here}, all that this host has; so "
-            f"a rank on another host has not, or is stopped, or the network between them is stuck. {SAME_CALLS}"
-        )
 
 
 def pieces_of(start: int, stop: int, itemsize: int) -> Iterator[tuple[int, int]]:

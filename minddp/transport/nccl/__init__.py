@@ -20,7 +20,7 @@ for it, so that stream is another one than backward's, and events enforce the or
 
 The host never waits. So a tensor may be dropped before the device has reached it; `Tensor.record_stream` makes the
 caching allocator keep its memory until this stream has passed, also for buckets that are dropped with a collective
-in flight. (torch's own group instead holds the tensors of each work until it has been waited for.)
+in flight.
 
 [Note: what no call can report]
 When a rank dies the others' kernels spin for ever, and with them the stream that waits for `done`, and the host as

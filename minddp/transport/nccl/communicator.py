@@ -49,11 +49,7 @@ class Communicator:
     def launch(
         self, operation: str, tensors: Iterable[torch.Tensor], enqueue: Callable[[Any, int], object]
     ) -> NcclWork:
-        """Let `enqueue(handle, stream)` make the NCCL calls of one collective on `tensors`; returns at once.
-
-        Raises:
-            RuntimeError: NCCL refuses, or the communicator was aborted before.
-        """
+        """Let `enqueue(handle, stream)` make the NCCL call of one collective on `tensors`; returns at once."""
         self.raise_if_failed()
         ready = torch.cuda.current_stream(self.device).record_event()
         self.stream.wait_event(ready)
@@ -97,8 +93,7 @@ class Communicator:
             f"checkpoint. NCCL_DEBUG=WARN reports more."
         )
         _log.error("%s", self.failure)
-        # A stuck call keeps the lock, and only the abort ends it.
-        is_ours = self._one_call_at_a_time.acquire(timeout=CALL_GRACE_S)
+        is_ours = self._one_call_at_a_time.acquire(timeout=CALL_GRACE_S)  # not if a call is stuck
         try:
             with self._on_device():
                 self._handle.abort()

@@ -3,8 +3,8 @@
 [Note: two ranks on one card]
 NCCL refuses two ranks on one GPU of one host, or hangs. It compares hashes of the hosts, and a process with an
 `NCCL_HOSTID` of its own in its environment counts as a host of its own. The traffic then goes through sockets, over
-the loopback device. That is slow and shares the GPU's time, but collectives, streams and their order are real, so
-it serves to test several ranks on a single GPU.
+the loopback device. That is slow, but collectives, streams and their order are real, so it serves to test several
+ranks on a single GPU.
 """
 
 from __future__ import annotations

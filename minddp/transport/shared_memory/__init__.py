@@ -1,7 +1,6 @@
 r"""All-reduce among the ranks of one host: every rank can reach every bucket.
 
-On one host gloo sends a bucket through TCP: its bytes are copied into the kernel, out of it, and then added. Here
-the buckets lie in memory that all ranks have mapped, so no bytes are sent.
+On one host gloo sends a bucket through TCP, into the kernel and out of it. Here no bytes are sent.
 
 [Note: all-reduce in shared memory]
 With W ranks each bucket is cut into W chunks, and rank r is the owner of chunk r. An all-reduce is then

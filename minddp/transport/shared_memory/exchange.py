@@ -7,15 +7,14 @@ An all-reduce takes two kinds of messages:
     ChunksDone    I have written my chunks of the first n all-reduces, into the memory of all ranks
 
 Each pair of ranks has a socket for them. A waiting rank spins at first ([Note: spin wait]); then it sleeps in
-`poll` on all of its sockets, so that waiting takes no time from the cores that compute. Messages also order memory:
-what was written before one was sent can be read once it has arrived, since the kernel takes a lock to pass it on.
+`poll` on all of its sockets. Messages also order memory: what was written before one was sent can be read once it
+has arrived, since the kernel takes a lock to pass it on.
 
 When a process ends, by whatever signal, the kernel closes its sockets, which wakes all peers; if a forked child
 keeps them open, the descriptor of the process does. A rank that ends in order sends `Leaving` with its reason. A
-rank that is only late has the group's time limit.
-
-`make_progress` never waits for room in a socket, so no two ranks can wait for each other: the next `ChunksDone`
-replaces one that could not be sent. `launch` may wait for room, since the other ranks always make progress.
+rank that is only late has the group's time limit. `make_progress` never waits for room in a socket, so no two ranks
+can wait for each other: the next `ChunksDone` replaces one that could not be sent. `launch` may wait for room,
+since the other ranks always make progress.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ class PeerSockets:
     def receive(self, events: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Message | None, list[int]]]:
         """From each rank with an event its next message, if any, with descriptors.
 
-        `None` instead of a message is the end: of this rank, by `shut_down`, or of a peer's process. Once a process
-        has ended, the messages that it sent before come first, all of them.
+        `None` is the end: of this rank, by `shut_down`, or of a peer's process, after its last message.
         """
         for descriptor, _ in events:
             if descriptor not in self._rank_of:  # disconnected a moment ago, when its process ended

@@ -21,6 +21,7 @@ class ReductionTracker:
     def __init__(self, rank: int, world_size: int, names: Sequence[int] | None = None):
         self.rank = rank
         self.names = range(world_size) if names is None else names
+        self.spans_hosts = names is not None
         self.num_done = [0] * world_size
         self.left: dict[int, str] = {}
         self.killed: set[int] = set()
@@ -81,13 +82,18 @@ class ReductionTracker:
 
     def overdue(self, reduction: int, timeout_s: float) -> str:
         """The error of an all-reduce that has exceeded its time limit: names the ranks that it lacks."""
-        not_begun = [rank for rank in self.missing(reduction) if not self._has_begun(rank, reduction)]
-        missing = (
-            f"{self._subject(not_begun, 'has', 'have')} not begun it."
-            if not_begun
-            else f"{self._subject(self.missing(reduction), 'has', 'have')} begun it and not finished."
-        )
-        return f"All-reduce {reduction} was not done within {timeout_s:g} s: {missing} {SAME_CALLS}"
+        missing = self.missing(reduction)
+        not_begun = [rank for rank in missing if not self._has_begun(rank, reduction)]
+        if not_begun:
+            lacks = f"{self._subject(not_begun, 'has', 'have')} not begun it."
+        elif self.spans_hosts:
+            lacks = (
+                f"{self._subject(range(len(self.names)), 'has', 'have')} begun it, all that this host has; so a "
+                f"rank on another host has not, or is stopped, or the network between them is stuck."
+            )
+        else:
+            lacks = f"{self._subject(missing, 'has', 'have')} begun it and not finished."
+        return f"All-reduce {reduction} was not done within {timeout_s:g} s: {lacks} {SAME_CALLS}"
 
     def _has_begun(self, rank: int, reduction: int) -> bool:
         """Once this rank has reduced its chunk all ranks have begun, and the addends are forgotten."""

@@ -2,10 +2,9 @@
 
 Through the process group each rank sends the name of its host, and then the address at which it listens. Each pair
 connects by a Unix socket, and proves that it can share memory by doing so. The outcomes go through the process
-group, too, so that if one rank cannot share memory, all ranks use another transport.
-
-Sockets listen in the abstract namespace: there is no file, and the address ends with the process. Any process of
-the machine may connect; only one that knows the listener's secret is accepted.
+group, too, so that if one rank cannot share memory, all ranks use another transport. Sockets listen in the abstract
+namespace: there is no file, and the address ends with the process. Any process of the machine may connect; only one
+that knows the listener's secret is accepted.
 """
 
 from __future__ import annotations
@@ -90,10 +89,7 @@ def require_success(gather: Gather, error_here: str, peers: Mapping[int, Peer]) 
 
 
 def name_of_host() -> str:
-    """Equal on ranks of one host, and only there; empty on a system that cannot share memory.
-
-    An abstract address is valid within one network namespace.
-    """
+    """Equal on ranks of one host and network namespace, the reach of an address; empty on other systems."""
     return f"{host.host_identity()} {host.namespace('net')}" if segments.is_supported() else ""
 
 

@@ -140,7 +140,6 @@ def _can_be_shared(tensor: torch.Tensor) -> bool:
 
 
 def _fits_in_message(tensor: torch.Tensor) -> bool:
-    """Equal on every rank, too."""
     return _is_dense_on_cpu(tensor) and not tensor.is_quantized and 0 < tensor.nbytes <= MAX_BROADCAST_BYTES
 
 

@@ -8,8 +8,8 @@ urgent yet. So *the thread that waits for a collective makes the progress*.
 But the main thread may compute for long, or wait for something else, such as a barrier, while other ranks need our
 chunks. So there is a progress thread, too: it sleeps until there is news, leaves the main thread the exchange's
 `progress_delay_s` to handle it, and then does so itself. To wake it costs 0.2 ms of a core on which backward
-computes, so it should wake once in a step rather than at each message. Progress never depends on what a rank waits
-for, or in which order; nor does it with gloo, which has threads of its own.
+computes, so it should wake once in a step rather than at each message. Progress never depends on the order of a
+rank's waits; nor does it with gloo, which has threads of its own.
 """
 
 from __future__ import annotations
