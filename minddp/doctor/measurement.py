@@ -17,7 +17,8 @@ import torch.distributed as dist
 from minddp.doctor.fact_sheet import listen
 from minddp.doctor.store_connection import CONNECT_LIMIT_S, obstacle_of
 from minddp.doctor.store_exchange import StoreExchange
-from minddp.transport import ProcessGroupTransport, Transport
+from minddp.transport import Transport
+from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import CannotConnect, connect_ranks
 
 SIZES = (4 * 2**10, 2**20, 16 * 2**20)  # bytes; DDP's buckets hold 25 MiB

@@ -19,6 +19,11 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {joined(parts)}"
 
 
+def subject(numbers: Sequence[int], singular: str, plural: str) -> str:
+    """`Rank 2 waits`, `Ranks 0 and 3 wait`: the beginning of a sentence about these ranks, with either verb."""
+    return f"{ranks(numbers).capitalize()} {singular if len(numbers) == 1 else plural}"
+
+
 def joined(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

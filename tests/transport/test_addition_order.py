@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk, route
+from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds, route
 
 MIB = 1024 * 1024
 
@@ -47,13 +47,13 @@ def test_addition_follows_the_route(owner: int) -> None:
     expected = torch.tensor(values[route(owner, 4)[0]])
     for rank in route(owner, 4)[1:]:
         expected = expected + values[rank]
-    reduce_chunk(addends, owner)
+    all_reduce_chunk(addends, owner)
     assert [addend.item() for addend in addends] == [expected.item()] * 4
 
 
 def test_long_chunks_are_added_block_by_block() -> None:
     numel = 100_001
     addends = [torch.arange(numel, dtype=torch.float64) * (rank + 1) for rank in range(3)]
-    reduce_chunk(addends, owner=1)
+    all_reduce_chunk(addends, owner=1)
     for addend in addends:
         assert torch.equal(addend, torch.arange(numel, dtype=torch.float64) * 6)
