@@ -23,9 +23,7 @@ COMMANDS = {
     "doctor": Command(
         "minddp.doctor.doctor_command", "check, before a job, whether it will work on these machines"
     ),
-    "xray": Command(
-        "minddp.xray.command_line", "record some steps of a script or the demo, and show where time goes"
-    ),
+    "xray": Command("minddp.xray.command_line", "record steps of a script or the demo: where time goes"),
     "bench": Command("minddp.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
     "demo": Command("minddp.train.demo", "train a small GPT for a minute, then compare with torch's DDP"),
 }

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-LIBRARIES = ("torch", "minddp", "threading", "contextlib")  # not the script's own code
-
 from minddp.core.reducer import Reducer
+
+LIBRARIES = ("torch", "minddp", "threading", "contextlib")  # not the script's own code
 
 
 class Collective(NamedTuple):
