@@ -49,3 +49,12 @@ def names(listed: Sequence[str], most: int = 6) -> str:
         listed = list(dict.fromkeys(f"{name.rpartition('.')[0]}.*" if "." in name else name for name in listed))
     shown = ", ".join(f"`{name}`" for name in listed[:most])
     return shown + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def table(rows: Sequence[Sequence[str]], align: str) -> str:
+    """Cells in columns, two spaces apart; `align` has "<" or ">" for each column."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+        for row in rows
+    )
