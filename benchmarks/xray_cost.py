@@ -2,33 +2,36 @@
 
     python -m benchmarks.xray_cost     # some minutes
 
-While it records: a wrapper that is recorded races one that is not, and a third that is not either, whose ratio is
-what the machine alone makes of two equal things. While it does not: the core still asks, wherever there would be
-something to tell, whether anybody listens. That is too little to be seen in a step's time, so it is computed: how
-often it asks in a step, times what asking takes.
+While it records: a wrapper that is recorded races one that is not, and a third one that is not either, whose ratio
+shows the noise of two equal things. While it does not record: wherever the core could report an event, it still looks
+for a recorder. That is too little to be seen in a step's time, so it is computed: the events of a step, times the time
+of a call that finds no recorder. It is an upper bound, as a gradient's hook looks without a call.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import timeit
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import tyro
-from rich.console import Console
+from torch import nn
 
-from benchmarks.display import StartBar, progress_of, table_of
-from benchmarks.harness import compare, median_ms, timed_race
-from benchmarks.question import RaceOptions, ask, report_of
-from benchmarks.workloads import WorkloadName, training_step, workload
+from benchmarks.contestants import Contestant, Step, race_workload
+from benchmarks.display import StartBar, Table, progress_of
+from benchmarks.question import RaceOptions, Report, ask, report_of
+from benchmarks.workloads import WorkloadName, workload
+from minddp import DistributedDataParallel
+from minddp.core.events import Event
+from minddp.xray.record import Recorder
+from minddp.xray.sources import MinddpSource
 
 OFF, OFF_TOO, ON = "not recorded", "not recorded either", "recorded"
+LOOKS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,103 +42,91 @@ class Config(RaceOptions):
 
     workloads: tuple[WorkloadName, ...] = ("many_small", "transformer")
     rounds: int = 60
-    """Timed rounds."""
-    timeout_s: float = 1200.0
-    """Give up, and end the ranks, after this long."""
+
+
+class Observer:
+    """Counts the events of a step by the wrapper `OFF`, then records the wrapper `ON`."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[str] = Counter()
+        self.recorder: Recorder
+
+    def prepare(self, models: Mapping[str, nn.Module], steps: Mapping[str, Step]) -> None:
+        for step in steps.values():
+            step()  # the buckets are rebuilt after the first
+            step()
+        source = MinddpSource(models[OFF])  # type: ignore[arg-type]
+        source.watch(self._count)
+        steps[OFF]()
+        source.unwatch(self._count)
+        self.recorder = Recorder(MinddpSource(models[ON]))  # type: ignore[arg-type]
+        self.recorder.start()
+
+    def _count(self, event: Event) -> None:
+        self.counted[event.kind.name] += 1
+
+
+class Silent:
+    """As the core's emitter of events when it has no recorder."""
+
+    sink = None
+
+    def emit(self, kind: object, subject: int) -> None:
+        if self.sink is not None:
+            raise AssertionError("there is no recorder")
 
 
 def main(config: Config) -> None:
-    ask("xray_cost", time_workloads, config, print_report)
+    ask("xray_cost", time_workloads, config, tables)
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
-    """Returns the report, ready for JSON."""
+    """One race for each workload, on this rank; returns the report."""
     with progress_of(rank) as start_bar:
-        times = {name: time_workload(name, rank, config, start_bar) for name in config.workloads}
-    return report_of(
-        "what recording costs a step, and what being able to record costs one", config, workloads=times
-    )
+        times = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
+    return report_of("time that recording, and being able to record, adds to a step", config, workloads=times)
 
 
-def time_workload(name: WorkloadName, rank: int, config: Config, start_bar: StartBar) -> dict[str, Any]:
-    import minddp
-    from minddp.xray.record import Recorder
-    from minddp.xray.sources import MinddpSource
-
-    task = workload(name)
+def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
     torch.manual_seed(config.seed)
-    model = task.model()
-    wrappers = {key: minddp.DistributedDataParallel(copy.deepcopy(model)) for key in (OFF, OFF_TOO, ON)}
-    steps = {key: training_step(ddp, task, rank) for key, ddp in wrappers.items()}
-    counted: Counter[str] = Counter()
-    for step in steps.values():
-        step()  # after the first step the buckets are made anew
-        step()
-    _count_events(wrappers[OFF], steps[OFF], counted)
-
-    recorder = Recorder(MinddpSource(wrappers[ON]))
-    recorder.start()
-    bar = partial(start_bar, name)
-    wall, cpu = timed_race(steps, [[OFF, OFF_TOO, ON]], config.race_rounds, task.steps_per_turn, bar)
-    recording = recorder.stop()
-    asking_us = _asking_us(wrappers[OFF], counted)
+    task, observer = workload(name, tiny=config.is_smoke), Observer()
+    field = [Contestant(key, "steps", OFF, DistributedDataParallel) for key in (OFF, OFF_TOO, ON)]
+    turn = config.turn(task.steps_per_turn)
+    raced = race_workload(
+        rank, field, task, task.model(), config.race_rounds, turn, start_bar, observer.prepare
+    )
+    recording = observer.recorder.stop()
+    asking_us = sum(observer.counted.values()) * look_us()
     return {
-        "step_ms": median_ms(wall[OFF]),
-        "events_per_step": sum(counted.values()),
-        "wall": {key: dataclasses.asdict(compare(wall[key], wall[OFF], config.seed)) for key in (OFF_TOO, ON)},
-        "cpu": {key: dataclasses.asdict(compare(cpu[key], cpu[OFF], config.seed)) for key in (OFF_TOO, ON)},
+        "step_ms": raced.median_ms(OFF),
+        "events_per_step": sum(observer.counted.values()),
+        "wall": {key: raced.ratio(key, OFF) for key in (OFF_TOO, ON)},
+        "cpu": {key: raced.cpu_ratio(key, OFF) for key in (OFF_TOO, ON)},
         "asking_us": asking_us,
-        "asking_share": asking_us / 1e3 / median_ms(wall[OFF]),
+        "asking_share": asking_us / 1e3 / raced.median_ms(OFF),
         "events_kept": len(recording.events),
         "events_dropped": recording.dropped,
     }
 
 
-def _count_events(ddp: Any, step: Any, counted: Counter[str]) -> None:
-    """How often each kind of event is told in a step."""
-    reducer = ddp._reducer
-
-    def count(event: Any) -> None:
-        counted[event.kind.name] += 1
-
-    reducer.watch(count)
-    step()
-    reducer.unwatch(count)
+def look_us() -> float:
+    """The time of one call that finds no recorder, in microseconds."""
+    return 1e6 * min(timeit.repeat(partial(Silent().emit, None, 0), number=LOOKS)) / LOOKS
 
 
-def _asking_us(ddp: Any, counted: Counter[str]) -> float:
-    """What a step pays for asking whether anybody listens, where nobody does; microseconds.
-
-    A gradient's hook looks at an attribute; everything else calls `Reducer.tell`, which does.
-    """
-    from minddp.core.events import EventKind
-
-    reducer, repeats = ddp._reducer, 100_000
-    tell, countdown, kind = reducer.tell, reducer._countdown, EventKind.BUCKET_READY
-    nothing_s = min(timeit.repeat("pass", number=repeats))
-    call_s = min(timeit.repeat(lambda: tell(kind, 0), number=repeats)) - min(
-        timeit.repeat(lambda: None, number=repeats)
-    )
-    names = {"countdown": countdown}
-    look_s = min(timeit.repeat("countdown.tell_ready is not None", globals=names, number=repeats)) - nothing_s
-    gradients = counted["PARAM_READY"]
-    calls = sum(counted.values()) - gradients
-    return 1e6 * (calls * call_s + gradients * look_s) / repeats
-
-
-def print_report(report: Mapping[str, Any], console: Console) -> None:
-    table = table_of(
-        "X-ray", "workload", "step ms", "events", "recorded", "95% interval", "equal", "95% interval", "off"
-    )
-    for name, row in report["workloads"].items():
-        cells = [f"{row['step_ms']:.2f}", f"{row['events_per_step']}"]
+def tables(report: Report) -> Iterator[Table]:
+    rows = []
+    for name, result in report["workloads"].items():
+        cells = [name, f"{result['step_ms']:.2f}", f"{result['events_per_step']}"]
         for key in (ON, OFF_TOO):
-            ratio = row["wall"][key]
+            ratio = result["wall"][key]
             cells += [f"{ratio['median'] - 1:+.1%}", f"{ratio['low'] - 1:+.1%} to {ratio['high'] - 1:+.1%}"]
-        table.add_row(name, *cells, f"{row['asking_us']:.1f} µs, {row['asking_share']:.2%}")
-    console.print(table)
-    console.print(
-        "recorded: beside a wrapper that is not. equal: two that are not, beside each other. off: see above."
+        rows.append([*cells, f"{result['asking_us']:.1f} µs, {result['asking_share']:.2%}"])
+    yield Table(
+        "X-ray",
+        ("workload", "step ms", "events", "recorded", "95% interval", "equal", "95% interval", "off"),
+        rows,
+        "recorded: beside a wrapper that is not. equal: two that are not, beside each other. off: an upper bound.",
     )
 
 
