@@ -4,8 +4,8 @@
     python -m benchmarks.all_reduce --world-size 4 --sizes-kib 64 1024
 
 Each message size is a race of its own: over the process group; in shared memory, of a tensor that is *resident*
-there, as buckets are; and of one that lies elsewhere and is *copied* in and out. One all-reduce is timed, launched and
-waited for, with nothing else to do. See [Note: paired rounds] for how the ratio is taken.
+there, as buckets are; and of one that lies elsewhere and is *copied* in and out. The time is that of launching one
+all-reduce and waiting for it, with nothing else to do. See [Note: paired rounds] for how the ratio is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 import tyro
 from torch import Tensor
 
-from benchmarks.display import Table, ratio_cells
+from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import compare, median_ms, timed_race
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from minddp.transport import Transport, open_transport
@@ -81,14 +81,13 @@ def time_size(rank: int, config: Config, kib: float, over_group: Transport, shar
         tensor.zero_()  # repeated sums of zeros stay finite
     repeats = config.turn(min(100, max(2, int(TURN_KIB / kib))))
     wall, cpu = timed_race(all_reduces, [list(tensors)], config.race_rounds, repeats)
-    ours = (RESIDENT, COPIED)
     return {
         "kib": kib,
         "same_bits": same_bits,
         "median_ms": {name: round(median_ms(wall[name]), 5) for name in wall},
         "median_cpu_ms": {name: round(median_ms(cpu[name]), 5) for name in cpu},
-        "ratios": {name: compare(wall[name], wall[BASELINE], config.seed) for name in ours},
-        "cpu_ratios": {name: compare(cpu[name], cpu[BASELINE], config.seed) for name in ours},
+        "ratios": {name: compare(wall[name], wall[BASELINE], config.seed) for name in wall},
+        "cpu_ratios": {name: compare(cpu[name], cpu[BASELINE], config.seed) for name in cpu},
     }
 
 
@@ -106,22 +105,17 @@ def agree(all_reduces: Mapping[str, Callable[[], object]], tensors: Mapping[str,
 
 
 def tables(report: Report) -> Iterator[Table]:
-    config, rows = report["config"], []
+    columns = {"ms": "{ms:.3f}", "GiB/s": "{rate:.2f}", "ratio": RATIO, "cpu": "{cpu[median]:.3f}"}
     for result in report["sizes"]:
-        for name, ms in result["median_ms"].items():
-            row = [f"{result['kib']:g} KiB, {name}", f"{ms:.3f}", f"{result['kib'] / 2**20 / (ms / 1e3):.2f}"]
-            if name == BASELINE:
-                rows.append([*row, "", "", ""])
-            else:
-                cpu = result["cpu_ratios"][name]["median"]
-                rows.append([*row, *ratio_cells(result["ratios"][name]), f"{cpu:.3f}"])
-    same_bits = all(result["same_bits"] for result in report["sizes"])
-    yield Table(
-        f"All-reduce of {config['dtype']} on {config['world_size']} ranks",
-        ("transport", "ms", "GiB/s", "ratio", "95% interval", "cpu"),
-        rows,
-        "All sums are equal to the bit." if same_bits else "The sums DIFFER between transports.",
-    )
+        figures = {
+            name: {"ms": ms, "rate": result["kib"] / 2**20 / (ms / 1e3), "ratio": ratio, "cpu": cpu}
+            for (name, ms), ratio, cpu in zip(
+                result["median_ms"].items(), result["ratios"].values(), result["cpu_ratios"].values(), strict=True
+            )
+        }
+        title = f"{result['kib']:,g} KiB of {report['config']['dtype']}"
+        caption = "All sums are equal to the bit." if result["same_bits"] else "The sums DIFFER between transports."
+        yield table_of(title, "transport", columns, figures, caption)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import tyro
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks.contestants import FLOOR, Contestant, Raced, Step, minddp_over, race_workload, wrapped_by
-from benchmarks.display import StartBar, Table, interval, progress_of, ratio_cells
+from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
 from benchmarks.forecast import AIM, by_chosen_plan, forecast, forecast_cells
 from benchmarks.harness import estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
@@ -60,13 +59,9 @@ def time_workloads(rank: int, config: Config) -> dict[str, Any]:
 
 
 def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
-    torch.manual_seed(config.seed)
-    task = workload(name, tiny=config.is_smoke)
-    field, model, turn = field_of(config.caps_mib), task.model(), config.turn(task.steps_per_turn)
-    raced = race_workload(rank, field, task, model, config.race_rounds, turn, start_bar, tune)
-    return {
-        "title": task.title,
-        "gradient_mib": sum(p.nbytes for p in model.parameters()) / 2**20,
+    task = workload(name, config.workload_size)
+    raced = race_workload(rank, task, field_of(config.caps_mib), config, start_bar, tune)
+    return raced.described() | {
         "no_wrapper_ms": raced.median_ms(FLOOR),
         "families": {
             family: {heat: figures(raced, family, heat) for heat in heats_of(family, config.caps_mib)}
@@ -148,52 +143,25 @@ def forecast_of(raced: Raced, family: str, heat: str) -> dict[str, Any] | None:
     return forecast(tuned.tuning, plan, by_default, by_plan, raced.seed)
 
 
+COLUMNS = {
+    "buckets": "{buckets}",
+    "ms": "{median_ms[median]:.2f} ({median_ms[low]:.2f}–{median_ms[high]:.2f})",
+    "over no wrapper": "{over_no_wrapper[median]:.3f}",
+    "ratio to torch": RATIO,
+}
+
+
 def tables(report: Report) -> Iterator[Table]:
+    """The steps of each workload, then its predictions beside them."""
     for result in report["workloads"].values():
-        figured = [(family, heat, of) for family, heats in result["families"].items() for heat, of in heats.items()]
-        yield Table(
-            f"{result['title']}: {result['gradient_mib']:.2f} MiB",
-            ("family", "bucket MiB", "buckets", "ms", "95% interval", "over no wrapper", "ratio to torch", "95% interval"),
-            [
-                [
-                    family,
-                    heat,
-                    str(of["buckets"] or ""),
-                    f"{of['median_ms']['median']:.2f}",
-                    interval(of["median_ms"], digits=2),
-                    f"{of['over_no_wrapper']['median']:.3f}",
-                    *(["", ""] if family == "torch" else ratio_cells(of["ratio"])),
-                ]
-                for family, heat, of in figured
-            ],
-            "\n".join(
-                [f"{FLOOR}: {result['no_wrapper_ms']:.2f} ms"]
-                + [f"{family}: {of['tuning']}" for family, _, of in figured if of["tuning"] is not None]
-            ),
-        )
-        yield Table(
-            f"{result['title']}: a step as predicted and as measured",
-            ("family", "bucket MiB", "predicted ms", "measured ms", "error", "95% interval"),
-            [[family, heat, *forecast_cells(of["forecast"])] for family, heat, of in figured if of["forecast"]],
-            forecasts_in_words(report),
-        )
-
-
-def forecasts_in_words(report: Mapping[str, Any]) -> str:
-    """The number of predictions that meet the aim, over all workloads."""
-    by_heat = [
-        (heat, figured["forecast"]["within_aim"])
-        for result in report["workloads"].values()
-        for figures_of in result["families"].values()
-        for heat, figured in figures_of.items()
-        if figured["forecast"] is not None
-    ]
-    chosen = [is_within for heat, is_within in by_heat if heat == "auto"]
-    fixed = [is_within for heat, is_within in by_heat if heat != "auto"]
-    return (
-        f"Predicted within {report['aim']:.0%} of the measured time, over all workloads: {sum(chosen)} of "
-        f"{len(chosen)} plans that were chosen, {sum(fixed)} of {len(fixed)} that were not."
-    )
+        figured = {seat(family, heat): of for family, by in result["families"].items() for heat, of in by.items()}
+        tunings = [f"{name}: {of['tuning']}" for name, of in figured.items() if of["tuning"] is not None]
+        caption = "\n".join([f"{FLOOR}: {result['no_wrapper_ms']:.2f} ms", *tunings])
+        title = f"{result['title']}: {result['gradient_mib']:.2f} MiB"
+        yield table_of(title, "family at MiB", COLUMNS, figured, caption)
+        rows = [[name, *forecast_cells(of["forecast"])] for name, of in figured.items() if of["forecast"]]
+        headings = ("family at MiB", "predicted ms", "measured ms", "error", "95% interval")
+        yield Table(f"{result['title']}: predicted, to be within {report['aim']:.0%}", headings, rows)
 
 
 if __name__ == "__main__":

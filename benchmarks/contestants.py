@@ -1,17 +1,13 @@
-"""The contestants: minddp, torch's DistributedDataParallel, other ways to the same weights, and floors; their race."""
+"""The contestants and their race: minddp, torch's class, other ways to the same weights, and lower bounds."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import importlib.util
 import inspect
-import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,9 +16,9 @@ from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks.display import StartBar
-from benchmarks.harness import Estimate, Rounds, Times, compare, estimate, median_ms, timed_race
+from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
 from benchmarks.launch import DeviceName
-from benchmarks.question import Options
+from benchmarks.question import Options, RaceOptions
 from benchmarks.workloads import Workload, WorkloadName, batch_of, device_of, training_step
 from minddp import DistributedDataParallel
 from minddp.transport import open_transport
@@ -31,7 +27,7 @@ from reference.ladder import rungs
 
 SettingName = Literal["default", "views", "static", "batched", "views_static", "find_unused"]
 TransportName = Literal["process_group", "shared_memory", "auto"]
-OtherName = Literal["replicate", "naive", "flat", "overlapped", "bucketed", "automatic", "zero1"]
+OtherName = Literal["replicate", "naive", "flat", "overlapped", "bucketed", "automatic"]
 Step = Callable[[], object]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -74,20 +70,22 @@ class Contestant:
 class FieldOptions(Options):
     """Which contestants train which workloads."""
 
-    workloads: tuple[WorkloadName, ...] = (
-        "many_small",
-        "transformer",
-        "wide_mlp",
-        "convnet",
-        "embedding",
-        "embedding_sparse",
-    )
+    workloads: tuple[WorkloadName, ...] = tuple(name for name in get_args(WorkloadName) if name != "short")
     settings: tuple[SettingName, ...] = ("default", "views", "static", "batched", "views_static")
     """Constructor options, given to both implementations alike."""
-    others: tuple[OtherName, ...] = ("replicate", "naive", "flat", "overlapped", "bucketed", "automatic", "zero1")
-    """Other ways to train: torch's `replicate`, the rungs of the reference ladder, DeepSpeed's ZeRO-1."""
+    others: tuple[OtherName, ...] = ("replicate", "naive", "flat", "overlapped", "bucketed", "automatic")
+    """Other ways to train: torch's `replicate` and the rungs of the reference ladder."""
     device: DeviceName = "cpu"
     """With "cuda", a GPU for each rank, and NCCL."""
+
+
+def supported(settings: Sequence[SettingName]) -> tuple[SettingName, ...]:
+    """Those of `settings` that the installed torch has options for; prints the others."""
+    known = inspect.signature(NativeDDP).parameters.keys()
+    unknown = [setting for setting in settings if not SETTINGS[setting].keys() <= known]
+    if unknown:
+        print(f"Left out, as torch {torch.__version__} has no such option: {', '.join(unknown)}.")
+    return tuple(setting for setting in settings if setting not in unknown)
 
 
 def native(setting: str) -> str:
@@ -148,16 +146,8 @@ def other(name: str) -> Contestant:
     """
     if name == "replicate":
         return Contestant("torch replicate", name, BASELINE, replicate, takes_sparse_gradients=False)
-    if name == "zero1":
-        return Contestant("DeepSpeed ZeRO-1", name, BASELINE, step=zero_step, takes_sparse_gradients=False)
-    return Contestant(
-        f"reference {name}",
-        name,
-        BASELINE,
-        rungs(cap_bytes=25 * 2**20)[name],
-        step_then_synchronize,
-        takes_sparse_gradients=False,
-    )
+    rung, step = rungs(cap_bytes=25 * 2**20)[name], step_then_synchronize
+    return Contestant(f"reference {name}", name, BASELINE, rung, step, takes_sparse_gradients=False)
 
 
 def heats(contestants: Sequence[Contestant]) -> list[list[str]]:
@@ -185,10 +175,22 @@ def for_workload(contestants: Sequence[Contestant], task: Workload) -> list[Cont
 class Raced:
     """The contestants' models after a race, and their times. See [Note: paired rounds] for the estimates."""
 
+    title: str
     models: Mapping[str, nn.Module]
     wall: Times
     cpu: Times
     seed: int  #: of the bootstrap
+
+    def described(self) -> dict[str, Any]:
+        """The model and the number of rounds."""
+        parameters = list(next(iter(self.models.values())).parameters())
+        return {
+            "title": self.title,
+            "tensors": len(parameters),
+            "parameters": sum(p.numel() for p in parameters),
+            "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
+            "rounds": len(next(iter(self.wall.values()))),
+        }
 
     def median_ms(self, name: str) -> float:
         return median_ms(self.wall[name])
@@ -215,55 +217,28 @@ class Raced:
 
 def race_workload(
     rank: int,
-    field: Sequence[Contestant],
     task: Workload,
-    model: nn.Module,
-    rounds: Rounds,
-    steps_per_turn: int,
+    field: Sequence[Contestant],
+    config: RaceOptions,
     start_bar: StartBar,
     prepare: Callable[[Mapping[str, nn.Module], Mapping[str, Step]], object] = lambda models, steps: None,
+    device: str = "cpu",
 ) -> Raced:
-    """Race all of `field`, each on a copy of `model`. `prepare` comes before the first round. Collective."""
-    models = enter(field, model)
+    """Race all of `field`, each on a copy of the task's model. `prepare` precedes the first round. Collective."""
+    torch.manual_seed(config.seed)
+    models = enter(field, task.model().to(device))
     steps = {c.name: c.step(models[c.name], task, rank) for c in field}
     prepare(models, steps)
     wall, cpu = timed_race(
         steps,
         heats(field),
-        rounds,
-        steps_per_turn,
+        config.race_rounds,
+        config.turn(task.steps_per_turn),
         partial(start_bar, task.name),
-        settle=torch.cuda.synchronize if device_of(model).type == "cuda" else lambda: None,
+        settle=torch.cuda.synchronize if device == "cuda" else lambda: None,
         leave=lambda name: models[name].zero_grad(set_to_none=True),
     )
-    return Raced(models, wall, cpu, rounds.seed)
-
-
-# ------------------------------------------------------------------ availability
-
-AnyFieldOptions = TypeVar("AnyFieldOptions", bound=FieldOptions)
-
-
-def without_absent(config: AnyFieldOptions) -> AnyFieldOptions:
-    """Leave out, with a message, settings that the installed torch does not know and packages that are missing."""
-    unknown, absent = unknown_to_torch(config.settings), not_installed(config.others)
-    if unknown or absent:
-        print(f"Left out, as the installed packages lack them: {', '.join([*unknown, *absent])}.")
-    return dataclasses.replace(
-        config,
-        settings=tuple(setting for setting in config.settings if setting not in unknown),
-        others=tuple(name for name in config.others if name not in absent),
-    )
-
-
-def unknown_to_torch(settings: Sequence[str]) -> list[str]:
-    """Those of `settings` that the installed torch has no option for (`batched_grad_copy` is young)."""
-    known = inspect.signature(NativeDDP).parameters
-    return [setting for setting in settings if not set(SETTINGS[setting]) <= set(known)]
-
-
-def not_installed(others: Sequence[str]) -> list[str]:
-    return [name for name in others if name == "zero1" and importlib.util.find_spec("deepspeed") is None]
+    return Raced(task.title, models, wall, cpu, config.seed)
 
 
 # ------------------------------------------------------------------ wrappers
@@ -309,30 +284,3 @@ def gradient_bytes(model: nn.Module, task: Workload, rank: int) -> int:
     grads = [param.grad for param in model.parameters() if param.grad is not None]
     model.zero_grad(set_to_none=True)
     return sum(g._values().nbytes + g._indices().nbytes if g.is_sparse else g.nbytes for g in grads)
-
-
-def zero_step(model: nn.Module, task: Workload, rank: int) -> Step:
-    """DeepSpeed's engine takes over backward and the update. It looks for the ranks in the environment."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(dist.get_world_size()))
-    os.environ.setdefault("DS_ACCELERATOR", device_of(model).type)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # in every step
-    import deepspeed
-
-    inputs, targets = batch_of(task, rank, device_of(model))
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=task.learning_rate),
-        dist_init_required=False,
-        config={
-            "train_micro_batch_size_per_gpu": len(inputs),
-            "zero_optimization": {"stage": 1},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        },
-    )
-
-    def step() -> None:
-        engine.backward(task.loss(engine(inputs), targets))
-        engine.step()
-
-    return step

@@ -13,6 +13,8 @@ from rich.table import Table as RichTable
 
 StartBar = Callable[[str, int], Callable[[], None]]
 
+RATIO = "{ratio[median]:.3f} ({ratio[low]:.3f}–{ratio[high]:.3f})"  #: a cell: a median and its 95% interval
+
 
 @dataclass(frozen=True)
 class Table:
@@ -34,21 +36,21 @@ class Table:
             console.print(self.caption, markup=False)
 
     def markdown(self) -> str:
-        lines = [_row(self.headings), "|" + "---|" * len(self.headings), *map(_row, self.rows)]
-        return "\n\n".join([f"### {self.title}", "\n".join(lines), *([self.caption] if self.caption else [])])
+        lines = [self.headings, ["---"] * len(self.headings), *self.rows]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        return "\n\n".join([f"### {self.title}", table, *([self.caption] if self.caption else [])])
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def interval(estimate: Mapping[str, Any], digits: int = 3) -> str:
-    return f"{estimate['low']:.{digits}f}–{estimate['high']:.{digits}f}"
-
-
-def ratio_cells(estimate: Mapping[str, Any]) -> list[str]:
-    """The median and its interval."""
-    return [f"{estimate['median']:.3f}", interval(estimate)]
+def table_of(
+    title: str,
+    first: str,
+    columns: Mapping[str, str],
+    figures: Mapping[str, Mapping[str, Any]],
+    caption: str = "",
+) -> Table:
+    """A row for each name in `figures`; each column is a format string of the figures in that row."""
+    rows = [[name, *(cell.format(**of) for cell in columns.values())] for name, of in figures.items()]
+    return Table(title, [first, *columns], rows, caption)
 
 
 def rounds_in_words(config: Mapping[str, Any]) -> str:

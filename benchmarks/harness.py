@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-
-FEWEST_ROUNDS = 2  # one to choose the fastest contestant in, one to time it in
+FEWEST_ROUNDS = 2  # of one there is no interval
 
 
 def schedule(heats: Sequence[Sequence[str]], rounds: int, seed: int) -> list[list[str]]:
@@ -105,7 +104,7 @@ def _timed_turn(step: Callable[[], object], steps: int, settle: Callable[[], obj
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collect in explicit calls only. Objects alive now are frozen, so that `gc.collect` is quick enough to repeat."""
+    """Collect in explicit calls only. Objects alive now are frozen, which makes `gc.collect` quick to repeat."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
@@ -148,9 +147,9 @@ def gathered(value: Any) -> list[Any]:
 class Rounds:
     """How many rounds a race has: `warmup`, which are thrown away, then `least`, or a multiple of those.
 
-    The multiple is the one that takes about `seconds`. Short steps are the noisy ones, and the time that is saved on
-    them buys more rounds. A multiple is as fair as `least`, see `schedule`. Where time is short, `limit_s` cuts the
-    rounds down to those that fit into it, but not below `FEWEST_ROUNDS`.
+    The multiple is the one that takes about `seconds`. Short steps are the noisy ones, and the time that is saved
+    on them buys more rounds. A multiple is as fair as `least`, see `schedule`. Where time is short, `limit_s` cuts
+    the rounds down to those that fit into it, but not below `FEWEST_ROUNDS`.
     """
 
     least: int
@@ -227,12 +226,11 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def fastest(times: Times, names: Sequence[str]) -> str:
-    """The fastest of `names` by its share of each round, so that drift does not decide."""
-    round_mean = np.mean(list(times.values()), axis=0)
-    return min(names, key=lambda name: float(np.median(times[name] / round_mean)))
-
-
 def median_ms(seconds: np.ndarray) -> float:
     """The median round, in milliseconds per step."""
     return float(np.median(seconds)) * 1e3
+
+
+def in_ms(times: Times) -> dict[str, list[float]]:
+    """Every round, in milliseconds per step."""
+    return {name: [round(seconds * 1e3, 4) for seconds in times[name]] for name in times}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks import contestants
 from benchmarks.contestants import FLOOR, Contestant, SettingName, race_workload
-from benchmarks.display import StartBar, Table, interval, progress_of, ratio_cells
+from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
 from benchmarks.harness import estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import Workload
@@ -80,8 +80,7 @@ def time_count(rank: int, count: int, config: Config, start_bar: StartBar) -> di
     pairs = contestants.pairs(config.settings, ["process_group"], control=config.control)
     field = [dataclasses.replace(c, step=forward_backward) for c in (Contestant(FLOOR, "floors"), *pairs)]
     task = separate(count, config.elements)
-    steps = config.turn(task.steps_per_turn)
-    raced = race_workload(rank, field, task, task.model(), config.race_rounds, steps, start_bar)
+    raced = race_workload(rank, task, field, config, start_bar)
     return {
         "no_wrapper_ms": raced.median_ms(FLOOR),
         "contestants": {
@@ -120,21 +119,12 @@ def forward_backward(model: nn.Module, task: Workload, rank: int) -> Callable[[]
 
 
 def tables(report: Report) -> Iterator[Table]:
-    rows = [
-        [
-            name,
-            f"{int(count):,}",
-            f"{contestant['median_ms']:.3f}",
-            f"{contestant['added_us']['median']:.2f}",
-            interval(contestant["added_us"], digits=2),
-            *(["", ""] if name == contestant["baseline"] else ratio_cells(contestant["ratio"])),
-        ]
-        for count, result in report["counts"].items()
-        for name, contestant in result["contestants"].items()
-    ]
-    columns = ("parameters", "ms per step", "added µs per parameter", "95% interval", "ratio", "95% interval")
-    bare = ", ".join(f"{int(count):,}: {result['no_wrapper_ms']:.3f}" for count, result in report["counts"].items())
-    yield Table("Nothing communicated", ("contestant", *columns), rows, f"ms per step with {FLOOR}: {bare}.")
+    added = "{added_us[median]:.2f} ({added_us[low]:.2f}–{added_us[high]:.2f})"
+    columns = {"ms per step": "{median_ms:.3f}", "added µs per parameter": added, "ratio": RATIO}
+    for count, result in report["counts"].items():
+        title = f"{int(count):,} parameters, nothing communicated"
+        caption = f"{FLOOR}: {result['no_wrapper_ms']:.3f} ms"
+        yield table_of(title, "contestant", columns, result["contestants"], caption)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,20 @@
     sudo python -m benchmarks.hosts --rate 10gbit
     sudo python -m benchmarks.hosts --size smoke     # to see that all runs
 
-The hosts are network namespaces (see `namespaces.py`), made at the beginning and removed at the end. All ranks share
-this machine's cores, which two hosts would not, so computing takes longer here than on two hosts. The network's share
-is bounded separately: [Note: the floor of the wire].
+The hosts are network namespaces (see `namespaces.py`), made at the beginning and removed at the end. All ranks
+share this machine's cores, which two hosts would not, so computing takes longer here than on two hosts. The
+network's share is bounded separately: [Note: the floor of the wire].
 
 [Note: the floor of the wire]
 For N bytes of gradients, in whatever order they are added, N bytes must leave each of two hosts; over a flat ring
-2 (W-1)/W N bytes do, W being the number of ranks. Divided by the rate of the cable, that is a time that a step cannot
-beat. Neither can it beat its own computing. The time beyond that is exposed.
+2 (W-1)/W N bytes do, W being the number of ranks. Divided by the rate of the cable, that is a time that a step
+cannot beat. Neither can it beat its own computing. The time beyond that is exposed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,19 +31,28 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks import contestants
 from benchmarks.bucket_size import STEPS_UNTIL_TUNED
-from benchmarks.contestants import BASELINE, FLOOR, Contestant, Raced, Step, minddp_over, race_workload, wire, wrapped_by
-from benchmarks.display import StartBar, Table, progress_of, ratio_cells
-from benchmarks.harness import Times, median_ms
+from benchmarks.contestants import (
+    BASELINE,
+    FLOOR,
+    Contestant,
+    Raced,
+    Step,
+    minddp_over,
+    race_workload,
+    wire,
+    wrapped_by,
+)
+from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
+from benchmarks.harness import Times, in_ms, median_ms
 from benchmarks.namespaces import INTERFACE, Host, bytes_per_second, two_hosts
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.versus_torch import across_workloads, in_ms
+from benchmarks.versus_torch import across_workloads, table_across_workloads
 from benchmarks.workloads import WorkloadName, workload
 
 HOSTS = 2
 TRANSPORTS = ("process_group", "hierarchical")
 AIM = {"rate": "1gbit", "contestant": "minddp hierarchical, auto", "ratio": 0.95}  # at most, in every workload
 _PORT = 29500
-_PROBE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,47 +97,22 @@ def settle(hosts: Sequence[Host], ranks_per_host: int, rank: int) -> str:
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """All workloads, one after another, on this rank; returns the report."""
     with progress_of(rank) as start_bar:
-        measured = probe(rank, config.world_size // HOSTS)
         timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
     return report_of(
         "time of a training step on two hosts beside torch's DistributedDataParallel there",
         config,
-        wire={"rate_bytes_per_s": bytes_per_second(config.rate), "measured_bytes_per_s": measured},
         workloads=timed,
         across_workloads=across_workloads(timed),
         aim=AIM,
     )
 
 
-def probe(rank: int, peer: int) -> float:
-    """Bytes per second from rank 0 to `peer`, which is on the other host; the best of some."""
-    message = torch.zeros(_PROBE_BYTES, dtype=torch.uint8)
-    seconds = []
-    for _ in range(4):
-        dist.barrier()
-        start = time.perf_counter()
-        if rank == 0:
-            dist.send(message, dst=peer)
-            dist.recv(message[:1], src=peer)
-        elif rank == peer:
-            dist.recv(message, src=0)
-            dist.send(message[:1], dst=0)
-        seconds.append(time.perf_counter() - start)
-    best = torch.tensor(_PROBE_BYTES / min(seconds), dtype=torch.float64)
-    dist.broadcast(best, src=0)
-    return best.item()
-
-
 def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
-    torch.manual_seed(config.seed)
-    task = workload(name, tiny=config.is_smoke)
-    field, model, turn = field_of(), task.model(), config.turn(task.steps_per_turn)
-    raced = race_workload(rank, field, task, model, config.race_rounds, turn, start_bar, tune)
-    gradient_bytes = sum(p.nbytes for p in model.parameters())
-    return {
-        "title": task.title,
-        "gradient_mib": gradient_bytes / 2**20,
+    field = field_of()
+    raced = race_workload(rank, workload(name, config.workload_size), field, config, start_bar, tune)
+    gradient_bytes = sum(p.nbytes for p in raced.models[FLOOR].parameters())
+    return raced.described() | {
         "floors_ms": floors(raced.wall, gradient_bytes, config),
         "contestants": {c.name: figures(c.name, raced) for c in field if c.baseline is not None},
         "rounds_ms": in_ms(raced.wall),
@@ -136,7 +120,7 @@ def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: Star
 
 
 def tune(models: Mapping[str, nn.Module], steps: Mapping[str, Step]) -> None:
-    """Take so many steps of each wrapper that "auto" has settled its buckets; all, so that weights stay comparable."""
+    """Step each wrapper until "auto" has settled its buckets; all, so that weights stay comparable."""
     for name, step in steps.items():
         if name == BASELINE or name.startswith("minddp "):
             for _ in range(STEPS_UNTIL_TUNED):
@@ -193,7 +177,7 @@ def figures(name: str, raced: Raced) -> dict[str, Any]:
 
 
 def agreement(model: nn.Module, torchs: nn.Module) -> dict[str, Any]:
-    """If all ranks hold the same weights, and the distance of those from torch's after as many steps. Collective."""
+    """The equality of weights between ranks, and their distance from torch's after as many steps. Collective."""
     ours, theirs = (nn.utils.parameters_to_vector(one.parameters()).detach() for one in (model, torchs))
     of_rank_0 = ours.clone()
     dist.broadcast(of_rank_0, src=0)
@@ -206,6 +190,17 @@ def agreement(model: nn.Module, torchs: nn.Module) -> dict[str, Any]:
 # ------------------------------------------------------------------ tables
 
 
+COLUMNS = {
+    "buckets": "{buckets}",
+    "ms": "{median_ms:.2f}",
+    "ratio": RATIO,
+    "cpu": "{cpu_ratio[median]:.3f}",
+    "exposed ms": "{exposed_ms[median]:.1f}",
+    "ranks equal": "{same_on_all_ranks}",
+    "from torch's weights": "{distance_from_torch:.0e}",
+}
+
+
 def tables(report: Report) -> Iterator[Table]:
     for result in report["workloads"].values():
         floors = result["floors_ms"]
@@ -214,28 +209,12 @@ def tables(report: Report) -> Iterator[Table]:
             f"{floors['all_reduce'][t]:.1f}"
             for t in TRANSPORTS
         )
-        yield Table(
-            f"{result['title']}: {result['gradient_mib']:.2f} MiB",
-            ("contestant", "buckets", "ms", "ratio", "95% interval", "cpu", "exposed ms", "from torch's weights"),
-            [
-                [
-                    name,
-                    str(of["buckets"] or ""),
-                    f"{of['median_ms']:.2f}",
-                    *ratio_cells(of["ratio"]),
-                    f"{of['cpu_ratio']['median']:.3f}",
-                    f"{of['exposed_ms']['median']:.1f}",
-                    f"{of['distance_from_torch']:.0e}" if of["same_on_all_ranks"] else "RANKS DIFFER",
-                ]
-                for name, of in result["contestants"].items()
-            ],
-            f"ms: no wrapper {floors['no_wrapper']:.1f}; {'; '.join(bounds)}",
-        )
-    rows = [[name, f"{a['median']:.3f}", f"{a['worst']:.3f}"] for name, a in report["across_workloads"].items()]
-    cable = f"The cable: {report['config']['rate']}, {report['wire']['measured_bytes_per_s'] / 1e6:.0f} MB/s measured."
+        caption = f"ms: {FLOOR} {floors['no_wrapper']:.1f}; {'; '.join(bounds)}"
+        title = f"{result['title']}: {result['gradient_mib']:.2f} MiB"
+        yield table_of(title, "contestant", COLUMNS, result["contestants"], caption)
     has_aim = report["config"]["rate"] == AIM["rate"] and report["config"]["size"] == "full"
-    caption = f"{cable}\n{aim_in_words(report['workloads'])}" if has_aim else cable
-    yield Table("Ratios across workloads", ("contestant", "median", "worst"), rows, caption)
+    aim = aim_in_words(report["workloads"]) if has_aim else ""
+    yield dataclasses.replace(table_across_workloads(report), caption=aim)
 
 
 def aim_in_words(timed: Mapping[str, Mapping[str, Any]]) -> str:

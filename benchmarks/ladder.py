@@ -10,7 +10,7 @@ read, rung by rung, in docs/learning/ladder.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -32,12 +32,8 @@ from minddp.xray.recording import BucketInfo, Layout, ParamInfo
 from minddp.xray.result import Result
 from minddp.xray.sources import Source
 from minddp.xray.xray import XRay
-from reference.automatic import Automatic
-from reference.bucketed import Bucketed
-from reference.flat import Flat
 from reference.interface import DataParallel
-from reference.naive import Naive
-from reference.overlapped import Overlapped
+from reference.ladder import rungs
 
 MIB = 2**20
 
@@ -84,14 +80,8 @@ def record_all(rank: int, config: Config) -> None:
 
 def results_of_all(rank: int, config: Config) -> list[Result]:
     """Every rung from the bottom, then torch's DDP, then minddp."""
-    rungs: Mapping[str, Rung] = {
-        "naive": Naive,
-        "flat": Flat,
-        "overlapped": Overlapped,
-        "bucketed": partial(Bucketed, cap_bytes=int(config.cap_mib * MIB)),
-        "automatic": partial(Automatic, cap_bytes=int(config.cap_mib * MIB)),
-    }
-    results = [record_rung(name, make, rank, config) for name, make in rungs.items()]
+    makers = rungs(cap_bytes=int(config.cap_mib * MIB))
+    results = [record_rung(name, make, rank, config) for name, make in makers.items()]
     for title, wrap in {"torch's DDP": TorchDDP, "minddp": minddp.DistributedDataParallel}.items():
         ddp = wrap(config.module(), bucket_cap_mb=config.cap_mib)
         results.append(record(title, ddp, ddp, lambda: None, rank, config))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +58,3 @@ def cpu_model() -> str:
 def load_average() -> float:
     """Processes that wanted a core during the last minute: near 0 on a machine fit to measure on."""
     return round(os.getloadavg()[0], 2)
-
-
-def peak_memory_mib() -> float:
-    """The most memory this process has held at once (resident set), in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB elsewhere

@@ -9,14 +9,15 @@ rebuilt. The peak covers all of that; the copies are those of one step after it.
 [Note: two stretches]
 Each allocation of a wrapper's own memory is seen, but memory that ranks share is counted only while they stand
 still. So wrapping, when weights are broadcast, and stepping, when gradients are gathered, are counted apart: bytes
-that are shared at the end of a stretch count in all of it, but not in the stretch before, or buckets in shared memory
-would be added to a broadcast that is over when they are made. Shared memory exists once it is written to. Memory
-that is shared only in the middle of a stretch, while buckets are rebuilt, is missed.
+that are shared at the end of a stretch count in all of it, but not in the stretch before, or buckets in shared
+memory would be added to a broadcast that is over when they are made. Shared memory exists once it is written to.
+Memory that is shared only in the middle of a stretch, while buckets are rebuilt, is missed.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from torch import nn
 from benchmarks import contestants
 from benchmarks.accounting import Peak, WrittenBytes, nbytes, peak_memory, shared_bytes
 from benchmarks.contestants import FLOOR, Contestant, FieldOptions, TransportName
-from benchmarks.display import Table, progress_of
+from benchmarks.display import Table, progress_of, table_of
 from benchmarks.harness import gathered
 from benchmarks.question import Report, ask, report_of
 from benchmarks.workloads import Workload, workload
@@ -48,7 +49,13 @@ class Config(FieldOptions):
 
 
 def main(config: Config) -> None:
-    ask("memory", count_workloads, contestants.without_absent(config), tables, device=config.device)
+    ask(
+        "memory",
+        count_workloads,
+        dataclasses.replace(config, settings=contestants.supported(config.settings)),
+        tables,
+        device=config.device,
+    )
 
 
 def count_workloads(rank: int, config: Config) -> dict[str, Any]:
@@ -59,7 +66,7 @@ def count_workloads(rank: int, config: Config) -> dict[str, Any]:
     counted = {}
     with progress_of(rank) as start_bar:
         for name in config.workloads:
-            task = workload(name, tiny=config.is_smoke)
+            task = workload(name, config.workload_size)
             entrants = contestants.for_workload(field, task)
             advance = start_bar(name, len(entrants))
             model = task.model().to(config.device)
@@ -116,7 +123,7 @@ class Stretch:
 
 
 def peak_of(*stretches: Stretch) -> int:
-    """The highest of their peaks, each on top of the memory that those before it left. See [Note: two stretches]."""
+    """The highest of their peaks, each on top of what those before it left. See [Note: two stretches]."""
     level, peaks = 0, []
     for stretch in stretches:
         peaks.append(level + stretch.own.nbytes + stretch.shared)
@@ -154,16 +161,13 @@ def summarise(task: Workload, model: nn.Module, counts: Mapping[str, Count]) -> 
 
 
 def tables(report: Report) -> Iterator[Table]:
+    figures = {"peak MiB": "peak_mib", "added MiB": "added_mib", "added / model": "added"}
+    figures |= {"copied MiB": "copied_mib", "copied / model": "copied"}
+    columns = {heading: f"{{{name}:.2f}}" for heading, name in figures.items()}
     for result in report["workloads"].values():
-        yield Table(
-            f"{result['title']}: {result['parameters_mib']:.2f} MiB of parameters",
-            ("contestant", "peak MiB", "added MiB", "added / model", "copied MiB", "copied / model"),
-            [
-                [name, *(f"{of[key]:.2f}" for key in ("peak_mib", "added_mib", "added", "copied_mib", "copied"))]
-                for name, of in result["contestants"].items()
-            ],
-            f"{FLOOR}: {result['no_wrapper']['peak_mib']:.2f} MiB at the peak, the parameters not counted",
-        )
+        title = f"{result['title']}: {result['parameters_mib']:.2f} MiB of parameters"
+        caption = f"{FLOOR}: {result['no_wrapper']['peak_mib']:.2f} MiB at the peak, the parameters not counted"
+        yield table_of(title, "contestant", columns, result["contestants"], caption)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -14,6 +14,7 @@ from benchmarks import machine
 from benchmarks.display import Table, console_of
 from benchmarks.harness import Rounds
 from benchmarks.launch import DeviceName, run_ranks
+from benchmarks.workloads import Size
 
 RESULTS = Path(__file__).parent / "results"
 QUICK_ROUNDS = 8
@@ -51,8 +52,8 @@ class Options:
                 raise ValueError(f"{option} is {given}; it must be at least {bound}.")
 
     @property
-    def is_smoke(self) -> bool:
-        return self.size == "smoke"
+    def workload_size(self) -> Size:
+        return "tiny" if self.size == "smoke" else "full"
 
     def path(self, question: str) -> Path | None:
         """The file to write; `None` for a look, which does not overwrite a measurement."""
@@ -80,11 +81,11 @@ class RaceOptions(Options):
     @property
     def race_rounds(self) -> Rounds:
         least = {"full": self.rounds, "quick": min(self.rounds, QUICK_ROUNDS), "smoke": 2}[self.size]
-        return Rounds(least, 1 if self.is_smoke else self.warmup_rounds, self.seed)
+        return Rounds(least, 1 if self.size == "smoke" else self.warmup_rounds, self.seed)
 
     def turn(self, suitable: int) -> int:
         """The steps of a turn if `suitable` is the default."""
-        return self.steps_per_turn or (1 if self.is_smoke else suitable)
+        return self.steps_per_turn or (1 if self.size == "smoke" else suitable)
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -94,7 +95,7 @@ def ask(
     question: str,
     answer: Callable[[int, AnyOptions], dict[str, Any]],
     config: AnyOptions,
-    tables: Callable[[Report], Sequence[Table]],
+    tables: Callable[[Report], Iterable[Table]],
     *,
     device: DeviceName = "cpu",
     settle: Callable[[int], str] | None = None,

@@ -1,4 +1,4 @@
-"""How long does a training step take beside torch's DistributedDataParallel, and beside lower bounds of any wrapper?
+"""How long does a training step take beside torch's DistributedDataParallel, and beside its lower bounds?
 
     python -m benchmarks.versus_torch                # the measurement, about ten minutes on two cores
     python -m benchmarks.versus_torch --size quick   # a look
@@ -11,17 +11,15 @@ process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.m
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import tyro
 
-from benchmarks import contestants, machine
+from benchmarks import contestants
 from benchmarks.contestants import (
     ALONE,
     AS_IT_COMES,
@@ -34,12 +32,10 @@ from benchmarks.contestants import (
     race_workload,
     wire,
 )
-from benchmarks.display import StartBar, Table, progress_of, ratio_cells
-from benchmarks.harness import Rounds, Times, compare, estimate, fastest, median_ms
+from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
+from benchmarks.harness import Rounds, Times, compare, in_ms, median_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import WorkloadName, batch_of, workload
-
-BARRIERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +67,8 @@ class Config(FieldOptions, RaceOptions):
         """This configuration with all defaults spelled out; a quick look has fewer settings and no others."""
         has_one_way = self.device == "cuda" or self.control
         ways: tuple[TransportName, ...] = ("process_group", "shared_memory", "auto")
-        config = dataclasses.replace(self, transports=self.transports or (ways[:1] if has_one_way else ways))
+        transports = self.transports or (ways[:1] if has_one_way else ways)
+        config = dataclasses.replace(self, transports=transports, settings=contestants.supported(self.settings))
         if self.size != "quick":
             return config
         quick = tuple(setting for setting in self.settings if setting in ("default", "views_static"))
@@ -80,63 +77,33 @@ class Config(FieldOptions, RaceOptions):
 
 def main(config: Config) -> None:
     name = "versus_torch_control" if config.control else "versus_torch"
-    ask(name, time_workloads, contestants.without_absent(config.resolved()), tables, device=config.device)
+    ask(name, time_workloads, config.resolved(), tables, device=config.device)
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """All workloads, one after another, on this rank; returns the report."""
     with progress_of(rank) as start_bar:
         timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
-    return report_of(
-        "time of a training step beside torch's DistributedDataParallel at equal settings",
-        config,
-        config.device,
-        peak_memory_mib=round(machine.peak_memory_mib(), 1),
-        barrier_us=barrier_us(config.seed),
-        workloads=timed,
-        across_workloads=across_workloads(timed),
-    )
+    question = "time of a training step beside torch's DistributedDataParallel at equal settings"
+    across = across_workloads(timed)
+    return report_of(question, config, config.device, workloads=timed, across_workloads=across)
 
 
 def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
-    torch.manual_seed(config.seed)
-    task = workload(name, tiny=config.is_smoke)
+    task = workload(name, config.workload_size)
     assert config.transports is not None, "resolved"
     field = contestants.field(config.settings, config.transports, config.others, control=config.control)
     field = contestants.for_workload(field, task)
-    model = task.model().to(config.device)
-    steps = config.turn(task.steps_per_turn)
-    raced = race_workload(rank, field, task, model, config.race_rounds, steps, start_bar)
-    parameters = list(model.parameters())
+    raced = race_workload(rank, task, field, config, start_bar, device=config.device)
     examples = len(batch_of(task, 0, torch.device("cpu"))[0])
-    return {
-        "title": task.title,
-        "tensors": len(parameters),
-        "parameters": sum(p.numel() for p in parameters),
-        "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
+    return raced.described() | {
         "examples_per_step": examples,
-        "rounds": len(raced.wall[FLOOR]),
         "floors": floors(raced.wall),
-        "contestants": {
-            c.name: figures(c, raced, config.world_size, examples) | {"same_bits": raced.same_bits(c)}
-            for c in field
-            if c.baseline
-        },
-        "best": best(field, raced.wall, config.seed),
+        "contestants": {c.name: figures(c, raced, config.world_size, examples) for c in field if c.baseline},
         "rounds_ms": in_ms(raced.wall),
         "rounds_cpu_ms": in_ms(raced.cpu),
     }
-
-
-def barrier_us(seed: int) -> Any:
-    """The time of a barrier. Collective."""
-    took = []
-    for _ in range(BARRIERS):
-        start = time.perf_counter()
-        dist.barrier()
-        took.append((time.perf_counter() - start) * 1e6)
-    return estimate(np.array(took[BARRIERS // 10 :]), seed)
 
 
 # ------------------------------------------------------------------ arithmetic on the rounds
@@ -166,7 +133,7 @@ def floor_of(wall: Times, transport: str) -> np.ndarray:
 
 
 def figures(contestant: Contestant, raced: Raced, world_size: int, examples: int) -> dict[str, Any]:
-    """The figures of one contestant, `examples` in each rank's batch; estimates are paired round by round."""
+    """The figures of one contestant, `examples` in each rank's batch. Collective."""
     name, baseline, wall = contestant.name, contestant.baseline, raced.wall
     assert baseline is not None, "floors have no baseline"
     speedup = compare(world_size * wall[ALONE], wall[name], raced.seed)
@@ -181,27 +148,11 @@ def figures(contestant: Contestant, raced: Raced, world_size: int, examples: int
         "over_floor": compare(wall[name], floor_of(wall, contestant.transport), raced.seed),
         "speedup": speedup,
         "efficiency": speedup.median / world_size,
+        "same_bits": raced.same_bits(contestant),
     }
 
 
-def best(field: Sequence[Contestant], wall: Times, seed: int) -> dict[str, Any]:
-    """minddp's fastest against torch's fastest, over the process group and over any transport.
-
-    They are chosen in every other round and timed in the rest: else a contestant chosen by luck would be reported.
-    """
-    choosing = {name: seconds[::2] for name, seconds in wall.items()}
-    theirs = fastest(choosing, [c.name for c in field if c.name == c.baseline])
-    found = {}
-    for transport in ("process_group", "any"):
-        names = [c.name for c in field if c.name.startswith("minddp ") and transport in (c.transport, "any")]
-        if names:
-            ours = fastest(choosing, names)
-            ratio = compare(wall[ours][1::2], wall[theirs][1::2], seed)
-            found[transport] = {"torch": theirs, "minddp": ours, "ratio": ratio}
-    return found
-
-
-def across_workloads(timed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def across_workloads(timed: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """The median and the worst of the workloads' ratios, for each contestant in minddp's seat."""
     medians: dict[str, list[float]] = {}
     for result in timed.values():
@@ -211,59 +162,42 @@ def across_workloads(timed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[s
     return {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in medians.items()}
 
 
-def in_ms(times: Times) -> dict[str, list[float]]:
-    return {name: [round(seconds * 1e3, 4) for seconds in times[name]] for name in times}
-
-
 # ------------------------------------------------------------------ tables
 
 
+COLUMNS = {
+    "ms": "{median_ms:.2f}",
+    "ratio": RATIO,
+    "spread": "{ratio[spread]:.3f}",
+    "cpu": "{cpu_ratio[median]:.3f}",
+    "exposed ms": "{exposed_ms[median]:.2f}",
+    "over floor": "{over_floor[median]:.2f}",
+    "speed-up": "{speedup[median]:.2f}",
+    "examples/s": "{examples_per_s:.0f}",
+}
+
+
 def tables(report: Report) -> Iterator[Table]:
-    """Both with default options, the best of each, the workloads together; then a table for each workload."""
+    """Both with default options, the workloads together, then a table for each workload."""
     workloads = report["workloads"].values()
-    as_they_come = [
-        [result["title"], f"{result['rounds']}", f"{theirs['median_ms']:.2f}", f"{ours['median_ms']:.2f}"]
-        + ratio_cells(ours["ratio"])
+    both = {
+        result["title"]: ours | {"torch_ms": theirs["median_ms"]}
         for result in workloads
         if (ours := result["contestants"].get(AS_IT_COMES)) and (theirs := result["contestants"].get(BASELINE))
-    ]
-    ours_and_theirs = ("torch ms", "minddp ms", "ratio", "95% interval")
+    }
     title = "As they come: `minddp.DistributedDataParallel(model)` against torch's"
-    yield Table(title, ("workload", "rounds", *ours_and_theirs), as_they_come)
-    # Where the fastest by any transport goes by the process group, it is one row.
-    pairs = {(r["title"], pair["minddp"]): pair for r in workloads for pair in r["best"].values()}
-    rows = [[of, pair["torch"], ours, *ratio_cells(pair["ratio"])] for (of, ours), pair in pairs.items()]
-    headings = ("workload", "torch's best", "minddp's best", "ratio", "95% interval")
-    yield Table("The fastest setting of each", headings, rows, f"A barrier takes {report['barrier_us']['median']:.0f} µs.")
-    rows = [[name, f"{a['median']:.3f}", f"{a['worst']:.3f}"] for name, a in report["across_workloads"].items()]
-    yield Table("Ratios across workloads", ("contestant", "median", "worst"), rows)
-    yield from (table_of(result) for result in workloads)
+    columns = {"torch ms": "{torch_ms:.2f}", "minddp ms": "{median_ms:.2f}", "ratio": RATIO}
+    yield table_of(title, "workload", columns, both)
+    yield table_across_workloads(report)
+    for result in workloads:
+        size = f"{result['tensors']} tensors, {result['gradient_mib']} MiB; {result['rounds']} rounds"
+        caption = f"{floors_in_words(result['floors'])}; {weights_in_words(result['contestants'])}."
+        yield table_of(f"{result['title']}: {size}", "contestant", COLUMNS, result["contestants"], caption)
 
 
-def table_of(result: Report) -> Table:
-    """All contestants of one workload; \\* is minddp with default options."""
-    return Table(
-        f"{result['title']}: {result['tensors']} tensors, {result['gradient_mib']} MiB; {result['rounds']} rounds",
-        ("contestant", "ms", "ratio", "95% interval", "spread", "cpu", "exposed ms", "over floor", "speed-up", "examples/s"),
-        [
-            [
-                f"{name} *" if name == AS_IT_COMES else name,
-                f"{contestant['median_ms']:.2f}",
-                *([""] * 4 if name == contestant["baseline"] else _cells_beside_torch(contestant)),
-                f"{contestant['exposed_ms']['median']:.2f}",
-                f"{contestant['over_floor']['median']:.2f}",
-                f"{contestant['speedup']['median']:.2f}",
-                f"{contestant['examples_per_s']:.0f}",
-            ]
-            for name, contestant in result["contestants"].items()
-        ],
-        f"{floors_in_words(result['floors'])}; {weights_in_words(result['contestants'])}.",
-    )
-
-
-def _cells_beside_torch(contestant: Report) -> list[str]:
-    ratio = contestant["ratio"]
-    return [*ratio_cells(ratio), f"{ratio['spread']:.3f}", f"{contestant['cpu_ratio']['median']:.3f}"]
+def table_across_workloads(report: Report) -> Table:
+    columns = {"median": "{median:.3f}", "worst": "{worst:.3f}"}
+    return table_of("Ratios across workloads", "contestant", columns, report["across_workloads"])
 
 
 def floors_in_words(floors: Report) -> str:

@@ -1,14 +1,17 @@
 """The models whose steps are timed, each the hard case of another part of data parallelism.
 
-For two CPU cores: `many_small` is bookkeeping per parameter, `wide_mlp` is bytes moved, `transformer` is a usual
-model, `convnet` has buffers to keep in step, `short` is the latency of few messages, and of an `embedding`'s gradient
-nearly all is zero, which `embedding_sparse` does not send. On a GPU these would be nothing but kernel launches, so
-it has larger ones, whose names begin with `gpu`.
+`many_small` is bookkeeping per parameter, `wide_mlp` is bytes moved, `transformer` is a usual model, `convnet` has
+buffers to keep in step, `short` is the latency of few messages, and of an `embedding`'s gradient nearly all is
+zero, which `embedding_sparse` does not send.
+
+[Note: sizes]
+A workload has the same parts in each size. "full" is for ranks of one CPU core each; on a GPU such a model would be
+nothing but kernel launches, so "gpu" is larger; "tiny" takes no time, for tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 WorkloadName = Literal["many_small", "transformer", "wide_mlp", "convnet", "embedding", "embedding_sparse", "short"]
-GpuWorkloadName = Literal["gpu_many_small", "gpu_resnet50", "gpu_gpt2"]
+Size = Literal["tiny", "full", "gpu"]
 
 
 @dataclass(frozen=True)
@@ -34,82 +37,66 @@ class Workload:
     has_sparse_gradients: bool = False
 
 
-def workload(name: WorkloadName | GpuWorkloadName, *, tiny: bool = False) -> Workload:
-    """The workload called `name`; a `tiny` one has the same parts and takes no time."""
-    makers: dict[str, Callable[[str, bool], Workload]] = {
-        "many_small": partial(chain, Chain(depth=200, width=64, batch_size=16, steps_per_turn=5)),
-        "wide_mlp": partial(chain, Chain(depth=4, width=2048, batch_size=8, steps_per_turn=1)),
-        "short": partial(chain, Chain(depth=12, width=256, batch_size=16, steps_per_turn=8)),
+def workload(name: WorkloadName, size: Size = "full") -> Workload:
+    """The workload called `name`. See [Note: sizes]."""
+    makers: dict[str, Callable[[str, Size], Workload]] = {
+        "many_small": partial(
+            chain, depth={"tiny": 8, "full": 200, "gpu": 1000}, width=64, batch_size=16, steps_per_turn=5
+        ),
+        "wide_mlp": partial(
+            chain, depth={"tiny": 4, "full": 4, "gpu": 4}, width=2048, batch_size=8, steps_per_turn=1
+        ),
+        "short": partial(
+            chain, depth={"tiny": 8, "full": 12, "gpu": 12}, width=256, batch_size=16, steps_per_turn=8
+        ),
         "transformer": transformer,
         "convnet": convnet,
         "embedding": partial(embedding, is_sparse=False),
         "embedding_sparse": partial(embedding, is_sparse=True),
-        "gpu_many_small": partial(chain, Chain(depth=1000, width=64, batch_size=32, steps_per_turn=4)),
-        "gpu_resnet50": resnet50,
-        "gpu_gpt2": gpt2,
     }
-    return makers[name](name, tiny)
+    return makers[name](name, size)
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Linear layers of `width`, one after another.
+def chain(
+    name: str, size: Size, depth: Mapping[Size, int], width: int, batch_size: int, steps_per_turn: int
+) -> Workload:
+    """Linear layers, one after another.
 
     With 200 of 64 there are 400 tensors of at most 16 KiB: each parameter's fixed costs dominate. With 4 of 2048
     there are 64 MiB of gradients: moving bytes dominates. With 12 of 256 a step is over in some milliseconds.
     """
-
-    depth: int
-    width: int
-    batch_size: int
-    steps_per_turn: int
-
-
-def chain(sizes: Chain, name: str, tiny: bool) -> Workload:
-    depth, width = (min(sizes.depth, 8), max(8, sizes.width // 64)) if tiny else (sizes.depth, sizes.width)
+    layers, wide = depth[size], max(8, width // 64) if size == "tiny" else width
     return Workload(
         name,
-        f"MLP, {depth} x {width} x {width}" if name == "wide_mlp" else f"{depth:,} linear layers of {width}",
-        lambda: orthogonal_chain(depth, width),
-        lambda rng: (_normal(rng, sizes.batch_size, width), _normal(rng, sizes.batch_size, width)),
+        f"MLP, {layers} x {wide} x {wide}" if name == "wide_mlp" else f"{layers:,} linear layers of {wide}",
+        lambda: orthogonal_chain(layers, wide),
+        lambda rng: (_normal(rng, batch_size, wide), _normal(rng, batch_size, wide)),
         nn.functional.mse_loss,
         learning_rate=1e-4,
-        steps_per_turn=sizes.steps_per_turn,
+        steps_per_turn=steps_per_turn,
     )
 
 
-def transformer(name: str, tiny: bool) -> Workload:
-    """A causal byte-level transformer; compute and communication overlap."""
-    layers, width, heads, sequence = (1, 16, 2, 8) if tiny else (4, 192, 6, 64)
+def transformer(name: str, size: Size) -> Workload:
+    """A causal transformer of bytes; compute and communication overlap. On a GPU it is as large as GPT-2 small."""
+    layers, width, heads = {"tiny": (1, 16, 2), "full": (4, 192, 6), "gpu": (12, 768, 12)}[size]
+    shape = {"tiny": (4, 8), "full": (4, 64), "gpu": (8, 512)}[size]  # examples, their tokens
+    vocabulary = 50_257 if size == "gpu" else 256
     return Workload(
         name,
         f"transformer, {layers} layers of {width}",
-        lambda: Transformer(256, width, layers, heads, sequence),
-        lambda rng: (_integers(rng, 256, 4, sequence), _integers(rng, 256, 4, sequence)),
-        _loss_of_tokens,
+        lambda: Transformer(vocabulary, width, layers, heads, sequence=shape[1]),
+        lambda rng: (_integers(rng, vocabulary, *shape), _integers(rng, vocabulary, *shape)),
+        lambda logits, targets: nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
         learning_rate=1e-2,
         steps_per_turn=2,
     )
 
 
-def gpt2(name: str, tiny: bool) -> Workload:
-    """124 million parameters as GPT-2 small has them (Radford et al. 2019), the head tied to the embedding."""
-    layers, width, heads, vocabulary = (2, 32, 2, 64) if tiny else (12, 768, 12, 50_257)
-    batch_size, sequence = (2, 16) if tiny else (8, 512)
-    return Workload(
-        name,
-        f"GPT-2 small, {batch_size} x {sequence} tokens",
-        lambda: Transformer(vocabulary, width, layers, heads, sequence, is_tied=True),
-        lambda rng: (_integers(rng, vocabulary, batch_size, sequence), _integers(rng, vocabulary, batch_size, sequence)),
-        _loss_of_tokens,
-        learning_rate=1e-3,
-        steps_per_turn=3,
-    )
-
-
-def convnet(name: str, tiny: bool) -> Workload:
+def convnet(name: str, size: Size) -> Workload:
     """A residual network of 3x3 convolutions with BatchNorm, whose running statistics are broadcast every step."""
-    widths, side, batch_size = ((4, 8), 8, 2) if tiny else ((32, 64, 128), 16, 8)
+    widths = {"tiny": (4, 8), "full": (32, 64, 128), "gpu": (64, 128, 256, 512, 1024)}[size]
+    batch_size, side = {"tiny": (2, 8), "full": (8, 16), "gpu": (64, 112)}[size]
     return Workload(
         name,
         f"conv net with BatchNorm, {len(widths)} stages",
@@ -121,26 +108,12 @@ def convnet(name: str, tiny: bool) -> Workload:
     )
 
 
-def resnet50(name: str, tiny: bool) -> Workload:
-    """ResNet-50 (He et al. 2015, with the stride in the 3x3 convolution) on images of 224 x 224."""
-    side, batch_size, blocks = (32, 2, (1, 1, 1, 1)) if tiny else (224, 64, (3, 4, 6, 3))
-    return Workload(
-        name,
-        f"ResNet-50, {batch_size} images",
-        lambda: ResNet(blocks),
-        lambda rng: (_normal(rng, batch_size, 3, side, side), _integers(rng, 1000, batch_size)),
-        nn.functional.cross_entropy,
-        learning_rate=1e-3,
-        steps_per_turn=3,
-    )
-
-
-def embedding(name: str, tiny: bool, *, is_sparse: bool) -> Workload:
+def embedding(name: str, size: Size, is_sparse: bool) -> Workload:
     """A table of 65,536 rows of 128; a step uses a few hundred: 32 MiB of gradients, nearly all zero.
 
     If it is sparse, only the rows that were used have a gradient, and only they travel.
     """
-    rows, width = (64, 8) if tiny else (65_536, 128)
+    rows, width = (64, 8) if size == "tiny" else (65_536, 128)
     return Workload(
         name,
         f"embedding of {rows:,} rows{', sparse' if is_sparse else ''}",
@@ -200,12 +173,9 @@ def orthogonal_chain(depth: int, width: int) -> nn.Sequential:
 
 
 class Transformer(nn.Module):
-    """`[batch, sequence]` int64 tokens in, `[batch, sequence, vocabulary]` float32 logits out.
+    """`[batch, sequence]` int64 tokens in, `[batch, sequence, vocabulary]` float32 logits out."""
 
-    With `is_tied` the head is the table of token embeddings.
-    """
-
-    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, sequence: int, *, is_tied: bool = False):
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, sequence: int):
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(sequence, width)
@@ -215,9 +185,6 @@ class Transformer(nn.Module):
         self.blocks = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(sequence), persistent=False)
-        if is_tied:
-            nn.init.normal_(self.token.weight, std=0.02)
-            self.head.weight = self.token.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -253,48 +220,8 @@ class Residual(nn.Module):
         return nn.functional.relu(self.body(images) + self.shortcut(images))
 
 
-class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up to four times `width`, beside a shortcut."""
-
-    def __init__(self, before: int, width: int, stride: int):
-        super().__init__()
-        after = 4 * width
-        self.body = nn.Sequential(
-            _convolution(before, width, size=1),
-            nn.ReLU(inplace=True),
-            _convolution(width, width, stride),
-            nn.ReLU(inplace=True),
-            _convolution(width, after, size=1),
-        )
-        changes = stride != 1 or before != after
-        self.shortcut = _convolution(before, after, stride, size=1) if changes else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-class ResNet(nn.Module):
-    """`[batch, 3, side, side]` float32 images in, `[batch, 1000]` float32 logits out."""
-
-    def __init__(self, blocks: tuple[int, ...]):
-        super().__init__()
-        self.stem = nn.Sequential(_convolution(3, 64, 2, size=7), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
-        stages, before = [], 64
-        for number, depth in enumerate(blocks):
-            width = 64 * 2**number
-            for block in range(depth):
-                stages.append(Bottleneck(before, width, 2 if number and block == 0 else 1))
-                before = 4 * width
-        self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(before, 1000)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.stages(self.stem(images)).mean((2, 3)))
-
-
-def _convolution(before: int, after: int, stride: int = 1, size: int = 3) -> nn.Sequential:
-    convolution = nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(after))
+def _convolution(before: int, after: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after))
 
 
 class BagOfTokens(nn.Module):
@@ -315,7 +242,3 @@ def _normal(rng: torch.Generator, *shape: int) -> Tensor:
 
 def _integers(rng: torch.Generator, end: int, *shape: int) -> Tensor:
     return torch.randint(end, shape, generator=rng)
-
-
-def _loss_of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
