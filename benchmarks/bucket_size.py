@@ -78,16 +78,10 @@ def tune(models: Mapping[str, nn.Module], steps: Mapping[str, Step]) -> None:
                 steps[name]()
 
 
-def heats_of(family: str, caps_mib: tuple[float, ...]) -> list[str]:
-    """The capacities that a family can be given: by default 1 and 25 MiB, fixed ones, or "auto"."""
-    fixed = ["default", *(f"{cap:g}" for cap in caps_mib)]
-    return fixed if family == "torch" else [*fixed, "auto"]
-
-
-def options_of(heat: str) -> dict[str, Any]:
-    if heat == "default":
-        return {}
-    return {"bucket_cap_mb": heat if heat == "auto" else float(heat)}
+def heats_of(family: str, caps_mib: tuple[float, ...]) -> dict[str, dict[str, Any]]:
+    """The capacities of a family and their options: by default 1 and 25 MiB, fixed ones, or "auto"."""
+    fixed: dict[str, dict[str, Any]] = {"default": {}} | {f"{cap:g}": {"bucket_cap_mb": cap} for cap in caps_mib}
+    return fixed if family == "torch" else fixed | {"auto": {"bucket_cap_mb": "auto"}}
 
 
 def seat(family: str, heat: str) -> str:
@@ -104,8 +98,8 @@ def field_of(caps_mib: tuple[float, ...]) -> list[Contestant]:
     return [
         Contestant(FLOOR, "floors"),
         *(
-            Contestant(seat(family, heat), heat, torch_beside(heat), wrapped_by(FAMILIES[family], options_of(heat)))
-            for heat in heats_of("minddp", caps_mib)
+            Contestant(seat(family, heat), heat, torch_beside(heat), wrapped_by(FAMILIES[family], options))
+            for heat, options in heats_of("minddp", caps_mib).items()
             for family in FAMILIES
             if heat in heats_of(family, caps_mib)
         ),

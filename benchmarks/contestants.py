@@ -45,10 +45,6 @@ BASELINE = "torch default"
 AS_IT_COMES = "minddp default, auto"  #: what `minddp.DistributedDataParallel(model)` is
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    return model
-
-
 @dataclass(frozen=True)
 class Contestant:
     """`wrap` makes of a model the module that is trained, `step` makes of that one training step.
@@ -60,7 +56,7 @@ class Contestant:
     name: str
     heat: str
     baseline: str | None = None
-    wrap: Callable[[nn.Module], nn.Module] = unwrapped
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model
     step: Callable[[nn.Module, Workload, int], Step] = training_step
     transport: str = "process_group"
     takes_sparse_gradients: bool = True
@@ -101,13 +97,6 @@ def candidate(setting: str, transport: str = "process_group") -> str:
 def wire(transport: str) -> str:
     """The name of the floor that is nothing but one all-reduce of all gradients."""
     return f"all-reduce only, {transport.replace('_', ' ')}"
-
-
-def field(
-    settings: Sequence[str], transports: Sequence[str], others: Sequence[str] = (), *, control: bool = False
-) -> list[Contestant]:
-    """All contestants, those of a heat next to each other."""
-    return [*floors(transports), *pairs(settings, transports, control=control), *map(other, others)]
 
 
 def floors(transports: Sequence[str]) -> list[Contestant]:

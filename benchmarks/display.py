@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 StartBar = Callable[[str, int], Callable[[], None]]
+Figures = Mapping[str, Mapping[str, Any]]
 
 RATIO = "{ratio[median]:.3f} ({ratio[low]:.3f}–{ratio[high]:.3f})"  #: a cell: a median and its 95% interval
 
@@ -41,21 +42,10 @@ class Table:
         return "\n\n".join([f"### {self.title}", table, *([self.caption] if self.caption else [])])
 
 
-def table_of(
-    title: str,
-    first: str,
-    columns: Mapping[str, str],
-    figures: Mapping[str, Mapping[str, Any]],
-    caption: str = "",
-) -> Table:
+def table_of(title: str, first: str, columns: Mapping[str, str], figures: Figures, caption: str = "") -> Table:
     """A row for each name in `figures`; each column is a format string of the figures in that row."""
     rows = [[name, *(cell.format(**of) for cell in columns.values())] for name, of in figures.items()]
     return Table(title, [first, *columns], rows, caption)
-
-
-def rounds_in_words(config: Mapping[str, Any]) -> str:
-    """The number of rounds in a report's `config`; see `harness.Rounds`."""
-    return f"{'at least ' if config.get('seconds') else ''}{config['rounds']} rounds"
 
 
 def console_of() -> Console:

@@ -39,7 +39,7 @@ from minddp.transport import spin_wait
 Build = Callable[[], nn.Module]
 Switch = Callable[[Build], nn.Module]
 
-ALL = "nothing left out"
+ALL = "none"
 WORTH = 0.03
 FIRST_STEPS = 4  # buckets are rebuilt before the second step
 
@@ -73,6 +73,7 @@ def without_packing_groups(build: Build) -> nn.Module:
 
 
 SWITCHES: Mapping[str, Switch] = {
+    ALL: as_it_is,
     "any of them": without_any,
     "gradient aliasing": without_gradient_aliasing,
     "spin wait": without_spin_wait,
@@ -83,8 +84,6 @@ SWITCHES: Mapping[str, Switch] = {
 @dataclass(frozen=True, kw_only=True)
 class Config(RaceOptions):
     """Time a training step without each of minddp's optimisations."""
-
-    LEAST = RaceOptions.LEAST | {"rounds": 2}
 
     workloads: tuple[WorkloadName, ...] = ("many_small", "transformer", "wide_mlp", "convnet", "short")
     transports: tuple[Literal["process_group", "shared_memory"], ...] = ("process_group", "shared_memory")
@@ -101,12 +100,8 @@ def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """One race for each workload, on this rank; returns the report."""
     with progress_of(rank) as start_bar:
         timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
-    return report_of(
-        "time of a step without an optimisation as a multiple of the time with all",
-        config,
-        worth=WORTH,
-        workloads=timed,
-    )
+    question = "time of a step without an optimisation as a multiple of the time with all"
+    return report_of(question, config, worth=WORTH, workloads=timed)
 
 
 def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
@@ -133,7 +128,7 @@ def field_of(transports: Sequence[str], task: Workload, rank: int) -> list[Conte
             transport=transport,
         )
         for transport in transports
-        for switch, without in {ALL: as_it_is, **SWITCHES}.items()
+        for switch, without in SWITCHES.items()
     ]
 
 
@@ -166,13 +161,14 @@ def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
 def tables(report: Report) -> Iterator[Table]:
     columns = {"ms": "{median_ms:.2f}", "ratio": RATIO, "cpu": "{cpu_ratio[median]:.3f}"}
     columns |= {"earns its place": "{earns}", "same bits": "{same_bits}"}
-    earning: dict[str, list[str]] = {switch: [] for switch in SWITCHES}
+    earning: dict[str, list[str]] = {switch: [] for switch in SWITCHES if switch != ALL}
     for name, result in report["workloads"].items():
         for transport, by_switch in result["transports"].items():
             where = transport.replace("_", " ")
             yield table_of(f"{result['title']}, {where}", "without", columns, by_switch)
-            for switch in by_switch.keys() & earning.keys():
-                earning[switch] += [f"{name} ({where})"] if by_switch[switch]["earns"] else []
+            for switch, of in by_switch.items():
+                if of["earns"]:
+                    earning[switch].append(f"{name} ({where})")
     rows = [[switch, ", ".join(places) or "nowhere"] for switch, places in earning.items()]
     yield Table(f"At least {report['worth']:.0%} slower without it, 1 outside of the interval", ["", "on"], rows)
 

@@ -67,7 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     options = GpuOptions(
         rounds=given.rounds,
-        seed=given.seed,
         race_s=given.race_s,
         timeout_s=given.timeout_s,
         out=given.out,
@@ -99,12 +98,9 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "workloads", nargs="*", choices=[[], *WORKLOADS], help=f"by default all of {', '.join(WORKLOADS)}"
-    )
+    parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS], help="by default all of them")
     parser.add_argument("--rounds", type=int, default=16, help="timed rounds")
     parser.add_argument("--race-s", type=float, default=120, help="a race has only as many rounds as take so long")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=path_of("gpu"))
     parser.add_argument("--timeout-s", type=float, default=600, help="of each workload: its ranks are ended then")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on the CPU, to see that all runs")
@@ -136,10 +132,8 @@ def contestants_for(device: str) -> list[Contestant]:
     """No wrapper, and at each setting torch, then minddp by the process group and, on a GPU, straight on NCCL."""
     settings = contestants.supported(SETTINGS)
     has_nccl = device == "cuda" and not machine.cupy_version().startswith("none")
-    return [
-        Contestant(FLOOR, "floors"),
-        *contestants.pairs(settings, ["process_group", "nccl"] if has_nccl else ["process_group"]),
-    ]
+    pairs = contestants.pairs(settings, ["process_group", "nccl"] if has_nccl else ["process_group"])
+    return [Contestant(FLOOR, "floors"), *pairs]
 
 
 def look_at(contestant: Contestant, model: nn.Module, task: Workload, rank: int) -> dict[str, Any]:

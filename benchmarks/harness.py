@@ -47,14 +47,10 @@ def _latin_cycle(heats: Sequence[Sequence[str]], cycle: int, rng: random.Random)
     for row in range(count):
         names: list[str] = []
         for place, column in enumerate(columns):
-            index = (row + column) % count
-            names += _rotated(heats[index], index + place + cycle)
+            heat = heats[(row + column) % count]
+            first = ((row + column) % count + place + cycle) % len(heat)
+            names += [*heat[first:], *heat[:first]]
         yield names
-
-
-def _rotated(heat: Sequence[str], by: int) -> list[str]:
-    by %= len(heat)
-    return [*heat[by:], *heat[:by]]
 
 
 class Turn(NamedTuple):

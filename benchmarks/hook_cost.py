@@ -39,8 +39,6 @@ class Config(RaceOptions):
     """Of each parameter."""
     settings: tuple[SettingName, ...] = ("default", "views", "find_unused", "static")
     """Constructor options, given to both implementations alike."""
-    control: bool = False
-    """Put torch's class in minddp's seat: both should cost the same."""
     world_size: int = 1
     """With 1, nothing is communicated."""
     rounds: int = 20
@@ -64,7 +62,7 @@ class Separate(nn.Module):
 
 
 def main(config: Config) -> None:
-    ask("hook_cost_control" if config.control else "hook_cost", time_counts, config, tables)
+    ask("hook_cost", time_counts, config, tables)
 
 
 def time_counts(rank: int, config: Config) -> dict[str, Any]:
@@ -77,7 +75,7 @@ def time_counts(rank: int, config: Config) -> dict[str, Any]:
 
 
 def time_count(rank: int, count: int, config: Config, start_bar: StartBar) -> dict[str, Any]:
-    pairs = contestants.pairs(config.settings, ["process_group"], control=config.control)
+    pairs = contestants.pairs(config.settings, ["process_group"])
     field = [dataclasses.replace(c, step=forward_backward) for c in (Contestant(FLOOR, "floors"), *pairs)]
     task = separate(count, config.elements)
     raced = race_workload(rank, task, field, config, start_bar)

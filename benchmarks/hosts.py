@@ -16,7 +16,6 @@ cannot beat. Neither can it beat its own computing. The time beyond that is expo
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import tyro
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
@@ -43,10 +41,9 @@ from benchmarks.contestants import (
     wrapped_by,
 )
 from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
-from benchmarks.harness import Times, in_ms, median_ms
+from benchmarks.harness import Times, gathered, in_ms, median_ms
 from benchmarks.namespaces import INTERFACE, Host, bytes_per_second, two_hosts
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.versus_torch import across_workloads, table_across_workloads
 from benchmarks.workloads import WorkloadName, workload
 
 HOSTS = 2
@@ -102,7 +99,6 @@ def time_workloads(rank: int, config: Config) -> dict[str, Any]:
         "time of a training step on two hosts beside torch's DistributedDataParallel there",
         config,
         workloads=timed,
-        across_workloads=across_workloads(timed),
         aim=AIM,
     )
 
@@ -179,12 +175,12 @@ def figures(name: str, raced: Raced) -> dict[str, Any]:
 def agreement(model: nn.Module, torchs: nn.Module) -> dict[str, Any]:
     """The equality of weights between ranks, and their distance from torch's after as many steps. Collective."""
     ours, theirs = (nn.utils.parameters_to_vector(one.parameters()).detach() for one in (model, torchs))
-    of_rank_0 = ours.clone()
-    dist.broadcast(of_rank_0, src=0)
-    everywhere = torch.tensor(int(torch.equal(ours, of_rank_0)))
-    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
     distance = torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs)
-    return {"same_on_all_ranks": bool(everywhere), "distance_from_torch": distance.item()}
+    of_rank_0, *others = gathered(ours)
+    return {
+        "same_on_all_ranks": all(torch.equal(weights, of_rank_0) for weights in others),
+        "distance_from_torch": distance.item(),
+    }
 
 
 # ------------------------------------------------------------------ tables
@@ -212,9 +208,8 @@ def tables(report: Report) -> Iterator[Table]:
         caption = f"ms: {FLOOR} {floors['no_wrapper']:.1f}; {'; '.join(bounds)}"
         title = f"{result['title']}: {result['gradient_mib']:.2f} MiB"
         yield table_of(title, "contestant", COLUMNS, result["contestants"], caption)
-    has_aim = report["config"]["rate"] == AIM["rate"] and report["config"]["size"] == "full"
-    aim = aim_in_words(report["workloads"]) if has_aim else ""
-    yield dataclasses.replace(table_across_workloads(report), caption=aim)
+    if report["config"]["rate"] == AIM["rate"] and report["config"]["size"] == "full":
+        yield Table("The aim", [aim_in_words(report["workloads"])], [])
 
 
 def aim_in_words(timed: Mapping[str, Mapping[str, Any]]) -> str:

@@ -49,13 +49,8 @@ class Config(FieldOptions):
 
 
 def main(config: Config) -> None:
-    ask(
-        "memory",
-        count_workloads,
-        dataclasses.replace(config, settings=contestants.supported(config.settings)),
-        tables,
-        device=config.device,
-    )
+    settings = contestants.supported(config.settings)
+    ask("memory", count_workloads, dataclasses.replace(config, settings=settings), tables, device=config.device)
 
 
 def count_workloads(rank: int, config: Config) -> dict[str, Any]:
@@ -116,7 +111,7 @@ def count_once(contestant: Contestant, model: nn.Module, task: Workload, rank: i
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a run: its own memory, beyond that at its beginning, and all bytes that are shared at its end."""
+    """A part of a run: its own memory beyond that at its beginning, and all bytes that are shared at its end."""
 
     own: Peak
     shared: int

@@ -11,28 +11,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator
 from rich.console import Console
 
 from benchmarks import all_reduce, bucket_size, earned, hook_cost, memory, question, versus_torch, xray_cost
 from benchmarks.contestants import FLOOR, candidate
-from benchmarks.display import Table, rounds_in_words
+from benchmarks.display import Table
 from benchmarks.question import Report
 
 DPI = 160
-COLOURS = {
-    "torch": "#6f6f6f",
-    "minddp by the process group": "#1f5fa8",
-    "minddp by shared memory": "#c8611a",
-    "others": "#8c7aa9",
-}
-TORCH, MINDDP, SHARED, OTHERS = COLOURS.values()
+TORCH, MINDDP, SHARED = "#6f6f6f", "#1f5fa8", "#c8611a"
 TEXT, FRAME = "#404040", "#bdbdbd"
 
 
@@ -44,13 +36,13 @@ class Config:
 
 
 def main(config: Config) -> None:
-    console, pages = Console(), []
+    console, pages = Console(), list[str]()
     for name, tables in TABLES.items():
         report = question.read(question.path_of(name, config.directory))
         if report is None:
             console.print(f"{name}: not measured yet")
             continue
-        pages.append(page(name, report, list(tables(report))))
+        pages += [f"## {name}", f"{provenance(report)}.", *(table.markdown() for table in tables(report))]
         for drawing, picture in PICTURES.get(name, {}).items():
             drawn(picture(report), report).savefig(config.directory / f"{drawing}.png", dpi=DPI, facecolor="white")
             console.print(f"{name}: {drawing}.png")
@@ -58,13 +50,11 @@ def main(config: Config) -> None:
     console.print("tables: tables.md")
 
 
-def page(name: str, report: Report, tables: Sequence[Table]) -> str:
-    return "\n\n".join([f"## {name}", f"{provenance(report)}.", *(table.markdown() for table in tables)])
-
-
 def provenance(report: Report) -> str:
     machine, config = report["machine"], report["config"]
-    rounds = f"{rounds_in_words(config)}, paired" if "rounds" in config else "counted, not timed"
+    rounds = "counted, not timed"
+    if "rounds" in config:
+        rounds = f"{'at least ' if config.get('seconds') else ''}{config['rounds']} rounds, paired"
     ranks = f"{config.get('world_size', 1)} rank{'s' if config.get('world_size', 1) > 1 else ''} on one host"
     where = f"{machine['cores']:g} cores of {machine['cpu']}, {machine['os']}"
     return f"{rounds}; {ranks}; {where}; torch {machine['torch']}, Python {machine['python']}"
@@ -75,11 +65,10 @@ def provenance(report: Report) -> str:
 
 @dataclass(frozen=True)
 class Mark:
-    """A figure in a row: a median with its interval, or only a value."""
+    """A median with its interval."""
 
     estimate: Mapping[str, float]
     colour: str
-    shape: str = "o"
     is_hollow: bool = False
 
 
@@ -95,7 +84,6 @@ class Picture:
     key: Mapping[str, str]
     panels: Mapping[str, Mapping[str, Sequence[Mark]]]
     line: float | None = None
-    is_log: bool = False
 
 
 def drawn(picture: Picture, report: Report) -> Figure:
@@ -119,10 +107,6 @@ def drawn(picture: Picture, report: Report) -> Figure:
         axes.set_ylim(len(names) - 0.5, -0.5)
         if number + columns >= len(picture.panels):
             axes.set_xlabel(picture.unit, fontsize=8, color=TEXT)
-        if picture.is_log:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         if picture.line is not None:
             axes.axvline(picture.line, color=TORCH, linewidth=1)
         for name, marks_of_row in rows.items():
@@ -151,11 +135,10 @@ def draw_row(axes: Axes, row: int, marks: Sequence[Mark]) -> None:
     """The marks of one row, below each other."""
     for place, mark in enumerate(marks):
         y = row + 0.5 * (place - (len(marks) - 1) / 2) / max(len(marks), 2)
-        if "low" in mark.estimate:
-            span = [mark.estimate["low"], mark.estimate["high"]]
-            axes.plot(span, [y, y], color=mark.colour, linewidth=1.6, alpha=0.5)
+        span = [mark.estimate["low"], mark.estimate["high"]]
+        axes.plot(span, [y, y], color=mark.colour, linewidth=1.6, alpha=0.5)
         inside = "white" if mark.is_hollow else mark.colour
-        axes.plot(mark.estimate["median"], y, mark.shape, color=mark.colour, markerfacecolor=inside, markersize=4)
+        axes.plot(mark.estimate["median"], y, "o", color=mark.colour, markerfacecolor=inside, markersize=4)
 
 
 # ------------------------------------------------------------------ the pictures
@@ -183,24 +166,6 @@ def ratios(report: Report) -> Picture:
     )
 
 
-def step_times(report: Report) -> Picture:
-    """The time of each contestant's step beside the step without a wrapper."""
-    return Picture(
-        f"Time of a training step, as a multiple of the step with {FLOOR}",
-        f"multiple of the time with {FLOOR}",
-        COLOURS,
-        {
-            result["title"]: {
-                name: [Mark({"median": of["median_ms"] / result["floors"]["no_wrapper_ms"]}, colour_of(name))]
-                for name, of in contestants_of(result)
-            }
-            for result in report["workloads"].values()
-        },
-        line=1,
-        is_log=True,
-    )
-
-
 def bucket_sizes(report: Report) -> Picture:
     """One panel for each workload, a row for each capacity."""
 
@@ -215,7 +180,7 @@ def bucket_sizes(report: Report) -> Picture:
     return Picture(
         "Time of a training step by capacity of the buckets, bucket_cap_mb",
         f"multiple of the time with {FLOOR}",
-        dict(list(COLOURS.items())[:3]),
+        {"torch": TORCH, "minddp by the process group": MINDDP, "by shared memory": SHARED},
         {result["title"]: rows(result["families"]) for result in report["workloads"].values()},
     )
 
@@ -229,33 +194,13 @@ def hook_costs(report: Report) -> Picture:
         {
             f"{int(count):,} parameters": {
                 setting: [
-                    Mark(of["added_us"], colour_of(name))
+                    Mark(of["added_us"], TORCH if name.startswith("torch") else MINDDP)
                     for name, of in result["contestants"].items()
                     if name.endswith(f" {setting}")
                 ]
                 for setting in report["config"]["settings"]
             }
             for count, result in report["counts"].items()
-        },
-    )
-
-
-def memory_and_copies(report: Report) -> Picture:
-    """Peak and copies, as multiples of the model: one panel for each workload without sparse gradients."""
-    return Picture(
-        "Memory and copies beyond those of the step without a wrapper",
-        "multiples of the model's size",
-        {"● memory at the peak": TEXT, "◇ bytes copied in a step": TEXT, **COLOURS},
-        {
-            f"{result['title']}\n{result['parameters_mib']:.3g} MiB": {
-                name: [
-                    Mark({"median": of["added"]}, colour_of(name)),
-                    Mark({"median": of["copied"]}, colour_of(name), "D", is_hollow=True),
-                ]
-                for name, of in contestants_of(result)
-            }
-            for workload, result in report["workloads"].items()
-            if not workload.endswith("sparse")
         },
     )
 
@@ -279,22 +224,10 @@ def all_reduces(report: Report) -> Picture:
     )
 
 
-def contestants_of(result: Report) -> list[tuple[str, Any]]:
-    """Names and figures; of the settings only the first two, and without "auto"."""
-    left_out = ("static", "batched", "views_static")
-    named = result["contestants"].items()
-    return [(n, of) for n, of in named if n.split()[1].strip(",") not in left_out and not n.endswith(", auto")]
-
-
-def colour_of(name: str) -> str:
-    return SHARED if "shared memory" in name else {"torch": TORCH, "minddp": MINDDP}.get(name.split()[0], OTHERS)
-
-
 PICTURES: Mapping[str, Mapping[str, Callable[[Report], Picture]]] = {
-    "versus_torch": {"ratio": ratios, "step_time": step_times},
+    "versus_torch": {"ratio": ratios},
     "bucket_size": {"bucket_size": bucket_sizes},
     "hook_cost": {"hook_cost": hook_costs},
-    "memory": {"memory": memory_and_copies},
     "all_reduce": {"all_reduce": all_reduces},
 }
 TABLES: Mapping[str, Callable[[Report], Iterable[Table]]] = {

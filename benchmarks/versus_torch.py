@@ -11,7 +11,7 @@ process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,8 @@ class Config(FieldOptions, RaceOptions):
 
     LEAST = RaceOptions.LEAST | {"rounds": 2}
 
-    transports: tuple[TransportName, ...] | None = None
-    """How minddp's bytes travel; by default all three ways, and on a GPU by the process group."""
+    transports: tuple[TransportName, ...] = ("process_group", "shared_memory", "auto")
+    """How minddp's bytes travel; on a GPU, and for torch in its seat, always by the process group."""
     rounds: int = 26
     """Timed rounds, at least; a multiple of twice the number of heats is exactly fair."""
     seconds: float = 60.0
@@ -64,10 +64,8 @@ class Config(FieldOptions, RaceOptions):
         return dataclasses.replace(super().race_rounds, seconds=self.seconds if self.size == "full" else 0.0)
 
     def resolved(self) -> Config:
-        """This configuration with all defaults spelled out; a quick look has fewer settings and no others."""
-        has_one_way = self.device == "cuda" or self.control
-        ways: tuple[TransportName, ...] = ("process_group", "shared_memory", "auto")
-        transports = self.transports or (ways[:1] if has_one_way else ways)
+        """This configuration without anything that cannot run; a quick look has fewer settings and no others."""
+        transports = ("process_group",) if self.device == "cuda" or self.control else self.transports
         config = dataclasses.replace(self, transports=transports, settings=contestants.supported(self.settings))
         if self.size != "quick":
             return config
@@ -85,15 +83,14 @@ def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     with progress_of(rank) as start_bar:
         timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
     question = "time of a training step beside torch's DistributedDataParallel at equal settings"
-    across = across_workloads(timed)
-    return report_of(question, config, config.device, workloads=timed, across_workloads=across)
+    return report_of(question, config, config.device, workloads=timed)
 
 
 def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
     task = workload(name, config.workload_size)
-    assert config.transports is not None, "resolved"
-    field = contestants.field(config.settings, config.transports, config.others, control=config.control)
+    pairs = contestants.pairs(config.settings, config.transports, control=config.control)
+    field = [*contestants.floors(config.transports), *pairs, *map(contestants.other, config.others)]
     field = contestants.for_workload(field, task)
     raced = race_workload(rank, task, field, config, start_bar, device=config.device)
     examples = len(batch_of(task, 0, torch.device("cpu"))[0])
@@ -152,16 +149,6 @@ def figures(contestant: Contestant, raced: Raced, world_size: int, examples: int
     }
 
 
-def across_workloads(timed: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The median and the worst of the workloads' ratios, for each contestant in minddp's seat."""
-    medians: dict[str, list[float]] = {}
-    for result in timed.values():
-        for name, contestant in result["contestants"].items():
-            if name.startswith("minddp "):
-                medians.setdefault(name, []).append(contestant["ratio"].median)
-    return {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in medians.items()}
-
-
 # ------------------------------------------------------------------ tables
 
 
@@ -178,7 +165,7 @@ COLUMNS = {
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """Both with default options, the workloads together, then a table for each workload."""
+    """Both with default options, then a table for each workload."""
     workloads = report["workloads"].values()
     both = {
         result["title"]: ours | {"torch_ms": theirs["median_ms"]}
@@ -188,27 +175,15 @@ def tables(report: Report) -> Iterator[Table]:
     title = "As they come: `minddp.DistributedDataParallel(model)` against torch's"
     columns = {"torch ms": "{torch_ms:.2f}", "minddp ms": "{median_ms:.2f}", "ratio": RATIO}
     yield table_of(title, "workload", columns, both)
-    yield table_across_workloads(report)
     for result in workloads:
         size = f"{result['tensors']} tensors, {result['gradient_mib']} MiB; {result['rounds']} rounds"
-        caption = f"{floors_in_words(result['floors'])}; {weights_in_words(result['contestants'])}."
+        floors_ms = result["floors"]["all_reduce_ms"].items()
+        wires = ", ".join(f"by {transport.replace('_', ' ')} {ms:.2f}" for transport, ms in floors_ms)
+        alone, bare = result["floors"]["one_rank_alone_ms"], result["floors"]["no_wrapper_ms"]
+        differ = [name for name, of in result["contestants"].items() if not of["same_bits"]]
+        weights = f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"
+        caption = f"ms per step: {ALONE} {alone:.2f}, {FLOOR} {bare:.2f}, all-reduce only {wires}; {weights}."
         yield table_of(f"{result['title']}: {size}", "contestant", COLUMNS, result["contestants"], caption)
-
-
-def table_across_workloads(report: Report) -> Table:
-    columns = {"median": "{median:.3f}", "worst": "{worst:.3f}"}
-    return table_of("Ratios across workloads", "contestant", columns, report["across_workloads"])
-
-
-def floors_in_words(floors: Report) -> str:
-    wires = ", ".join(f"by {t.replace('_', ' ')} {ms:.2f}" for t, ms in floors["all_reduce_ms"].items())
-    alone, bare = floors["one_rank_alone_ms"], floors["no_wrapper_ms"]
-    return f"ms per step: {ALONE} {alone:.2f}, {FLOOR} {bare:.2f}, all-reduce only {wires}"
-
-
-def weights_in_words(contestants: Report) -> str:
-    differ = [name for name, contestant in contestants.items() if not contestant["same_bits"]]
-    return f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ nothing but kernel launches, so "gpu" is larger; "tiny" takes no time, for tests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +40,9 @@ class Workload:
 def workload(name: WorkloadName, size: Size = "full") -> Workload:
     """The workload called `name`. See [Note: sizes]."""
     makers: dict[str, Callable[[str, Size], Workload]] = {
-        "many_small": partial(
-            chain, depth={"tiny": 8, "full": 200, "gpu": 1000}, width=64, batch_size=16, steps_per_turn=5
-        ),
-        "wide_mlp": partial(
-            chain, depth={"tiny": 4, "full": 4, "gpu": 4}, width=2048, batch_size=8, steps_per_turn=1
-        ),
-        "short": partial(
-            chain, depth={"tiny": 8, "full": 12, "gpu": 12}, width=256, batch_size=16, steps_per_turn=8
-        ),
+        "many_small": partial(chain, depths=(8, 200, 1000), width=64, batch_size=16, steps_per_turn=5),
+        "wide_mlp": partial(chain, depths=(4, 4, 4), width=2048, batch_size=8, steps_per_turn=1),
+        "short": partial(chain, depths=(8, 12, 12), width=256, batch_size=16, steps_per_turn=8),
         "transformer": transformer,
         "convnet": convnet,
         "embedding": partial(embedding, is_sparse=False),
@@ -58,14 +52,14 @@ def workload(name: WorkloadName, size: Size = "full") -> Workload:
 
 
 def chain(
-    name: str, size: Size, depth: Mapping[Size, int], width: int, batch_size: int, steps_per_turn: int
+    name: str, size: Size, depths: tuple[int, int, int], width: int, batch_size: int, steps_per_turn: int
 ) -> Workload:
     """Linear layers, one after another.
 
     With 200 of 64 there are 400 tensors of at most 16 KiB: each parameter's fixed costs dominate. With 4 of 2048
     there are 64 MiB of gradients: moving bytes dominates. With 12 of 256 a step is over in some milliseconds.
     """
-    layers, wide = depth[size], max(8, width // 64) if size == "tiny" else width
+    layers, wide = depths[get_args(Size).index(size)], max(8, width // 64) if size == "tiny" else width
     return Workload(
         name,
         f"MLP, {layers} x {wide} x {wide}" if name == "wide_mlp" else f"{layers:,} linear layers of {wide}",

@@ -4,8 +4,8 @@
 
 While it records: a wrapper that is recorded races one that is not, and a third one that is not either, whose ratio
 shows the noise of two equal things. While it does not record: wherever the core could report an event, it still
-looks for a recorder. That is too little to be seen in a step's time, so it is computed: the events of a step, times
-the time of a call that finds no recorder. It is an upper bound, as a gradient's hook looks without a call.
+compares an attribute with `None`. That is too little to be seen in a step's time, so it is computed: the events of
+a step, times the time of one comparison.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import timeit
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import tyro
@@ -36,20 +37,8 @@ LOOKS = 100_000
 class Config(RaceOptions):
     """Time a training step of minddp with and without an x-ray."""
 
-    LEAST = RaceOptions.LEAST | {"rounds": 2, "warmup_rounds": 2}
-
     workloads: tuple[WorkloadName, ...] = ("many_small", "transformer")
     rounds: int = 60
-
-
-class Silent:
-    """As the core's emitter of events when it has no recorder."""
-
-    sink = None
-
-    def emit(self, kind: object, subject: int) -> None:
-        if self.sink is not None:
-            raise AssertionError("there is no recorder")
 
 
 def main(config: Config) -> None:
@@ -91,8 +80,9 @@ def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: Star
 
 
 def look_us() -> float:
-    """The time of one call that finds no recorder, in microseconds."""
-    return 1e6 * min(timeit.repeat(partial(Silent().emit, None, 0), number=LOOKS)) / LOOKS
+    """The time of one look for a recorder, where there is none, in microseconds."""
+    looking = partial(timeit.repeat, "core.sink is None", globals={"core": SimpleNamespace(sink=None)})
+    return 1e6 * min(looking(number=LOOKS)) / LOOKS
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -101,7 +91,7 @@ def tables(report: Report) -> Iterator[Table]:
         "events": "{events_per_step}",
         ON: f"{{wall[{ON}][median]:.3f}} ({{wall[{ON}][low]:.3f}}–{{wall[{ON}][high]:.3f}})",
         OFF_TOO: f"{{wall[{OFF_TOO}][median]:.3f}} ({{wall[{OFF_TOO}][low]:.3f}}–{{wall[{OFF_TOO}][high]:.3f}})",
-        "off, at most": "{asking_us:.1f} µs, {asking_share:.2%}",
+        "off": "{asking_us:.1f} µs, {asking_share:.2%}",
     }
     yield table_of("X-ray: time beside a wrapper that is not recorded", "workload", columns, report["workloads"])
 
