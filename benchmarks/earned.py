@@ -153,9 +153,14 @@ def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
         "median_ms": raced.median_ms(contestant.name),
         "ratio": ratio,
         "cpu_ratio": raced.cpu_ratio(contestant.name, contestant.baseline),
-        "earns": ratio.median >= 1 + WORTH and ratio.low > 1,
+        "earns": earns(ratio.median, ratio.low),
         "same_bits": raced.same_bits(contestant),
     }
+
+
+def earns(median: float, low: float) -> bool:
+    """The verdict on the ratio of an optimisation, by its median and the lower end of its interval."""
+    return median >= 1 + WORTH and low > 1
 
 
 def tables(report: Report) -> Iterator[Table]:
