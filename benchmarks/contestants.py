@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
+from benchmarks.accounting import nbytes
 from benchmarks.display import StartBar
 from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
 from benchmarks.launch import DeviceName
@@ -270,6 +271,6 @@ def gradient_bytes(model: nn.Module, task: Workload, rank: int) -> int:
     """The bytes that one backward has to send to the other ranks. Clears the gradients."""
     inputs, targets = batch_of(task, rank, device_of(model))
     task.loss(model(inputs), targets).backward()
-    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    nbytes_of_all = sum(nbytes(param.grad) for param in model.parameters() if param.grad is not None)
     model.zero_grad(set_to_none=True)
-    return sum(g._values().nbytes + g._indices().nbytes if g.is_sparse else g.nbytes for g in grads)
+    return nbytes_of_all

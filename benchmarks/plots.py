@@ -52,9 +52,8 @@ def main(config: Config) -> None:
 
 def provenance(report: Report) -> str:
     machine, config = report["machine"], report["config"]
-    rounds = "counted, not timed"
-    if "rounds" in config:
-        rounds = f"{'at least ' if config.get('seconds') else ''}{config['rounds']} rounds, paired"
+    timed = f"{'at least ' if config.get('seconds') else ''}{config.get('rounds')} rounds, paired"
+    rounds = timed if "rounds" in config else "counted, not timed"
     ranks = f"{config.get('world_size', 1)} rank{'s' if config.get('world_size', 1) > 1 else ''} on one host"
     where = f"{machine['cores']:g} cores of {machine['cpu']}, {machine['os']}"
     return f"{rounds}; {ranks}; {where}; torch {machine['torch']}, Python {machine['python']}"
@@ -213,7 +212,7 @@ def all_reduces(report: Report) -> Picture:
         {"● tensor lies in shared memory, as buckets do": SHARED, "○ it is copied in and out": SHARED},
         {
             "line at 1: gloo": {
-                f"{result['kib']:,g} KiB": [
+                f"tensor of {result['kib']:,g} KiB": [
                     Mark(result["ratios"][all_reduce.RESIDENT], SHARED),
                     Mark(result["ratios"][all_reduce.COPIED], SHARED, is_hollow=True),
                 ]

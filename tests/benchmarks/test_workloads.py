@@ -30,7 +30,7 @@ def test_sizes(name: WorkloadName, tensors: int, parameters: int):
 
 
 @pytest.mark.parametrize(
-    ("name", "tensors", "millions"), [("many_small", 2000, 4.2), ("transformer", 149, 162.6), ("convnet", 42, 36.1)]
+    ("name", "tensors", "millions"), [("many_small", 2000, 4.2), ("transformer", 149, 162.6), ("convnet", 40, 39.4)]
 )
 def test_sizes_on_a_gpu(name: WorkloadName, tensors: int, millions: float):
     with torch.device("meta"):

@@ -76,7 +76,7 @@ def test_a_group_of_calls_with_the_mean_inside(world: str, gpu_ranks: Callable[[
     assert gpu_ranks(world).run(together, timeout_s=60) == [[True] * 4] * WORLDS[world].size
 
 
-def memory_is_let_go_of(rank: int) -> bool:
+def memory_is_released(rank: int) -> bool:
     """A tensor is dropped while its all-reduce has yet to run; its memory must not go to the next one."""
     link = opened()
     numel = 4 * 2**20
@@ -94,14 +94,14 @@ def memory_is_let_go_of(rank: int) -> bool:
 
 @pytest.mark.parametrize("world", ["nccl1", "nccl2"])
 def test_memory_is_not_given_away_too_early(world: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
-    assert all(gpu_ranks(world).run(memory_is_let_go_of, timeout_s=60))
+    assert all(gpu_ranks(world).run(memory_is_released, timeout_s=60))
 
 
 # ------------------------------------------------------------------ peers that fail
 
 
-def goes_on_until_told(rank: int, dies: bool) -> str:
-    """Rank 1 dies, or falls silent, after a first collective. What rank 0 is told, and how long that took."""
+def goes_on_until_aborted(rank: int, dies: bool) -> str:
+    """Rank 1 dies, or falls silent, after a first collective. Returns rank 0's error, and the time until it."""
     link = opened()
     link._communicator._limit_s = 15.0
     link.all_reduce(torch.ones(1000, device="cuda")).wait()
@@ -118,13 +118,13 @@ def goes_on_until_told(rank: int, dies: bool) -> str:
             torch.cuda.synchronize()
     except RuntimeError as error:
         return f"after {time.monotonic() - began:.0f} s: {error}"
-    return "was never told"
+    return "no error"
 
 
-def _told(dies: bool) -> str:
+def _message(dies: bool) -> str:
     pool = GpuPool(WORLDS["gloo2"], grace_s=70.0)
     try:
-        return pool.run(goes_on_until_told, dies, timeout_s=100)[0]
+        return pool.run(goes_on_until_aborted, dies, timeout_s=100)[0]
     except RankFailure as failure:
         return failure.results.get(0, str(failure))
     finally:
@@ -133,11 +133,11 @@ def _told(dies: bool) -> str:
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_peer_that_ends_or_falls_silent_is_told_of(dies: bool) -> None:
-    told = _told(dies)
-    print(told)
-    assert "The communicator has been aborted" in told
-    assert "checkpoint" in told
+def test_a_peer_that_ends_or_falls_silent_is_reported(dies: bool) -> None:
+    message = _message(dies)
+    print(message)
+    assert "The communicator has been aborted" in message
+    assert "checkpoint" in message
 
 
 def opens_and_closes(rank: int) -> int:
@@ -149,10 +149,10 @@ def opens_and_closes(rank: int) -> int:
         torch.cuda.synchronize()
         del link
         gc.collect()
-        time.sleep(0.3)  # the thread that looks after it may hold it for a moment
+        time.sleep(0.3)  # the thread that watches it may hold it for a moment
         dist.barrier()
         free.append(torch.cuda.mem_get_info()[0])
-        dist.barrier()  # the card may be shared: nobody opens the next one before all have looked
+        dist.barrier()  # the card may be shared: no rank opens the next one before all have looked
     return free[1] - free[-1]
 
 
