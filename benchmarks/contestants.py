@@ -231,7 +231,7 @@ def race_workload(
     return Raced(task.title, models, wall, cpu, config.seed)
 
 
-# ------------------------------------------------------------------ wrappers
+# ------------------------------------------------------------------ wrappers and steps
 
 
 def wrapped_by(wrapper: Callable[..., nn.Module], options: Mapping[str, Any]) -> Callable[[nn.Module], nn.Module]:
@@ -240,9 +240,6 @@ def wrapped_by(wrapper: Callable[..., nn.Module], options: Mapping[str, Any]) ->
 
 def minddp_over(transport: str) -> Callable[..., nn.Module]:
     return lambda model, **options: DistributedDataParallel(model, transport=transport, **options)
-
-
-# ------------------------------------------------------------------ steps
 
 
 def step_of_rank_0(model: nn.Module, task: Workload, rank: int) -> Step:

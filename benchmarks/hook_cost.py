@@ -36,7 +36,7 @@ class Config(RaceOptions):
 
     parameters: tuple[int, ...] = (100, 1_000, 10_000)
     elements: int = 4
-    """Of each parameter."""
+    """Numbers in each parameter."""
     settings: tuple[SettingName, ...] = ("default", "views", "find_unused", "static")
     """Constructor options, given to both implementations alike."""
     world_size: int = 1

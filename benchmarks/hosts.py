@@ -59,7 +59,7 @@ class Config(RaceOptions):
     LEAST = RaceOptions.LEAST | {"world_size": HOSTS}
 
     rate: str = "1gbit"
-    """Of the cable in each direction: a number of kbit, mbit or gbit."""
+    """Rate of the cable in each direction: a number of kbit, mbit or gbit."""
     workloads: tuple[WorkloadName, ...] = ("many_small", "transformer", "wide_mlp", "convnet")
     world_size: int = 4
     """Half of the ranks are on each host."""

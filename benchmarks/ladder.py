@@ -46,7 +46,7 @@ class Config:
     """Folder for ladder.html, ladder.json and, with matplotlib, ladder.png."""
     depth: int = 6
     width: int = 512
-    """Of each of the layers; 512 makes 1 MiB of gradients each."""
+    """Width of each layer; 512 makes 1 MiB of gradients each."""
     batch_size: int = 128
     cap_mib: float = 2.0
     """Capacity of a bucket."""

@@ -36,7 +36,7 @@ class Options:
     threads: int = 1
     """Compute threads of each rank."""
     seed: int = 0
-    """Of the weights, the data, the order of turns and the bootstrap."""
+    """Seed of the weights, the data, the order of turns and the bootstrap."""
     size: Literal["full", "quick", "smoke"] = "full"
     """quick: fewer rounds. smoke: tiny models and two rounds, to see that all runs. Both are written only where
     `out` says."""
