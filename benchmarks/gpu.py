@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = read(given.out) or {"parts": {}}
     question = "time, launches and memory that a wrapper adds to a step on a GPU"
     for name in given.workloads or WORKLOADS:
-        measured, *_ = run_ranks(
+        known["parts"][name], *_ = run_ranks(
             measure,
             name,
             options,
@@ -86,9 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             timeout_s=options.timeout_s,
             device=options.device,
         )
-        known["parts"][name] = measured
-        write(report_of(question, options, options.device, parts=known["parts"]), given.out)
-        for table in tables(measured):
+        report = report_of(question, options, options.device, parts=known["parts"])
+        write(report, given.out)
+        for table in tables(report["parts"][name]):
             table.show(console)
     return 0
 

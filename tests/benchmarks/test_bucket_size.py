@@ -26,7 +26,7 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
         foretold = {heat for heat, figured in by_heat.items() if figured["forecast"] is not None}
         assert foretold == (set() if name == "torch" else {"0.005", "1", "auto"})
     steps, predictions = bucket_size.tables(report)
-    assert steps.title == "transformer, 1 layers of 16: 0.05 MiB"
+    assert steps.title == "transformer, 1 layers of 16: 0.04 MiB"
     assert "minddp, shared memory at auto: buckets: 1" in steps.caption
     seats = [row[0] for row in predictions.rows]
     assert seats == [f"{name} at {heat}" for name in list(families)[1:] for heat in ("0.005", "1", "auto")]

@@ -56,11 +56,11 @@ def test_a_switch_is_undone_if_the_build_fails(switch: str):
 
 
 def _shares_memory_with_a_bucket(rank: int, switch: str) -> bool:
-    """True if the gradient of a large parameter is a view of its bucket after a step of a wrapper so built."""
+    """True if a large gradient lies in its bucket after a step of a wrapper that was built under the switch."""
     torch.manual_seed(0)
 
     def build() -> nn.Module:
-        ddp = minddp_over("process_group")(nn.Linear(256, 256, bias=False))
+        ddp = minddp_over("process_group")(nn.Linear(256, 256))
         for _ in range(earned.FIRST_STEPS):
             step(ddp)
         return ddp
@@ -73,7 +73,7 @@ def _shares_memory_with_a_bucket(rank: int, switch: str) -> bool:
     step(ddp)
     grad = next(ddp.parameters()).grad
     assert grad is not None
-    return grad.untyped_storage().nbytes() > grad.nbytes or grad._is_view()
+    return grad.untyped_storage().nbytes() > grad.nbytes  # the bucket has room for the bias, too
 
 
 @pytest.mark.parametrize(("switch", "aliases"), [(ALL, True), ("gradient aliasing", False)])
