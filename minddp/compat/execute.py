@@ -6,8 +6,7 @@
 `minddp run` is this and torchrun.
 
 The command's environment has one more folder at the head of PYTHONPATH; its `sitecustomize` installs minddp in each
-Python process when that imports torch. A process that is started with `-I`, `-E` or `-S`, or with another PYTHONPATH,
-escapes.
+Python process when that imports torch. Processes started with `-I`, `-E`, `-S` or another PYTHONPATH escape.
 """
 
 from __future__ import annotations
