@@ -21,6 +21,15 @@ FAULTS = {
         calm_steps=0,
         lines=(Line("backward_outside", (0, "between")),),
     ),
+    "a backward that failed is taken up by one of another wrapper that shares a layer, and found unfinished": Script(
+        93,
+        2,
+        "process_group",
+        ("half_frozen", "transposed"),
+        Options(),
+        calm_steps=0,
+        lines=(Line("fail", ("backward", 2)), Line("share", (0,))),
+    ),
 }
 
 
