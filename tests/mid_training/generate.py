@@ -151,7 +151,7 @@ def _lines(rng: random.Random, options: Options) -> list[Line]:
         if line.name == "restore_grads":
             lines += [Line("keep_grads", ("tensors",)), Line("train")]
         steps = rng.choice((0, 1, 1, 1, 1, 2))
-        lines += [line] + [Line("train")] * (max(steps, 1) if line.name == "fail" else steps)
+        lines += [line] + [Line("train")] * steps
     return lines
 
 
@@ -160,16 +160,8 @@ def _line(rng: random.Random, options: Options, left_out: set[str], *, may_be_tr
     while True:
         [name] = rng.choices(names, [_WEIGHTS.get(name, 1) for name in names])
         line = Line(name, _ARGS[name](rng))
-        if not is_known_fault(line, options) and (may_be_trouble or not _is_trouble(line, options)):
+        if may_be_trouble or not _is_trouble(line, options):
             return line
-
-
-def is_known_fault(line: Line, options: Options) -> bool:
-    """See `test_known_faults.py`: leave these out until they are mended, or each search would find them again.
-
-    For the same reason `_lines` has an ordinary step after each `fail`.
-    """
-    return line.name == "backward_outside" and line.args[1] == "between" and options.find_unused_parameters
 
 
 def _is_trouble(line: Line, options: Options) -> bool:
