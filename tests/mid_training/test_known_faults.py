@@ -21,7 +21,7 @@ FAULTS = {
         calm_steps=0,
         lines=(Line("backward_outside", (0, "between")),),
     ),
-    "a backward that failed is taken up by that of another wrapper with a common layer, and found unfinished": Script(
+    "a backward that failed is taken up by that of another wrapper of the same layer, and found unfinished": Script(
         93,
         2,
         "process_group",
