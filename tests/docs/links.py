@@ -33,7 +33,7 @@ def pictures(text: str) -> list[str]:
 def fault_of(link: Link, page: Path) -> str | None:
     """Why a link does not lead where it says; `None` if it does, or leads out of the repository.
 
-    A text in backticks is a name: of the file or folder, of something that the file defines, or of a note in it.
+    A text in backticks is a name: of the file, of its folder, of something that it defines, or of a note in it.
     """
     if link.target.startswith(("http:", "https:")):
         return None
@@ -43,14 +43,11 @@ def fault_of(link: Link, page: Path) -> str | None:
     if link.anchor and link.anchor not in anchors(target.read_text()):
         return f"{link.target} has no heading #{link.anchor}"
     name = link.text.strip("`")
-    if name == link.text or not link.target:
+    if name in (link.text, target.stem) or not link.target:
         return None
-    if re.fullmatch(r"[\w/.-]+(\.(py|md|json)|/)", name):
-        return (
-            None
-            if str(target).endswith(f"/{name.rstrip('/')}") or _is_package(name, target)
-            else (f"{link.target} is not {name}")
-        )
+    if "/" in name or re.fullmatch(r"[\w.-]+\.(py|md|json)", name):
+        is_there = any(str(place).endswith(f"/{name.rstrip('/')}") for place in _names_of(target))
+        return None if is_there else f"{link.target} is not {name}"
     if target.suffix != ".py":
         return None
     text = target.read_text()
@@ -59,9 +56,9 @@ def fault_of(link: Link, page: Path) -> str | None:
     return None if name.removesuffix("()") in definitions(text) else f"{link.target} does not define {name}"
 
 
-def _is_package(name: str, target: Path) -> bool:
-    """True for `folder/` with a link to the folder's `__init__.py`."""
-    return target.name == "__init__.py" and str(target.parent).endswith(f"/{name.rstrip('/')}")
+def _names_of(target: Path) -> list[Path]:
+    """The file or folder itself, and the folder whose `__init__.py` it is."""
+    return [target, *([target.parent] if target.name == "__init__.py" else [])]
 
 
 def anchors(text: str) -> set[str]:
@@ -84,6 +81,11 @@ def notes_cited(text: str) -> set[str]:
 
 
 @cache
-def notes_of_the_package() -> list[str]:
-    """The titles of all notes in `minddp/`, each as often as it is there."""
-    return [note for path in sorted((ROOT / "minddp").rglob("*.py")) for note in notes_in(path.read_text())]
+def notes_of(package: str) -> list[str]:
+    """The titles of all notes in a package, each as often as it is there."""
+    return [note for path in sorted((ROOT / package).rglob("*.py")) for note in notes_in(path.read_text())]
+
+
+def how_often_it_exists(note: str) -> int:
+    """The number of notes with this title in `minddp/`; if there is none, in `reference/`."""
+    return notes_of("minddp").count(note) or notes_of("reference").count(note)

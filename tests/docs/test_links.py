@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.learning.quotes import FOLDER, ROOT
-from tests.docs.links import fault_of, links, notes_cited, notes_of_the_package, pictures
+from tests.docs.links import fault_of, how_often_it_exists, links, notes_cited, pictures
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -25,8 +25,8 @@ def test_pictures_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_each_note_that_is_cited_exists_once(page: Path) -> None:
-    notes = notes_of_the_package()
-    assert {note: notes.count(note) for note in notes_cited(page.read_text()) if notes.count(note) != 1} == {}
+    found = {note: how_often_it_exists(note) for note in notes_cited(page.read_text())}
+    assert {note: count for note, count in found.items() if count != 1} == {}
 
 
 def test_no_page_of_the_map_is_without_links() -> None:
@@ -77,5 +77,6 @@ def test_notes_are_found_where_they_are_cited_and_where_they_stand() -> None:
         "[Note: launch order]",
         "[Note: no such]",
     }
-    assert notes_of_the_package().count("[Note: launch order]") == 1
-    assert "[Note: no such]" not in notes_of_the_package()
+    assert how_often_it_exists("[Note: launch order]") == 1
+    assert how_often_it_exists("[Note: the explicit call]") == 1  # of reference/
+    assert how_often_it_exists("[Note: no such]") == 0
