@@ -107,7 +107,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         lazy_bucket_allocation: make the first buckets in the first backward, not at construction; later torch has
             it, too. See `bucketing.py`.
         stuck_after_s: how long to wait for other ranks before asking them what is the matter; `None` never asks.
-            See `lookout/`.
+            See `watchdog/`.
 
     Attributes:
         module: the wrapped module.

@@ -107,8 +107,8 @@ def inside_another_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None:
-    """Call the method `callback` whenever a backward reaches a tensor within `output`.
+def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> bool:
+    """Call the method `callback` whenever a backward reaches a tensor within `output`. False if there is none.
 
     It is then in the backward that the user called. The parameters' own hooks do not know which that is: under
     reentrant checkpointing they fire in nested backwards, and the end of a nested backward is not the end. The
@@ -120,9 +120,10 @@ def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> None
     def on_gradient(_grad: torch.Tensor) -> None:
         call()
 
-    for tensor in tensors_in(output):
-        if tensor.grad_fn is not None:
-            tensor.register_hook(on_gradient)
+    tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+    for tensor in tensors:
+        tensor.register_hook(on_gradient)
+    return bool(tensors)
 
 
 def distributed_context() -> int | None:

@@ -6,6 +6,9 @@ nested in that one, and the end of a nested backward is not the end. A gradient 
 outer backward, so it asks for the end first. The first hook of a pass asks too, in case the outputs hold tensors
 where none were found, and so does the launch of the last bucket: what is complete may be finalized in a nested
 backward.
+
+A backward that does not come in at the outputs, such as one of a penalty on a weight, is not the one that the
+forward announced, although its gradients belong to the pass. It settles nothing: `may_settle`.
 """
 
 from __future__ import annotations
@@ -31,14 +34,16 @@ class BackwardEnd:
         self._on_end = autograd.weakly(on_end)
         self._awaited: set[int] = set()
         self._forward_was_nested = False
+        self._awaits_entrance = False
         self.futures: list[torch.futures.Future] = []
 
     def watch(self, output: Any) -> None:
         """A forward has returned `output`: notice when a backward enters there."""
         self._forward_was_nested = autograd.inside_another_backward()
-        autograd.call_when_gradient_enters(output, self._enter)
+        self._awaits_entrance = autograd.call_when_gradient_enters(output, self._enter)
 
     def _enter(self) -> None:
+        self._awaits_entrance = False
         if self._on_begin is not None:
             self._on_begin()
 
@@ -64,6 +69,11 @@ class BackwardEnd:
     def is_awaited_here(self) -> bool:
         """True within a backward that is to call `on_end`."""
         return autograd.current_backward() in self._awaited
+
+    @property
+    def may_settle(self) -> bool:
+        """True if a gradient has entered at the outputs, or cannot be seen to."""
+        return not self._awaits_entrance
 
     def wait_for_futures(self) -> None:
         futures, self.futures = self.futures, []

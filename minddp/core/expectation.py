@@ -44,6 +44,9 @@ class Expectation:
         """What a hook calls, in any backward, to do `handler` and note what the expectation needs."""
         return handler
 
+    def forward_begins(self) -> None:
+        """The output of the last forward is not needed any more."""
+
     def armed(self, output: Any, *, is_first: bool) -> None:
         """A forward has returned `output`, and its backward will be reduced."""
 

@@ -64,15 +64,6 @@ class Scaling:
         else:
             tensor.mul_(1.0 / self.divisor)
 
-    def apply_to_each(self, tensors: list[torch.Tensor], *, resident: bool) -> None:
-        """As `apply`. One call multiplies them all, but not in half precision: it would round the factor to it."""
-        multiplies = not (self.divide_resident if resident else self.divide_copied)
-        if self.divisor is not None and multiplies and tensors[0].dtype in (torch.float32, torch.float64):
-            torch._foreach_mul_(tensors, 1.0 / self.divisor)
-        else:
-            for tensor in tensors:
-                self.apply(tensor, resident=resident)
-
 
 class PackGroup:
     """Slots of one bucket that are packed together. See [Note: pack groups].
@@ -137,10 +128,8 @@ class PackGroup:
                 scaling.apply(view, resident=False)
 
     def _scale(self, scaling: Scaling, *, resident: bool) -> None:
-        if self.flat is not None:
-            scaling.apply(self.flat, resident=resident)
-        else:
-            scaling.apply_to_each(self.views, resident=resident)
+        for part in self.views if self.flat is None else [self.flat]:
+            scaling.apply(part, resident=resident)
 
     def _check(self, grads: Sequence[Any]) -> bool:
         """True if all gradients are there. Another dtype is an error; other strides are slow, and checked once."""

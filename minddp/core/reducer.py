@@ -114,6 +114,7 @@ class Reducer:
             self.expectation.revert()
             self._move_to(Phase.IDLE)
         self.backward_end.forget()
+        self.expectation.forward_begins()
 
     def rebuild_if_due(self) -> bool:
         """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
@@ -197,8 +198,8 @@ class Reducer:
             if self.current.all_launched:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self._end_pass(self.current)
-            elif is_nested:
-                return  # the next hook of the outer backward is one of this pass, too
+            elif is_nested or (self.expectation.is_recording and not self.backward_end.may_settle):
+                return  # another backward brings more
             elif self.expectation.is_recording:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self.reduce_recorded()

@@ -6,8 +6,9 @@ engine has computed the answer anyway: when backward begins it visits the whole 
 So minddp asks the engine if it will run each accumulator, as soon as a gradient enters at the outputs: the first
 hook may fire in a nested backward, that of a reentrant checkpoint, which reaches only what has been checkpointed.
 That takes no walk, needs no copy of the outputs, and is exact for the loss at hand, also when the loss uses only
-some of the outputs. Two things the engine does not say, so then the graph is walked: what the distributed engine
-will reach; and, once in the first backward, what the loss reaches although the outputs do not. Torch takes such
+some of the outputs. Three things the engine does not say, so then the graph is walked: what the distributed engine
+will reach; what the backward of the loss will reach, if another backward (a penalty on a weight) brings gradients
+first; and, once in the first backward, what the loss reaches although the outputs do not. Torch takes such
 parameters for unused and raises when their gradient arrives after all.
 """
 
@@ -44,19 +45,25 @@ class FindUnused(Expectation):
         self.usage = UsageMap(params)
         self._outside_forward: set[int] = set()
         self._left_out: list[int] | None = None  # by the coming backward, if that is known
+        self._output_nodes: list[Node] = []  # of the forward whose backward is due
 
     def observing(self, handler: HookHandler) -> HookHandler:
         return self.usage.marking(handler)
 
+    def forward_begins(self) -> None:
+        self._output_nodes = []  # they keep the graph, and with it the activations
+
     def armed(self, output: Any, *, is_first: bool) -> None:
         self._outside_forward, self._left_out = set(), None
+        self._output_nodes = [t.grad_fn for t in autograd.tensors_in(output) if t.grad_fn is not None]
         self.usage.grads_are_in_context = autograd.distributed_context() is not None
         if self.usage.grads_are_in_context:
-            self._left_out = out_of_reach_of(output, self._hooks.accumulators)
+            self._left_out = out_of_reach_of(self._output_nodes, self._hooks.accumulators)
         elif is_first:
-            self._outside_forward = set(out_of_reach_of(output, self._hooks.accumulators))
+            self._outside_forward = set(out_of_reach_of(self._output_nodes, self._hooks.accumulators))
 
     def backward_begins(self) -> None:
+        self._output_nodes = []
         if self._left_out is None:
             with torch.autograd.profiler.record_function(NAME_IN_PROFILES):
                 nodes = enumerate(self._hooks.accumulators)
@@ -66,6 +73,8 @@ class FindUnused(Expectation):
         self._left_out = None
 
     def open(self) -> Expected:
+        if self._output_nodes and self._left_out is None:  # no gradient has entered at the outputs yet
+            self._left_out = out_of_reach_of(self._output_nodes, self._hooks.accumulators)
         self.backward_begins()
         assert self._left_out is not None
         unused = sorted(self._outside_forward.union(self._left_out))
@@ -101,13 +110,13 @@ class FindUnused(Expectation):
         self.usage.clear()
 
 
-def out_of_reach_of(output: Any, accumulators: Sequence[Node]) -> list[int]:
-    """The nodes, as indices, that no path leads to from the tensors in `output`.
+def out_of_reach_of(nodes: Sequence[Node], accumulators: Sequence[Node]) -> list[int]:
+    """Those of `accumulators`, as indices, that no path leads to from `nodes`.
 
     A walk over the whole graph, for when the engine cannot be asked. See [Note: unused parameters].
     """
     seen: set[Node] = set()
-    ahead = [tensor.grad_fn for tensor in autograd.tensors_in(output) if tensor.grad_fn is not None]
+    ahead = list(nodes)
     while ahead:
         node = ahead.pop()
         if node not in seen:

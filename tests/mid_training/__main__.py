@@ -27,7 +27,7 @@ def main() -> int:
     began = time.monotonic()
     if asked.script is not None:
         failure = search.play(asked.script)
-        print(failure or f"no failure; {dict(search.notes)}")
+        print(failure or f"no failure; {search.last_notes}")
         return int(failure is not None)
     for seed in range(asked.seed, asked.seed + asked.count):
         before = set(search.failures)

@@ -5,11 +5,9 @@ Each has a condition, looked at around its forward. In the backward after it the
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -133,14 +131,6 @@ class NeverRaises(_Faulty):
 
     def is_wrong(self) -> bool:
         return False
-
-
-class NeverLocal(DistributedDataParallel):
-    """Reduces under no_sync, too."""
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        yield
 
 
 class Hangs(_Faulty):

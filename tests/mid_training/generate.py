@@ -6,7 +6,7 @@ only `drop_on_rank` treats them differently: it needs find_unused_parameters, ta
 of its script may leave a trace in the usage map (`again`, `abandon`) or make a parameter ready twice.
 
 Lines on which torch raises are worth playing, but end a script, or cost torch its wrapper. `_is_trouble` says which
-those are; one line in four may be one.
+those are; one line in three may be one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tests.parity.scenario import Options
 
 _CAP_LISTS_MB = ((0.02, 0.0001, 0.5), (0.07, 0.01), (0.0001,))
 _WORLD_SIZES = (2,) * 17 + (3, 3, 4)
-_REENTRANT = {"in one reentrant", "in two reentrant", "plain and reentrant", "reentrant around another"}
-_REENTRANT |= {"reentrant with another", "plain and nested"}
+_REENTRANT = {how for how in REUSES if "reentrant" in how or "nested" in how}
+
+_KEEPING = {"keep_grads", "keep_in_hook", "restore_grads"}
 
 Draw = Callable[[random.Random], tuple[Any, ...]]
 
@@ -72,7 +73,7 @@ _ARGS: dict[str, Draw] = {
     "remove_hooks": _nothing,
     "keep_grads": _any_of("tensors", "detached", "rows"),
     "forget_grads": _nothing,
-    "put_grads": _any_of("zeros", "none", "clone", "scaled", "detached"),
+    "put_grads": _any_of("zeros", "none", "clone", "scaled", "detached", "data"),
     "restore_grads": _nothing,
     "zero_by": _any_of("none", "zeros", "keep"),
     "clip": _nothing,
@@ -89,7 +90,7 @@ _ARGS: dict[str, Draw] = {
 
 #: What is drawn more often than the rest: these have many variants, or have been the cause of faults.
 _WEIGHTS = {
-    "reuse": 5,
+    "reuse": 9,
     "checkpoint": 3,
     "fail": 2,
     "keep_grads": 2,
@@ -106,7 +107,9 @@ def script_from(seed: int) -> Script:
     options = _options(rng)
     kinds = list(LAYERS)
     layers = ("large", *(rng.choice(kinds) for _ in range(rng.randrange(1, 4))))
-    goes_on = rng.random() < 0.4
+    lines = tuple(_lines(rng, options))
+    keeps_views = options.gradient_as_bucket_view and any(line.name in _KEEPING for line in lines)
+    goes_on = not keeps_views and rng.random() < 0.4
     world_size = rng.choice(_WORLD_SIZES)
     transport = rng.choice(TRANSPORTS if world_size > 2 else TRANSPORTS[:2])
     return Script(
@@ -116,7 +119,7 @@ def script_from(seed: int) -> Script:
         layers=tuple(rng.sample(layers, len(layers))),
         options=options,
         calm_steps=rng.choice((4, 4, 5)),
-        lines=tuple(_lines(rng, options)),
+        lines=lines,
         goes_on=goes_on,
         accelerated=rng.random() < 0.8,
     )
@@ -135,26 +138,28 @@ def _options(rng: random.Random) -> Options:
 
 
 def _lines(rng: random.Random, options: Options) -> list[Line]:
-    """Two to six changes, each followed by one or two ordinary steps."""
+    """Two to six changes, each followed by one or two ordinary steps, or at once by the next one."""
     lines: list[Line] = []
     differs_by_rank = options.find_unused_parameters and rng.random() < 0.3
-    for _ in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6))):
-        line = _line(rng, options, differs_by_rank)
-        lines += [Line("keep_grads", ("tensors",)), Line("train")] if line.name == "restore_grads" else []
-        lines.append(line)
-        lines += [Line("train")] * rng.choice((1, 1, 1, 2))
+    left_out = {"again", "abandon", "two_forwards"} if differs_by_rank else {"drop_on_rank"}
+    if options.gradient_as_bucket_view:
+        left_out |= {"fail"} if rng.random() < 0.5 else _KEEPING  # see [Note: after an error]
+    if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all shortcuts are in force
+        lines += [Line("reuse", _ARGS["reuse"](rng)), Line("train")]
+    for _ in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6)) - len(lines) // 2):
+        line = _line(rng, options, left_out, may_be_trouble=not differs_by_rank and rng.random() < 1 / 3)
+        if line.name == "restore_grads":
+            lines += [Line("keep_grads", ("tensors",)), Line("train")]
+        steps = rng.choice((0, 1, 1, 1, 1, 2))
+        lines += [line] + [Line("train")] * steps
     return lines
 
 
-def _line(rng: random.Random, options: Options, differs_by_rank: bool) -> Line:
-    may_be_trouble = rng.random() < 1 / 4
+def _line(rng: random.Random, options: Options, left_out: set[str], *, may_be_trouble: bool) -> Line:
+    names = [name for name in _ARGS if name not in left_out]
     while True:
-        [name] = rng.choices(list(_ARGS), [_WEIGHTS.get(name, 1) for name in _ARGS])
+        [name] = rng.choices(names, [_WEIGHTS.get(name, 1) for name in names])
         line = Line(name, _ARGS[name](rng))
-        if name == "drop_on_rank" and not differs_by_rank:
-            continue
-        if differs_by_rank and (name in ("again", "abandon", "two_forwards") or _is_trouble(line, options)):
-            continue
         if may_be_trouble or not _is_trouble(line, options):
             return line
 
@@ -178,4 +183,5 @@ def _is_trouble(line: Line, options: Options) -> bool:
         or (name == "hook_after" and (args[1] == "clear" or views))
         or (name == "backward_outside" and args[1] == "between")
         or (name in ("wrap_again", "share") and views)
+        or (name == "put_grads" and args[0] == "data" and views)
     )

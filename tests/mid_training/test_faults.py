@@ -24,7 +24,6 @@ FAULTS = {
     "WrongAfterEvaluation": "evaluate",
     "WritesToKeptGrads": "keep_grads",
     "NeverRaises": "drop",
-    "NeverLocal": "windows",
 }
 
 

@@ -21,8 +21,9 @@ it, and averages its gradients by a group of its own. All ranks share each verdi
 [Note: after an error]
 A script may go on after an error, as scripts do that catch it: the model returns to its straight route, gradients
 are dropped, and torch gets a new wrapper, since its old one would raise in each forward. minddp keeps its own. From
-then on buckets differ, so that from three ranks on sums may round in another order; and minddp may end the script
-by an error in any forward, as torch's old wrapper would. After an exception of the script's own, minddp goes on.
+then on buckets differ: from three ranks on sums may round in another order. minddp may end the script by an error
+in any forward, as torch's old wrapper would; but after an exception of the script's own, it goes on.
+Where gradients are views, torch's new buckets move once more. Scripts that go on then keep no gradients.
 """
 
 from __future__ import annotations

@@ -61,14 +61,18 @@ def penalise(side: Side) -> list[torch.Tensor]:
 
 
 def create_graph(side: Side) -> list[torch.Tensor]:
-    """Backward leaves gradients that are part of a graph; the script drops that graph before it goes on."""
+    """Backward leaves gradients that are part of a graph; the script drops that graph before it goes on.
+
+    Where gradients are views, torch's stay part of it: not compared, see also `verdict.py`.
+    """
     side.zero()
     outputs = side.forward()
     side.backward(side.loss(outputs), create_graph=True)
+    grads = [param.grad for param in side.named_params.values() if param.grad is not None]
     for param in side.named_params.values():
         if param.grad is not None:
             param.grad = param.grad.detach()
-    return outputs
+    return outputs + ([] if side.script.options.gradient_as_bucket_view else grads)
 
 
 def two_forwards(side: Side, order: str) -> list[torch.Tensor]:

@@ -73,13 +73,15 @@ def forget_grads(side: Side) -> list[torch.Tensor]:
 
 
 def put_grads(side: Side, how: str) -> list[torch.Tensor]:
-    """Another tensor in the place of each `.grad`: the next step adds to it."""
+    """Another tensor in the place of each `.grad`, or other "data" in it: the next step adds to it."""
     for param in side.named_params.values():
         grad = param.grad
         if how == "zeros" and param.requires_grad:
             param.grad = torch.zeros_like(param)
         elif how == "none":
             param.grad = None
+        elif how == "data" and grad is not None:
+            grad.data = grad.data * 0.5
         elif grad is not None:
             param.grad = {
                 "clone": grad.clone,
