@@ -8,10 +8,10 @@ where the optimizer will look.
   - *resident*: `.grad` is the bucket's own view object. Autograd accumulated straight into the buffer, the average
     lies there, and nothing is done. Only with gradient_as_bucket_view.
   - *bound*: `.grad` becomes the view. Only with gradient_as_bucket_view, where it is not the view yet.
-  - *aliased*: `.grad` becomes a tensor of its own over the bucket's memory, where that cannot be seen. Only with an
+  - *aliased*: `.grad` becomes a tensor of its own over the bucket's memory, where no other reference could notice. Only with an
     `Aliasing`, see acceleration/gradient_aliasing.py.
   - *copied*: the average is written into the `.grad` that exists, or into a new one.
-`zero_grad(set_to_none=True)` ends a residence in every step, and the next packing copies.
+`zero_grad(set_to_none=True)` in every step makes autograd allocate new gradients, so packing copies them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Aliasing(Protocol):
     """Lets gradients share the memory of one bucket instead of being copied. Made anew with each buffer."""
 
     def alias(self, places: list[int]) -> list[int]:
-        """Make the bucket's memory the gradient where that cannot be seen; return the other `places`."""
+        """Make the bucket's memory the gradient where no reference notices; return the other `places`."""
         ...
 
     def memory_is_held(self) -> bool:
