@@ -398,7 +398,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._reducer.reducing = HookReducing(checked, self._reducer.events, watch_future)
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
-        """Have each bucket's parameters stepped as soon as its averages are there; see `modes/optimizer_overlap.py`.
+        """Step each bucket's parameters as soon as its averages are there; see `modes/optimizer_overlap.py`.
 
         The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
 
