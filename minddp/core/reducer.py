@@ -38,7 +38,7 @@ from minddp.transport.protocols import Transport
 class Reducer:
     """Averages the gradients of `hooks.params` over the ranks of `transport` in every armed backward.
 
-    `modes` are called in order, at the points that `Mode` lists. `num_passes` counts the synchronised backwards that have begun.
+    `modes` are called in order, at the points that `Mode` lists. `num_passes` counts synchronised backwards.
     """
 
     def __init__(
