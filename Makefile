@@ -21,7 +21,7 @@ fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAM
 	MINDDP_FUZZ_EXAMPLES=$${MINDDP_FUZZ_EXAMPLES:-3000} $(BIN)/pytest -q -x --timeout 0 tests/parity
 
 bench: venv  ## Measure everything beside torch's DDP, and draw the figures (20 minutes, on an idle machine).
-	$(PY) -m benchmarks.everything
+	$(PY) -m benchmarks everything
 
 plots: venv  ## Draw the figures again, from what has been measured.
 	$(PY) -m benchmarks.plots

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 import tyro
 
 QUESTIONS = {
-    "versus_torch": "how long does a step take beside torch's DDP, and beside what no wrapper can beat?",
-    "memory": "how much memory does a wrapper take, and how many bytes does it copy in a step?",
+    "versus_torch": "how long does a step take beside torch's DDP, and beside its lower bounds?",
     "bucket_size": "how does a step depend on the size of the buckets?",
     "hook_cost": "what does one parameter cost when nothing is communicated?",
     "all_reduce": "how long does an all-reduce take in shared memory, beside gloo?",
+    "memory": "how much memory does a wrapper take, and how many bytes does it copy in a step?",
+    "plots": "draw what has been measured, and write its tables",
+    "everything": "all of the above in this order, with the same options",
+    "earned": "which optimisations earn their place?",
     "hosts": "how long does a step take on two hosts with a slow network between them? (needs root)",
     "ladder": "what do the steps of each rung of the reference ladder look like?",
     "xray_cost": "what does recording cost a step?",
-    "plots": "draw what has been measured, and write its tables for the README",
-    "everything": "all that the figures show, one after another, and the figures",
 }
 
 
@@ -28,14 +29,18 @@ def main(argv: Sequence[str]) -> None:
         prog="minddp bench",
         description="Measure minddp beside torch's DistributedDataParallel.",
         epilog="\n".join(f"  {name:<14} {question}" for name, question in QUESTIONS.items())
-        + "\n\nminddp bench QUESTION --help tells more about each.",
+        + "\n\nminddp bench QUESTION --help lists the options of each.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("question", choices=QUESTIONS, metavar="QUESTION", help="one of the questions below")
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
-    question = importlib.import_module(f"benchmarks.{parsed.question}")
-    question.main(tyro.cli(question.Config, prog=f"minddp bench {parsed.question}", args=parsed.options))
+    names = list(QUESTIONS)[:6] if parsed.question == "everything" else [parsed.question]
+    for name in names:
+        if name == "plots" and len(names) > 1 and parsed.options:
+            continue  # a look is not kept, so there is nothing new to draw
+        question = importlib.import_module(f"benchmarks.{name}")
+        question.main(tyro.cli(question.Config, prog=f"minddp bench {name}", args=parsed.options))
 
 
 if __name__ == "__main__":

@@ -4,32 +4,31 @@
     python -m benchmarks.all_reduce --world-size 4 --sizes-kib 64 1024
 
 Each message size is a race of its own: over the process group; in shared memory, of a tensor that is *resident*
-there, as buckets are; and of one that lies elsewhere and is *copied* in and out. Timed is one all-reduce, begun and
-waited for, with nothing else to do. See [Note: paired rounds] for how the ratio is taken.
+there, as buckets are; and of one that lies elsewhere and is *copied* in and out. The time is that of launching one
+all-reduce and waiting for it, with nothing else to do. See [Note: paired rounds] for how the ratio is taken.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import tyro
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import compare, median_ms, timed_race
-from benchmarks.question import RaceOptions, ask, report_of
+from benchmarks.question import RaceOptions, Report, ask, report_of
 from minddp.transport import Transport, open_transport
 
 BASELINE = "process group"
 RESIDENT = "resident"
 COPIED = "copied"
 CPU = torch.device("cpu")
+TURN_KIB = 50 * 1024  # a turn reduces so many bytes, but at least 2 messages and at most 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +39,9 @@ class Config(RaceOptions):
 
     sizes_kib: tuple[float, ...] = (4, 64, 1024, 25 * 1024)
     dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
-    turn_mib: float = 50.0
-    """How many bytes to reduce in a turn; but at least 2 messages and at most 100."""
     rounds: int = 24
-    """Timed rounds."""
     warmup_rounds: int = 3
-    """Rounds thrown away."""
     timeout_s: float = 300.0
-    """Give up, and end the ranks, after this long."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,11 +50,11 @@ class Config(RaceOptions):
 
 
 def main(config: Config) -> None:
-    ask("all_reduce", time_sizes, config, print_report)
+    ask("all_reduce", time_sizes, config, tables)
 
 
 def time_sizes(rank: int, config: Config) -> dict[str, Any]:
-    """One race for each size, on this rank; returns the report, ready for JSON."""
+    """One race for each size, on this rank; returns the report."""
     group = dist.distributed_c10d._get_default_group()
     over_group = open_transport("process_group", group)
     shared = open_transport("shared_memory", group)
@@ -84,21 +78,16 @@ def time_size(rank: int, config: Config, kib: float, over_group: Transport, shar
     all_reduces = {name: all_reduce(transports[name], tensors[name]) for name in tensors}
     same_bits = agree(all_reduces, tensors, config.seed + rank)
     for tensor in tensors.values():
-        tensor.zero_()  # whose sums stay finite, however often they are taken
-    repeats = min(100, max(2, int(config.turn_mib * 1024 / kib)))
+        tensor.zero_()  # repeated sums of zeros stay finite
+    repeats = config.turn(min(100, max(2, int(TURN_KIB / kib))))
     wall, cpu = timed_race(all_reduces, [list(tensors)], config.race_rounds, repeats)
     return {
         "kib": kib,
         "same_bits": same_bits,
         "median_ms": {name: round(median_ms(wall[name]), 5) for name in wall},
         "median_cpu_ms": {name: round(median_ms(cpu[name]), 5) for name in cpu},
-        "ratios": {
-            name: dataclasses.asdict(compare(wall[name], wall[BASELINE], config.seed))
-            for name in (RESIDENT, COPIED)
-        },
-        "cpu_ratios": {
-            name: dataclasses.asdict(compare(cpu[name], cpu[BASELINE], config.seed)) for name in (RESIDENT, COPIED)
-        },
+        "ratios": {name: compare(wall[name], wall[BASELINE], config.seed) for name in wall},
+        "cpu_ratios": {name: compare(cpu[name], cpu[BASELINE], config.seed) for name in cpu},
     }
 
 
@@ -107,7 +96,7 @@ def all_reduce(transport: Transport, tensor: Tensor) -> Callable[[], object]:
 
 
 def agree(all_reduces: Mapping[str, Callable[[], object]], tensors: Mapping[str, Tensor], seed: int) -> bool:
-    """Whether all transports add the same numbers up to the same bits."""
+    """True if all transports add the same numbers up to the same bits."""
     values = torch.randn(tensors[BASELINE].shape, generator=torch.Generator().manual_seed(seed))
     for name, tensor in tensors.items():
         tensor.copy_(values)
@@ -115,29 +104,18 @@ def agree(all_reduces: Mapping[str, Callable[[], object]], tensors: Mapping[str,
     return all(torch.equal(tensor, tensors[BASELINE]) for tensor in tensors.values())
 
 
-def print_report(report: Mapping[str, Any], console: Console) -> None:
-    config = report["config"]
-    table = Table(title=f"All-reduce of {config['dtype']} on {config['world_size']} ranks")
-    table.add_column("KiB", justify="right", no_wrap=True)
-    table.add_column("transport", no_wrap=True)
-    for heading in ("ms", "GiB/s", "ratio", "95% interval", "cpu"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def tables(report: Report) -> Iterator[Table]:
+    columns = {"ms": "{ms:.3f}", "GiB/s": "{rate:.2f}", "ratio": RATIO, "cpu": "{cpu[median]:.3f}"}
     for result in report["sizes"]:
-        for name, ms in result["median_ms"].items():
-            gib_per_s = result["kib"] / 2**20 / (ms / 1e3)
-            row = [f"{result['kib']:g}", name, f"{ms:.3f}", f"{gib_per_s:.2f}"]
-            if name != BASELINE:
-                ratio, cpu_ratio = result["ratios"][name], result["cpu_ratios"][name]
-                row += [
-                    f"{ratio['median']:.3f}",
-                    f"{ratio['low']:.3f}–{ratio['high']:.3f}",
-                    f"{cpu_ratio['median']:.3f}",
-                ]
-            table.add_row(*row)
-        table.add_section()
-    console.print(table)
-    same_bits = all(result["same_bits"] for result in report["sizes"])
-    console.print("All sums are equal to the bit." if same_bits else "The sums DIFFER between transports.")
+        figures = {
+            name: {"ms": ms, "rate": result["kib"] / 2**20 / (ms / 1e3), "ratio": ratio, "cpu": cpu}
+            for (name, ms), ratio, cpu in zip(
+                result["median_ms"].items(), result["ratios"].values(), result["cpu_ratios"].values(), strict=True
+            )
+        }
+        title = f"{result['kib']:,g} KiB of {report['config']['dtype']}"
+        caption = "All sums are equal to the bit." if result["same_bits"] else "The sums DIFFER between transports."
+        yield table_of(title, "transport", columns, figures, caption)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""Who races: minddp, torch's DistributedDataParallel, other ways to the same weights, and the floors under all."""
+"""The contestants and their race: minddp, torch's class, other ways to the same weights, and lower bounds."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
-import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -17,15 +15,20 @@ from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-from benchmarks.workloads import Workload, batch_of, device_of, training_step
+from benchmarks.accounting import nbytes
+from benchmarks.display import StartBar
+from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
+from benchmarks.launch import DeviceName
+from benchmarks.question import Options, RaceOptions
+from benchmarks.workloads import Workload, WorkloadName, batch_of, device_of, training_step
 from minddp import DistributedDataParallel
 from minddp.transport import open_transport
 from reference.interface import DataParallel
 from reference.ladder import rungs
 
-SettingName = Literal["default", "views", "static", "batched", "views_static"]
+SettingName = Literal["default", "views", "static", "batched", "views_static", "find_unused"]
 TransportName = Literal["process_group", "shared_memory", "auto"]
-OtherName = Literal["replicate", "naive", "flat", "overlapped", "bucketed", "automatic", "zero1"]
+OtherName = Literal["replicate", "naive", "flat", "overlapped", "bucketed", "automatic"]
 Step = Callable[[], object]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -34,6 +37,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "static": {"static_graph": True},
     "batched": {"batched_grad_copy": True},
     "views_static": {"gradient_as_bucket_view": True, "static_graph": True},
+    "find_unused": {"find_unused_parameters": True},
 }
 
 ALONE = "one rank alone"
@@ -42,25 +46,43 @@ BASELINE = "torch default"
 AS_IT_COMES = "minddp default, auto"  #: what `minddp.DistributedDataParallel(model)` is
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    return model
-
-
 @dataclass(frozen=True)
 class Contestant:
-    """`wrap` makes of a model what is trained, `step` makes of that one training step.
+    """`wrap` makes of a model the module that is trained, `step` makes of that one training step.
 
-    Its `heat` are those that it runs side by side with, and its time is given as a multiple of the `baseline`'s.
-    `None` is that of what does not train: floors.
+    The contestants of one `heat` run back to back, and a time is given as a multiple of the `baseline`'s; a floor
+    has none, as it does not train.
     """
 
     name: str
     heat: str
     baseline: str | None = None
-    wrap: Callable[[nn.Module], nn.Module] = unwrapped
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model
     step: Callable[[nn.Module, Workload, int], Step] = training_step
     transport: str = "process_group"
     takes_sparse_gradients: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldOptions(Options):
+    """Which contestants train which workloads."""
+
+    workloads: tuple[WorkloadName, ...] = tuple(name for name in get_args(WorkloadName) if name != "short")
+    settings: tuple[SettingName, ...] = ("default", "views", "static", "batched", "views_static")
+    """Constructor options, given to both implementations alike."""
+    others: tuple[OtherName, ...] = ("replicate", "naive", "flat", "overlapped", "bucketed", "automatic")
+    """Other ways to train: torch's `replicate` and the rungs of the reference ladder."""
+    device: DeviceName = "cpu"
+    """With "cuda", a GPU for each rank, and NCCL."""
+
+
+def supported(settings: Sequence[SettingName]) -> tuple[SettingName, ...]:
+    """Those of `settings` that the installed torch has options for; prints the others."""
+    known = inspect.signature(NativeDDP).parameters.keys()
+    unknown = [setting for setting in settings if not SETTINGS[setting].keys() <= known]
+    if unknown:
+        print(f"Left out, as torch {torch.__version__} has no such option: {', '.join(unknown)}.")
+    return tuple(setting for setting in settings if setting not in unknown)
 
 
 def native(setting: str) -> str:
@@ -78,15 +100,8 @@ def wire(transport: str) -> str:
     return f"all-reduce only, {transport.replace('_', ' ')}"
 
 
-def field(
-    settings: Sequence[str], transports: Sequence[str], others: Sequence[str] = (), *, control: bool = False
-) -> list[Contestant]:
-    """All who race, those of a heat next to each other."""
-    return [*floors(transports), *pairs(settings, transports, control=control), *map(other, others)]
-
-
 def floors(transports: Sequence[str]) -> list[Contestant]:
-    """What no wrapper can beat: its step without it, alone and beside the other ranks, and the mere all-reduce."""
+    """Lower bounds of any wrapper: the bare step, alone and beside the other ranks, and the mere all-reduce."""
     measured = [transport for transport in transports if transport != "auto"]
     return [
         Contestant(ALONE, "floors", step=step_of_rank_0),
@@ -114,23 +129,15 @@ def pairs(settings: Sequence[str], transports: Sequence[str], *, control: bool =
 
 
 def other(name: str) -> Contestant:
-    """One of the other ways to the same weights, each in a heat of its own beside nobody.
+    """One of the other ways to the same weights, alone in a heat of its own.
 
-    `replicate` wraps a list of the parameters and so never sees which module wants sparse gradients; the rungs of
-    the reference ladder have no room for them.
+    `replicate` wraps a list of the parameters and so does not see which module wants sparse gradients; the rungs of
+    the reference ladder do not support them.
     """
     if name == "replicate":
         return Contestant("torch replicate", name, BASELINE, replicate, takes_sparse_gradients=False)
-    if name == "zero1":
-        return Contestant("DeepSpeed ZeRO-1", name, BASELINE, step=zero_step, takes_sparse_gradients=False)
-    return Contestant(
-        f"reference {name}",
-        name,
-        BASELINE,
-        rungs(cap_bytes=25 * 2**20)[name],
-        step_then_synchronize,
-        takes_sparse_gradients=False,
-    )
+    rung, step = rungs(cap_bytes=25 * 2**20)[name], step_then_synchronize
+    return Contestant(f"reference {name}", name, BASELINE, rung, step, takes_sparse_gradients=False)
 
 
 def heats(contestants: Sequence[Contestant]) -> list[list[str]]:
@@ -142,29 +149,89 @@ def heats(contestants: Sequence[Contestant]) -> list[list[str]]:
 
 
 def enter(contestants: Sequence[Contestant], model: nn.Module) -> dict[str, nn.Module]:
-    """What each of them trains: its own copy of `model`, so that all start from the same weights. Collective."""
+    """The module of each: a wrapped copy of `model`, so that all start from the same weights. Collective."""
     return {contestant.name: contestant.wrap(copy.deepcopy(model)) for contestant in contestants}
 
 
 def for_workload(contestants: Sequence[Contestant], task: Workload) -> list[Contestant]:
-    """Those that can train it."""
+    """The contestants that can train `task`."""
     return [c for c in contestants if c.takes_sparse_gradients or not task.has_sparse_gradients]
 
 
-# ------------------------------------------------------------------ who is there
+# ------------------------------------------------------------------ the race
 
 
-def unknown_to_torch(settings: Sequence[str]) -> list[str]:
-    """Those of `settings` that the installed torch has no option for (`batched_grad_copy` is young)."""
-    known = inspect.signature(NativeDDP).parameters
-    return [setting for setting in settings if not set(SETTINGS[setting]) <= set(known)]
+@dataclass(frozen=True)
+class Raced:
+    """The contestants' models after a race, and their times. See [Note: paired rounds] for the estimates."""
+
+    title: str
+    models: Mapping[str, nn.Module]
+    wall: Times
+    cpu: Times
+    seed: int  #: of the bootstrap
+
+    def described(self) -> dict[str, Any]:
+        """The model and the number of rounds."""
+        parameters = list(next(iter(self.models.values())).parameters())
+        return {
+            "title": self.title,
+            "tensors": len(parameters),
+            "parameters": sum(p.numel() for p in parameters),
+            "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
+            "rounds": len(next(iter(self.wall.values()))),
+        }
+
+    def median_ms(self, name: str) -> float:
+        return median_ms(self.wall[name])
+
+    def ratio(self, name: str, baseline: str) -> Estimate:
+        return compare(self.wall[name], self.wall[baseline], self.seed)
+
+    def cpu_ratio(self, name: str, baseline: str) -> Estimate:
+        return compare(self.cpu[name], self.cpu[baseline], self.seed)
+
+    def added_ms(self, name: str) -> Estimate:
+        """Milliseconds beyond the step without a wrapper."""
+        return estimate((self.wall[name] - self.wall[FLOOR]) * 1e3, self.seed)
+
+    def same_bits(self, contestant: Contestant) -> bool:
+        """True if it holds its baseline's weights on all ranks: both have done the same work. Collective."""
+        assert contestant.baseline is not None, "floors have no baseline"
+        ours, theirs = (self.models[name].parameters() for name in (contestant.name, contestant.baseline))
+        alike = all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+        everywhere = torch.tensor(int(alike), device=device_of(self.models[contestant.name]))
+        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+        return bool(everywhere)
 
 
-def not_installed(others: Sequence[str]) -> list[str]:
-    return [name for name in others if name == "zero1" and importlib.util.find_spec("deepspeed") is None]
+def race_workload(
+    rank: int,
+    task: Workload,
+    field: Sequence[Contestant],
+    config: RaceOptions,
+    start_bar: StartBar,
+    prepare: Callable[[Mapping[str, nn.Module], Mapping[str, Step]], object] = lambda models, steps: None,
+    device: str = "cpu",
+) -> Raced:
+    """Race all of `field`, each on a copy of the task's model. `prepare` precedes the first round. Collective."""
+    torch.manual_seed(config.seed)
+    models = enter(field, task.model().to(device))
+    steps = {c.name: c.step(models[c.name], task, rank) for c in field}
+    prepare(models, steps)
+    wall, cpu = timed_race(
+        steps,
+        heats(field),
+        config.race_rounds,
+        config.turn(task.steps_per_turn),
+        partial(start_bar, task.name),
+        settle=torch.cuda.synchronize if device == "cuda" else lambda: None,
+        leave=lambda name: models[name].zero_grad(set_to_none=True),
+    )
+    return Raced(task.title, models, wall, cpu, config.seed)
 
 
-# ------------------------------------------------------------------ wrappers
+# ------------------------------------------------------------------ wrappers and steps
 
 
 def wrapped_by(wrapper: Callable[..., nn.Module], options: Mapping[str, Any]) -> Callable[[nn.Module], nn.Module]:
@@ -175,11 +242,8 @@ def minddp_over(transport: str) -> Callable[..., nn.Module]:
     return lambda model, **options: DistributedDataParallel(model, transport=transport, **options)
 
 
-# ------------------------------------------------------------------ steps
-
-
 def step_of_rank_0(model: nn.Module, task: Workload, rank: int) -> Step:
-    """Rank 0 trains and the others sit still: what one rank does with the machine to itself."""
+    """Rank 0 trains and the others are idle: the step of a rank that has the machine to itself."""
     return training_step(model, task, rank) if rank == 0 else lambda: None
 
 
@@ -190,7 +254,7 @@ def step_then_synchronize(ddp: nn.Module, task: Workload, rank: int) -> Step:
 
 
 def all_reduce_alone(transport: str) -> Callable[[nn.Module, Workload, int], Step]:
-    """As many bytes as there are gradients, in one message: what the transport can do at best."""
+    """One message of as many bytes as there are gradients: the transport at its best."""
 
     def make(model: nn.Module, task: Workload, rank: int) -> Step:
         link = open_transport(transport, dist.distributed_c10d._get_default_group(), device_of(model))
@@ -201,36 +265,9 @@ def all_reduce_alone(transport: str) -> Callable[[nn.Module, Workload, int], Ste
 
 
 def gradient_bytes(model: nn.Module, task: Workload, rank: int) -> int:
-    """What one backward has to tell the other ranks. Clears the gradients."""
+    """The bytes that one backward has to send to the other ranks. Clears the gradients."""
     inputs, targets = batch_of(task, rank, device_of(model))
     task.loss(model(inputs), targets).backward()
-    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    nbytes_of_all = sum(nbytes(param.grad) for param in model.parameters() if param.grad is not None)
     model.zero_grad(set_to_none=True)
-    return sum(g._values().nbytes + g._indices().nbytes if g.is_sparse else g.nbytes for g in grads)
-
-
-def zero_step(model: nn.Module, task: Workload, rank: int) -> Step:
-    """DeepSpeed's engine takes over backward and the update. It looks for the ranks in the environment."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(dist.get_world_size()))
-    os.environ.setdefault("DS_ACCELERATOR", device_of(model).type)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # in every step
-    import deepspeed
-
-    inputs, targets = batch_of(task, rank, device_of(model))
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=task.learning_rate),
-        dist_init_required=False,
-        config={
-            "train_micro_batch_size_per_gpu": len(inputs),
-            "zero_optimization": {"stage": 1},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        },
-    )
-
-    def step() -> None:
-        engine.backward(task.loss(engine(inputs), targets))
-        engine.step()
-
-    return step
+    return nbytes_of_all

@@ -1,23 +1,63 @@
-"""What the benchmarks show on a terminal: progress, and the cells of their tables."""
+"""What the benchmarks show: progress bars, and tables for a terminal and for a Markdown page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 
 StartBar = Callable[[str, int], Callable[[], None]]
+Figures = Mapping[str, Mapping[str, Any]]
+
+RATIO = "{ratio[median]:.3f} ({ratio[low]:.3f}–{ratio[high]:.3f})"  #: a cell: a median and its 95% interval
+
+
+@dataclass(frozen=True)
+class Table:
+    """One column of names, then columns of figures."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""  #: lines below the table
+
+    def show(self, console: Console) -> None:
+        drawn = RichTable(title=self.title)
+        for place, heading in enumerate(self.headings):
+            drawn.add_column(heading, justify="right" if place else "left", no_wrap=True)
+        for row in self.rows:
+            drawn.add_row(*row)
+        console.print(drawn)
+        if self.caption:
+            console.print(self.caption, markup=False)
+
+    def markdown(self) -> str:
+        lines = [self.headings, ["---"] * len(self.headings), *self.rows]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        return "\n\n".join([f"### {self.title}", table, *([self.caption] if self.caption else [])])
+
+
+def table_of(title: str, first: str, columns: Mapping[str, str], figures: Figures, caption: str = "") -> Table:
+    """A row for each name in `figures`; each column is a format string of the figures in that row."""
+    rows = [[name, *(cell.format(**of) for cell in columns.values())] for name, of in figures.items()]
+    return Table(title, [first, *columns], rows, caption)
+
+
+def console_of() -> Console:
+    """Wide enough for the tables: a line that a terminal wraps is better than a column that is left out."""
+    return Console(width=max(Console().width, 140))
 
 
 @contextmanager
 def progress_of(rank: int) -> Iterator[StartBar]:
-    """Yields `start(title, total)`, which returns what is to be called at each of the `total` rounds.
+    """Yields `start(title, total)`, which returns what to call after each of the `total` rounds.
 
-    Only rank 0 shows anything. It draws when it is told to: a thread that draws would draw inside a timed turn.
+    Only rank 0 shows a bar. It is drawn in that call: a thread that draws would draw inside a timed turn.
     """
     with Progress(
         TextColumn("{task.description:18}"),
@@ -38,26 +78,3 @@ def progress_of(rank: int) -> Iterator[StartBar]:
             return advance
 
         yield start
-
-
-def console_of() -> Console:
-    """Wide enough for the tables: a line that a terminal wraps is better than a column that is left out."""
-    return Console(width=max(Console().width, 128))
-
-
-def table_of(title: str, first: str, *headings: str, caption: str | None = None) -> Table:
-    """One column of names, then columns of figures."""
-    table = Table(title=title, caption=caption)
-    table.add_column(first, no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def interval(estimate: Mapping[str, Any], digits: int = 3) -> str:
-    return f"{estimate['low']:.{digits}f}–{estimate['high']:.{digits}f}"
-
-
-def rounds_in_words(config: Mapping[str, Any]) -> str:
-    """Of a report's `config`; see `harness.Rounds`."""
-    return f"{'at least ' if config.get('seconds') else ''}{config['rounds']} rounds"

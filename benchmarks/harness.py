@@ -1,12 +1,13 @@
 """The shared harness: contestants race in paired, alternating rounds, and a ratio is taken per round.
 
-[Note: paired rounds] Speed on a shared machine drifts by more than the differences measured here. So all
-contestants live in one process group and one run, and a *heat* (the contestants to be compared) is run back
-to back in every round: drift hits both sides of a pair alike and cancels in their ratio. What does not cancel
-is position, because a contestant inherits the caches its predecessor left. So the order of the heats follows
-a shuffled Latin square, and the order inside a heat alternates. The figure is the median over rounds of the
-ratio, which one disturbed round cannot move; the bootstrap interval says how far to trust it. Turns are short
-and rounds many, because what disturbs a turn lasts longer than a step: more pairs beat longer ones.
+[Note: paired rounds]
+Speed on a shared machine drifts by more than the differences measured here. So all contestants live in one process
+group and one run, and a *heat* (the contestants to be compared) is run back to back in every round: drift hits both
+sides of a pair alike and cancels in their ratio. Position does not cancel, because a contestant inherits the caches
+that its predecessor left. So the order of the heats follows a shuffled Latin square, and the order inside a heat
+alternates. The figure is the median over rounds of the ratio, which one disturbed round cannot move; the bootstrap
+interval says how far to trust it. Turns are short and rounds many, because a disturbance lasts longer than a step:
+more pairs beat longer ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
+
+FEWEST_ROUNDS = 2  # of one there is no interval
 
 
 def schedule(heats: Sequence[Sequence[str]], rounds: int, seed: int) -> list[list[str]]:
@@ -44,18 +47,14 @@ def _latin_cycle(heats: Sequence[Sequence[str]], cycle: int, rng: random.Random)
     for row in range(count):
         names: list[str] = []
         for place, column in enumerate(columns):
-            index = (row + column) % count
-            names += _rotated(heats[index], index + place + cycle)
+            heat = heats[(row + column) % count]
+            first = ((row + column) % count + place + cycle) % len(heat)
+            names += [*heat[first:], *heat[:first]]
         yield names
 
 
-def _rotated(heat: Sequence[str], by: int) -> list[str]:
-    by %= len(heat)
-    return [*heat[by:], *heat[:by]]
-
-
 class Turn(NamedTuple):
-    """What one step took, on average over a contestant's turn, on one rank."""
+    """The time of one step, on average over a contestant's turn, on one rank."""
 
     seconds: float  #: of wall time
     cpu_seconds: float  #: of all threads of the process; a step that only waits takes none
@@ -74,7 +73,7 @@ def race(
 
     A turn is a barrier, one untimed step that brings the contestant's data back into the caches, then
     `steps_per_turn` timed steps. The garbage collector runs between turns and never inside one. `settle` waits for
-    what a step has only begun: on a GPU, its kernels. `leave(name)` follows a turn: others need the memory, too.
+    work that a step has only begun: on a GPU, its kernels. `leave(name)` follows a turn and frees its memory.
     """
     turns: dict[str, list[Turn]] = {name: [] for name in contestants}
     with _no_garbage_collection():
@@ -101,7 +100,7 @@ def _timed_turn(step: Callable[[], object], steps: int, settle: Callable[[], obj
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collect only when told to. What is alive now is frozen, so that `gc.collect` is quick enough to repeat."""
+    """Collect in explicit calls only. Objects alive now are frozen, which makes `gc.collect` quick to repeat."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
@@ -117,52 +116,48 @@ def _no_garbage_collection() -> Iterator[None]:
 Times = Mapping[str, np.ndarray]  #: for each contestant, seconds per step in each round: `[rounds]` float64
 
 
-def slowest_rank(turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> Times:
-    """Wall time: in each round, that of the contestant's slowest rank."""
-    return {
-        name: np.max([[turn.seconds for turn in turns[name]] for turns in turns_of_rank], axis=0)
-        for name in turns_of_rank[0]
-    }
-
-
-def mean_cpu(turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> Times:
-    """CPU time: in each round, the mean over the ranks."""
-    return {
-        name: np.mean([[turn.cpu_seconds for turn in turns[name]] for turns in turns_of_rank], axis=0)
-        for name in turns_of_rank[0]
-    }
-
-
 class Timed(NamedTuple):
-    """What the ranks together took."""
+    """The times of all ranks together."""
 
     wall: Times  #: of the slowest rank
     cpu: Times  #: mean over the ranks
 
 
-def timed_rounds(turns: Mapping[str, Sequence[Turn]], warmup_rounds: int) -> Timed:
-    """The same on every rank, from the turns of all of them after the warm-up. Collective."""
-    turns_of_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(turns_of_rank, {name: turns[name][warmup_rounds:] for name in turns})
-    return Timed(slowest_rank(turns_of_rank), mean_cpu(turns_of_rank))
+def over_ranks(turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> Timed:
+    """One time for each round, from those of each rank."""
+    of_name = {name: np.array([turns[name] for turns in turns_of_rank]) for name in turns_of_rank[0]}
+    return Timed(
+        wall={name: times[:, :, 0].max(axis=0) for name, times in of_name.items()},
+        cpu={name: times[:, :, 1].mean(axis=0) for name, times in of_name.items()},
+    )
+
+
+def gathered(value: Any) -> list[Any]:
+    """`value` of every rank. Collective."""
+    of_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_rank, value)
+    return of_rank
 
 
 @dataclass(frozen=True)
 class Rounds:
     """How many rounds a race has: `warmup`, which are thrown away, then `least`, or a multiple of those.
 
-    Which multiple, `seconds` decides: the one that takes about as long. Short steps are the noisy ones, and the
-    time that is saved on them buys more rounds. A multiple keeps what is fair about `least`, see `schedule`.
+    The multiple is the one that takes about `seconds`. Short steps are the noisy ones, and the time that is saved
+    on them buys more rounds. A multiple is as fair as `least`, see `schedule`. Where time is short, `limit_s` cuts
+    the rounds down to those that fit into it, but not below `FEWEST_ROUNDS`.
     """
 
     least: int
     warmup: int
     seed: int
     seconds: float = 0.0
+    limit_s: float = math.inf
 
     def timed(self, round_s: float) -> int:
         """How many are timed if one takes `round_s`."""
-        return self.least * max(1, round(self.seconds / (self.least * round_s)))
+        wanted = self.least * max(1, round(self.seconds / (self.least * round_s)))
+        return wanted if wanted * round_s <= self.limit_s else max(FEWEST_ROUNDS, int(self.limit_s / round_s))
 
 
 def timed_race(
@@ -174,9 +169,9 @@ def timed_race(
     settle: Callable[[], object] = lambda: None,
     leave: Callable[[str], object] = lambda name: None,
 ) -> Timed:
-    """The whole of it: a race of all `heats`, the warm-up first. Collective; the same on every rank.
+    """A race of all `heats`, the warm-up first. Collective; the same on every rank.
 
-    `bar(total)` returns what is called after each timed round; the rest is as in `race`.
+    `bar(total)` returns the function to call after each timed round; the rest is as in `race`.
     """
     run = partial(
         race, contestants, steps_per_turn=steps_per_turn, barrier=dist.barrier, settle=settle, leave=leave
@@ -184,19 +179,13 @@ def timed_race(
     ends = [time.perf_counter()]
     run(schedule(heats, rounds.warmup, rounds.seed), on_round=lambda: ends.append(time.perf_counter()))
     fastest_s = min(end - start for start, end in itertools.pairwise(ends))  # buckets are rebuilt in some
-    number = rounds.timed(_of_the_slowest_rank(fastest_s))
-    return timed_rounds(run(schedule(heats, number, rounds.seed), on_round=bar(number)), warmup_rounds=0)
-
-
-def _of_the_slowest_rank(value: float) -> float:
-    of_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_rank, value)
-    return max(of_rank)
+    number = rounds.timed(max(gathered(fastest_s)))
+    return over_ranks(gathered(run(schedule(heats, number, rounds.seed), on_round=bar(number))))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median over rounds, and how far to trust it."""
+    """A median over rounds and its uncertainty."""
 
     median: float
     low: float  #: lower end of the 95% bootstrap interval of the median
@@ -213,7 +202,7 @@ def estimate(samples: np.ndarray, seed: int) -> Estimate:
 
 
 def compare(seconds: np.ndarray, baseline: np.ndarray, seed: int) -> Estimate:
-    """How long one takes as a multiple of another, paired round by round. See [Note: paired rounds]."""
+    """The time of one as a multiple of another's, paired round by round. See [Note: paired rounds]."""
     if len(seconds) != len(baseline) or len(seconds) == 0:
         raise ValueError(
             f"A paired ratio needs the same rounds on both sides, but they have {len(seconds)} and "
@@ -233,12 +222,11 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def fastest(times: Times, names: Sequence[str]) -> str:
-    """Which of `names` is fastest, judged by its share of each round so that drift does not decide."""
-    round_mean = np.mean(list(times.values()), axis=0)
-    return min(names, key=lambda name: float(np.median(times[name] / round_mean)))
-
-
 def median_ms(seconds: np.ndarray) -> float:
     """The median round, in milliseconds per step."""
     return float(np.median(seconds)) * 1e3
+
+
+def in_ms(times: Times) -> dict[str, list[float]]:
+    """Every round, in milliseconds per step."""
+    return {name: [round(seconds * 1e3, 4) for seconds in times[name]] for name in times}

@@ -1,63 +1,53 @@
 """What does one parameter cost per step when nothing is communicated, and does that depend on how many there are?
 
-    python -m benchmarks.hook_cost     # about a minute
+    python -m benchmarks.hook_cost     # about two minutes
 
-One rank, up to 10,000 parameters of 4 elements. What a wrapper adds to forward and backward is then its bookkeeping
-(hooks, counting, packing); divided by the number of parameters it is the cost of one.
+One rank, up to 10,000 parameters of 4 elements. The time that a wrapper adds to forward and backward is then its
+bookkeeping (hooks, counting, packing); divided by the number of parameters it is the cost of one. It is taken for
+each mode of counting: all parameters, views, `find_unused_parameters`, and a static graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import tyro
-from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks import contestants, machine, results
-from benchmarks.contestants import FLOOR, Contestant, SettingName
-from benchmarks.display import StartBar, console_of, interval, progress_of, table_of
-from benchmarks.harness import Rounds, compare, estimate, median_ms, timed_race
-from benchmarks.launch import run_ranks
-from benchmarks.question import refuse_less_than
+from benchmarks import contestants
+from benchmarks.contestants import FLOOR, Contestant, SettingName, race_workload
+from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
+from benchmarks.harness import estimate
+from benchmarks.question import RaceOptions, Report, ask, report_of
+from benchmarks.workloads import Workload
+
+TURN_PARAMETERS = 20_000  # a turn has so many steps that they get through as many parameters
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
     """Time what one parameter costs per step when nothing is communicated."""
+
+    LEAST = RaceOptions.LEAST | {"elements": 1}
 
     parameters: tuple[int, ...] = (100, 1_000, 10_000)
     elements: int = 4
-    """Of each parameter."""
-    settings: tuple[SettingName, ...] = ("default", "views")
+    """Numbers in each parameter."""
+    settings: tuple[SettingName, ...] = ("default", "views", "find_unused", "static")
     """Constructor options, given to both implementations alike."""
+    world_size: int = 1
+    """With 1, nothing is communicated."""
     rounds: int = 20
-    warmup_rounds: int = 2
-    turn_parameters: int = 20_000
-    """How many parameters a turn gets through, at least; that makes its number of steps."""
-    seed: int = 0
-    control: bool = False
-    """Put torch's class in minddp's seat: both should cost the same."""
-    out: Path | None = None
-    """JSON file to write; by default benchmarks/results/hook_cost.json (or hook_cost_control.json)."""
-    timeout_s: float = 600.0
+    timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
-        refuse_less_than({"elements": 1, "rounds": 1, "warmup_rounds": 1, "turn_parameters": 1}, self)
+        super().__post_init__()
         if not self.parameters or min(self.parameters) < 1:
             raise ValueError(f"parameters is {self.parameters}; give at least one number, all at least 1.")
-
-    def resolved(self) -> Config:
-        """This configuration with the default of `out` spelled out."""
-        name = "hook_cost_control" if self.control else "hook_cost"
-        return dataclasses.replace(self, out=self.out or results.path_of(name))
 
 
 class Separate(nn.Module):
@@ -72,49 +62,31 @@ class Separate(nn.Module):
 
 
 def main(config: Config) -> None:
-    config = config.resolved()
-    (report,) = run_ranks(time_counts, config, world_size=1, threads=1, timeout_s=config.timeout_s)
-    print_report(report, console_of())
-    if config.out is not None:
-        results.write(report, config.out)
+    ask("hook_cost", time_counts, config, tables)
 
 
 def time_counts(rank: int, config: Config) -> dict[str, Any]:
-    """One race for each number of parameters; returns the report, ready for JSON."""
+    """One race for each number of parameters; returns the report."""
     with progress_of(rank) as start_bar:
-        counts = {str(count): time_count(count, config, start_bar) for count in config.parameters}
+        counts = {str(count): time_count(rank, count, config, start_bar) for count in config.parameters}
+    return report_of(
+        "microseconds that one parameter adds to a step when nothing is communicated", config, counts=counts
+    )
+
+
+def time_count(rank: int, count: int, config: Config, start_bar: StartBar) -> dict[str, Any]:
+    pairs = contestants.pairs(config.settings, ["process_group"])
+    field = [dataclasses.replace(c, step=forward_backward) for c in (Contestant(FLOOR, "floors"), *pairs)]
+    task = separate(count, config.elements)
+    raced = race_workload(rank, task, field, config, start_bar)
     return {
-        "question": "microseconds that one parameter adds to a step when nothing is communicated",
-        "seat": "control" if config.control else "minddp",
-        "machine": machine.describe(),
-        "config": results.of_config(config),
-        "counts": counts,
-    }
-
-
-def time_count(count: int, config: Config, start_bar: StartBar) -> dict[str, Any]:
-    field = [
-        Contestant(FLOOR, "floors"),
-        *contestants.pairs(config.settings, ["process_group"], control=config.control),
-    ]
-    models = contestants.enter(field, Separate(count, config.elements))
-    steps = {name: forward_backward(model) for name, model in models.items()}
-    rounds = Rounds(config.rounds, config.warmup_rounds, config.seed)
-    steps_per_turn = max(2, config.turn_parameters // count)
-    bar = partial(start_bar, f"{count:,} parameters")
-    wall, _ = timed_race(steps, contestants.heats(field), rounds, steps_per_turn, bar)
-
-    def added_us(name: str) -> np.ndarray:
-        return (wall[name] - wall[FLOOR]) / count * 1e6
-
-    return {
-        "no_wrapper_ms": median_ms(wall[FLOOR]),
+        "no_wrapper_ms": raced.median_ms(FLOOR),
         "contestants": {
             c.name: {
                 "baseline": c.baseline,
-                "median_ms": median_ms(wall[c.name]),
-                "added_us": dataclasses.asdict(estimate(added_us(c.name), config.seed)),
-                "ratio": dataclasses.asdict(compare(wall[c.name], wall[c.baseline], config.seed)),
+                "median_ms": raced.median_ms(c.name),
+                "added_us": estimate((raced.wall[c.name] - raced.wall[FLOOR]) / count * 1e6, config.seed),
+                "ratio": raced.ratio(c.name, c.baseline),
             }
             for c in field
             if c.baseline
@@ -122,7 +94,19 @@ def time_count(count: int, config: Config, start_bar: StartBar) -> dict[str, Any
     }
 
 
-def forward_backward(model: nn.Module) -> Callable[[], None]:
+def separate(count: int, elements: int) -> Workload:
+    return Workload(
+        f"{count:,} parameters",
+        f"{count:,} parameters",
+        lambda: Separate(count, elements),
+        batch=lambda rng: (torch.empty(0), torch.empty(0)),
+        loss=lambda output, target: output,
+        learning_rate=0.0,
+        steps_per_turn=max(2, TURN_PARAMETERS // count),
+    )
+
+
+def forward_backward(model: nn.Module, task: Workload, rank: int) -> Callable[[], None]:
     """A step without an optimizer, whose own cost per parameter would be the larger part."""
 
     def step() -> None:
@@ -132,27 +116,13 @@ def forward_backward(model: nn.Module) -> Callable[[], None]:
     return step
 
 
-def print_report(report: Mapping[str, Any], console: Console) -> None:
-    rows = table_of(
-        "One rank, nothing communicated",
-        "contestant",
-        *("parameters", "ms per step", "added µs per parameter", "95% interval", "ratio", "95% interval"),
-    )
+def tables(report: Report) -> Iterator[Table]:
+    added = "{added_us[median]:.2f} ({added_us[low]:.2f}–{added_us[high]:.2f})"
+    columns = {"ms per step": "{median_ms:.3f}", "added µs per parameter": added, "ratio": RATIO}
     for count, result in report["counts"].items():
-        rows.add_row(FLOOR, f"{int(count):,}", f"{result['no_wrapper_ms']:.3f}")
-        for name, contestant in result["contestants"].items():
-            added, ratio = contestant["added_us"], contestant["ratio"]
-            beside_torch = [] if name == contestant["baseline"] else [f"{ratio['median']:.3f}", interval(ratio)]
-            rows.add_row(
-                name.replace("minddp", report["seat"]),
-                f"{int(count):,}",
-                f"{contestant['median_ms']:.3f}",
-                f"{added['median']:.2f}",
-                interval(added, digits=2),
-                *beside_torch,
-            )
-        rows.add_section()
-    console.print(rows)
+        title = f"{int(count):,} parameters, nothing communicated"
+        caption = f"{FLOOR}: {result['no_wrapper_ms']:.3f} ms"
+        yield table_of(title, "contestant", columns, result["contestants"], caption)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 
     python -m benchmarks.ladder --out DIR     # ladder.html and ladder.png: all of them on one scale
 
-Every wrapper trains the same layers in the same process group, and some of its steps are recorded. A rung tells
-nobody what it does, so it is watched from outside: `RungSource` stands between it and its wire. Such a recording is
-read, rung by rung, in docs/learning/ladder.md.
+Every wrapper trains the same layers in the same process group, and some of its steps are recorded. A rung reports
+no events, so it is watched from outside: `RungSource` stands between it and its wire. docs/learning/ladder.md reads
+such a recording, rung by rung.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -32,12 +32,8 @@ from minddp.xray.recording import BucketInfo, Layout, ParamInfo
 from minddp.xray.result import Result
 from minddp.xray.sources import Source
 from minddp.xray.xray import XRay
-from reference.automatic import Automatic
-from reference.bucketed import Bucketed
-from reference.flat import Flat
 from reference.interface import DataParallel
-from reference.naive import Naive
-from reference.overlapped import Overlapped
+from reference.ladder import rungs
 
 MIB = 2**20
 
@@ -50,7 +46,7 @@ class Config:
     """Folder for ladder.html, ladder.json and, with matplotlib, ladder.png."""
     depth: int = 6
     width: int = 512
-    """Of each of the layers; 512 makes 1 MiB of gradients each."""
+    """Width of each layer; 512 makes 1 MiB of gradients each."""
     batch_size: int = 128
     cap_mib: float = 2.0
     """Capacity of a bucket."""
@@ -62,7 +58,7 @@ class Config:
     timeout_s: float = 300.0
 
     def module(self) -> nn.Module:
-        """What every wrapper trains, the same on every rank."""
+        """The module that every wrapper trains, the same on every rank."""
         torch.manual_seed(0)
         return nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(self.depth)))
 
@@ -84,14 +80,8 @@ def record_all(rank: int, config: Config) -> None:
 
 def results_of_all(rank: int, config: Config) -> list[Result]:
     """Every rung from the bottom, then torch's DDP, then minddp."""
-    rungs: Mapping[str, Rung] = {
-        "naive": Naive,
-        "flat": Flat,
-        "overlapped": Overlapped,
-        "bucketed": partial(Bucketed, cap_bytes=int(config.cap_mib * MIB)),
-        "automatic": partial(Automatic, cap_bytes=int(config.cap_mib * MIB)),
-    }
-    results = [record_rung(name, make, rank, config) for name, make in rungs.items()]
+    makers = rungs(cap_bytes=int(config.cap_mib * MIB))
+    results = [record_rung(name, make, rank, config) for name, make in makers.items()]
     for title, wrap in {"torch's DDP": TorchDDP, "minddp": minddp.DistributedDataParallel}.items():
         ddp = wrap(config.module(), bucket_cap_mb=config.cap_mib)
         results.append(record(title, ddp, ddp, lambda: None, rank, config))
@@ -150,7 +140,7 @@ class RungSource:
         self._labels: list[str] = []  # of this step's messages
         self._seen: list[str] = []  # of the last whole step's
         self._unpacking = -1
-        self._tellers: list[torch.futures.Future] = []  # of completions; they run in the backend's threads
+        self._callbacks: list[torch.futures.Future] = []  # of completions; they run in the backend's threads
         self._install()
 
     @property
@@ -175,20 +165,17 @@ class RungSource:
     def unwatch(self, sink: EventSink) -> None:
         self._sink = None
 
-    # ------------------------------------------------------------------ what is seen
+    # ------------------------------------------------------------------ events
 
     def _install(self) -> None:
-        self.rung.register_forward_pre_hook(lambda *_: self._tell(EventKind.FORWARD_BEGIN))
-        self.rung.register_forward_hook(self._on_forward_end)
-        wire: Any = self.rung.wire
-        average, wire.average = wire.average, self._average
-        self._send = average
         rung: Any = self.rung
-        synchronize, rung.synchronize = rung.synchronize, self._synchronize
-        self._wait = synchronize
+        rung.register_forward_pre_hook(lambda *_: self._emit(EventKind.FORWARD_BEGIN))
+        rung.register_forward_hook(self._on_forward_end)
+        self._send, rung.wire.average = rung.wire.average, self._average
+        self._wait, rung.synchronize = rung.synchronize, self._synchronize
 
     def _members(self, label: str) -> tuple[int, ...]:
-        """Which parameters a message carries: its label names one, a bucket, or everything."""
+        """The parameters that a message carries: its label names one, a bucket, or everything."""
         names = [name for name, _ in self._named]
         if label in names:
             return (names.index(label),)
@@ -200,39 +187,36 @@ class RungSource:
 
     def _on_forward_end(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
         output.register_hook(self._on_backward_begin)
-        self._tell(EventKind.FORWARD_END)
+        self._emit(EventKind.FORWARD_END)
 
     def _on_backward_begin(self, _grad: Tensor) -> None:
         self._labels = []
-        self._tell(EventKind.BACKWARD_BEGIN)
-        Variable._execution_engine.queue_callback(partial(self._tell, EventKind.GRADIENTS_COMPLETE))
+        self._emit(EventKind.BACKWARD_BEGIN)
+        Variable._execution_engine.queue_callback(partial(self._emit, EventKind.GRADIENTS_COMPLETE))
 
     def _on_gradient(self, index: int, _param: Tensor) -> None:
-        self._tell(EventKind.PARAM_READY, index)
+        self._emit(EventKind.PARAM_READY, index)
 
     def _average(self, tensor: Tensor, label: str) -> WatchedWork:
         index = len(self._labels)
         self._labels.append(label)
         self._close_unpacking()
-        self._tell(EventKind.BUCKET_READY, index)
-        self._tell(EventKind.BUCKET_LAUNCHED, index)
+        self._emit(EventKind.BUCKET_READY, index)
+        self._emit(EventKind.BUCKET_LAUNCHED, index)
         work = self._send(tensor, label)
         if self._sink is not None:
-            told = work.get_future().then(lambda _: self._tell(EventKind.BUCKET_COMPLETED, index))
-            self._tellers.append(told)
-        return WatchedWork(work, partial(self._on_wait, index), partial(self._on_waited, index))
-
-    def _on_wait(self, index: int) -> None:
-        self._close_unpacking()
+            emitted = work.get_future().then(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
+            self._callbacks.append(emitted)
+        return WatchedWork(work, self._close_unpacking, partial(self._on_waited, index))
 
     def _on_waited(self, index: int) -> None:
-        self._tell(EventKind.BUCKET_WAITED, index)
+        self._emit(EventKind.BUCKET_WAITED, index)
         self._unpacking = index
 
     def _close_unpacking(self) -> None:
-        """What a rung does between two waits is to unpack the first."""
+        """Between two waits a rung unpacks the message of the first."""
         if self._unpacking >= 0:
-            self._tell(EventKind.BUCKET_UNPACKED, self._unpacking)
+            self._emit(EventKind.BUCKET_UNPACKED, self._unpacking)
             self._unpacking = -1
 
     def _synchronize(self) -> None:
@@ -240,18 +224,18 @@ class RungSource:
         self._unpacking = -1
         self._seen = self._labels
         self.steps_taken += 1
-        self._tell(EventKind.BACKWARD_END)
-        torch.futures.wait_all(self._tellers)  # a thread that still wants to tell would abort an interpreter's exit
-        self._tellers.clear()
+        self._emit(EventKind.BACKWARD_END)
+        torch.futures.wait_all(self._callbacks)  # a callback that still runs would abort the interpreter's exit
+        self._callbacks.clear()
 
-    def _tell(self, kind: EventKind, subject: int = -1) -> None:
+    def _emit(self, kind: EventKind, subject: int = -1) -> None:
         if self._sink is not None:
             self._sink(Event(kind, subject))
 
 
 @dataclass(frozen=True)
 class WatchedWork:
-    """A message under way that tells when it is waited for."""
+    """A message under way, with calls before and after the wait for it."""
 
     work: dist.Work
     before: Callable[[], None]

@@ -1,11 +1,10 @@
 """Start the ranks of a benchmark and bring back what they return, within a time limit.
 
 [Note: memory is kept]
-What a step frees at the end of the heap, glibc gives back to the system, and the next step gets it again page by
-page: up to 16,000 page faults, 15 ms, in a step with 64 MiB of gradients. Whether that happens is decided by what
-happens to lie behind it. A process that trains one model meets either; in one that holds all contestants it depends
-on whose gradients live while it is another's turn, which is nobody's merit. So ranks keep what they free, in
-everybody's turn.
+Memory that a step frees at the end of the heap is given back to the system by glibc, and the next step gets it
+again page by page: up to 16,000 page faults, 15 ms, in a step with 64 MiB of gradients. That depends on what lies
+behind it on the heap: in a process that holds all contestants, on whose gradients live during another's turn. So
+ranks keep the memory that they free, in every turn.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,9 +25,9 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 DeviceName = Literal["cpu", "cuda"]
 
-#: What ranks find in their environment, besides what this process has.
+#: Variables in the ranks' environment, besides those of this process.
 ENVIRONMENT = {
-    "KINETO_LOG_LEVEL": "6",  # the profiler announces itself on every rank unless it is told not to
+    "KINETO_LOG_LEVEL": "6",  # or the profiler announces itself on every rank
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),  # see [Note: memory is kept]
     "MALLOC_MMAP_MAX_": "0",
 }
@@ -46,32 +45,20 @@ def run_ranks(
     """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one process group.
 
     `fn` is a module-level function; each rank computes with `threads` threads, or with the GPU of its number.
-    `settle(rank)` comes first in its process and tells where all meet, as an init_method; by default at a file.
+    `settle(rank)` comes first in its process and returns the group's init_method; by default that is a file.
     Raises `TimeoutError` when the ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with
     the traceback when one raises. In either case no process is left behind.
     """
-    with tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory, _environment():
+    with (
+        tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory,
+        mock.patch.dict(os.environ, ENVIRONMENT),
+    ):
         context = start_processes(
             _rank_main, (fn, args, world_size, threads, directory, device, settle), nprocs=world_size, join=False
         )
-        assert context is not None, "start_processes returns a context when told not to join"
+        assert context is not None, "start_processes returns a context if it does not join"
         _join(context, timeout_s)
         return [pickle.loads(_result_file(directory, rank).read_bytes()) for rank in range(world_size)]
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """`ENVIRONMENT` for processes that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _rank_main(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from minddp.platform.cores import usable_cores
+from minddp.platform.cupy_beside_torch import NoCuPy, import_cupy
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
-    """CPU, memory, operating system and versions, ready for JSON. No host, user or path names."""
-    gpu = {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()} if device == "cuda" else {}
-    return gpu | {
+    """CPU, GPU, memory, operating system and versions, ready for JSON. No host, user or path names."""
+    return (describe_gpu() if device == "cuda" else {}) | {
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -25,6 +23,28 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def describe_gpu() -> dict[str, Any]:
+    gpu = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": gpu.name,
+        "gpus": torch.cuda.device_count(),
+        "gpu_memory_gib": round(gpu.total_memory / 2**30, 1),
+        "multiprocessors": gpu.multi_processor_count,
+        "capability": f"{gpu.major}.{gpu.minor}",
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "cupy": cupy_version(),
+    }
+
+
+def cupy_version() -> str:
+    """The version of CuPy, or "none" and the reason."""
+    try:
+        return import_cupy().__version__
+    except NoCuPy as obstacle:
+        return f"none: {obstacle}"
 
 
 def cpu_model() -> str:
@@ -38,9 +58,3 @@ def cpu_model() -> str:
 def load_average() -> float:
     """Processes that wanted a core during the last minute: near 0 on a machine fit to measure on."""
     return round(os.getloadavg()[0], 2)
-
-
-def peak_memory_mib() -> float:
-    """The most memory this process has held at once (resident set), in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB elsewhere

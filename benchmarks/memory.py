@@ -7,91 +7,61 @@ rebuilt. The peak covers all of that; the copies are those of one step after it.
 `accounting.py`.
 
 [Note: two stretches]
-A wrapper's own memory is followed from byte to byte, but memory that ranks share is seen only when they stand
-still. So wrapping, when weights are broadcast, and stepping, when gradients are gathered, are counted apart: what
-is shared at the end of a stretch counts all along in it, but not in the stretch before, or buckets in shared memory
-would be added to a broadcast that is over when they are made. Shared memory is there once it is written to. What is
-shared only in the middle of a stretch, while buckets are rebuilt, is missed.
+Each allocation of a wrapper's own memory is seen, but memory that ranks share is counted only while they stand
+still. So wrapping, when weights are broadcast, and stepping, when gradients are gathered, are counted apart: bytes
+that are shared at the end of a stretch count in all of it, but not in the stretch before, or buckets in shared
+memory would be added to a broadcast that is over when they are made. Shared memory exists once it is written to.
+Memory that is shared only in the middle of a stretch, while buckets are rebuilt, is missed.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import tyro
-from rich.table import Table
 from torch import nn
 
-from benchmarks import contestants, machine, results
+from benchmarks import contestants
 from benchmarks.accounting import Peak, WrittenBytes, nbytes, peak_memory, shared_bytes
-from benchmarks.contestants import FLOOR, Contestant, OtherName, SettingName, TransportName
-from benchmarks.display import console_of, progress_of, table_of
-from benchmarks.launch import DeviceName, run_ranks
-from benchmarks.workloads import Workload, WorkloadName, workload
+from benchmarks.contestants import FLOOR, Contestant, FieldOptions, TransportName
+from benchmarks.display import Table, progress_of, table_of
+from benchmarks.harness import gathered
+from benchmarks.question import Report, ask, report_of
+from benchmarks.workloads import Workload, workload
 
 STEPS = 4  # a static graph is rebuilt before its third
 REPEATS = 2
 MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(FieldOptions):
     """Count the memory that each wrapper takes at its peak, and the bytes that it copies in a step."""
 
-    workloads: tuple[WorkloadName, ...] = (
-        "many_small",
-        "transformer",
-        "wide_mlp",
-        "convnet",
-        "embedding",
-        "embedding_sparse",
-    )
-    settings: tuple[SettingName, ...] = ("default", "views", "static", "batched", "views_static")
     transports: tuple[TransportName, ...] = ("process_group", "shared_memory")
-    others: tuple[OtherName, ...] = ("replicate", "naive", "flat", "overlapped", "bucketed", "automatic", "zero1")
-    world_size: int = 2
-    device: DeviceName = "cpu"
-    tiny: bool = False
-    """Models of no size, to see that all runs."""
-    out: Path | None = None
-    """JSON file to write; by default benchmarks/results/memory.json."""
-    timeout_s: float = 1800.0
 
 
 def main(config: Config) -> None:
-    console = console_of()
-    unknown, absent = contestants.unknown_to_torch(config.settings), contestants.not_installed(config.others)
-    if unknown or absent:
-        console.print(f"Left out, as they are not to be had here: {', '.join([*unknown, *absent])}.")
-    report, *_ = run_ranks(
-        count_workloads,
-        config,
-        [setting for setting in config.settings if setting not in unknown],
-        [name for name in config.others if name not in absent],
-        world_size=config.world_size,
-        threads=1,
-        timeout_s=config.timeout_s,
-        device=config.device,
-    )
-    for result in report["workloads"].values():
-        console.print(table(result))
-    results.write(report, config.out or results.path_of("memory"))
+    settings = contestants.supported(config.settings)
+    ask("memory", count_workloads, dataclasses.replace(config, settings=settings), tables, device=config.device)
 
 
-def count_workloads(rank: int, config: Config, settings: list[str], others: list[str]) -> dict[str, Any]:
-    """All contestants on all workloads, on this rank; returns the report, ready for JSON."""
-    pairs = contestants.pairs(settings, config.transports)
-    field = [Contestant(FLOOR, "floors"), *pairs, *map(contestants.other, others)]
+def count_workloads(rank: int, config: Config) -> dict[str, Any]:
+    """All contestants on all workloads, on this rank; returns the report."""
+    torch.manual_seed(config.seed)
+    pairs = contestants.pairs(config.settings, config.transports)
+    field = [Contestant(FLOOR, "floors"), *pairs, *map(contestants.other, config.others)]
     counted = {}
     with progress_of(rank) as start_bar:
         for name in config.workloads:
-            task = workload(name, tiny=config.tiny)
+            task = workload(name, config.workload_size)
             entrants = contestants.for_workload(field, task)
             advance = start_bar(name, len(entrants))
             model = task.model().to(config.device)
@@ -100,12 +70,8 @@ def count_workloads(rank: int, config: Config, settings: list[str], others: list
                 by_name[contestant.name] = count(contestant, model, task, rank)
                 advance()
             counted[name] = summarise(task, model, by_name)
-    return {
-        "question": "bytes that a wrapper holds and copies, beyond those of the step without it",
-        "machine": machine.describe(config.device),
-        "config": results.of_config(config),
-        "workloads": counted,
-    }
+    question = "bytes that a wrapper holds and copies, beyond those of the step without it"
+    return report_of(question, config, config.device, workloads=counted)
 
 
 @dataclass(frozen=True)
@@ -117,20 +83,18 @@ class Count:
 
 
 def count(contestant: Contestant, model: nn.Module, task: Workload, rank: int) -> Count:
-    """Of one contestant, on the rank that has least. Collective.
+    """The count of one contestant on the rank that has least. Collective.
 
     Memory whose last reference is dropped by a communication thread is never seen to be freed, so a peak can be
     too high, by chance, but not too low: the lowest of several is taken.
     """
     counts = [count_once(contestant, copy.deepcopy(model), task, rank) for _ in range(REPEATS)]
-    counts_of_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(counts_of_rank, counts)
-    everywhere = [counted for of_rank in counts_of_rank for counted in of_rank]
+    everywhere = [counted for of_rank in gathered(counts) for counted in of_rank]
     return Count(min(c.peak for c in everywhere), min(c.written for c in everywhere))
 
 
 def count_once(contestant: Contestant, model: nn.Module, task: Workload, rank: int) -> Count:
-    """On this rank. The model is there before; its gradients and all else are not. Collective."""
+    """The count on this rank. The model exists before; its gradients and all else do not. Collective."""
     gc.collect()
     device, shared_before = next(model.parameters()).device, shared_among_ranks()
     with peak_memory(device) as wrapping:
@@ -147,14 +111,14 @@ def count_once(contestant: Contestant, model: nn.Module, task: Workload, rank: i
 
 @dataclass(frozen=True)
 class Stretch:
-    """Of a run: its own memory, beyond what there was at its beginning, and the bytes shared at its end in all."""
+    """A part of a run: its own memory beyond that at its beginning, and all bytes that are shared at its end."""
 
     own: Peak
     shared: int
 
 
 def peak_of(*stretches: Stretch) -> int:
-    """The highest of their peaks, each on top of what those before it have left. See [Note: two stretches]."""
+    """The highest of their peaks, each on top of what those before it left. See [Note: two stretches]."""
     level, peaks = 0, []
     for stretch in stretches:
         peaks.append(level + stretch.own.nbytes + stretch.shared)
@@ -163,7 +127,7 @@ def peak_of(*stretches: Stretch) -> int:
 
 
 def shared_among_ranks() -> int:
-    """While no rank maps or unmaps anything, or the parts would not add up. Collective."""
+    """The bytes that ranks share, counted while no rank maps memory, or the parts would not add up. Collective."""
     dist.barrier()
     nbytes_here = shared_bytes()
     dist.barrier()
@@ -191,23 +155,14 @@ def summarise(task: Workload, model: nn.Module, counts: Mapping[str, Count]) -> 
     }
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    rows = table_of(
-        f"{result['title']}: {result['parameters_mib']:.2f} MiB of parameters",
-        "contestant",
-        *("peak MiB", "added MiB", "added / model", "copied MiB", "copied / model"),
-        caption=f"no wrapper: {result['no_wrapper']['peak_mib']:.2f} MiB at the peak, the parameters not counted",
-    )
-    for name, counted in result["contestants"].items():
-        rows.add_row(
-            name,
-            f"{counted['peak_mib']:.2f}",
-            f"{counted['added_mib']:.2f}",
-            f"{counted['added']:.2f}",
-            f"{counted['copied_mib']:.2f}",
-            f"{counted['copied']:.2f}",
-        )
-    return rows
+def tables(report: Report) -> Iterator[Table]:
+    figures = {"peak MiB": "peak_mib", "added MiB": "added_mib", "added / model": "added"}
+    figures |= {"copied MiB": "copied_mib", "copied / model": "copied"}
+    columns = {heading: f"{{{name}:.2f}}" for heading, name in figures.items()}
+    for result in report["workloads"].values():
+        title = f"{result['title']}: {result['parameters_mib']:.2f} MiB of parameters"
+        caption = f"{FLOOR}: {result['no_wrapper']['peak_mib']:.2f} MiB at the peak, the parameters not counted"
+        yield table_of(title, "contestant", columns, result["contestants"], caption)
 
 
 if __name__ == "__main__":

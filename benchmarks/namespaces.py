@@ -1,9 +1,9 @@
 """Hosts on one machine: network namespaces with a cable between them whose rate is limited.
 
-A network namespace has interfaces, addresses and abstract sockets of its own, as a host has; a process that has
-entered one reaches another only through the cable. The cable is a pair of virtual interfaces, each with a token
-bucket that lets bytes leave at `rate`: full duplex, as Ethernet. What is not as on separate hosts: processors,
-memory and files are shared, and the latency of the cable is that of the kernel, some tens of microseconds.
+A network namespace has interfaces, addresses and abstract sockets of its own, as a host has; a process in it
+reaches another one only through the cable. The cable is a pair of virtual interfaces, each with a token bucket that
+lets bytes leave at `rate`: full duplex, as Ethernet. Unlike separate hosts, these share processors, memory and
+files, and the latency of the cable is that of the kernel, some tens of microseconds.
 
 Needs Linux, root (or CAP_NET_ADMIN and CAP_SYS_ADMIN), and the commands `ip` and `tc`.
 """
@@ -14,14 +14,14 @@ import ctypes
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 INTERFACE = "eth0"
 _CLONE_NEWNET = 0x40000000
-_BURST_S = 0.001  # what may leave at once is what the cable carries in this time,
+_BURST_S = 0.001  # the bytes that may leave at once are those that the cable carries in this time,
 _LEAST_BURST_BYTES = 2 * 64 * 1024  # and at least two of the largest pieces that TCP hands over
 _QUEUE_S = 0.02  # how long the queue in front of the cable may grow before something is dropped
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -35,7 +35,7 @@ class Host:
     address: str
 
     def enter(self) -> None:
-        """Move the calling thread there, and those that it will start: so do it before there are any others."""
+        """Move the calling thread there, and those that it will start: call it before there are any others."""
         with Path("/run/netns", self.namespace).open() as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), f"cannot enter the namespace {self.namespace}")
@@ -47,7 +47,7 @@ def two_hosts(rate: str) -> Iterator[tuple[Host, Host]]:
 
     Raises:
         ValueError: a rate that cannot be read.
-        RuntimeError: they cannot be had here, and why.
+        RuntimeError: this process cannot make them; the message gives the cause.
     """
     bytes_per_s = bytes_per_second(rate)
     name = f"minddp-{os.getpid()}-{secrets.token_hex(2)}"
@@ -67,7 +67,7 @@ def two_hosts(rate: str) -> Iterator[tuple[Host, Host]]:
 
 
 def why_there_can_be_none() -> str | None:
-    """Why this process cannot make hosts, in a line; `None` if it can."""
+    """The reason that this process cannot make hosts, in a line; `None` if it can."""
     try:
         with two_hosts("1gbit"):
             return None
@@ -76,11 +76,7 @@ def why_there_can_be_none() -> str | None:
 
 
 def bytes_per_second(rate: str) -> float:
-    """Of a rate as `tc` takes it: "1gbit", "100mbit".
-
-    Raises:
-        ValueError: it is not a positive number of kbit, mbit or gbit.
-    """
+    """The value of a rate as `tc` takes it: "1gbit", "100mbit"; `ValueError` for anything else."""
     number, unit = rate[:-4], rate[-4:].lower()
     with suppress(ValueError):
         if unit in _UNITS and 0 < float(number) < float("inf"):
@@ -99,10 +95,6 @@ def _plug_in(host: Host, bytes_per_s: float) -> None:
 
 
 def _run(*command: str) -> None:
-    _checked(command)
-
-
-def _checked(command: Sequence[str]) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
     except FileNotFoundError:

@@ -1,81 +1,154 @@
-"""What questions that ranks answer by a race have in common: options, how they are asked, what a report holds."""
+"""A question as a command: its options, the ranks that answer it, and the report that is shown and kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from rich.console import Console
-
-from benchmarks import machine, results
-from benchmarks.display import console_of
+from benchmarks import machine
+from benchmarks.display import Table, console_of
 from benchmarks.harness import Rounds
-from benchmarks.launch import run_ranks
+from benchmarks.launch import DeviceName, run_ranks
+from benchmarks.workloads import Size
+
+RESULTS = Path(__file__).parent / "results"
+QUICK_ROUNDS = 8
+
+Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaceOptions:
-    """A question's `Config` adds its own to these.
+class Options:
+    """What can be chosen in every question.
 
     Raises:
         ValueError: an option is below what `LEAST` says.
     """
 
-    LEAST: ClassVar[dict[str, int]] = {"rounds": 1, "warmup_rounds": 1, "world_size": 1, "threads": 1}
+    LEAST: ClassVar[dict[str, int]] = {"world_size": 1, "threads": 1}
 
-    rounds: int = 16
-    """Timed rounds."""
-    warmup_rounds: int = 2
-    """Rounds thrown away, in which the buckets are rebuilt."""
     world_size: int = 2
     threads: int = 1
     """Compute threads of each rank."""
     seed: int = 0
-    """Of the weights, the data, the order of turns and the bootstrap."""
+    """Seed of the weights, the data, the order of turns and the bootstrap."""
+    size: Literal["full", "quick", "smoke"] = "full"
+    """quick: fewer rounds. smoke: tiny models and two rounds, to see that all runs. Both are written only where
+    `out` says."""
     out: Path | None = None
     """JSON file to write; by default benchmarks/results/QUESTION.json."""
     timeout_s: float = 1800.0
     """Give up, and end the ranks, after this long."""
 
     def __post_init__(self) -> None:
-        refuse_less_than(self.LEAST, self)
+        for option, bound in self.LEAST.items():
+            given = getattr(self, option)
+            if given < bound:
+                raise ValueError(f"{option} is {given}; it must be at least {bound}.")
+
+    @property
+    def workload_size(self) -> Size:
+        return "tiny" if self.size == "smoke" else "full"
+
+    def path(self, question: str) -> Path | None:
+        """The file to write; `None` for a look, which does not overwrite a measurement."""
+        return self.out or (path_of(question) if self.size == "full" else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceOptions(Options):
+    """What can be chosen in a question that is answered by a race."""
+
+    LEAST = Options.LEAST | {"rounds": 1, "warmup_rounds": 1}
+
+    rounds: int = 16
+    """Timed rounds."""
+    warmup_rounds: int = 2
+    """Rounds thrown away, in which the buckets are rebuilt."""
+    steps_per_turn: int | None = None
+    """Timed steps of one contestant's turn; by default as many as suit the workload."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps_per_turn is not None and self.steps_per_turn < 1:
+            raise ValueError(f"steps_per_turn is {self.steps_per_turn}; it must be at least 1.")
 
     @property
     def race_rounds(self) -> Rounds:
-        return Rounds(self.rounds, self.warmup_rounds, self.seed)
+        least = {"full": self.rounds, "quick": min(self.rounds, QUICK_ROUNDS), "smoke": 2}[self.size]
+        return Rounds(least, 1 if self.size == "smoke" else self.warmup_rounds, self.seed)
+
+    def turn(self, suitable: int) -> int:
+        """The steps of a turn if `suitable` is the default."""
+        return self.steps_per_turn or (1 if self.size == "smoke" else suitable)
 
 
-def refuse_less_than(least: Mapping[str, int], config: object) -> None:
-    for option, bound in least.items():
-        given = getattr(config, option)
-        if given < bound:
-            raise ValueError(f"{option} is {given}; it must be at least {bound}.")
-
-
-Options = TypeVar("Options", bound=RaceOptions)
+AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
 def ask(
     question: str,
-    answer: Callable[[int, Options], dict[str, Any]],
-    config: Options,
-    show: Callable[[Mapping[str, Any], Console], None],
+    answer: Callable[[int, AnyOptions], dict[str, Any]],
+    config: AnyOptions,
+    tables: Callable[[Report], Iterable[Table]],
+    *,
+    device: DeviceName = "cpu",
+    settle: Callable[[int], str] | None = None,
 ) -> None:
-    """Have `answer(rank, config)` called on every rank; show what rank 0 reports, and keep it."""
+    """Call `answer(rank, config)` on every rank; show the tables of what rank 0 returns, and keep that.
+
+    `device` and `settle` are those of `run_ranks`.
+    """
+    console, load_average = console_of(), machine.load_average()
+    if load_average > 0.5:
+        console.print(f"The machine is busy (load average {load_average:.1f}): expect a wide spread.")
     report, *_ = run_ranks(
-        answer, config, world_size=config.world_size, threads=config.threads, timeout_s=config.timeout_s
+        answer,
+        config,
+        world_size=config.world_size,
+        threads=config.threads,
+        timeout_s=config.timeout_s,
+        device=device,
+        settle=settle,
     )
-    show(report, console_of())
-    results.write(report, config.out or results.path_of(question))
+    report["machine"] |= {"load_average_before": load_average, "load_average_after": machine.load_average()}
+    for table in tables(report):
+        table.show(console)
+    path = config.path(question)
+    if path is not None:
+        write(report, path)
 
 
-def report_of(question: str, config: RaceOptions, **answers: Any) -> dict[str, Any]:
-    """Ready for JSON: what was asked, on which machine, with which options, and the answers."""
-    return {
-        "question": question,
-        "machine": machine.describe() | {"load_average": machine.load_average()},
-        "config": results.of_config(config),
-        **answers,
-    }
+# ------------------------------------------------------------------ reports
+
+
+def report_of(question: str, config: Options, device: str = "cpu", **answers: Any) -> dict[str, Any]:
+    """What was asked, on which machine, with which options, and the answers: dicts, lists, texts and numbers.
+
+    Paths are left out: they mean nothing on another machine.
+    """
+    chosen = {name: value for name, value in vars(config).items() if not isinstance(value, Path)}
+    report = {"question": question, "machine": machine.describe(device), "config": chosen, **answers}
+    return json.loads(json.dumps(report, default=dataclasses.asdict))
+
+
+def path_of(question: str, directory: Path = RESULTS) -> Path:
+    """The file of the answer to `question` unless the user says otherwise."""
+    return directory / f"{question}.json"
+
+
+def write(report: Report, path: Path) -> None:
+    """As JSON, a row of numbers on a line of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report, indent=1)
+    path.write_text(re.sub(r"\[[^][{}]*\]", lambda row: re.sub(r"\s+", " ", row.group()), text) + "\n")
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What `write` has written there; `None` if there is no such file."""
+    return json.loads(path.read_text()) if path.exists() else None

@@ -1,25 +1,31 @@
 """The models whose steps are timed, each the hard case of another part of data parallelism.
 
-`many_small` is bookkeeping per parameter, `wide_mlp` is bytes moved, `transformer` is what people train, `convnet`
-has buffers to keep in step, and of an `embedding`'s gradient nearly all is zero, which `embedding_sparse` does not
-send.
+`many_small` is bookkeeping per parameter, `wide_mlp` is bytes moved, `transformer` is a usual model, `convnet` has
+buffers to keep in step, `short` is the latency of few messages, and of an `embedding`'s gradient nearly all is
+zero, which `embedding_sparse` does not send.
+
+[Note: sizes]
+A workload has the same parts in each size. "full" is for ranks of one CPU core each; on a GPU such a model would be
+nothing but kernel launches, so "gpu" is larger; "tiny" takes no time, for tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-WorkloadName = Literal["many_small", "transformer", "wide_mlp", "convnet", "embedding", "embedding_sparse"]
+WorkloadName = Literal["many_small", "transformer", "wide_mlp", "convnet", "embedding", "embedding_sparse", "short"]
+Size = Literal["tiny", "full", "gpu"]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, the data it is fed, and how long a turn of it should be."""
+    """One model, its data, and the length of a turn of it."""
 
     name: str
     title: str
@@ -31,109 +37,90 @@ class Workload:
     has_sparse_gradients: bool = False
 
 
-def workload(name: WorkloadName, *, tiny: bool = False) -> Workload:
-    """The workload called `name`; a `tiny` one has the same parts and takes no time."""
-    makers = {
-        "many_small": many_small,
+def workload(name: WorkloadName, size: Size = "full") -> Workload:
+    """The workload called `name`. See [Note: sizes]."""
+    makers: dict[str, Callable[[str, Size], Workload]] = {
+        "many_small": partial(chain, depths=(8, 200, 1000), width=64, batch_size=16, steps_per_turn=5),
+        "wide_mlp": partial(chain, depths=(4, 4, 4), width=2048, batch_size=8, steps_per_turn=1),
+        "short": partial(chain, depths=(8, 12, 12), width=256, batch_size=16, steps_per_turn=8),
         "transformer": transformer,
-        "wide_mlp": wide_mlp,
         "convnet": convnet,
-        "embedding": embedding,
-        "embedding_sparse": embedding_sparse,
+        "embedding": partial(embedding, is_sparse=False),
+        "embedding_sparse": partial(embedding, is_sparse=True),
     }
-    return makers[name](tiny)
+    return makers[name](name, size)
 
 
-def many_small(tiny: bool) -> Workload:
-    """200 linear layers of 64: 400 tensors of at most 16 KiB, so each parameter's fixed costs dominate."""
-    depth, width, batch_size = (8 if tiny else 200), (8 if tiny else 64), 16
+def chain(
+    name: str, size: Size, depths: tuple[int, int, int], width: int, batch_size: int, steps_per_turn: int
+) -> Workload:
+    """Linear layers, one after another.
+
+    With 200 of 64 there are 400 tensors of at most 16 KiB: each parameter's fixed costs dominate. With 4 of 2048
+    there are 64 MiB of gradients: moving bytes dominates. With 12 of 256 a step is over in some milliseconds.
+    """
+    layers, wide = depths[get_args(Size).index(size)], max(8, width // 64) if size == "tiny" else width
     return Workload(
-        name="many_small",
-        title=f"{depth} linear layers of {width}",
-        model=lambda: orthogonal_chain(depth, width),
-        batch=lambda rng: (_normal(rng, batch_size, width), _normal(rng, batch_size, width)),
-        loss=nn.functional.mse_loss,
+        name,
+        f"MLP, {layers} x {wide} x {wide}" if name == "wide_mlp" else f"{layers:,} linear layers of {wide}",
+        lambda: orthogonal_chain(layers, wide),
+        lambda rng: (_normal(rng, batch_size, wide), _normal(rng, batch_size, wide)),
+        nn.functional.mse_loss,
         learning_rate=1e-4,
-        steps_per_turn=5,
+        steps_per_turn=steps_per_turn,
     )
 
 
-def transformer(tiny: bool) -> Workload:
-    """A causal byte-level transformer; compute and communication overlap."""
-    layers, width, heads, sequence = (1, 16, 2, 8) if tiny else (4, 192, 6, 64)
-    batch_size, vocabulary = 4, 256
+def transformer(name: str, size: Size) -> Workload:
+    """A causal transformer of bytes; compute and communication overlap. On a GPU it is as large as GPT-2 small."""
+    layers, width, heads = {"tiny": (1, 16, 2), "full": (4, 192, 6), "gpu": (12, 768, 12)}[size]
+    shape = {"tiny": (4, 8), "full": (4, 64), "gpu": (8, 512)}[size]  # examples, their tokens
+    vocabulary = 50_257 if size == "gpu" else 256
     return Workload(
-        name="transformer",
-        title=f"transformer, {layers} layers of {width}",
-        model=lambda: ByteTransformer(vocabulary, width, layers, heads, sequence),
-        batch=lambda rng: (
-            torch.randint(vocabulary, (batch_size, sequence), generator=rng),
-            torch.randint(vocabulary, (batch_size, sequence), generator=rng),
-        ),
-        loss=lambda logits, targets: nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
+        name,
+        f"transformer, {layers} layers of {width}",
+        lambda: Transformer(vocabulary, width, layers, heads, sequence=shape[1]),
+        lambda rng: (_integers(rng, vocabulary, *shape), _integers(rng, vocabulary, *shape)),
+        lambda logits, targets: nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
         learning_rate=1e-2,
         steps_per_turn=2,
     )
 
 
-def wide_mlp(tiny: bool) -> Workload:
-    """4 linear layers of 2048 x 2048 and a small batch: 64 MiB of gradients, so moving bytes dominates."""
-    width, batch_size = (32 if tiny else 2048), 8
-    return Workload(
-        name="wide_mlp",
-        title=f"MLP, 4 x {width} x {width}",
-        model=lambda: orthogonal_chain(4, width),
-        batch=lambda rng: (_normal(rng, batch_size, width), _normal(rng, batch_size, width)),
-        loss=nn.functional.mse_loss,
-        learning_rate=1e-4,
-        steps_per_turn=1,
-    )
-
-
-def convnet(tiny: bool) -> Workload:
+def convnet(name: str, size: Size) -> Workload:
     """A residual network of 3x3 convolutions with BatchNorm, whose running statistics are broadcast every step."""
-    widths, side, batch_size = ((4, 8), 8, 2) if tiny else ((32, 64, 128), 16, 8)
-    classes = 10
+    widths = {"tiny": (4, 8), "full": (32, 64, 128), "gpu": (64, 128, 256, 512, 1024)}[size]
+    batch_size, side = {"tiny": (2, 8), "full": (8, 16), "gpu": (64, 112)}[size]
     return Workload(
-        name="convnet",
-        title=f"conv net with BatchNorm, {len(widths)} stages",
-        model=lambda: ConvNet(widths, classes),
-        batch=lambda rng: (
-            _normal(rng, batch_size, 3, side, side),
-            torch.randint(classes, (batch_size,), generator=rng),
-        ),
-        loss=nn.functional.cross_entropy,
+        name,
+        f"conv net with BatchNorm, {len(widths)} stages",
+        lambda: ConvNet(widths, classes=10),
+        lambda rng: (_normal(rng, batch_size, 3, side, side), _integers(rng, 10, batch_size)),
+        nn.functional.cross_entropy,
         learning_rate=1e-2,
         steps_per_turn=3,
     )
 
 
-def embedding(tiny: bool) -> Workload:
-    """A table of 65,536 rows of 128, of which a step uses a few hundred: 32 MiB of gradients, nearly all zero."""
-    return _embedding("embedding", tiny, sparse=False)
+def embedding(name: str, size: Size, is_sparse: bool) -> Workload:
+    """A table of 65,536 rows of 128; a step uses a few hundred: 32 MiB of gradients, nearly all zero.
 
-
-def embedding_sparse(tiny: bool) -> Workload:
-    """The same with sparse=True: only the rows that were used have a gradient, and only they travel."""
-    return _embedding("embedding_sparse", tiny, sparse=True)
-
-
-def _embedding(name: WorkloadName, tiny: bool, *, sparse: bool) -> Workload:
-    rows, width = (64, 8) if tiny else (65_536, 128)
-    batch_size, tokens = 32, 16
+    If it is sparse, only the rows that were used have a gradient, and only they travel.
+    """
+    rows, width = (64, 8) if size == "tiny" else (65_536, 128)
     return Workload(
-        name=name,
-        title=f"embedding of {rows:,} rows{', sparse' if sparse else ''}",
-        model=lambda: BagOfTokens(rows, width, sparse=sparse),
-        batch=lambda rng: (
-            torch.randint(rows, (batch_size, tokens), generator=rng),
-            _normal(rng, batch_size, width),
-        ),
-        loss=nn.functional.mse_loss,
+        name,
+        f"embedding of {rows:,} rows{', sparse' if is_sparse else ''}",
+        lambda: BagOfTokens(rows, width, sparse=is_sparse),
+        lambda rng: (_integers(rng, rows, 32, 16), _normal(rng, 32, width)),
+        nn.functional.mse_loss,
         learning_rate=1e-2,
-        steps_per_turn=3 if sparse else 2,
-        has_sparse_gradients=sparse,
+        steps_per_turn=3 if is_sparse else 2,
+        has_sparse_gradients=is_sparse,
     )
+
+
+# ------------------------------------------------------------------ a step
 
 
 def training_step(
@@ -154,7 +141,7 @@ def training_step(
 
 
 def batch_of(task: Workload, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The batch that `rank` trains on, again and again."""
+    """The batch of `rank`, the same in every step."""
     inputs, targets = task.batch(torch.Generator().manual_seed(1000 + rank))
     return inputs.to(device), targets.to(device)
 
@@ -163,8 +150,11 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+# ------------------------------------------------------------------ models
+
+
 def orthogonal_chain(depth: int, width: int) -> nn.Sequential:
-    """`depth` square linear layers that keep the norm of what passes through.
+    """`depth` square linear layers that keep the norm of their input.
 
     With torch's default initialisation, a signal shrinks at every layer: after 200 of them gradients would be
     denormal numbers, whose slow arithmetic would be timed instead of DDP.
@@ -176,8 +166,8 @@ def orthogonal_chain(depth: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class ByteTransformer(nn.Module):
-    """`[batch, sequence]` int64 bytes in, `[batch, sequence, vocabulary]` float32 logits out."""
+class Transformer(nn.Module):
+    """`[batch, sequence]` int64 tokens in, `[batch, sequence, vocabulary]` float32 logits out."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, sequence: int):
         super().__init__()
@@ -242,3 +232,7 @@ class BagOfTokens(nn.Module):
 
 def _normal(rng: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=rng)
+
+
+def _integers(rng: torch.Generator, end: int, *shape: int) -> Tensor:
+    return torch.randint(end, shape, generator=rng)

@@ -20,8 +20,10 @@ COMMANDS = {
     "train": Command("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
     "run": Command("minddp.compat.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
     "exec": Command("minddp.compat.execute", "the same for any command, such as another launcher"),
-    "doctor": Command("minddp.doctor.command", "check whether a distributed job will work here, before the job"),
-    "xray": Command("minddp.xray.command_line", "record steps of a script or the demo, and show where time goes"),
+    "doctor": Command(
+        "minddp.doctor.doctor_command", "check, before a job, whether it will work on these machines"
+    ),
+    "xray": Command("minddp.xray.command_line", "record steps of a script or the demo: where time goes"),
     "bench": Command("minddp.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
     "demo": Command("minddp.train.demo", "train a small GPT for a minute, then compare with torch's DDP"),
 }

@@ -1,4 +1,4 @@
-"""`make gpu` itself: parts that fail, hang or die keep no other from running, and all is told last."""
+"""`make gpu` itself: parts that fail, hang or die keep no other from running, and a table comes last."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_no_part_keeps_another_from_running(
     monkeypatch.setattr(command, "PARTS", parts)
     monkeypatch.setattr(command, "_command", lambda part, *_, **__: [sys.executable, "-c", BODIES[part.name]])
     assert command.main(["--rehearse", "--out", str(tmp_path)]) == 1
-    told = json.loads((tmp_path / "gpu.json").read_text())
-    statuses = {part["part"]: part["status"] for part in told["parts"]}
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    statuses = {part["part"]: part["status"] for part in written["parts"]}
     expected = {"fails": "failed", "hangs": "ended after 1 s", "dies": "killed by signal 11", "passes": "passed"}
     assert statuses == expected
     shown = capsys.readouterr().out
@@ -49,26 +49,26 @@ def test_no_part_keeps_another_from_running(
 def test_results_are_kept_when_other_parts_are_run_and_the_rest_can_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A machine that is had for minutes at a time."""
+    """For a machine that is available for minutes at a time."""
     monkeypatch.setattr(command, "PARTS", tuple(Part(name, (), 60.0) for name in ("fails", "hangs", "passes")))
     monkeypatch.setattr(command, "_command", lambda part, *_, **__: [sys.executable, "-c", BODIES[part.name]])
 
-    def told(*options: str) -> dict[str, str]:
+    def statuses(*options: str) -> dict[str, str]:
         command.main(["--rehearse", "--out", str(tmp_path), *options])
         return {part["part"]: part["status"] for part in json.loads((tmp_path / "gpu.json").read_text())["parts"]}
 
     monkeypatch.setattr(command, "LEAST_S", 0.5)
-    assert told("--parts", "passes") == {"passes": "passed"}
-    assert told("--parts", "hangs", "--budget-s", "1.5") == {"hangs": command.CUT_SHORT, "passes": "passed"}
+    assert statuses("--parts", "passes") == {"passes": "passed"}
+    assert statuses("--parts", "hangs", "--budget-s", "1.5") == {"hangs": command.CUT_SHORT, "passes": "passed"}
     known = {"fails": command.NOT_RUN, "hangs": command.CUT_SHORT, "passes": "passed"}
-    assert told("--budget-s", "0.1") == known, "what is known stays"
+    assert statuses("--budget-s", "0.1") == known, "what is known stays"
     capsys.readouterr()
     monkeypatch.setitem(BODIES, "hangs", BODIES["passes"])
-    assert told("--rest") == {"fails": "failed", "hangs": "passed", "passes": "passed"}
+    assert statuses("--rest") == {"fails": "failed", "hangs": "passed", "passes": "passed"}
     assert "passes:" not in capsys.readouterr().out, "of that there was a result"
 
 
-def test_a_part_that_dies_tells_how_far_it_came() -> None:
+def test_a_part_that_dies_reports_how_far_it_came() -> None:
     outcome = command.Outcome("nccl", "passed")
     command._read_progress(
         "collected 4 items\n"
@@ -95,7 +95,7 @@ def test_what_would_begin_too_late_is_left_out(monkeypatch: pytest.MonkeyPatch, 
     assert part["status"] == "not run: no time left"
 
 
-def test_a_report_is_boiled_down_to_the_most_telling_line(tmp_path: Path) -> None:
+def test_a_report_is_reduced_to_the_main_line(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(
         '<testsuites><testsuite><testcase name="good"/><testcase name="left"><skipped/></testcase>'

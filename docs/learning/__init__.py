@@ -15,6 +15,6 @@
 | `recorded.py` | recorded steps: made, kept, read, and compared with the claims of the pages |
 | `quotes.py` | what the pages quote, filled in by cog |
 
-A lesson is a function that returns its output. Most run on two ranks and return rank 0's view. Outputs do not depend
-on the clock, and a test compares them with the pages; times are read from the recordings in `recorded/`.
+A lesson is a function that returns its output. Most run on two ranks and return rank 0's view. Outputs do not
+depend on the clock, and a test compares them with the pages; times are read from the recordings in `recorded/`.
 """

@@ -171,7 +171,7 @@ def sums(step: Step) -> str:
             rows.append(row_of_ms(activity.value, spent))
         if activity is Activity.BACKWARD:
             packing = [sum(pack.length_ns for pack in rank.packs) for rank in step.ranks]
-            rows.append(row_of_ms("  of which packing", packing))
+            rows.append(row_of_ms("  including packing", packing))
     rows.append(row_of_ms("the step", [rank.length_ns for rank in step.ranks]))
     return "\n".join(rows)
 

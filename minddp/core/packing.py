@@ -31,7 +31,7 @@ from minddp.core.plan import BucketSpec
 
 LARGE_BYTES = 64 * 1024  # from here on a gradient is a group by itself
 LARGE_BYTES_ON_GPU = 1024 * 1024
-GROUP_BYTES = 512 * 1024  # with their part of the buffer, small gradients fill half of a 2 MiB second-level cache
+GROUP_BYTES = 512 * 1024  # and as much of the buffer: half of a 2 MiB second-level cache
 
 grad_of = operator.attrgetter("grad")
 
@@ -63,15 +63,6 @@ class Scaling:
             parts.div_(self.divisor)
         else:
             tensor.mul_(1.0 / self.divisor)
-
-    def apply_to_each(self, tensors: list[torch.Tensor], *, resident: bool) -> None:
-        """As `apply`. One call multiplies them all, but not in half precision: it would round the factor to it."""
-        multiplies = not (self.divide_resident if resident else self.divide_copied)
-        if self.divisor is not None and multiplies and tensors[0].dtype in (torch.float32, torch.float64):
-            torch._foreach_mul_(tensors, 1.0 / self.divisor)
-        else:
-            for tensor in tensors:
-                self.apply(tensor, resident=resident)
 
 
 class PackGroup:
@@ -137,10 +128,8 @@ class PackGroup:
                 scaling.apply(view, resident=False)
 
     def _scale(self, scaling: Scaling, *, resident: bool) -> None:
-        if self.flat is not None:
-            scaling.apply(self.flat, resident=resident)
-        else:
-            scaling.apply_to_each(self.views, resident=resident)
+        for part in self.views if self.flat is None else [self.flat]:
+            scaling.apply(part, resident=resident)
 
     def _check(self, grads: Sequence[Any]) -> bool:
         """True if all gradients are there. Another dtype is an error; other strides are slow, and checked once."""

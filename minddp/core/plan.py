@@ -24,6 +24,8 @@ from functools import cached_property
 
 import torch
 
+from minddp.platform.wording import table
+
 
 @dataclass(frozen=True)
 class ParamSpec:
@@ -108,14 +110,14 @@ class BucketPlan:
                         spec.name,
                         dtype,
                         str(bucket.device),
-                        *_counts(slot.offset, slot.numel, spec.nbytes),
+                        *(f"{count:,}" for count in (slot.offset, slot.numel, spec.nbytes)),
                     )
                 )
         title = (
             f"bucket plan by {self.origin}: {len(self.params)} parameters, {len(self.buckets)} buckets, "
             f"{self.nbytes:,} bytes"
         )
-        return title + "\n" + _table(rows, align="><<<>>>")
+        return title + "\n" + table(rows, align="><<<>>>")
 
 
 def plan_from_registration(specs: Sequence[ParamSpec], caps_bytes: Sequence[int]) -> BucketPlan:
@@ -204,15 +206,3 @@ def _plan(specs: Sequence[ParamSpec], groups: Iterable[_Group], origin: str) -> 
         first = specs[group.params[0]]
         buckets.append(BucketSpec(index, first.dtype, first.device, tuple(slots), group.cap_bytes, first.sparse))
     return BucketPlan(tuple(specs), tuple(buckets), origin)
-
-
-def _counts(*values: int) -> tuple[str, ...]:
-    return tuple(f"{value:,}" for value in values)
-
-
-def _table(rows: Sequence[Sequence[str]], align: str) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
-        for row in rows
-    )

@@ -1,73 +1,99 @@
-"""What the doctor says: a finding for each thing checked. Also the few turns of phrase that all findings share."""
+"""A finding, and the report of all findings as text or JSON."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from minddp.platform import wording
 
 T = TypeVar("T")
 
 
-class Verdict(enum.IntEnum):
-    """How bad it is. A job works with all but the last."""
+class Severity(str, enum.Enum):
+    """How bad a finding is. A job works with everything but BROKEN."""
 
-    FINE = 0
-    NOTE = 1  # worth knowing
-    BROKEN = 2
+    FINE = "fine"
+    NOTE = "note"
+    BROKEN = "BROKEN"
+
+
+STYLES = {Severity.FINE: "green", Severity.NOTE: "yellow", Severity.BROKEN: "red"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The `fact` that a check has found, and the `remedy` if there is something to do."""
+    """One result of `check`: the `fact`, with the ranks and hosts in question, and the `remedy` if there is one."""
 
     check: str
-    verdict: Verdict
+    severity: Severity
     fact: str
     remedy: str = ""
 
 
-def is_broken(findings: Iterable[Finding]) -> bool:
-    return any(finding.verdict is Verdict.BROKEN for finding in findings)
+def judged(check: str, problems: Iterable[Finding], fine: str) -> list[Finding]:
+    """The problems of a check; the fact `fine` if there are none."""
+    return list(problems) or [Finding(check, Severity.FINE, fine)]
 
 
 def by_value(value_of_rank: Mapping[int, T]) -> dict[T, list[int]]:
-    """Which ranks have which value; the value that most have first, then by rank."""
+    """The ranks with each value; the most frequent value first, then in the order of ranks."""
     ranks: dict[T, list[int]] = {}
     for rank, value in sorted(value_of_rank.items()):
         ranks.setdefault(value, []).append(rank)
     return dict(sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1])))
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2`, `ranks 0-7`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"ranks {', '.join(shown)}"
+def differing(value_of_rank: Mapping[int, str], form: str = "{value} on {ranks}") -> str:
+    """`2.13.0 on ranks 0-2; 2.12.1 on rank 3`."""
+    groups = by_value(value_of_rank).items()
+    return "; ".join(form.format(value=value, ranks=wording.ranks(ranks)) for value, ranks in groups)
 
 
-def differing(value_of_rank: Mapping[int, str]) -> str:
-    """`2.13.0 on ranks 0-2, 2.12.1 on rank 3`."""
-    return ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in by_value(value_of_rank).items())
+@dataclass(frozen=True)
+class Report:
+    """The findings, and the facts and measurements behind them by rank. `not_checked` depends on what is broken."""
+
+    title: str
+    findings: Sequence[Finding]
+    not_checked: Sequence[str] = ()
+    facts: Mapping[int, Any] = field(default_factory=dict)
+    measured: Mapping[int, Any] = field(default_factory=dict)
+
+    def count(self, severity: Severity) -> int:
+        return sum(finding.severity is severity for finding in self.findings)
+
+    @property
+    def exit_status(self) -> int:
+        return 1 if self.count(Severity.BROKEN) else 0
 
 
-def size(nbytes: float) -> str:
-    """In binary units: `64 KiB`, `1.5 GiB`."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
+def show(report: Report, console: Console) -> None:
+    """Print severity, check and fact of each finding in columns, the remedy below the fact; then a conclusion."""
+    grid = Table.grid(padding=(0, 2))
+    for finding in report.findings:
+        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+        style = f"bold {STYLES[finding.severity]}"
+        grid.add_row(Text(finding.severity.value, style), finding.check, Text(finding.fact + remedy))
+    worst = max((finding.severity for finding in report.findings), key=list(Severity).index)
+    console.print(
+        Text(f"{report.title}\n", "bold"), grid, Text(f"\n{_conclusion(report)}", f"bold {STYLES[worst]}")
+    )
 
 
-def count(number: float, noun: str) -> str:
-    """`1 rank`, `2 ranks`; also of fractions, as in `1.5 cores`."""
-    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
+def _conclusion(report: Report) -> str:
+    broken, notes = report.count(Severity.BROKEN), report.count(Severity.NOTE)
+    parts = [
+        f"{wording.count(broken, 'thing')} {'is' if broken == 1 else 'are'} broken"
+        if broken
+        else "Nothing is broken"
+    ]
+    parts += [f"; {wording.count(notes, 'thing')} {'is' if notes == 1 else 'are'} worth knowing"] if notes else []
+    parts += [f". Not checked because of that: {', '.join(report.not_checked)}"] if report.not_checked else []
+    return "".join([*parts, "."])

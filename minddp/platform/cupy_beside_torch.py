@@ -1,4 +1,4 @@
-"""CuPy, for those who want it, in one process with torch: is it there, and is it made for the same CUDA?
+"""Import CuPy beside torch, if both are built for the same major version of CUDA.
 
 Both share a device's primary context, so an address from `Tensor.data_ptr()` or `Stream.cuda_stream` means the same
 to either. They must be made for one major version of CUDA, though: each brings kernels and libraries of its own.
@@ -12,7 +12,7 @@ import torch
 
 
 class NoCuPy(RuntimeError):
-    """What is asked for needs CuPy beside a torch for NVIDIA GPUs, and this is not to be had here."""
+    """CuPy is missing, or is built for another CUDA than torch; the message has the remedy."""
 
 
 def import_cupy() -> Any:

@@ -19,6 +19,11 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {joined(parts)}"
 
 
+def subject(numbers: Sequence[int], singular: str, plural: str) -> str:
+    """`Rank 2 waits`, `Ranks 0 and 3 wait`: the beginning of a sentence about these ranks, with either verb."""
+    return f"{ranks(numbers).capitalize()} {singular if len(numbers) == 1 else plural}"
+
+
 def joined(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
@@ -44,3 +49,12 @@ def names(listed: Sequence[str], most: int = 6) -> str:
         listed = list(dict.fromkeys(f"{name.rpartition('.')[0]}.*" if "." in name else name for name in listed))
     shown = ", ".join(f"`{name}`" for name in listed[:most])
     return shown + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def table(rows: Sequence[Sequence[str]], align: str) -> str:
+    """Cells in columns, two spaces apart; `align` has "<" or ">" for each column."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+        for row in rows
+    )

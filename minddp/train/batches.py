@@ -1,4 +1,4 @@
-"""Which rank sees which samples, in which order, and how a run finds its place again."""
+"""The samples of each rank, their order, and the position at which a run resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = tuple[Tensor, Tensor]  # inputs, targets
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the data: so many batches of this epoch have been handed to each rank."""
+    """A position in the data: the number of batches of this epoch that each rank has had."""
 
     epoch: int = 0
     batches: int = 0
@@ -27,10 +27,9 @@ class BatchStream:
     """One rank's training batches, epoch after epoch, from `position` on.
 
     [Note: set_epoch]
-    `DistributedSampler` shuffles by seed + epoch, the same on every rank, and deals the samples out like
-    cards. It cannot know that an epoch has begun: without `set_epoch` every epoch has the order of the
-    first. Because the order is a function of (seed, epoch), a run finds its place again by counting, without
-    reading what it skips.
+    `DistributedSampler` shuffles by seed + epoch, the same on every rank, and deals the samples out one by one.
+    Without `set_epoch` every epoch has the order of the first. Because the order is a function of (seed, epoch),
+    a run finds its position by counting, without reading what it skips.
 
     Each epoch leaves out the few samples that do not fill a batch on every rank (`drop_last`). So all
     batches have the same size, and the mean over ranks of the batches' means, which is what DDP computes, is
@@ -60,7 +59,7 @@ class BatchStream:
             )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches without end; `position` counts a batch when it is handed out."""
+        """Batches without end; `position` counts a batch when it is yielded."""
         while True:
             for batch in self._rest_of_epoch():
                 self.position = Position(self.position.epoch, self.position.batches + 1)
@@ -96,6 +95,6 @@ def spread(length: int, samples: int) -> list[int]:
 
 
 def first_batch(dataset: Dataset[Any], batch_size: int) -> Batch:
-    """The first `batch_size` samples, whatever the order of training."""
+    """The first `batch_size` samples of the data set, in its own order."""
     inputs, targets = default_collate([dataset[i] for i in range(batch_size)])
     return inputs, targets

@@ -1,4 +1,4 @@
-"""A run on disk: everything that decides how it goes on."""
+"""A run on disk: all state that determines how it continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DECISIVE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that decides how a run goes on. Plain values and tensors, so loading executes no code."""
+    """All state that determines how a run continues: plain values and tensors, so loading executes no code."""
 
     decisive: dict[str, Any]
     step: int
@@ -61,7 +61,7 @@ def checkpoint_path(settings: Settings) -> Path:
 
 
 def check_checkpoint(settings: Settings, world_size: int) -> None:
-    """Raise SettingsError unless the folder suits: a checkpoint that fits to resume, none to start."""
+    """Raise SettingsError unless the folder has a matching checkpoint to resume, or none to start."""
     path = checkpoint_path(settings)
     if not settings.resume:
         if path.exists() and not settings.overwrite:

@@ -1,4 +1,4 @@
-"""The first steps of a run with torch's DDP and with minddp's: equal to the bit? How fast is each?
+"""The first steps of a run with torch's DDP and with minddp's: compare all bits and the time.
 
 `python -m minddp.train.compare`, started by a launcher, is one rank of the comparison. Both wrappers train
 models of their own from the same seed in the same processes, taking turns of a few steps, so that whatever
@@ -42,7 +42,7 @@ class CompareSettings:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of it; `step_ms` holds a mean per timed turn, on rank 0."""
+    """The result; `step_ms` holds a mean per timed turn, on rank 0."""
 
     steps: int
     ranks: int
@@ -73,7 +73,7 @@ class Comparison:
 
 
 class Contestant:
-    """A model in training under one of the wrappers, and the trail it leaves."""
+    """A model in training under one of the wrappers, with its losses and times."""
 
     def __init__(self, settings: Settings, world: World):
         self.trainer = Trainer(settings, world)
@@ -94,7 +94,7 @@ def compare(settings: Settings, world: World, turns: int, steps_per_turn: int) -
     """Train under each wrapper for `turns` turns. Collective; every rank returns its own timings."""
     contestants = {wrapper: Contestant(dataclasses.replace(settings, ddp=wrapper), world) for wrapper in WRAPPERS}
     for turn in range(turns):
-        order = WRAPPERS if turn % 2 == 0 else WRAPPERS[::-1]  # nobody always goes first
+        order = WRAPPERS if turn % 2 == 0 else WRAPPERS[::-1]  # neither always goes first
         for wrapper in order:
             contestants[wrapper].take_turn(steps_per_turn)
 
@@ -114,7 +114,7 @@ def compare(settings: Settings, world: World, turns: int, steps_per_turn: int) -
 
 
 def differences(theirs: Contestant, ours: Contestant) -> list[str]:
-    """Where the trails of two contestants part on this rank; empty if they never do."""
+    """Where two contestants differ first on this rank; empty if they do not."""
     found = []
     pairs = zip(theirs.losses, ours.losses, strict=True)
     parted = [step for step, (their_loss, our_loss) in enumerate(pairs) if their_loss != our_loss]
@@ -128,7 +128,7 @@ def differences(theirs: Contestant, ours: Contestant) -> list[str]:
 
 
 def digest(tensor: Tensor) -> str:
-    """A hash of the tensor's bits; unlike `torch.equal`, it tells 0.0 from -0.0."""
+    """A hash of the tensor's bits; unlike `torch.equal`, it distinguishes 0.0 from -0.0."""
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(raw.numpy().tobytes()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Real text that is on every machine: the source code of Python's own standard library, as bytes."""
+"""Text that every machine has: the source code of Python's standard library, as bytes."""
 
 from __future__ import annotations
 

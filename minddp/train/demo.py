@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minddp.train.launch import RanksFailed, Stopped, launch
+from minddp.platform.launcher import RanksFailed, Stopped, launch
 from minddp.train.metrics import MetricsLog
 from minddp.train.settings import GPTOptions, SettingsError
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train_for_a_while(settings: DemoSettings, console: Console) -> None:
-    """The first part: `minddp train`, with nothing changed but the time, the folder and the device."""
+    """The first part: `minddp train` with its defaults but for time, folder and device."""
     command = ["train", "--minutes", str(settings.minutes), "--out", str(settings.out), "--overwrite"]
     command += ["--device", "cpu"]
     console.rule(f"[bold]1. Train on {RANKS} ranks", align="left")
@@ -81,7 +81,7 @@ def compare_with_torch(settings: DemoSettings, console: Console) -> None:
 
 
 def summarize(settings: DemoSettings, console: Console) -> int:
-    """Print what came of both parts; returns the exit status."""
+    """Print the results of both parts; returns the exit status."""
     from minddp.train.compare import Comparison
 
     log = MetricsLog(settings.out / "metrics.jsonl")
@@ -103,7 +103,7 @@ def summarize(settings: DemoSettings, console: Console) -> int:
 
 
 def describe_loss(losses: Sequence[float], target: float) -> Text:
-    """First and last validation loss, and whether the target was reached."""
+    """First and last validation loss, and the comparison with the target."""
     reached = losses[-1] < target
     verdict = f"below the target of {target}" if reached else f"MISSED the target of {target}"
     return Text.assemble(
@@ -113,7 +113,7 @@ def describe_loss(losses: Sequence[float], target: float) -> Text:
 
 
 def describe_bits(comparison: Comparison) -> Text:
-    """Whether both wrappers computed the same, and if not, where they part."""
+    """Yes if both wrappers computed the same bits; else where they differ."""
     if comparison.differences:
         return Text("NO: " + "; ".join(comparison.differences[:5]), "bold red")
     return Text.assemble(
@@ -146,7 +146,7 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
 
 
 def sample(folder: Path, prompt: bytes = b"def ", length: int = 240) -> str:
-    """What the trained model makes of `prompt`, with bytes that cannot be shown replaced."""
+    """The trained model's continuation of `prompt`; bytes that are not text are replaced."""
     from minddp.train.checkpoint import Checkpoint
     from minddp.train.gpt import GPT, continue_text
 

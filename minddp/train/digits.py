@@ -1,4 +1,4 @@
-"""Handwritten digits and a small conv net: the task with BatchNorm, whose buffers DDP has to keep in step."""
+"""Handwritten digits and a small conv net: the task with BatchNorm, whose buffers DDP broadcasts."""
 
 from __future__ import annotations
 

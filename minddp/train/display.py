@@ -1,4 +1,4 @@
-"""What a person sees: a line of facts, a progress bar on a terminal, a line for each validation."""
+"""Terminal output: a line of facts, a progress bar on a terminal, a line for each validation."""
 
 from __future__ import annotations
 

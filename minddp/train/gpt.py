@@ -39,7 +39,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """What a position hears from those before it, then what it makes of it; both are added to the stream."""
+    """Attention to earlier positions, then a two-layer network; both are added to the residual stream."""
 
     def __init__(self, options: GPTOptions):
         super().__init__()
@@ -100,7 +100,7 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def continue_text(model: GPT, prompt: bytes, length: int, context: int, temperature: float, seed: int) -> bytes:
-    """`prompt` and `length` more bytes, drawn from the model's predictions; a low temperature is cautious."""
+    """`prompt` and `length` more bytes, drawn from the model's predictions; a low temperature draws likely ones."""
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
     model.eval()

@@ -1,43 +1,19 @@
-"""`minddp train`: check everything, start the ranks, and say what became of them.
+"""`minddp train`: check the settings, then start the ranks or be one of them.
 
-The launcher is torchrun's own (torch.distributed.launcher), so there is one way for a rank to come to life.
-Started plainly, `minddp train` checks its settings and has the launcher run the same command once per rank;
-started by a launcher, ours or torchrun, it finds RANK and WORLD_SIZE in its environment and is one of the
-ranks.
+Without RANK and WORLD_SIZE in its environment the command starts itself once per rank; with them, it is the rank
+that a launcher, ours or torchrun, has started.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import sys
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import tyro
 from rich.console import Console
 
+from minddp.platform.launcher import RanksFailed, Stopped, launch
 from minddp.train.settings import Settings, SettingsError
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-GRACE_S = 30  # the launcher's default between asking a rank to end and killing it
-
-
-class RanksFailed(RuntimeError):
-    """A rank ended other than by finishing; the message names it and says how."""
-
-
-class Stopped(Exception):
-    """A signal reached the launcher; every rank has been told, and has ended."""
-
-    def __init__(self, signal_number: int):
-        self.signal_number = signal_number
-        super().__init__(f"Stopped by {signal.Signals(signal_number).name}.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -102,77 +78,6 @@ def run_rank(settings: Settings) -> None:
 
     with open_world(settings) as world:
         train(settings, world)
-
-
-def launch(nproc: int, module: str, arguments: Sequence[str]) -> None:
-    """Run `python -m module arguments` as `nproc` ranks on this machine, and wait until all have ended.
-
-    Each rank has a session of its own, so Ctrl-C on the terminal reaches the launcher alone. It passes the
-    signal on and gives the ranks 30 s to save and leave. When a rank fails, the others are ended in the same
-    way.
-
-    Raises:
-        RanksFailed: a rank failed or was killed. Stopped: a signal came.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # port 0: any that is free
-        local_addr="localhost",
-        max_restarts=0,
-    )
-    with _one_voice():
-        try:
-            elastic_launch(config, sys.executable)("-m", module, *arguments)
-        except ChildFailedError as error:
-            raise RanksFailed(describe_failure(error)) from None
-        except SignalException as stopped:
-            raise Stopped(stopped.sigval) from None
-        except KeyboardInterrupt:  # before the launcher listens for signals
-            raise Stopped(signal.SIGINT) from None
-
-
-@contextmanager
-def _one_voice() -> Iterator[None]:
-    """Keep the launcher's log quiet: what it would report line by line, `main` says once."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    handler = logging.NullHandler()
-    logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
-    try:
-        yield
-    finally:
-        logger.propagate = propagates
-        logger.removeHandler(handler)
-
-
-def describe_failure(error: ChildFailedError) -> str:
-    """What to look at first. One failure brings others, and their order in time is known to the second only.
-
-    A rank that dies makes the others fail at once; a rank that fails makes the launcher terminate the others and,
-    after its 30 s of grace, kill those that hang.
-    """
-    first = min(failure.timestamp for failure in error.failures.values())
-    hung = [rank for rank, failure in error.failures.items() if failure.timestamp - first > GRACE_S / 2]
-
-    def remoteness(rank: int) -> tuple[bool, bool]:
-        exitcode = error.failures[rank].exitcode
-        return rank in hung or exitcode == -signal.SIGTERM, exitcode > 0
-
-    rank = min(error.failures, key=remoteness)
-    failure = error.failures[rank]
-    how = f"failed with exit status {failure.exitcode}; its error is above"
-    if failure.exitcode < 0:
-        how = f"was killed by {failure.signal_name()}"
-    hanging = "".join(f" Rank {rank} did not answer and was killed then." for rank in hung)
-    return f"Rank {rank} (pid {failure.pid}) {how}.{hanging}"
 
 
 def _advice(settings: Settings) -> str:

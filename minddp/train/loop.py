@@ -1,4 +1,4 @@
-"""What happens between steps: agree whether to go on, log, validate, save."""
+"""The work between steps: agree on whether to continue, log, validate, save."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def train(settings: Settings, world: World) -> Outcome:
 
 
 def x_ray(trainer: Trainer) -> AbstractContextManager[Window | None]:
-    """What records the steps that --xray names; it writes its files as soon as the last of them is over."""
+    """The recorder of the steps that --xray names; it writes its files after the last of them."""
     settings = trainer.settings
     if not settings.recorded_steps:
         return nullcontext()
@@ -68,7 +68,7 @@ class Run:
             self.log.forget_after(trainer.step if self.settings.resume else -1)
 
     def to_the_end(self) -> Outcome:
-        """Steps until there is a reason to end. Collective."""
+        """Take steps until there is a reason to end. Collective."""
         trainer, reason = self.trainer, None
         self.display.say(self._facts())
         if trainer.step == 0:

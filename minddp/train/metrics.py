@@ -44,7 +44,7 @@ class Averages:
         self.sums += torch.stack((mean_loss.double() * count, hits.double(), self.sums.new_tensor(count)))
 
     def over_ranks(self) -> Means:
-        """Averages over what all ranks have added since the last call. Collective."""
+        """Averages over all that the ranks have added since the last call. Collective."""
         total = self.sums.clone()
         self.sums.zero_()
         dist.all_reduce(total)

@@ -1,8 +1,7 @@
-"""Everything a run can be told, as one frozen dataclass that tyro turns into the command line.
+"""All settings of a run, as one frozen dataclass that tyro turns into the command line.
 
-A `Settings` that exists is one that can work as far as it can know by itself: its constructor checks every
-field and the pairs that exclude each other. Nothing here imports torch, so `minddp train --help` answers at
-once.
+The constructor of `Settings` checks every field and the pairs that exclude each other. This file does not import
+torch.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ class GPTOptions:
     width: int = 128
     """Channels of the residual stream."""
     context: int = 64
-    """Bytes the model sees at once."""
+    """Bytes in one sample."""
     dropout: float = 0.0
-    """Share of activations dropped; a run of a minute never sees its text twice and needs none."""
+    """Share of activations dropped; a run of a minute reads no text twice and needs none."""
     corpus_mib: int = 16
     """At most this many MiB of training text are read."""
 
 
 @dataclass(frozen=True)
 class WrapperOptions:
-    """Options of DistributedDataParallel, under its own names. Only those you change are passed on."""
+    """Options of DistributedDataParallel, under its own names. Only changed options are passed on."""
 
     bucket_cap_mb: float | None = None
     """Gradients travel in buckets of about this many MiB; None leaves the wrapper's default of 25."""
@@ -68,7 +67,7 @@ class WrapperOptions:
     """How minddp's gradients travel; torch's wrapper has no such choice."""
 
     def chosen(self) -> dict[str, Any]:
-        """Those that differ from the default: keyword arguments for the wrapper's constructor."""
+        """The options that differ from the default: keyword arguments for the wrapper's constructor."""
         return {name: getattr(self, name) for name in _changed(self)}
 
 
@@ -76,7 +75,7 @@ class WrapperOptions:
 class Settings:
     """Train a model data-parallel: one process per rank, the same model on each, other data on each.
 
-    Starts its own ranks. Under torchrun it uses the ranks that are there, and their number is torchrun's.
+    Starts its own ranks. Under torchrun it uses torchrun's ranks, and their number.
     """
 
     task: Literal["gpt", "digits"] = "gpt"
@@ -102,7 +101,7 @@ class Settings:
     threads: int = 1
     """CPU threads per rank for torch's operators."""
     timeout_s: float = 300.0
-    """A collective that waits longer than this many seconds is an error."""
+    """Seconds after which a collective that waits is an error."""
 
     batch_size: int = 8
     """Samples per rank and backward pass."""
@@ -131,7 +130,7 @@ class Settings:
     """Record steps FIRST:LAST, LAST excluded, on every rank: xray.html and xray.json in the folder."""
 
     ddp: Literal["minddp", "torch", "none"] = "minddp"
-    """Whose DistributedDataParallel; none: the bare model, for one rank."""
+    """Which DistributedDataParallel; none: the model without a wrapper, for one rank."""
     wrapper: Annotated[WrapperOptions, tyro.conf.OmitArgPrefixes] = WrapperOptions()
     gpt: Annotated[GPTOptions, tyro.conf.OmitArgPrefixes] = GPTOptions()
 

@@ -1,4 +1,4 @@
-"""How all ranks end at the same step: on Ctrl-C, when the time is up, or when their launcher has gone.
+"""All ranks end at the same step: on Ctrl-C, when the time is up, or when their launcher has ended.
 
 [Note: the vote]
 A rank that stops alone leaves the others waiting in the next all-reduce until the group's timeout. So each
@@ -52,9 +52,9 @@ class StopSignals:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the ranks have agreed on."""
+    """The result of a vote."""
 
-    signal_number: int  # 0: nobody wants to stop
+    signal_number: int  # 0: no rank has received one
     elapsed_s: float  # by rank 0's clock
 
 

@@ -1,4 +1,4 @@
-"""What there is to learn: data to train on, data held out, and an untrained model.
+"""A task: data to train on, data held out, and an untrained model.
 
 Every task is a classification of some kind of thing: the GPT sorts each context into the 256 bytes that may
 come next, the conv net sorts images into ten digits. So one loss, one accuracy and one loop serve all tasks.

@@ -1,4 +1,4 @@
-"""What one rank does: train a step, validate, save, restore."""
+"""The work of one rank: train a step, validate, save, restore."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Trainer:
     def validate(self) -> Means:
         """Averages over the held-out data, shared among the ranks. Collective.
 
-        The bare model, since shares may differ in length and DDP's forward can be a collective. But between
-        two forwards every rank has its own BatchNorm statistics, and one model is to be judged: rank 0's.
+        The model without its wrapper, since shares may differ in length and DDP's forward can be a collective.
+        Between two forwards every rank has its own BatchNorm statistics; the validated model is rank 0's.
         """
         for buffer in self.model.buffers():
             dist.broadcast(buffer, src=0)

@@ -1,4 +1,4 @@
-"""A rank's view of the group: who am I, how many are we, which device is mine."""
+"""A rank's view of the group: its number, the number of ranks, its device."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that prints, logs and writes checkpoints."""
+        """True on rank 0, which prints, logs and writes checkpoints."""
         return self.rank == 0
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, or a launcher that speaks like it, started this process as one of its ranks."""
+    """True if torchrun, or a launcher that sets the same variables, started this process as a rank."""
     return all(name in environment for name in TORCHRUN_VARIABLES)
 
 
 def world_sizes(settings: Settings, environment: Mapping[str, str]) -> tuple[int, int]:
-    """Ranks in all, and ranks on this machine: as the launcher decided, or as it will be asked to."""
+    """Ranks in all, and ranks on this machine: as the launcher has started, or will start."""
     if is_rank(environment):
         return int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
     nproc = settings.nproc or DEFAULT_NPROC
@@ -78,7 +78,7 @@ def choose_device(settings: Settings, local_rank: int, local_size: int) -> torch
 
 @contextmanager
 def open_world(settings: Settings) -> Iterator[World]:
-    """Join the group that the launcher's environment describes; leave it when the run has gone well."""
+    """Join the group that the launcher's environment describes; leave it if the run succeeds."""
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     device = choose_device(settings, local_rank, local_size)
     torch.set_num_threads(settings.threads)

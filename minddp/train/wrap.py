@@ -1,4 +1,4 @@
-"""Whose DistributedDataParallel: minddp's, torch's, or none. The rest of the recipe sees no difference."""
+"""The model's wrapper: minddp's DistributedDataParallel, torch's, or none, with one interface."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def accumulating(ddp: nn.Module, keep_local: bool) -> AbstractContextManager[Non
 
     The forward belongs inside, too: it is there that DDP decides whether the coming backward communicates.
     """
-    no_sync = getattr(ddp, "no_sync", None)  # the bare model has none, and nothing to leave out
+    no_sync = getattr(ddp, "no_sync", None)  # a model without a wrapper has none
     return no_sync() if keep_local and no_sync is not None else nullcontext()

@@ -1,4 +1,4 @@
-"""How bytes travel. `open_transport` is the one place that knows which kinds there are."""
+"""How bytes travel: the protocols `Transport` and `Work`, and the function that opens a transport by its name."""
 
 from __future__ import annotations
 
@@ -7,54 +7,50 @@ import logging
 import torch
 import torch.distributed as dist
 
-from minddp.transport.hierarchical import HierarchicalTransport, connect_hosts
-from minddp.transport.nccl import NcclTransport, connect_gpus
-from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.protocols import Transport, Work
-from minddp.transport.shared_memory import CannotConnect, SharedMemoryTransport, connect_ranks
 
-__all__ = [
-    "HierarchicalTransport",
-    "NcclTransport",
-    "ProcessGroupTransport",
-    "SharedMemoryTransport",
-    "Transport",
-    "Work",
-    "open_transport",
-]
+__all__ = ["Transport", "Work", "open_transport"]
 
 _log = logging.getLogger(__name__)
+KINDS = ("process_group", "shared_memory", "auto", "hierarchical", "nccl")
 
 
 def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | None = None) -> Transport:
-    """The transport named `kind` over `group`, for tensors on `device`, the CPU if `None`. Collective.
+    """The transport named `kind` over `group`, for tensors on `device`, by default the CPU. Collective.
 
-    "process_group" is the group's own backend. "shared_memory" is memory that the ranks of one host share, for
-    tensors on the CPU; where that cannot be had it becomes the process group, with a warning that says why. "auto"
-    is the same, but takes that for granted. "hierarchical" is shared memory within each host and one sum of each
-    host between them, for tensors on the CPU and gloo; its bits are not the process group's where hosts have
-    several ranks. See [Note: the order of addition between hosts]. "nccl" calls NCCL through CuPy, for tensors on
-    an NVIDIA GPU, whatever the group's backend.
+    "process_group": the group's own backend.
+    "shared_memory": memory that the ranks of one host share, for tensors on the CPU. Where the ranks cannot share
+        memory, the process group, with a warning that says why.
+    "auto": the same as "shared_memory", but the reason is logged as information only.
+    "hierarchical": shared memory within each host and one sum per host between them, for tensors on the CPU and
+        gloo. The bits differ from the process group's where hosts have several ranks: see [Note: the order of
+        addition between hosts].
+    "nccl": NCCL called through CuPy, for tensors on an NVIDIA GPU, whatever the group's backend.
 
     Raises:
-        ValueError: an unknown kind, or one that is not for such tensors or groups.
-        RuntimeError: "nccl" cannot be had on some rank; says on which and why.
+        ValueError: an unknown kind, or one that does not support the device or the group.
+        RuntimeError: "nccl" does not work on some rank; names the rank and the reason.
     """
-    over_group = ProcessGroupTransport(group)
+    if kind not in KINDS:
+        raise ValueError(f"Unknown transport {kind!r}; minddp has {', '.join(KINDS)}.")
+
+    # Adapters are imported when they are used, so that the protocols can be imported without any of them.
+    from minddp.transport.process_group import ProcessGroupTransport
+
+    over_group, device = ProcessGroupTransport(group), device or torch.device("cpu")
     if kind == "process_group":
         return over_group
-    if kind in ("shared_memory", "hierarchical", "auto"):
-        connect = connect_hosts if kind == "hierarchical" else connect_ranks
-        try:
-            return connect(over_group, device or torch.device("cpu"))
-        except CannotConnect as obstacle:
-            if group.rank() == 0:
-                level = logging.INFO if kind == "auto" else logging.WARNING
-                _log.log(level, "Gradients travel by the process group, not by shared memory: %s.", obstacle)
-            return over_group
     if kind == "nccl":
-        return connect_gpus(over_group, device or torch.device("cpu"))
-    raise ValueError(
-        f'Unknown transport {kind!r}; minddp has "process_group", "shared_memory", "hierarchical", "nccl" and '
-        f'"auto".'
-    )
+        from minddp.transport.nccl import connect_gpus
+
+        return connect_gpus(over_group, device)
+    from minddp.transport.hierarchical import connect_hosts
+    from minddp.transport.shared_memory import CannotConnect, connect_ranks
+
+    try:
+        return connect_hosts(over_group, device) if kind == "hierarchical" else connect_ranks(over_group, device)
+    except CannotConnect as reason:
+        if group.rank() == 0:
+            level = logging.INFO if kind == "auto" else logging.WARNING
+            _log.log(level, "Gradients travel by the process group, not by shared memory: %s.", reason)
+        return over_group

@@ -1,6 +1,6 @@
-"""How bytes travel between ranks, as the reducer sees it: two protocols and nothing else.
+"""What the rest of the package sees of a transport: the protocols `Transport` and `Work`, and nothing else.
 
-Everything above this line is written against `Transport` and `Work`; vendor branches stay in the adapters.
+Everything above this layer is written against these two; what depends on a backend stays in the adapters.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import torch.distributed as dist
 
 
 class Work(Protocol):
-    """A collective that is under way."""
+    """A collective in flight."""
 
     def wait(self, timeout: datetime.timedelta = ...) -> object:
-        """Return once the result may be used, or raise once `timeout` has passed; see `Transport.waits_again`.
-
-        On a CPU that is when it is complete. On a GPU the calling stream is made to wait and the host is
-        not, as with `torch.distributed.Work.wait` on NCCL.
+        """Return once the result may be used: on a CPU when it is complete, on a GPU when the calling stream waits.
 
         Raises:
-            RuntimeError: the collective failed, a peer is gone, or a time limit has passed.
+            RuntimeError: the collective failed, a peer has ended, or a time limit has passed.
         """
         ...
 
@@ -31,31 +28,26 @@ class Work(Protocol):
 
 
 class Transport(Protocol):
-    """A group of ranks that can add up and spread tensors. All ranks must make the same calls in one order."""
+    """Collectives among a group of ranks. All ranks must make the same calls in the same order."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
+    rank: int
+    world_size: int
 
     @property
     def store(self) -> dist.Store | None:
-        """A key-value store between the ranks that answers also while collectives are stuck, if there is one."""
+        """The ranks' key-value store, which also answers while collectives are stuck; `None` if there is none."""
         ...
 
     @property
     def waits_again(self) -> bool:
-        """Whether a work whose `wait(timeout)` has raised "timed out" goes on and can be waited for again."""
+        """True if a work goes on after its `wait(timeout)` has raised "timed out", and can be waited for again."""
         ...
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A flat tensor, its contents undefined, in memory that this transport reduces fastest.
-
-        It lives as long as anybody refers to it, as any tensor. Ranks may allocate independently of each other.
+        """A flat tensor with undefined contents, in the memory that this transport reduces fastest. Not collective.
 
         Raises:
-            RuntimeError: there is no room.
+            RuntimeError: out of memory.
         """
         ...
 
@@ -68,5 +60,5 @@ class Transport(Protocol):
         ...
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The tensors of all ranks in rank order; shapes and dtypes must agree. Blocks."""
+        """The tensors of all ranks in rank order; shapes and dtypes must be equal on all ranks. Blocks."""
         ...

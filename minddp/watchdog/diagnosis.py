@@ -1,154 +1,139 @@
-"""From what the ranks say of themselves to what has happened, in words. Pure: states in, text out."""
+"""From the states of the ranks to what has happened, in words. Pure: states in, text out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from minddp.watchdog.rank_state import Collective, RankState
+from minddp.platform import wording
+from minddp.watchdog.rank_state import RankState
 
-_MANY = 6  # parameters that are named one by one
-
-_DOING = {
+_PHASES = {
     "IDLE": "is between backwards",
     "ARMED": "is between forward and backward",
     "ACCUMULATING": "is in backward, or an exception has ended it",
     "INCOMPLETE": "has ended a backward that lacks gradients",
+    "REDUCING": "has ended a backward that is not finalized yet",
     "FINALIZING": "is at the end of backward",
 }
+_ABSENCES = {"silent": "does not answer", "exited": "has exited", "left": "has dropped the module"}
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why a rank does not answer: its process has ended, or its module is gone, or for an unknown reason.
+
+    `last` is the state that it left behind, if it ended in order.
+    """
+
+    kind: Literal["silent", "exited", "left"]
+    last: RankState | None = None
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What became of the question to each rank: an answer, none, or certainty that no answer can come.
+    """The result of an inquiry: each rank's state, or why there is none."""
 
-    A rank that has `exited` or `left` (its module is gone) may have said at the end where it was then.
-    """
-
-    present: Mapping[int, RankState]
-    silent: Sequence[int] = ()
-    exited: Sequence[int] = ()
-    left: Sequence[int] = ()
-    last_words: Mapping[int, RankState] = field(default_factory=dict)
-
-    @property
-    def waiting(self) -> list[int]:
-        return [rank for rank, state in self.present.items() if state.waiting_s is not None]
+    present: dict[int, RankState]
+    absent: dict[int, Absence] = field(default_factory=dict)
 
     @property
     def furthest(self) -> int:
-        """The highest number of a backward that any rank is in."""
+        """The highest number of a backward on any rank."""
         return max(state.progress.backward for state in self.present.values())
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`is_certain` tells that waiting on is of no use: nothing that a rank may still do would end it."""
+    """`is_certain`: the wait can never end, whatever the ranks do next."""
 
     text: str
     is_certain: bool
 
 
 def diagnose(answers: Answers) -> Diagnosis:
-    """What keeps the ranks that answered (one at least) from going on."""
-    fatal = [*_gone(answers), *_different_collectives(answers)]
-    found = fatal or _missing_gradients(answers) or _elsewhere(answers)
+    """Why the ranks that answered (at least one) do not go on."""
+    fatal = [*_ranks_gone(answers), *_different_collectives(answers)]
+    found = fatal or _missing_gradients(answers) or _ranks_elsewhere(answers)
     if not found:
         found = ["All ranks wait in the same collective: the network between them is stuck."]
-    table = [f"  rank {rank}: {line}" for rank, line in sorted(_lines(answers).items())]
-    return Diagnosis("\n".join([" ".join([*found, *_waits(answers)]), *table]), bool(fatal))
+    lines = {rank: _line(state) for rank, state in answers.present.items()}
+    for rank, absence in answers.absent.items():
+        before = f"; before that: {_line(absence.last)}" if absence.last else ""
+        lines[rank] = f"{_ABSENCES[absence.kind]}{before}"
+    table = [f"  rank {rank}: {line}" for rank, line in sorted(lines.items())]
+    return Diagnosis("\n".join([" ".join([*found, *_waiting_ranks(answers)]), *table]), bool(fatal))
 
 
-def _gone(answers: Answers) -> list[str]:
+def _ranks_gone(answers: Answers) -> list[str]:
     found = []
-    for ranks, what, hint in (
-        (answers.exited, "exited", "Its own output says why."),
-        (answers.left, "dropped the module", ""),
-    ):
-        for rank in ranks:
-            last = answers.last_words.get(rank)
+    for rank, absence in answers.absent.items():
+        if absence.kind != "silent":
+            last = absence.last
             when = f" after backward {last.progress.backward} of {answers.furthest}" if last else ""
-            found.append(f"Rank {rank} has {what}{when}.")
-        if ranks and hint:
-            found.append(hint)
-    if any(rank in answers.last_words for rank in answers.exited):
+            hint = "; its own output says why" if absence.kind == "exited" else ""
+            found.append(f"Rank {rank} {_ABSENCES[absence.kind]}{when}{hint}.")
+    if any(absence.kind == "exited" and absence.last for absence in answers.absent.values()):
         found.append("Give every rank equally many batches, or train within `ddp.join()`.")
     return found
 
 
 def _different_collectives(answers: Answers) -> list[str]:
-    """The first collective that ranks have begun under one number, but not the same one."""
+    """The first number under which ranks have launched different collectives."""
     by_number: dict[int, dict[str, list[int]]] = {}
-    for rank, state in [*answers.present.items(), *answers.last_words.items()]:
+    last_states = {rank: absence.last for rank, absence in answers.absent.items() if absence.last}
+    for rank, state in (answers.present | last_states).items():
         for collective in state.recent:
             by_number.setdefault(collective.number, {}).setdefault(str(collective), []).append(rank)
     for number, kinds in sorted(by_number.items()):
         if len(kinds) > 1:
             (common, others), *odd = sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[1]))
-            tales = "; ".join(f"{_ranks(sorted(ranks))} launched {what}" for what, ranks in odd)
+            launches = [f"{wording.ranks(ranks)} launched {what}" for what, ranks in [*odd, (common, others)]]
             return [
-                f"Collective {number} is not the same everywhere: {tales}, {_ranks(sorted(others))} launched "
-                f"{common}. The ranks differ in model, options or control flow."
+                f"Collective {number} is not the same everywhere: {'; '.join(launches[:-1])}, {launches[-1]}. "
+                f"The ranks differ in model, options or control flow."
             ]
     return []
 
 
 def _missing_gradients(answers: Answers) -> list[str]:
-    """A rank whose backward has ended without some gradients does not launch what the others wait for."""
+    """Ranks whose backward has ended without some gradients, and so without the collectives of their buckets."""
     found = []
     for rank, state in answers.present.items():
         progress = state.progress
         if progress.phase == "INCOMPLETE" and progress.missing:
             bucket, names = min(progress.missing.items())
             found.append(
-                f"Rank {rank} has not produced gradients for {_listed(names)} (bucket {bucket}): backward "
+                f"Rank {rank} has not produced gradients for {wording.names(names)} (bucket {bucket}): backward "
                 f"{progress.backward} has ended there without them. Use them in the loss on every rank, or pass "
                 f"find_unused_parameters=True."
             )
     return found
 
 
-def _elsewhere(answers: Answers) -> list[str]:
-    """Ranks that could still come: they compute, sleep, load data, or are a step behind."""
-    tales = [
-        f"Rank {rank} {_whereabouts(state, answers)}."
-        for rank, state in answers.present.items()
-        if state.waiting_s is None
-    ]
-    if answers.silent:
-        verb = "does" if len(answers.silent) == 1 else "do"
-        tales.append(f"{_ranks(answers.silent).capitalize()} {verb} not answer: the host may be down or cut off.")
-    return tales
+def _ranks_elsewhere(answers: Answers) -> list[str]:
+    """Ranks that may still come: they compute, sleep, load data, or are a step behind."""
+    found = []
+    for rank, state in answers.present.items():
+        if state.waiting_s is None:
+            progress = state.progress
+            doing = "accumulates under no_sync" if progress.accumulates else _PHASES[progress.phase]
+            if progress.backward < answers.furthest:
+                doing += f", at backward {progress.backward} of {answers.furthest}"
+            found.append(f"Rank {rank} {doing}, {state.where}.")
+    silent = [rank for rank, absence in answers.absent.items() if absence.kind == "silent"]
+    if silent:
+        found.append(f"{wording.subject(silent, 'does', 'do')} not answer: the host may be down or cut off.")
+    return found
 
 
-def _whereabouts(state: RankState, answers: Answers) -> str:
-    progress = state.progress
-    doing = "accumulates under no_sync" if progress.accumulates else _DOING[progress.phase]
-    if progress.backward < answers.furthest:
-        doing += f", at backward {progress.backward} of {answers.furthest}"
-    return f"{doing}, {state.where}"
-
-
-def _waits(answers: Answers) -> list[str]:
-    waiting = answers.waiting
+def _waiting_ranks(answers: Answers) -> list[str]:
+    waiting = [rank for rank, state in answers.present.items() if state.waiting_s is not None]
     if not waiting:
         return []
-    last = {_name(answers.present[rank].last) for rank in waiting}
-    where = f" in {last.pop()}" if len(last) == 1 else ""
-    return [f"{_ranks(waiting).capitalize()} {'waits' if len(waiting) == 1 else 'wait'}{where}."]
-
-
-def _lines(answers: Answers) -> dict[int, str]:
-    lines = {rank: _line(state) for rank, state in answers.present.items()}
-    for ranks, what in (
-        (answers.silent, "does not answer"),
-        (answers.exited, "has exited"),
-        (answers.left, "has dropped the module"),
-    ):
-        for rank in ranks:
-            last = answers.last_words.get(rank)
-            lines[rank] = what + (f"; before that: {_line(last)}" if last else "")
-    return lines
+    [last, *different] = {answers.present[rank].last for rank in waiting}
+    where = "" if different or last is None else f" in collective {last.number}, {last}"
+    return [f"{wording.subject(waiting, 'waits', 'wait')}{where}."]
 
 
 def _line(state: RankState) -> str:
@@ -158,19 +143,3 @@ def _line(state: RankState) -> str:
         f"{state.progress.phase.lower()}, backward {state.progress.backward}; {last}{wait}; "
         f"{state.where} ({state.host}, pid {state.pid})"
     )
-
-
-def _name(collective: Collective | None) -> str:
-    return "no collective" if collective is None else f"collective {collective.number}, {collective}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Parameter names; those of one layer as `layer.*` where there are many."""
-    if len(names) > _MANY:
-        names = list(dict.fromkeys(f"{name.rpartition('.')[0]}.*" if "." in name else name for name in names))
-    shown = ", ".join(f"`{name}`" for name in names[:_MANY])
-    return shown + (f" and {len(names) - _MANY} more" if len(names) > _MANY else "")

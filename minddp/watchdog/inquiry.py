@@ -1,113 +1,100 @@
-"""The ranks hear from each other through the store, while what they wait for does not come.
+"""The ranks exchange their states through the store while a collective does not complete.
 
-A rank that has waited too long asks: it counts up a number in the store. On every rank a thread looks at that
-number about once a second, and when it has changed, puts its rank's state there. The thread does nothing else,
-so it also answers for a main thread that sleeps, computes or waits. A rank that does not answer has ended, or
-its host is out of reach; on the same host the process table tells which.
+A rank that has waited too long asks: it increments a number in the store. On every rank a thread reads that number
+about once a second, and when it has changed, writes the rank's state to the store. The thread does nothing else, so
+it also answers for a main thread that sleeps, computes or waits. A rank that does not answer has ended, or its host
+is out of reach; on the same host the process table shows which.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch.distributed as dist
 
-from minddp.watchdog.diagnosis import Answers
+from minddp.platform.host import host_identity, namespace
+from minddp.watchdog.diagnosis import Absence, Answers
 from minddp.watchdog.rank_state import RankState
 
-LOOK_EVERY_S = 1.0
-PATIENCE_S = 3 * LOOK_EVERY_S  # for answers
+READ_EVERY_S = 1.0
+ANSWER_LIMIT_S = 3 * READ_EVERY_S
 
 
-class Lookout:
-    """Answers for one rank from now until `close`, and asks the others.
+class Inquiry:
+    """Answers for one rank until `close`, and asks the others.
 
-    `say` makes the rank's state, `None` if there is nothing to tell of any more; it is called from the lookout's
-    thread and holds no reference to what it tells of. All ranks of a group make their lookouts in one order.
+    `state` makes the rank's state, `None` if its module is gone; the thread calls it, so it must hold no reference
+    to the module. All ranks of a group make their inquiries in one order.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, say: Callable[[], RankState | None]):
+    def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
         self._store = store.clone()  # type: ignore[attr-defined]
-        self._name = f"minddp/lookout/{self._store.add(f'minddp/lookouts of {rank}', 1)}"
+        self._name = f"minddp/watchdog/{self._store.add(f'minddp/watchdogs of {rank}', 1)}"
         self._rank = rank
         self._world_size = world_size
-        self._say = say
+        self._state = state
         self._closing = threading.Event()
-        self._store.set(self._key("home", rank), f"{socket.gethostname()}/{os.getpid()}")
-        self._thread = threading.Thread(target=self._look, name=self._name, daemon=True)
+        self._store.set(self._key("process", rank), f"{_process_table()}/{os.getpid()}")
+        self._thread = threading.Thread(target=self._answer_questions, name=self._name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Leave a last word, and stop answering. May be called twice.
+        """Leave the last state behind, and stop answering. May be called twice.
 
-        A thread that is inside the store while the interpreter goes down would take it down with a crash.
+        A thread that is inside the store while the interpreter shuts down would crash it.
         """
         if self._closing.is_set():
             return
         self._closing.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(LOOK_EVERY_S)
-        with contextlib.suppress(RuntimeError):  # the store may have gone first
-            state = self._say()
+            self._thread.join(READ_EVERY_S)
+        with contextlib.suppress(RuntimeError):  # the store may have ended before
+            state = self._state()
             self._store.set(self._key("left", self._rank), state.to_json() if state else "")
 
     def ask(self) -> Answers:
-        """What all ranks say of themselves, or what else is known of them after `PATIENCE_S` seconds."""
+        """The states of all ranks, or why there is none after `ANSWER_LIMIT_S` seconds."""
         question = self._store.add(self._key("asked"), 1)
         self._answer(question)
         present: dict[int, RankState] = {}
-        absent: dict[int, _Absence] = {}
-        deadline = time.monotonic() + PATIENCE_S
-        while len(present) + len(absent) < self._world_size:
+        absent: dict[int, Absence] = {}
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        while pending := set(range(self._world_size)) - present.keys() - absent.keys():
             time.sleep(0.05)
-            for rank in sorted(set(range(self._world_size)) - present.keys() - absent.keys()):
-                answer = self._read(self._key("answer", question, rank))
-                if answer:
+            for rank in pending:
+                if answer := self._read(self._key("answer", question, rank)):
                     present[rank] = RankState.from_json(answer)
-                elif (absence := self._absence(rank)) is not None:
+                elif absence := self._absence(rank):
                     absent[rank] = absence
                 elif time.monotonic() > deadline:
-                    absent[rank] = _Absence("silent")
-        return Answers(
-            present={rank: present[rank] for rank in sorted(present)},
-            silent=[rank for rank, absence in absent.items() if absence.kind == "silent"],
-            exited=[rank for rank, absence in absent.items() if absence.kind == "exited"],
-            left=[rank for rank, absence in absent.items() if absence.kind == "left"],
-            last_words={rank: absence.last for rank, absence in absent.items() if absence.last is not None},
-        )
+                    absent[rank] = Absence("silent")
+        return Answers(dict(sorted(present.items())), dict(sorted(absent.items())))
 
-    def _absence(self, rank: int) -> _Absence | None:
-        """How a rank is known to be gone, if it is. Of processes on other hosts only last words are known."""
+    def _absence(self, rank: int) -> Absence | None:
+        """The known reason for which a rank cannot answer. A process on another host is known only to have left."""
         left = self._read(self._key("left", rank))
         last = RankState.from_json(left) if left else None
-        if self._has_exited(rank):
-            return _Absence("exited", last)
-        return None if left is None else _Absence("left", last)
+        process_table, _, pid = (self._read(self._key("process", rank)) or "").rpartition("/")
+        if process_table == _process_table() and not _is_running(int(pid)):
+            return Absence("exited", last)
+        return None if left is None else Absence("left", last)
 
-    def _has_exited(self, rank: int) -> bool:
-        home = self._read(self._key("home", rank))
-        host, _, pid = (home or "").rpartition("/")
-        return host == socket.gethostname() and not _is_running(int(pid))
-
-    def _look(self) -> None:
+    def _answer_questions(self) -> None:
         answered = 0
-        with contextlib.suppress(RuntimeError):  # the store has gone: the job is over
-            while not self._closing.wait(LOOK_EVERY_S):
+        with contextlib.suppress(RuntimeError):  # the store has ended: the job is over
+            while not self._closing.wait(READ_EVERY_S):
                 asked = self._store.add(self._key("asked"), 0)
                 for question in range(answered + 1, asked + 1):
                     self._answer(question)
                 answered = asked
 
     def _answer(self, question: int) -> None:
-        state = self._say()
+        state = self._state()
         if state is not None:
             self._store.set(self._key("answer", question, self._rank), state.to_json())
 
@@ -118,25 +105,17 @@ class Lookout:
         return "/".join([self._name, *map(str, parts)])
 
 
-@dataclass(frozen=True)
-class _Absence:
-    """Why a rank does not answer, and its last word."""
-
-    kind: Literal["silent", "exited", "left"]
-    last: RankState | None = None
+def _process_table() -> str:
+    """Equal in two processes that see each other under their process numbers."""
+    return f"{host_identity()} {namespace('pid')}"
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process of this host exists, and is more than an entry that nobody has collected yet."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return status not in ("Z", "X")
-    except OSError:
-        pass  # no such process, or no such file system
+    """True if the process exists, and is more than an entry that its parent has not collected yet."""
     try:
         os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except OSError:  # another user's process, or a system without /proc
         return True
-    return True

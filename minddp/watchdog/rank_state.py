@@ -1,4 +1,4 @@
-"""What a rank says of itself when it is asked: where it is, and which collectives it has begun."""
+"""The state that a rank reports when it is asked: where it is, and which collectives it has launched."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import sys
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
+from typing import NamedTuple
 
 from minddp.core.reducer import Reducer
 
+LIBRARIES = ("torch", "minddp", "threading", "contextlib")  # not the script's own code
 
-@dataclass(frozen=True)
-class Collective:
-    """The `number`-th collective of a rank. Collectives carry no names: equal numbers meet each other."""
+
+class Collective(NamedTuple):
+    """The `number`-th collective of a rank. Collectives carry no names: those of equal numbers meet."""
 
     number: int
     operation: str
@@ -47,10 +48,7 @@ def progress_of(reducer: Reducer, *, accumulates: bool) -> Progress:
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank's answer. `waiting_s` is how long it has waited in the last of its `recent` collectives, if it does.
-
-    `where` is the innermost line of the script's own code that the main thread is at.
-    """
+    """One rank's answer. `waiting_s`: for how long it has waited in the last `recent` collective, if it does."""
 
     rank: int
     host: str
@@ -69,26 +67,19 @@ class RankState:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankState:
-        told = json.loads(text)
-        progress = told.pop("progress")
+        fields = json.loads(text)
+        progress = fields.pop("progress")
         progress["missing"] = {int(bucket): tuple(names) for bucket, names in progress["missing"].items()}
-        told["recent"] = tuple(Collective(**collective) for collective in told["recent"])
-        return cls(progress=Progress(**progress), **told)
+        fields["recent"] = tuple(Collective(*collective) for collective in fields["recent"])
+        return cls(progress=Progress(**progress), **fields)
 
 
 def where_is_main_thread() -> str:
-    """`train.py:57 in evaluate`: the innermost frame of the main thread that is not torch's or minddp's."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    innermost = frame
-    while frame is not None and _is_ours_or_torchs(frame):
+    """`train.py:57 in evaluate`: the innermost frame of the main thread that is not a library's."""
+    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in LIBRARIES:
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
         return "an unknown place"
-    code = frame.f_code
-    return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-
-
-def _is_ours_or_torchs(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
-    return module.split(".")[0] in ("torch", "minddp", "threading", "contextlib")
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

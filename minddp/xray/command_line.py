@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from minddp.train.launch import RanksFailed, Stopped, launch
+from minddp.platform.launcher import RanksFailed, Stopped, launch
 
 STEPS = range(10, 15)  # in the first ones buckets are rebuilt and caches are cold
 

@@ -1,4 +1,4 @@
-"""The sweep over bucket sizes: end to end on two ranks, and who is compared with whom."""
+"""The sweep over bucket sizes: end to end on two ranks, and the baselines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import bucket_size, contestants, tables
-from benchmarks.bucket_size import Config, field_of, options_of
-from benchmarks.display import console_of
+from benchmarks import bucket_size, contestants
+from benchmarks.bucket_size import Config, field_of, heats_of
 from tests.ranks import RankPool
 
 
-def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.CaptureFixture[str]):
-    config = Config(workloads=("transformer",), caps_mib=(0.005, 1), rounds=2, warmup_rounds=1, tiny=True)
+def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
+    config = Config(workloads=("transformer",), caps_mib=(0.005, 1), size="smoke")
     report, _ = ranks(2).run(bucket_size.time_workloads, config)
     families = report["workloads"]["transformer"]["families"]
     assert list(families) == ["torch", "minddp", "minddp, shared memory"]
@@ -26,20 +25,12 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.C
     for name, by_heat in families.items():
         foretold = {heat for heat, figured in by_heat.items() if figured["forecast"] is not None}
         assert foretold == (set() if name == "torch" else {"0.005", "1", "auto"})
-    bucket_size.print_report(report, console_of())
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "1 layers of 16: a step as predicted and as measured" in printed
-    assert "plans that were chosen" in printed
-    assert "| minddp, shared memory | auto |" in tables.bucket_size(report)
-
-
-def test_how_many_predictions_hold():
-    by_heat = {heat: {"forecast": {"within_aim": heat != "5"}} for heat in ("1", "5", "25", "auto")}
-    families = {"torch": {"1": {"forecast": None}}, "minddp": {"default": {"forecast": None}, **by_heat}}
-    said = bucket_size.forecasts_in_words({"aim": 0.1, "workloads": {"x": {"families": families}}})
-    assert said == (
-        "Predicted within 10% of what was measured: 1 of 1 plans that were chosen, 2 of 3 that were not."
-    )
+    steps, predictions = bucket_size.tables(report)
+    assert steps.title == "transformer, 1 layers of 16: 0.04 MiB"
+    assert "minddp, shared memory at auto: buckets: 1" in steps.caption
+    seats = [row[0] for row in predictions.rows]
+    assert seats == [f"{name} at {heat}" for name in list(families)[1:] for heat in ("0.005", "1", "auto")]
+    assert predictions.title.endswith("predicted, to be within 10%")
 
 
 def test_a_heat_is_a_capacity_and_torch_has_no_auto():
@@ -55,9 +46,8 @@ def test_a_heat_is_a_capacity_and_torch_has_no_auto():
 
 
 def test_options():
-    assert options_of("default") == {}
-    assert options_of("0.25") == {"bucket_cap_mb": 0.25}
-    assert options_of("auto") == {"bucket_cap_mb": "auto"}
+    assert heats_of("torch", (0.25,)) == {"default": {}, "0.25": {"bucket_cap_mb": 0.25}}
+    assert heats_of("minddp", ())["auto"] == {"bucket_cap_mb": "auto"}
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"world_size": 0}, {"caps_mib": ()}, {"caps_mib": (1.0, 0.0)}])

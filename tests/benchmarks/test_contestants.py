@@ -1,9 +1,8 @@
-"""Both sides of a pair get the same options and the same weights, and everybody trains to them."""
+"""Both sides of a pair get the same options and the same weights, and all train to the same bits."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import pytest
@@ -13,11 +12,26 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
 from benchmarks import contestants
-from benchmarks.contestants import FLOOR, SETTINGS, OtherName, SettingName
+from benchmarks.contestants import (
+    FLOOR,
+    SETTINGS,
+    Contestant,
+    OtherName,
+    Raced,
+    SettingName,
+    race_workload,
+)
+from benchmarks.display import progress_of
+from benchmarks.question import RaceOptions
 from benchmarks.workloads import workload
 from tests.ranks import RankPool
 
-OTHERS = [name for name in get_args(OtherName) if name != "zero1"]
+OTHERS = get_args(OtherName)
+
+
+def field_of(settings: Sequence[str], transports: Sequence[str], others: Sequence[str]) -> list[Contestant]:
+    pairs = contestants.pairs(settings, transports)
+    return [*contestants.floors(transports), *pairs, *map(contestants.other, others)]
 
 
 def test_every_setting_that_can_be_asked_for_has_options():
@@ -25,7 +39,7 @@ def test_every_setting_that_can_be_asked_for_has_options():
 
 
 def test_a_heat_is_torch_and_minddp_by_each_transport_at_one_setting():
-    field = contestants.field(["default", "views"], ["process_group", "shared_memory", "auto"], ["flat"])
+    field = field_of(["default", "views"], ["process_group", "shared_memory", "auto"], ["flat"])
     assert contestants.heats(field) == [
         ["one rank alone", "no wrapper", "all-reduce only, process group", "all-reduce only, shared memory"],
         ["torch default", "minddp default", "minddp default, shared memory", "minddp default, auto"],
@@ -62,11 +76,11 @@ def test_contestants_are_wrapped_copies_of_one_model(ranks: Callable[[int], Rank
         assert [name for name, (_, _, views) in built.items() if views] == ["torch views", "minddp views"]
 
 
-def _train(rank: int, others: list[str]) -> dict[str, list[Any]]:
+def _train(rank: int, others: Sequence[str]) -> dict[str, list[Any]]:
     torch.manual_seed(0)
-    task = workload("transformer", tiny=True)
+    task = workload("transformer", "tiny")
     transports = ["process_group", "shared_memory", "auto"]
-    field = contestants.field(["default", "views"], transports, others)
+    field = field_of(["default", "views"], transports, others)
     models = contestants.enter(field, task.model())
     for contestant in field:
         step = contestant.step(models[contestant.name], task, rank)
@@ -75,7 +89,7 @@ def _train(rank: int, others: list[str]) -> dict[str, list[Any]]:
     return {name: [p.detach().clone() for p in model.parameters()] for name, model in models.items()}
 
 
-def test_everybody_trains_to_the_same_bits_and_the_floors_do_not(ranks: Callable[[int], RankPool]):
+def test_all_wrappers_train_to_the_same_bits_and_the_floors_do_not(ranks: Callable[[int], RankPool]):
     first, second = ranks(2).run(_train, OTHERS)
     expected = first["torch default"]
     for weights in (first, second):
@@ -84,38 +98,79 @@ def test_everybody_trains_to_the_same_bits_and_the_floors_do_not(ranks: Callable
             assert all(map(torch.equal, found, expected)) == (not is_floor), name
     alone = first["one rank alone"]
     assert all(map(torch.equal, alone, first[FLOOR])), "rank 0 trains"
-    assert not any(map(torch.equal, second["one rank alone"], second[FLOOR])), "rank 1 sits still"
+    assert not any(map(torch.equal, second["one rank alone"], second[FLOOR])), "rank 1 is idle"
 
 
-def test_who_cannot_send_sparse_gradients_stays_out_of_that_workload():
-    field = contestants.field(["default"], ["process_group"], ["replicate", "naive", "zero1"])
-    assert contestants.for_workload(field, workload("transformer", tiny=True)) == field
-    left = contestants.for_workload(field, workload("embedding_sparse", tiny=True))
+def test_contestants_without_sparse_gradients_stay_out_of_that_workload():
+    field = field_of(["default"], ["process_group"], ["replicate", "naive"])
+    assert contestants.for_workload(field, workload("transformer", "tiny")) == field
+    left = contestants.for_workload(field, workload("embedding_sparse", "tiny"))
     assert [c.name for c in left if c.baseline] == ["torch default", "minddp default"]
 
 
 @pytest.mark.parametrize(
     ("name", "table_bytes"), [("embedding", 64 * 8 * 4), ("embedding_sparse", 32 * 16 * (8 * 4 + 8))]
 )
-def test_the_all_reduce_alone_carries_what_one_backward_has_to_tell(name: str, table_bytes: int):
-    task = workload(name, tiny=True)  # type: ignore[arg-type]
+def test_the_all_reduce_alone_carries_the_bytes_of_one_backward(name: str, table_bytes: int):
+    task = workload(name, "tiny")  # type: ignore[arg-type]
     model = task.model()
     layers = sum(p.nbytes for p in model.layers.parameters())
     assert contestants.gradient_bytes(model, task, rank=0) == table_bytes + layers
     assert all(param.grad is None for param in model.parameters())
 
 
-def test_a_setting_that_the_installed_torch_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_a_setting_that_the_installed_torch_does_not_know_is_left_out_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     class Older:
         def __init__(self, module: nn.Module, gradient_as_bucket_view: bool = False, static_graph: bool = False):
             pass
 
     monkeypatch.setattr(contestants, "NativeDDP", Older)
-    assert contestants.unknown_to_torch(tuple(SETTINGS)) == ["batched"]
+    assert contestants.supported(("default", "batched", "views_static")) == ("default", "views_static")
+    assert "no such option: batched" in capsys.readouterr().out
 
 
-def test_only_deepspeed_may_be_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert contestants.not_installed(get_args(OtherName)) == ["zero1"]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert contestants.not_installed(get_args(OtherName)) == []
+def _compare_bits(rank: int, changed_rank: int) -> bool:
+    torch.manual_seed(0)
+    pair = contestants.pairs(["default"], ["process_group"], control=True)
+    models = contestants.enter(pair, nn.Linear(3, 3))
+    if rank == changed_rank:
+        with torch.no_grad():
+            next(models["minddp default"].parameters()).add_(1e-3)
+    return Raced("", models, {}, {}, seed=0).same_bits(pair[1])
+
+
+@pytest.mark.parametrize(("changed_rank", "equal"), [(-1, True), (0, False), (1, False)])
+def test_a_difference_on_one_rank_is_seen_on_all(ranks: Callable[[int], RankPool], changed_rank: int, equal: bool):
+    assert ranks(2).run(_compare_bits, changed_rank) == [equal, equal]
+
+
+def _prepared(rank: int) -> tuple[list[str], dict[str, Any]]:
+    field = contestants.pairs(["default"], ["process_group"])
+    log: list[str] = []
+
+    def prepare(models: Mapping[str, nn.Module], steps: Mapping[str, contestants.Step]) -> None:
+        for name, model in models.items():
+            assert next(model.parameters()).grad is None, "no step has been taken"
+            steps[name]()
+            log.append(name)
+
+    task = workload("transformer", "tiny")
+    with progress_of(rank) as start_bar:
+        raced = race_workload(rank, task, field, RaceOptions(size="smoke"), start_bar, prepare)
+    assert all(param.grad is None for model in raced.models.values() for param in model.parameters())
+    return log, raced.described()
+
+
+def test_a_race_is_prepared_and_described(ranks: Callable[[int], RankPool]):
+    for log, described in ranks(2).run(_prepared):
+        assert log == ["torch default", "minddp default"]
+        parameters = list(workload("transformer", "tiny").model().parameters())
+        assert described == {
+            "title": "transformer, 1 layers of 16",
+            "tensors": len(parameters),
+            "parameters": sum(p.numel() for p in parameters),
+            "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
+            "rounds": 2,
+        }

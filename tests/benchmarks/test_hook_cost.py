@@ -6,26 +6,30 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import hook_cost, results
-from benchmarks.display import console_of
+from benchmarks import hook_cost
 from benchmarks.hook_cost import Config, Separate
 from tests.ranks import RankPool
 
 
-def test_one_rank_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.CaptureFixture[str]):
-    config = Config((10, 50), settings=("default",), rounds=2, warmup_rounds=1, turn_parameters=1)
+def test_one_rank_end_to_end_in_every_mode(ranks: Callable[[int], RankPool]):
+    config = Config(parameters=(10, 50), size="smoke")
     [report] = ranks(1).run(hook_cost.time_counts, config)
     assert list(report["counts"]) == ["10", "50"]
     for count, result in report["counts"].items():
-        assert list(result["contestants"]) == ["torch default", "minddp default"]
+        assert list(result["contestants"]) == [
+            f"{side} {mode}"
+            for mode in ("default", "views", "find_unused", "static")
+            for side in ("torch", "minddp")
+        ]
         for contestant in result["contestants"].values():
             added = contestant["added_us"]
             assert added["low"] <= added["median"] <= added["high"]
             added_ms = contestant["median_ms"] - result["no_wrapper_ms"]
             # Two rounds: the median of differences is the difference of medians.
             assert added["median"] == pytest.approx(added_ms / int(count) * 1e3)
-    hook_cost.print_report(report, console_of())
-    assert "nothing communicated" in capsys.readouterr().out
+    small, large = hook_cost.tables(report)
+    assert [small.title.split()[0], large.title.split()[0]] == ["10", "50"]
+    assert len(small.rows) == 8
 
 
 def test_every_parameter_gets_a_gradient_of_ones():
@@ -34,12 +38,11 @@ def test_every_parameter_gets_a_gradient_of_ones():
     assert [p.grad.tolist() for p in model.parameters() if p.grad is not None] == [[1.0] * 4] * 3
 
 
-def test_where_results_go():
-    assert Config().resolved().out == results.DIRECTORY / "hook_cost.json"
-    assert Config(control=True).resolved().out == results.DIRECTORY / "hook_cost_control.json"
+def test_a_turn_gets_through_many_parameters():
+    assert [hook_cost.separate(count, 4).steps_per_turn for count in (100, 10_000, 10**6)] == [200, 2, 2]
 
 
-@pytest.mark.parametrize("wrong", ["elements", "rounds", "warmup_rounds", "turn_parameters"])
+@pytest.mark.parametrize("wrong", ["elements", "rounds", "warmup_rounds", "steps_per_turn"])
 def test_a_configuration_that_times_nothing_is_refused(wrong: str):
     with pytest.raises(ValueError, match=wrong):
         Config(**{wrong: 0})
@@ -48,4 +51,4 @@ def test_a_configuration_that_times_nothing_is_refused(wrong: str):
 @pytest.mark.parametrize("parameters", [(), (100, 0)])
 def test_there_must_be_parameters(parameters: tuple[int, ...]):
     with pytest.raises(ValueError, match="parameters"):
-        Config(parameters)
+        Config(parameters=parameters)

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from benchmarks.ladder import Config, Flat, Naive, Overlapped, Rung, record_all, record_rung
+from benchmarks.ladder import Config, Rung, record_all, record_rung
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
 from minddp.xray.result import Comparison, load
 from reference.automatic import Automatic
 from reference.bucketed import Bucketed
+from reference.flat import Flat
+from reference.naive import Naive
+from reference.overlapped import Overlapped
 from tests.ranks import RankPool
 
 TINY = Config(depth=3, width=16, batch_size=4, cap_mib=0.001, warmup_steps=1, steps=2)

@@ -1,4 +1,4 @@
-"""Ranks of a benchmark: results come back in order, failures come back as errors, and nobody stays behind."""
+"""Ranks of a benchmark: results come back in order, failures come back as errors, and no process stays behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_results_come_back_in_rank_order_from_one_group():
 
 
 def _page_faults_of_allocating_again(rank: int) -> int:
-    """Of 64 MiB, the fewest of some times: the first ones make the heap large enough."""
+    """The fewest for 64 MiB in some attempts: the first ones make the heap large enough."""
     faults = []
     for _ in range(12):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -18,9 +18,3 @@ def test_the_description_is_complete_and_anonymous():
     assert platform.node() not in json.dumps(description)
     assert os.sep + "home" not in text
     assert getpass.getuser() not in text
-
-
-def test_peak_memory_is_in_mib():
-    held = bytearray(64 * 2**20)
-    assert 64 < machine.peak_memory_mib() < 2**16
-    del held

@@ -11,16 +11,15 @@ from torch import nn
 from benchmarks import memory
 from benchmarks.accounting import Peak
 from benchmarks.contestants import FLOOR, Contestant, Step
-from benchmarks.display import console_of
 from benchmarks.memory import MIB, Config, Count, Stretch, count_once, peak_of, summarise
 from benchmarks.workloads import Workload, workload
 from minddp.transport.shared_memory import segments
 from tests.ranks import RankPool
 
 
-def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.CaptureFixture[str]):
-    config = Config(("wide_mlp",), tiny=True)
-    report, _ = ranks(2).run(memory.count_workloads, config, ["default", "views"], ["flat"])
+def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
+    config = Config(workloads=("wide_mlp",), settings=("default", "views"), others=("flat",), size="smoke")
+    report, _ = ranks(2).run(memory.count_workloads, config)
     counted = report["workloads"]["wide_mlp"]["contestants"]
     assert set(counted) == {
         "torch default",
@@ -38,12 +37,13 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool], capsys: pytest.C
     for name in ("torch default", "minddp default", "minddp default, shared memory"):
         assert counted[name]["added"] > 0.9, name  # memory that an earlier one has left may serve again
     assert counted["torch views"]["added"] < counted["torch default"]["added"]
-    console_of().print(memory.table(report["workloads"]["wide_mlp"]))
-    assert "minddp views, shared memory" in capsys.readouterr().out
+    (table,) = memory.tables(report)
+    assert "minddp views, shared memory" in [row[0] for row in table.rows]
+    assert table.caption.startswith("no wrapper: ")
 
 
 def test_the_step_without_a_wrapper_is_taken_off():
-    task = workload("wide_mlp", tiny=True)
+    task = workload("wide_mlp", "tiny")
     model = task.model()
     size = sum(p.nbytes for p in model.parameters())
     counts = {FLOOR: Count(peak=3 * size, written=10 * size), "x": Count(peak=5 * size, written=11 * size)}
@@ -70,7 +70,7 @@ OWN, SHARED = 4 * MIB, 3 * MIB
 
 
 def _wrapped_in_passing(model: nn.Module) -> nn.Module:
-    torch.empty(OWN, dtype=torch.uint8)  # gone at once, as what carries a broadcast is
+    torch.empty(OWN, dtype=torch.uint8)  # freed at once, as the message of a broadcast is
     return model
 
 
@@ -82,7 +82,7 @@ def _step_that_shares(model: nn.Module, task: Workload, rank: int) -> Step:
 
 def _peak_of_one_after_the_other(rank: int) -> int:
     contestant = Contestant("", "", wrap=_wrapped_in_passing, step=_step_that_shares)
-    return count_once(contestant, nn.Linear(2, 2), workload("wide_mlp", tiny=True), rank).peak
+    return count_once(contestant, nn.Linear(2, 2), workload("wide_mlp", "tiny"), rank).peak
 
 
 @pytest.mark.skipif(not segments.is_supported(), reason="no anonymous files in memory here")

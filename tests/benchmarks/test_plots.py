@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import results
+from benchmarks import question
 
 pytest.importorskip("matplotlib")
 
-from benchmarks.plots import DPI, FIGURES_OF_QUESTION
+from benchmarks.plots import DPI, PICTURES, Config, drawn, main
 
-NAMES = [(question, name) for question, figures in FIGURES_OF_QUESTION.items() for name in figures]
+NAMES = [(asked, name) for asked, pictures in PICTURES.items() for name in pictures]
 TOUCHING = 3  # pixels: the air around letters
 
 
-def report_of(question: str) -> dict[str, Any]:
-    report = results.read(results.path_of(question))
+def report_of(asked: str) -> dict[str, Any]:
+    report = question.read(question.path_of(asked))
     assert report is not None, "kept in the repository"
     return report
 
 
-def drawn(question: str, name: str) -> Any:
-    return FIGURES_OF_QUESTION[question][name](report_of(question))
+def figure_of(asked: str, name: str) -> Any:
+    return drawn(PICTURES[asked][name](report_of(asked)), report_of(asked))
 
 
 def words_of(figure: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def words_of(figure: Any) -> dict[str, Any]:
 
     figure.set_dpi(DPI)
     figure.draw_without_rendering()
-    texts = [*figure.texts, *(text for key in figure.legends for text in key.get_texts())]
+    texts = [*figure.texts, *(text for key in figure.legends for text in (key.get_title(), *key.get_texts()))]
     for axes in figure.axes:
         texts += [
             axes.xaxis.label,
@@ -50,9 +51,9 @@ def words_of(figure: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("question", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_all_words_lie_within_the_sheet_and_beside_each_other(question: str, name: str) -> None:
-    figure = drawn(question, name)
+@pytest.mark.parametrize(("asked", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_all_words_lie_within_the_sheet_and_beside_each_other(asked: str, name: str) -> None:
+    figure = figure_of(asked, name)
     places = words_of(figure)
     assert len(places) > 5
     outside = [word for word, at in places.items() if min(at.min) < 0 or any(at.max > figure.bbox.max)]
@@ -68,10 +69,10 @@ def test_all_words_lie_within_the_sheet_and_beside_each_other(question: str, nam
     assert overlapping == []
 
 
-@pytest.mark.parametrize(("question", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_every_figure_names_its_units_and_its_machine(question: str, name: str) -> None:
-    figure, machine = drawn(question, name), report_of(question)["machine"]
-    said = "\n".join(text.get_text() for text in figure.texts)
+@pytest.mark.parametrize(("asked", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_every_figure_names_its_units_and_its_machine(asked: str, name: str) -> None:
+    figure, machine = figure_of(asked, name), report_of(asked)["machine"]
+    said = figure.get_supxlabel()
     assert all(f"{machine[of]}" in said for of in ("cpu", "torch", "python"))
     for axes in figure.axes:
         below = axes.get_subplotspec().is_last_row() or axes is figure.axes[-1]
@@ -79,13 +80,22 @@ def test_every_figure_names_its_units_and_its_machine(question: str, name: str) 
     assert figure.axes[0].get_ylabel() or figure.axes[0].get_yticklabels()[0].get_text()[0].isalpha()
 
 
-def test_memory_says_which_workload_a_point_is_of() -> None:
-    report = report_of("memory")
-    titles = [axes.get_title(loc="left") for axes in drawn("memory", "memory").axes]
-    assert titles == [w["title"] for name, w in report["workloads"].items() if not name.endswith("sparse")]
+def test_bucket_sizes_have_a_panel_for_each_workload_and_a_key_of_the_families() -> None:
+    figure = figure_of("bucket_size", "bucket_size")
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [result["title"] for result in report_of("bucket_size")["workloads"].values()]
+    (key,) = figure.legends
+    assert [text.get_text() for text in key.get_texts()] == [
+        "torch",
+        "minddp by the process group",
+        "by shared memory",
+    ]
 
 
-def test_bucket_sizes_say_which_transport_they_mean() -> None:
-    (key,) = drawn("bucket_size", "bucket_size").legends
-    said = [text.get_text() for text in key.get_texts()]
-    assert said == ["torch", "minddp by the process group", "minddp by shared memory, as it comes"]
+def test_figures_and_tables_are_made_of_whatever_has_been_measured(tmp_path: Path) -> None:
+    question.write(report_of("hook_cost"), question.path_of("hook_cost", tmp_path))
+    main(Config(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"hook_cost.json", "hook_cost.png", "tables.md"}
+    page = (tmp_path / "tables.md").read_text()
+    assert page.startswith("## hook_cost\n\n20 rounds, paired; 1 rank on one host;")
+    assert "### 1,000 parameters, nothing communicated" in page

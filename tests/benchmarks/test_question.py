@@ -1,9 +1,10 @@
-"""What questions share: options that are checked, and ranks that are asked."""
+"""The common parts of questions: options that are checked, ranks that are asked, reports that are kept."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch.distributed as dist
 from rich.console import Console
 
-from benchmarks.question import RaceOptions, ask, report_of
+from benchmarks.display import RATIO, Table, console_of, table_of
+from benchmarks.harness import Estimate
+from benchmarks.question import RaceOptions, Report, ask, path_of, read, report_of, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,23 +29,29 @@ def _answer(rank: int, config: Config) -> dict[str, Any]:
     return report_of("what is it?", config, answers=[config.answer, rank, dist.get_world_size()])
 
 
-def test_ranks_are_asked_and_the_first_ones_report_is_shown_and_kept(tmp_path: Path):
-    shown: list[Mapping[str, Any]] = []
+def _tables(report: Report) -> Iterator[Table]:
+    yield Table("What is it?", ("what", "answer"), [["it", f"{report['answers']}"]], "that is all")
 
-    def show(report: Mapping[str, Any], console: Console) -> None:
-        shown.append(report)
 
-    out = tmp_path / "x.json"
-    ask("x", _answer, Config(out=out, timeout_s=60, rounds=3), show)
+def test_ranks_are_asked_and_the_first_ones_report_is_shown_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "new folder" / "x.json"
+    ask("x", _answer, Config(out=out, timeout_s=60, rounds=3), _tables)
     kept = json.loads(out.read_text())
-    assert shown == [kept]
+    printed = capsys.readouterr().out
+    assert "[42, 0, 2]" in printed
+    assert "that is all" in printed
     assert (kept["question"], kept["answers"]) == ("what is it?", [42, 0, 2])
     assert kept["config"]["rounds"] == 3
-    assert "out" not in kept["config"], "paths are nobody else's business"
-    assert {"cpu", "torch", "load_average"} <= set(kept["machine"])
+    assert "out" not in kept["config"], "a path means nothing elsewhere"
+    assert {"cpu", "torch", "load_average_before", "load_average_after"} <= set(kept["machine"])
+    assert str(tmp_path) not in out.read_text()
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"warmup_rounds": 0}, {"threads": 0}, {"world_size": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": 0}, {"warmup_rounds": 0}, {"threads": 0}, {"world_size": 1}, {"steps_per_turn": 0}]
+)
 def test_options_below_what_they_must_be_are_refused(wrong: dict[str, int]):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .; it must be at least"):
         Config(**wrong)
@@ -52,3 +61,46 @@ def test_rounds_are_those_of_the_options():
     rounds = Config(rounds=5, warmup_rounds=3, seed=7).race_rounds
     assert (rounds.least, rounds.warmup, rounds.seed) == (5, 3, 7)
     assert rounds.timed(round_s=1e-9) == 5
+
+
+def test_a_look_is_quicker_and_does_not_overwrite_a_measurement():
+    full, quick, smoke = (Config(rounds=20, size=size) for size in ("full", "quick", "smoke"))
+    assert [config.race_rounds.least for config in (full, quick, smoke)] == [20, 8, 2]
+    assert [config.turn(5) for config in (full, quick, smoke)] == [5, 5, 1]
+    assert Config(steps_per_turn=3).turn(5) == 3
+    assert [config.workload_size for config in (full, quick, smoke)] == ["full", "full", "tiny"]
+    assert full.path("x") == path_of("x")
+    assert quick.path("x") is smoke.path("x") is None
+    assert Config(size="smoke", out=Path("x.json")).path("x") == Path("x.json")
+
+
+def test_rows_of_numbers_stay_on_a_line(tmp_path: Path):
+    report = {"rounds_ms": {"a [b]": [1.5, 2, 3], "c": []}, "nested": {"texts": ["x, y", "[z]"]}}
+    path = path_of("question", tmp_path / "new")
+    assert read(path) is None
+    write(report, path)
+    assert '"a [b]": [ 1.5, 2, 3 ]' in path.read_text()
+    assert read(path) == report
+
+
+def test_estimates_become_plain_dicts_in_a_report():
+    estimate = Estimate(median=1.0, low=0.9, high=1.1, spread=0.1, rounds=3)
+    report = report_of("x", Config(), ratio=estimate)
+    assert report["ratio"] == {"median": 1.0, "low": 0.9, "high": 1.1, "spread": 0.1, "rounds": 3}
+
+
+def test_a_table_is_the_same_on_a_terminal_and_on_a_page():
+    figures = {"a": {"ms": 1.234, "ratio": {"median": 0.5, "low": 0.4, "high": 0.6}}}
+    table = table_of("Title", "name", {"ms": "{ms:.2f}", "ratio": RATIO}, figures, "below")
+    assert table.rows == [["a", "1.23", "0.500 (0.400–0.600)"]]
+    assert table.markdown() == (
+        "### Title\n\n| name | ms | ratio |\n| --- | --- | --- |\n| a | 1.23 | 0.500 (0.400–0.600) |\n\nbelow"
+    )
+    console = Console(record=True, width=80, file=io.StringIO())
+    table.show(console)
+    shown = console.export_text()
+    assert all(word in shown for word in ("Title", "ratio", "0.500 (0.400–0.600)", "below"))
+
+
+def test_the_console_is_wide_enough_for_all_columns():
+    assert console_of().width >= 128

@@ -13,18 +13,17 @@ from typing_extensions import get_type_hints
 from benchmarks.__main__ import QUESTIONS, main
 from minddp import bench
 
-DRAW = ("plots", "everything")
 FOLDER = Path(bench.__file__).resolve().parent.parent / "benchmarks"
 
 
 def test_every_file_that_can_be_asked_is_in_the_table():
     asks = {path.stem for path in FOLDER.glob("*.py") if "\nclass Config" in path.read_text()}
-    assert asks == set(QUESTIONS)
+    assert asks == set(QUESTIONS) - {"everything"}
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "everything"])
 def test_every_question_has_options_with_defaults_and_takes_them(name: str):
-    if name in DRAW:
+    if name == "plots":
         pytest.importorskip("matplotlib")
     module = importlib.import_module(f"benchmarks.{name}")
     assert get_type_hints(module.main) == {"config": module.Config, "return": type(None)}
@@ -38,6 +37,20 @@ def test_options_reach_the_question(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hook_cost, "main", asked.append)
     main(["hook_cost", "--rounds", "7"])
     assert asked == [hook_cost.Config(rounds=7)]
+
+
+@pytest.mark.parametrize("options", [[], ["--size", "smoke"]])
+def test_everything_asks_the_questions_with_a_page_and_draws_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, options: list[str]
+):
+    pytest.importorskip("matplotlib")
+    asked: list[str] = []
+    for name in list(QUESTIONS)[:6]:
+        module = importlib.import_module(f"benchmarks.{name}")
+        monkeypatch.setattr(module, "main", lambda config, name=name: asked.append(name))
+    main(["everything", *options])
+    drawn = [] if options else ["plots"]
+    assert asked == ["versus_torch", "bucket_size", "hook_cost", "all_reduce", "memory", *drawn]
 
 
 def test_an_unknown_question_is_an_error(capsys: pytest.CaptureFixture[str]):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from rich.console import Console
-from torch import nn
 
-from benchmarks import contestants, results, tables, versus_torch
-from benchmarks.contestants import FLOOR
-from benchmarks.display import console_of
-from benchmarks.versus_torch import Config, trained_alike
-from tests.ranks import RankPool
+from benchmarks import contestants, versus_torch
+from benchmarks.contestants import ALONE, FLOOR, Raced
+from benchmarks.versus_torch import Config, figures, floor_of, floors
 
 ESTIMATE = {"median": float, "low": float, "high": float, "spread": float, "rounds": int}
 CONTESTANT = {
@@ -45,13 +40,11 @@ WORKLOAD = {
         "floor_ms": {"process_group": float, "shared_memory": float},
     },
     "contestants": {str: CONTESTANT},
-    "best": {str: {"torch": str, "minddp": str, "ratio": ESTIMATE}},
     "rounds_ms": {str: list},
     "rounds_cpu_ms": {str: list},
 }
 REPORT = {
     "question": str,
-    "seat": str,
     "machine": {
         "cpu": str,
         "cores": float,
@@ -60,12 +53,10 @@ REPORT = {
         "python": str,
         "torch": str,
         "load_average_before": float,
+        "load_average_after": float,
     },
     "config": {str: object},
-    "peak_memory_mib": float,
-    "barrier_us": ESTIMATE,
     "workloads": {str: WORKLOAD},
-    "across_workloads": {str: {"median": float, "worst": float}},
 }
 
 
@@ -110,52 +101,35 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert {len(rounds) for rounds in result["rounds_ms"].values()} == {2}, "warm-up rounds are not counted"
     assert all(contestant["same_bits"] for contestant in result["contestants"].values())
     assert "reference flat" not in report["workloads"]["embedding_sparse"]["contestants"]
-    assert str(tmp_path) not in out.read_text()
     printed = capsys.readouterr().out
     assert "minddp views, shared memory" in printed
-    assert "minddp default, auto * " in printed
-    assert "* as it comes" in printed
     assert "all weights equal to the bit" in " ".join(printed.split())  # however it was wrapped
-    written = tables.write(out.parent).read_text()
-    assert "| transformer, 1 layers of 16 | views |" in written
-    as_they_come, _, at_equal_settings = written.partition("### At equal settings")
-    assert as_they_come.count("| transformer, 1 layers of 16 | 2 |") == 1
-    assert at_equal_settings
-
-
-def _compare_bits(rank: int, changed_rank: int) -> bool:
-    torch.manual_seed(0)
-    pair = contestants.pairs(["default"], ["process_group"], control=True)
-    models = contestants.enter([contestants.Contestant(FLOOR, "floors"), *pair], nn.Linear(3, 3))
-    if rank == changed_rank:
-        with torch.no_grad():
-            next(models["minddp default"].parameters()).add_(1e-3)
-    return trained_alike(models, pair[1])
-
-
-@pytest.mark.parametrize(("changed_rank", "equal"), [(-1, True), (0, False), (1, False)])
-def test_a_difference_on_one_rank_is_seen_on_all(ranks: Callable[[int], RankPool], changed_rank: int, equal: bool):
-    assert ranks(2).run(_compare_bits, changed_rank) == [equal, equal]
+    as_they_come, *of_workloads = versus_torch.tables(report)
+    assert [row[0] for row in as_they_come.rows] == [of["title"] for of in report["workloads"].values()]
+    assert [len(table.rows) for table in of_workloads] == [
+        len(of["contestants"]) for of in report["workloads"].values()
+    ]
 
 
 # ------------------------------------------------------------------ configuration
 
 
-def test_where_results_go():
-    assert Config().resolved().out == results.DIRECTORY / "versus_torch.json"
-    assert Config(control=True).resolved().out == results.DIRECTORY / "versus_torch_control.json"
-    for size in ("quick", "smoke"):
-        assert Config(size=size).resolved().out is None, "a look does not overwrite a measurement"
-        assert Config(size=size, out=Path("x.json")).resolved().out == Path("x.json")
+def test_the_control_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    monkeypatch.setattr(versus_torch, "ask", lambda name, *_, **__: asked.append(name))
+    versus_torch.main(Config())
+    versus_torch.main(Config(control=True))
+    assert asked == ["versus_torch", "versus_torch_control"]
 
 
 def test_quick_takes_fewer_rounds_settings_and_others():
     quick = Config(size="quick").resolved()
-    assert quick.rounds < Config().rounds
-    assert quick.race_rounds.timed(round_s=1e-3) == quick.rounds, "short steps have no more of them"
+    assert quick.race_rounds.least < Config().rounds
+    assert quick.race_rounds.timed(round_s=1e-3) == quick.race_rounds.least, "short steps have no more of them"
     assert quick.settings == ("default", "views_static")
     assert quick.others == ()
     assert Config(size="quick", settings=("batched",)).resolved().settings == ("batched",)
+    assert Config().race_rounds.timed(round_s=1e-1) > Config().rounds
 
 
 def test_transports_are_those_that_the_device_has():
@@ -165,15 +139,9 @@ def test_transports_are_those_that_the_device_has():
     assert Config(transports=("auto",)).resolved().transports == ("auto",)
 
 
-def test_who_is_not_there_is_left_out_aloud(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(contestants, "unknown_to_torch", lambda settings: ["batched"])
-    monkeypatch.setattr(contestants, "not_installed", lambda others: ["zero1"])
-    config = versus_torch.without_absentees(Config(), Console())
-    assert config.settings == ("default", "views", "static", "views_static")
-    assert "zero1" not in config.others
-    printed = capsys.readouterr().out
-    assert "batched" in printed
-    assert "DeepSpeed is not installed" in printed
+def test_settings_that_torch_does_not_know_are_left_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(contestants, "supported", lambda settings: tuple(of for of in settings if of != "batched"))
+    assert Config().resolved().settings == ("default", "views", "static", "views_static")
 
 
 @pytest.mark.parametrize(
@@ -192,5 +160,46 @@ def test_a_configuration_that_times_nothing_is_refused(wrong: dict):
         Config(**wrong)
 
 
-def test_tables_keep_their_columns_where_nobody_looks():
-    assert console_of().width >= 128
+# ------------------------------------------------------------------ arithmetic, from invented seconds
+
+TRANSPORTS = ["process_group", "shared_memory"]
+FIELD = [*contestants.floors(TRANSPORTS), *contestants.pairs(["default", "views"], TRANSPORTS)]
+SECONDS = {
+    ALONE: [0.3, 0.3, 0.3, 0.3],
+    FLOOR: [0.4, 0.4, 0.4, 0.4],
+    "all-reduce only, process group": [0.6, 0.6, 0.6, 0.6],
+    "all-reduce only, shared memory": [0.1, 0.1, 0.1, 0.1],
+    "torch default": [1.0, 2.0, 1.0, 1.0],
+    "minddp default": [1.1, 2.2, 1.1, 1.1],
+    "minddp default, shared memory": [0.5, 1.0, 0.5, 0.5],
+    "torch views": [0.8, 1.6, 0.8, 0.8],
+    "minddp views": [0.7, 2.4, 0.7, 1.2],
+    "minddp views, shared memory": [0.9, 0.4, 0.9, 0.2],
+}
+WALL = {name: np.array(seconds) for name, seconds in SECONDS.items()}
+CPU = {name: np.ones(4) for name in SECONDS}
+
+
+def _of(name: str) -> contestants.Contestant:
+    return next(c for c in FIELD if c.name == name)
+
+
+def test_the_figures_of_a_contestant(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Raced, "same_bits", lambda raced, contestant: True)
+    raced = Raced("x", {}, WALL, CPU, seed=0)
+    figured = figures(_of("minddp default"), raced, world_size=2, examples=16)
+    assert figured["baseline"] == "torch default"
+    assert figured["ratio"].median == pytest.approx(1.1)
+    assert figured["median_ms"] == pytest.approx(1100)
+    assert figured["exposed_ms"].median == pytest.approx(700), "beyond the step without a wrapper"
+    assert figured["over_floor"].median == pytest.approx(1.1 / 0.6), "the wire takes longer than computing"
+    assert figured["speedup"].median == pytest.approx(2 * 0.3 / 1.1)
+    assert figured["efficiency"] == pytest.approx(0.3 / 1.1)
+    assert figured["examples_per_s"] == pytest.approx(2 * 16 / 1.1)
+
+
+def test_the_floor_is_the_longer_of_computing_and_the_wire():
+    assert floor_of(WALL, "process_group").tolist() == [0.6] * 4
+    assert floor_of(WALL, "shared_memory").tolist() == [0.4] * 4
+    assert floor_of(WALL, "auto").tolist() == [0.4] * 4, "whichever it has chosen"
+    assert floors(WALL)["floor_ms"] == pytest.approx({"process_group": 600, "shared_memory": 400})

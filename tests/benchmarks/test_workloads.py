@@ -20,12 +20,23 @@ NAMES = get_args(WorkloadName)
         ("transformer", 53, 1_890_432),
         ("convnet", 26, 601_514),
         ("embedding", 5, 65_536 * 128 + 131_712),
+        ("short", 24, 789_504),
     ],
 )
 def test_sizes(name: WorkloadName, tensors: int, parameters: int):
     model = workload(name).model()
     assert len(list(model.parameters())) == tensors
     assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "millions"), [("many_small", 2000, 4.2), ("transformer", 149, 162.6), ("convnet", 40, 39.4)]
+)
+def test_sizes_on_a_gpu(name: WorkloadName, tensors: int, millions: float):
+    with torch.device("meta"):
+        parameters = list(workload(name, "gpu").model().parameters())
+    assert len(parameters) == tensors
+    assert sum(p.numel() for p in parameters) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
 def _largest(grad: Tensor) -> float:
@@ -47,7 +58,7 @@ def test_a_step_moves_every_parameter_and_no_gradient_vanishes(name: WorkloadNam
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tiny_one_has_the_same_parts(name: WorkloadName):
-    tiny, full = workload(name, tiny=True), workload(name)
+    tiny, full = workload(name, "tiny"), workload(name)
     model = tiny.model()
     assert sum(p.numel() for p in model.parameters()) < 20_000
     assert (
@@ -60,7 +71,7 @@ def test_a_tiny_one_has_the_same_parts(name: WorkloadName):
 
 
 def test_ranks_train_on_different_batches():
-    task = workload("transformer", tiny=True)
+    task = workload("transformer", "tiny")
     weights = []
     for rank in (0, 1, 0):
         torch.manual_seed(0)
@@ -72,7 +83,7 @@ def test_ranks_train_on_different_batches():
 
 
 def test_what_a_wrapper_wants_after_backward_comes_before_the_update():
-    task = workload("many_small", tiny=True)
+    task = workload("many_small", "tiny")
     model = task.model()
     before = next(model.parameters()).detach().clone()
     seen: list[bool] = []

@@ -1,4 +1,4 @@
-"""Fill the outputs on docs/stuck.md with real ones: `python -m tests.doctor.stuck_page`, some minutes.
+"""Replace the outputs on docs/stuck.md by real ones: `python -m tests.doctor.stuck_page`, some minutes.
 
 A block of the page that follows `<!-- played: NAME -->` shows what the scenario NAME of `tests/watchdog/stuck.py`
 had a waiting rank report last, and raise; one that follows `<!-- ran: COMMAND -->` what the command printed.
@@ -48,12 +48,12 @@ def filled(page: str, outputs: Mapping[str, str]) -> str:
 
 def excerpt(outcome_of_rank: Mapping[int, str]) -> str:
     """The last warning and the error of the first rank that got stuck; of rank 0, if all went on in the end."""
-    stuck = [told for _, told in sorted(outcome_of_rank.items()) if told.startswith("Stuck: ")]
+    stuck = [output for _, output in sorted(outcome_of_rank.items()) if output.startswith("Stuck: ")]
     ended, _, reports = (stuck or [outcome_of_rank[0]])[0].partition("\nreports:")
     warnings = [text for text in reports.split("\nWaited") if text and _WHILE_WRAPPING not in text]
     shown = [f"Waited{text.rstrip()}" for text in warnings[-1:]] + ([ended] if stuck else [])
     if not shown:
-        raise RuntimeError(f"Nobody got stuck: {dict(outcome_of_rank)}")
+        raise RuntimeError(f"No rank got stuck: {dict(outcome_of_rank)}")
     return anonymous("\n\n".join(shown)) + "\n"
 
 
@@ -61,7 +61,7 @@ def printed_by(command: str) -> str:
     """What a shell shows; `minddp` is the one of this interpreter."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, shell=True, env=environment, stdout=subprocess.PIPE, text=True, timeout=200)
-    return anonymous(done.stdout)
+    return "".join(f"{line.rstrip()}\n" for line in anonymous(done.stdout).splitlines())
 
 
 def anonymous(output: str) -> str:

@@ -1,32 +1,68 @@
-"""The turns of phrase that findings share."""
+"""Findings, and the report of them."""
 
 from __future__ import annotations
 
-import pytest
+import io
+import re
 
-from minddp.doctor.findings import Finding, Verdict, by_value, count, differing, is_broken, name_ranks, size
+import pytest
+from rich.console import Console
+
+from minddp.doctor.findings import Finding, Report, Severity, by_value, differing, judged, show
+
+FINE = Finding("cores", Severity.FINE, "a: 2 ranks with 2 threads on 2 cores.")
+NOTE = Finding("memory", Severity.NOTE, "a: 1 GiB free [of 2].", "Start fewer ranks.")
+BROKEN = Finding(
+    "network", Severity.BROKEN, "No connection from rank 1 to rank 0 at 10.0.0.1.", "Open the firewall."
+)
+
+PLAIN = """\
+minddp doctor: 2 ranks on 2 hosts
+
+fine    cores    a: 2 ranks with 2 threads on 2 cores.
+note    memory   a: 1 GiB free [of 2].
+                 -> Start fewer ranks.
+BROKEN  network  No connection from rank 1 to rank 0 at
+                 10.0.0.1.
+                 -> Open the firewall.
+
+1 thing is broken; 1 thing is worth knowing. Not checked
+because of that: load, collectives.
+"""
+
+
+def shown(*findings: Finding, **options: object) -> str:
+    """The report, without the spaces at the ends of lines."""
+    out = io.StringIO()
+    not_checked = ["load", "collectives"] if BROKEN in findings else []
+    report = Report("minddp doctor: 2 ranks on 2 hosts", findings, not_checked)
+    show(report, Console(file=out, width=56, highlight=False, **options))  # type: ignore[arg-type]
+    return re.sub(r" +(\x1b\[0m)?$", r"\1", out.getvalue(), flags=re.MULTILINE)
+
+
+def test_the_layout() -> None:
+    assert shown(FINE, NOTE, BROKEN) == PLAIN
 
 
 @pytest.mark.parametrize(
-    ("ranks", "name"),
-    [([3], "rank 3"), ([0, 1], "ranks 0, 1"), ([2, 0, 1, 7], "ranks 0-2, 7"), ([0, 2, 4], "ranks 0, 2, 4")],
+    ("findings", "status", "conclusion"),
+    [
+        ([FINE], 0, "Nothing is broken."),
+        ([FINE, NOTE, NOTE], 0, "Nothing is broken; 2 things are worth knowing."),
+        ([BROKEN, FINE], 1, "1 thing is broken. Not checked because of that: load, collectives."),
+    ],
 )
-def test_ranks(ranks: list[int], name: str) -> None:
-    assert name_ranks(ranks) == name
+def test_the_exit_status_and_the_conclusion(findings: list[Finding], status: int, conclusion: str) -> None:
+    assert Report("title", findings).exit_status == status
+    assert " ".join(shown(*findings).split()).endswith(conclusion)
 
 
-def test_most_come_first() -> None:
+def test_the_most_frequent_value_comes_first() -> None:
     values = {0: "b", 1: "a", 2: "a", 3: "c"}
     assert list(by_value(values).items()) == [("a", [1, 2]), ("b", [0]), ("c", [3])]
-    assert differing(values) == "a on ranks 1, 2, b on rank 0, c on rank 3"
+    assert differing(values) == "a on ranks 1 and 2; b on rank 0; c on rank 3"
 
 
-def test_units() -> None:
-    assert [size(n) for n in (0, 4096, 2**20, 1.5 * 2**30)] == ["0 bytes", "4 KiB", "1 MiB", "1.5 GiB"]
-    assert [count(1, "core"), count(1.5, "core"), count(0, "core")] == ["1 core", "1.5 cores", "0 cores"]
-
-
-def test_only_the_worst_is_broken() -> None:
-    fine, note, broken = (Finding("check", verdict, "fact") for verdict in Verdict)
-    assert not is_broken([fine, note])
-    assert is_broken([fine, broken])
+def test_a_check_without_problems_is_fine() -> None:
+    assert judged("cores", iter([]), FINE.fact) == [FINE]
+    assert judged("memory", iter([NOTE]), "unused") == [NOTE]

@@ -1,4 +1,4 @@
-"""docs/stuck.md shows what really comes: the words that `tests/lookout` proves to be said, scenario by scenario."""
+"""docs/stuck.md shows real outputs: the words that `tests/watchdog` asserts, scenario by scenario."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_scenario_is_on_the_page() -> None:
 
 def test_the_doctor_on_the_page_checked_everything() -> None:
     shown = blocks(PAGE.read_text())
-    assert "stragglers" in shown["minddp doctor --nproc-per-node 2"]
+    assert "collectives" in shown["minddp doctor --nproc-per-node 2"]
     assert all("Traceback" not in output and output.strip() for output in shown.values())
 
 
@@ -47,13 +47,13 @@ def test_blocks_are_replaced_and_nothing_else() -> None:
 
 
 def test_an_excerpt_is_the_last_warning_and_the_error() -> None:
-    told = (
+    output = (
         "Stuck: Rank 1 has exited.\n  rank 0: waits\nreports:\nWaited for 1 s so far. A.\nWaited for 2 s so far. B."
     )
-    assert excerpt({0: "went on\nreports:", 2: told}) == (
+    assert excerpt({0: "went on\nreports:", 2: output}) == (
         "Waited for 2 s so far. B.\n\nStuck: Rank 1 has exited.\n  rank 0: waits\n"
     )
-    with pytest.raises(RuntimeError, match="Nobody got stuck"):
+    with pytest.raises(RuntimeError, match="No rank got stuck"):
         excerpt({0: "went on\nreports:"})
 
 

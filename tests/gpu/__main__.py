@@ -1,10 +1,10 @@
 """All tests and measurements on a GPU, by one command: `python -m tests.gpu`, which is `make gpu`.
 
 Each part runs in processes of its own with a time limit of its own; one that fails, hangs or takes the driver down
-with it does not keep the next from running. What they print goes to `gpu.log`, what came of them to `gpu.json`, in
-the folder that `--out` names, beside the benchmarks' own `gpu_benchmark.json`. Both JSON files are written after
-each part and keep what they say of parts that are not run again. Each part is told of in one line, with the end of
-its output below if it failed, and a table of all comes last. Without a GPU it says so in one line.
+with it does not keep the next from running. Their output goes to `gpu.log`, their outcomes to `gpu.json`, in the
+folder that `--out` names, beside the benchmarks' own `gpu_benchmark.json`. Both JSON files are written after each
+part and keep the outcomes of parts that are not run again. Each part is reported in one line, with the end of its
+output below if it failed, and a table of all comes last. Without a GPU it says so in one line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CUT_SHORT = "cut short: no time left"
 
 @dataclass(frozen=True)
 class Part:
-    """A name, what to run (files of tests, or a benchmark's arguments), and seconds at most."""
+    """A name, files of tests or a benchmark's arguments, and seconds at most."""
 
     name: str
     what: tuple[str, ...]
@@ -45,20 +45,16 @@ class Part:
     def is_benchmark(self) -> bool:
         return self.name.startswith("bench")
 
-    @property
-    def is_fused(self) -> bool:
-        """Whether gradients are packed by the kernel of minddp/fused_pack."""
 
-
-#: What others depend on first, then what tells most for its time.
+#: First the parts that others depend on, then those that show most for their time.
 PARTS = (
     Part("card", ("tests/gpu/test_card.py", "tests/gpu/test_alive.py"), 210),
     Part("nccl", ("tests/gpu/test_nccl_transport.py",), 240),
     Part("beside_torch", ("tests/gpu/test_beside_torch.py",), 240),
     Part("host_waits", ("tests/gpu/test_host_waits.py",), 150),
     Part("bench_many_small", ("many_small",), 240),
-    Part("bench_resnet50", ("resnet50",), 180),
-    Part("bench_gpt2", ("gpt2",), 180),
+    Part("bench_convnet", ("convnet",), 180),
+    Part("bench_transformer", ("transformer",), 180),
     Part("graph", ("tests/gpu/test_graph.py",), 120),
     Part("tune", ("tests/gpu/test_tune.py",), 120),
     Part("xray", ("tests/gpu/test_xray.py",), 120),
@@ -70,7 +66,7 @@ PARTS = (
 
 @dataclass
 class Outcome:
-    """What became of a part. `failed` are its tests by name, each with the most telling line of its error."""
+    """The outcome of a part. `failed` are its tests by name, each with the main line of its error."""
 
     part: str
     status: str
@@ -114,7 +110,9 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--out", default="build/gpu", help="folder for the log and the results")
     parser.add_argument("--parts", nargs="*", choices=[part.name for part in PARTS], help="by default all")
-    parser.add_argument("--budget-s", type=float, default=1500, help="all in all; what has no time left is not run")
+    parser.add_argument(
+        "--budget-s", type=float, default=1500, help="of all parts; a part without time left is not run"
+    )
     parser.add_argument("--rest", action="store_true", help="only parts that the folder has no result of yet")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, as far as no GPU is needed")
     return parser.parse_args(argv)
@@ -125,8 +123,6 @@ def _run(part: Part, limit_s: float, out: Path, log: IO[str], down: Sequence[str
     command = _command(part, report, out, limit_s, rehearses=rehearses)
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "MINDDP_GPU_REHEARSAL": "1" if rehearses else "0"}
     environment["MINDDP_GPU_WORLDS_DOWN"] = " ".join(down)
-    if part.is_fused:
-        environment["MINDDP_FUSED_PACK"] = "1"
     began = time.monotonic()
     log.write(f"\n======== {part.name}: {' '.join(command)}\n")
     log.flush()
@@ -158,22 +154,21 @@ def _run(part: Part, limit_s: float, out: Path, log: IO[str], down: Sequence[str
 
 
 def _line(outcome: Outcome, part: Part) -> str:
-    told = f"{part.name}: {outcome.status}, {outcome.seconds:.0f} s"
+    line = f"{part.name}: {outcome.status}, {outcome.seconds:.0f} s"
     if part.is_benchmark:
-        return told
-    return f"{told}; tests: {outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
+        return line
+    return f"{line}; tests: {outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
 
 
 def _worlds_down(card: Outcome | None) -> list[str]:
-    """Which worlds of ranks have not come up when the part `card` tried."""
+    """The worlds of ranks that did not come up in the part `card`."""
     names = card.failed if card is not None else ()
     return [found[1] for name in names if (found := re.search(r"test_a_world_comes_up\[(\w+)\]", name))]
 
 
 def _command(part: Part, report: Path, out: Path, limit_s: float, *, rehearses: bool) -> list[str]:
     if part.is_benchmark:
-        figures = "gpu_benchmark_fused.json" if part.is_fused else "gpu_benchmark.json"
-        target = ["--out", str((out / figures).resolve())]
+        target = ["--out", str((out / "gpu_benchmark.json").resolve())]
         limits = ["--timeout-s", f"{limit_s - 5:.0f}", "--race-s", f"{0.4 * limit_s:.0f}"]
         how = [*target, *limits, *(["--rehearse"] if rehearses else [])]
         return [sys.executable, "-m", "benchmarks.gpu", *part.what, *how]
@@ -182,7 +177,7 @@ def _command(part: Part, report: Path, out: Path, limit_s: float, *, rehearses: 
 
 
 def _read_report(report: Path, outcome: Outcome) -> bool:
-    """Whether there was one: pytest writes it at the end, so not after a benchmark, or a part that died or hung."""
+    """True if there was one: pytest writes it at the end, so not after a benchmark, or a part that died or hung."""
     try:
         cases = list(ElementTree.parse(report).iter("testcase"))
     except (FileNotFoundError, ElementTree.ParseError):
@@ -191,7 +186,7 @@ def _read_report(report: Path, outcome: Outcome) -> bool:
         errors = [*case.iter("failure"), *case.iter("error")]
         if errors:
             message = (errors[0].get("message") or "").strip()
-            outcome.failed[case.get("name", "?")] = _most_telling(message)
+            outcome.failed[case.get("name", "?")] = _main_line(message)
         elif next(case.iter("skipped"), None) is not None:
             outcome.skipped += 1
         else:
@@ -201,31 +196,31 @@ def _read_report(report: Path, outcome: Outcome) -> bool:
 
 
 def _read_progress(printed: str, outcome: Outcome) -> None:
-    """What pytest has printed of each test as it went; the one that it was in counts as failed."""
+    """The results that pytest has printed so far; the test that it was in counts as failed."""
     for line in printed.splitlines():
-        told = re.match(r"tests/\S+?::(?P<name>.+?) (?P<result>PASSED|FAILED|ERROR|SKIPPED|$)", line)
-        if told is None:
+        found = re.match(r"tests/\S+?::(?P<name>.+?) (?P<result>PASSED|FAILED|ERROR|SKIPPED|$)", line)
+        if found is None:
             continue
-        if told["result"] == "PASSED":
+        if found["result"] == "PASSED":
             outcome.passed += 1
-        elif told["result"] == "SKIPPED":
+        elif found["result"] == "SKIPPED":
             outcome.skipped += 1
         else:
-            outcome.failed[told["name"]] = "the part ended in it" if not told["result"] else "see the log"
+            outcome.failed[found["name"]] = "the part ended in it" if not found["result"] else "see the log"
 
 
-def _most_telling(message: str) -> str:
-    """The last line that says something of an error, within a rank's traceback."""
+def _main_line(message: str) -> str:
+    """The last line that states an error, within a rank's traceback."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "differs" in line or "should" in line]
     return (errors or lines or ["?"])[-1][:300]
 
 
 def _read(path: Path) -> dict[str, Outcome]:
-    """What is known of parts from earlier runs into this folder."""
+    """The outcomes of earlier runs into this folder."""
     if not path.exists():
         return {}
-    return {told["part"]: Outcome(**told) for told in json.loads(path.read_text())["parts"]}
+    return {outcome["part"]: Outcome(**outcome) for outcome in json.loads(path.read_text())["parts"]}
 
 
 def _write(path: Path, known: Mapping[str, Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Real ranks on GPUs, as many on one card as a test wants. See [Note: two ranks on one card] in `meeting.py`."""
+"""Real ranks on GPUs, as many on one card as a test needs. See [Note: two ranks on one card]."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class World:
 
 
 WORLDS = {"nccl1": World("nccl", 1), "nccl2": World("nccl", 2), "gloo2": World("gloo", 2)}
-#: Worlds that did not come up in an earlier part of `make gpu`: nobody waits for them again.
+#: Worlds that did not come up in an earlier part of `make gpu`: they are not tried again.
 KNOWN_TO_BE_DOWN = tuple(os.environ.get("MINDDP_GPU_WORLDS_DOWN", "").split())
 
 
 def environment_of(rank: int, size: int) -> dict[str, str]:
-    """What a rank's process needs to find before NCCL is loaded into it."""
+    """The environment of a rank's process before NCCL is loaded into it."""
     steady = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_DEBUG": "WARN"}
     if torch.cuda.device_count() >= size:
         return steady
@@ -39,7 +39,7 @@ def environment_of(rank: int, size: int) -> dict[str, str]:
 
 
 def collectives(rank: int) -> list[Any]:
-    """What DDP needs of a group: a sum, a broadcast, an all-gather."""
+    """The collectives of DDP: a sum, a broadcast, an all-gather."""
     size = dist.get_world_size()
     total = torch.full((5,), rank + 1.0, device=DEVICE)
     dist.all_reduce(total)
@@ -60,7 +60,7 @@ class GpuPool(RankPool):
 
 
 def _take_a_card(world: World, extra: dict[str, str], rank: int) -> None:
-    """What a rank does before it joins its group."""
+    """The preparation of a rank before it joins its group."""
     from torch._inductor import config as inductor
 
     os.environ.update(environment_of(rank, world.size) | extra)

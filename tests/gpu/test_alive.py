@@ -1,4 +1,4 @@
-"""First of all: do the worlds come up? When one does not, all that uses it fails for that reason."""
+"""The worlds come up. Where one does not, all tests that use it fail for that reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes that one makes with GPUs, and whether the message says what to do."""
+"""Common mistakes with GPUs: each message gives the remedy."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def out_of_memory(rank: int) -> str:
 
 
 def test_nccl_for_a_module_on_the_cpu(gpu_ranks: Callable[[str], GpuPool]) -> None:
-    for told in gpu_ranks("gloo2").run(on_the_cpu, timeout_s=60):
-        assert told.startswith("ValueError")
-        assert "Move it to a GPU" in told
+    for message in gpu_ranks("gloo2").run(on_the_cpu, timeout_s=60):
+        assert message.startswith("ValueError")
+        assert "Move it to a GPU" in message
 
 
 def test_no_cupy_on_one_rank(gpu_ranks: Callable[[str], GpuPool], only_on_a_card: None) -> None:
-    for told in gpu_ranks("gloo2").run(without_cupy, timeout_s=60):
-        assert "cannot be used on rank 1: CuPy is not installed" in told
-        assert "pip install 'minddp[cuda" in told
+    for message in gpu_ranks("gloo2").run(without_cupy, timeout_s=60):
+        assert "cannot be used on rank 1: CuPy is not installed" in message
+        assert "pip install 'minddp[cuda" in message
 
 
 def test_a_cupy_for_another_cuda(gpu_ranks: Callable[[str], GpuPool], only_on_a_card: None) -> None:
-    for told in gpu_ranks("gloo2").run(with_another_cupy, timeout_s=60):
-        assert "CuPy is made for CUDA" in told
+    for message in gpu_ranks("gloo2").run(with_another_cupy, timeout_s=60):
+        assert "CuPy is made for CUDA" in message
 
 
 @pytest.mark.timeout(150)
@@ -74,14 +74,14 @@ def test_two_ranks_on_one_card_by_mistake(only_on_a_card: None) -> None:
         pytest.skip("each rank would get a card of its own")
     pool = GpuPool(WORLDS["gloo2"], NCCL_HOSTID="the same")
     try:
-        for told in pool.run(on_the_cards_there_are, timeout_s=100):
-            assert "Ranks 0 and 1 are on one GPU" in told
-            assert "LOCAL_RANK" in told
+        for message in pool.run(on_the_cards_there_are, timeout_s=100):
+            assert "Ranks 0 and 1 are on one GPU" in message
+            assert "LOCAL_RANK" in message
     finally:
         pool.kill()
 
 
 def test_out_of_memory_while_buckets_are_made(gpu_ranks: Callable[[str], GpuPool], only_on_a_card: None) -> None:
-    for told in gpu_ranks("gloo2").run(out_of_memory, timeout_s=60):
-        assert told.startswith("OutOfMemoryError")
-        assert "gradient_as_bucket_view=True" in told
+    for message in gpu_ranks("gloo2").run(out_of_memory, timeout_s=60):
+        assert message.startswith("OutOfMemoryError")
+        assert "gradient_as_bucket_view=True" in message

@@ -103,7 +103,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def places_of_buckets(rank: int, options: dict[str, Any]) -> list[list[int]]:
-    """Where the buckets lie in each of some steps after the rebuild, gradients being let go of before each."""
+    """The buckets' addresses in some steps after the rebuild, with gradients released before each."""
     ddp = minddp.DistributedDataParallel(ConvNet().to(DEVICE), bucket_cap_mb=0.001, **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     places = []
@@ -118,16 +118,16 @@ def places_of_buckets(rank: int, options: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.parametrize("transport", ["process_group", "nccl"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_buckets_stay_where_they_are(world: str, transport: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
-    """A transport that still held a bucket when the next backward begins would look like somebody who keeps
-    gradients, and the bucket would take new memory in every step. See [Note: handing gradients over]."""
+    """A transport that still held a bucket when the next backward begins would look like a script that keeps
+    gradients, and the bucket would take new memory in every step. See minddp/acceleration/gradient_aliasing.py."""
     for places in gpu_ranks(world).run(places_of_buckets, {} if REHEARSAL else {"transport": transport}):
         assert len(places[0]) > 1
         assert all(place == places[0] for place in places), places
 
 
 def read_later(wrap: Wrap, rank: int, width: int) -> Trail:
-    """Gradients are copied by another stream, long after the next backward has begun, and let go of at once: the
-    allocator has been told of that stream, which is all that torch asks for."""
+    """Gradients are copied by another stream, long after the next backward has begun, and released at once: the
+    allocator knows of that stream (`record_stream`), as torch requires."""
     torch.manual_seed(0)
     ddp = wrap(nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(DEVICE))
     side = torch.cuda.Stream() if not REHEARSAL else None

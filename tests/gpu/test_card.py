@@ -1,4 +1,4 @@
-"""Is there a card at all, and which packages are beside it?"""
+"""The card and the packages beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minddp.platform.cupy_beside_torch import import_cupy
 
 
 @pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no NVIDIA GPU: what is in tests/gpu is left out; see docs/gpu.md"
+    not torch.cuda.is_available(), reason="no NVIDIA GPU: the tests in tests/gpu are left out; see docs/gpu.md"
 )
 def test_a_card_and_a_cupy_for_it() -> None:
     cupy = import_cupy()

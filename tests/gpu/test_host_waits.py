@@ -1,4 +1,4 @@
-"""Does the host wait for the device within a step? It must not: then nothing would overlap."""
+"""The host does not wait for the device within a step: else nothing would overlap."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_no_wait_that_torch_knows_of(
 
 
 def weighed_behind_a_long_kernel(rank: int, transport: str) -> bool:
-    """Whether the device was still busy with what it had been asked before when the host had done a whole step."""
+    """True if the device was still busy with an earlier kernel when the host had done a whole step."""
     ddp = minddp.DistributedDataParallel(model(), bucket_cap_mb=0.1, transport=transport)
     x = torch.randn(32, 128, device=DEVICE)
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.transport import NcclTransport, ProcessGroupTransport, open_transport
-from minddp.transport.nccl.transport import NCCL_TYPES
+from minddp.transport import open_transport
+from minddp.transport.nccl import NcclTransport
+from minddp.transport.nccl.nccl_transport import NCCL_TYPES
+from minddp.transport.process_group import ProcessGroupTransport
 from tests.gpu.ranks import WORLDS, GpuPool
 from tests.parity.compare import same_bits
 from tests.ranks import RankFailure
@@ -56,24 +58,6 @@ def all_calls_beside_the_group(rank: int) -> list[str]:
 def test_every_call_gives_what_torchs_gives(world: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
     """With gloo the sums of two ranks have one order, too."""
     assert gpu_ranks(world).run(all_calls_beside_the_group, timeout_s=100) == [[]] * WORLDS[world].size
-
-
-def together(rank: int) -> list[bool]:
-    link = opened()
-    sizes = [3, 1_000_003, 17, 5_000]
-    tensors = [own(rank, numel, torch.float32) for numel in sizes]
-    one_by_one = [own(rank, numel, torch.float32) for numel in sizes]
-    link.all_reduce_together(tensors, mean=True).wait()
-    for tensor in one_by_one:
-        link.all_reduce(tensor.mul_(1 / link.world_size)).wait()
-    torch.cuda.synchronize()
-    return [same_bits(*pair) for pair in zip(tensors, one_by_one, strict=True)]
-
-
-@pytest.mark.parametrize("world", ["nccl1", "nccl2"])
-def test_a_group_of_calls_with_the_mean_inside(world: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
-    """At one and two ranks scaling is exact, so before the sum and within it are the same."""
-    assert gpu_ranks(world).run(together, timeout_s=60) == [[True] * 4] * WORLDS[world].size
 
 
 def memory_is_let_go_of(rank: int) -> bool:

@@ -1,4 +1,4 @@
-"""`bucket_cap_mb="auto"` on a GPU: times are the device's, all ranks have one plan, and at last nobody waits."""
+"""`bucket_cap_mb="auto"` on a GPU: times are the device's, all ranks have one plan, and later steps do not wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4
 
 
 def tuned(rank: int, options: dict[str, Any]) -> dict[str, Any]:
-    """What has come of it, and whether weights are those of a wrapper whose buckets stay as they are."""
+    """The tuning, and the differences of weights from those of a wrapper with fixed buckets."""
     torch.manual_seed(0)
     models = [nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).to(DEVICE) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
@@ -47,7 +47,7 @@ def tuned(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     assert tuning is not None
     pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
     return {
-        "told": str(tuning),
+        "words": str(tuning),
         "plan": str(ours.plan),
         "link": (tuning.link.latency_s, tuning.link.bytes_per_s),
         "before_s": tuning.before_s,
@@ -60,11 +60,11 @@ def tuned(rank: int, options: dict[str, Any]) -> dict[str, Any]:
 def test_buckets_are_tuned_by_the_devices_clock(
     world: str, transport: str, gpu_ranks: Callable[[str], GpuPool]
 ) -> None:
-    told = gpu_ranks(world).run(tuned, {} if REHEARSAL else {"transport": transport}, timeout_s=60)
-    print(told[0]["told"])
-    for rank in told:
+    found = gpu_ranks(world).run(tuned, {} if REHEARSAL else {"transport": transport}, timeout_s=60)
+    print(found[0]["words"])
+    for rank in found:
         assert rank["differs"] == []
-        assert rank["plan"] == told[0]["plan"]
-        assert rank["link"] == told[0]["link"]
+        assert rank["plan"] == found[0]["plan"]
+        assert rank["link"] == found[0]["link"]
         assert rank["link"][1] > 0
         assert 0 < rank["before_s"] < 60

@@ -49,5 +49,5 @@ def test_times_are_the_devices(world: str, transport: str, gpu_ranks: Callable[[
                 print(bucket)
                 assert bucket.completion_was_seen
                 assert bucket.launched_ns <= bucket.completed_ns
-                if not REHEARSAL and world != "gloo2":  # gloo's thread tells a moment after the wait is over
+                if not REHEARSAL and world != "gloo2":  # gloo's callback comes a moment after the wait is over
                     assert bucket.completed_ns <= bucket.waited_ns

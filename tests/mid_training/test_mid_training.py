@@ -10,8 +10,9 @@ import pytest
 from tests.mid_training.changes import CHANGES
 from tests.mid_training.changes.routes import REUSES
 from tests.mid_training.generate import script_from
-from tests.mid_training.script import TRANSPORTS, Script
+from tests.mid_training.script import TRANSPORTS, Line, Script
 from tests.mid_training.search import Search
+from tests.parity.scenario import Options
 from tests.ranks import RankPool
 
 SCRIPTS, BATCH = 500, 25
@@ -45,3 +46,13 @@ def test_scripts_differ_in_all_that_there_is() -> None:
 def test_a_printed_script_is_the_expression_that_makes_it() -> None:
     for seed in range(200):
         assert Script.parsed(repr(script_from(seed))) == script_from(seed)
+
+
+@pytest.mark.parametrize("how", ["reentrant and plain around another", "plain and reentrant around another"])
+def test_a_gradient_that_comes_again_after_all_others_is_noticed(
+    how: str, pools: Callable[[int], RankPool]
+) -> None:
+    """Torch raises. A wrapper that waits for the last gradient of calm steps alone would go on without the mean."""
+    line = Line("reuse", (1, how))
+    script = Script(26, 2, "process_group", ("large", "small"), Options(), lines=(line, Line("train")))
+    assert Search(pools).play(script) is None

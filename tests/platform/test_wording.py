@@ -21,6 +21,11 @@ def test_ranks(numbers: list[int], written: str) -> None:
     assert wording.ranks(numbers) == written
 
 
+def test_ranks_as_the_subject_of_a_sentence() -> None:
+    assert wording.subject([2], "waits", "wait") == "Rank 2 waits"
+    assert wording.subject([3, 0], "waits", "wait") == "Ranks 0 and 3 wait"
+
+
 @pytest.mark.parametrize(
     ("nbytes", "written"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (65536, "64 KiB"), (1.13 * 2**20, "1.13 MiB"), (212 * 2**30, "212 GiB")],

@@ -11,7 +11,7 @@ from torch import nn
 
 import minddp
 from minddp.replicas import broadcast as replicas
-from minddp.transport import ProcessGroupTransport
+from minddp.transport.process_group import ProcessGroupTransport
 from tests.fakes import FakeTransport
 
 

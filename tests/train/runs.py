@@ -19,7 +19,7 @@ TINY_GPT = GPTOptions(layers=1, heads=2, width=16, context=8, dropout=0.2, corpu
 
 
 def tiny(out: Path, **changes: Any) -> Settings:
-    """Settings of a tiny GPT run on the CPU, changed as told."""
+    """Settings of a tiny GPT run on the CPU, with `changes`."""
     settings = Settings(
         out=out,
         device="cpu",

@@ -37,7 +37,7 @@ def test_a_prediction_depends_on_no_later_byte(model: GPT) -> None:
     before, after = model(tokens)[0], model(changed)[0]
     assert torch.equal(before[:7], after[:7])
     assert not torch.allclose(before[7], after[7])
-    assert not torch.allclose(before[11], after[11])  # but later ones hear of it
+    assert not torch.allclose(before[11], after[11])  # but later positions depend on it
 
 
 def test_rotary_scores_depend_on_distance_alone() -> None:

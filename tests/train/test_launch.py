@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from minddp.train.launch import describe_failure
 from minddp.train.settings import Settings
 from tests.train.runs import assert_same_bits, command_line, final_bits, records, tiny, train_here
 
@@ -104,34 +102,6 @@ def test_ranks_whose_launcher_is_killed_save_and_leave(tmp_path: Path) -> None:
     process.wait(PATIENCE_S)
     assert gone(workers)
     assert final_bits(tmp_path)["step"] >= 3
-
-
-def failures(*ends: tuple[int, int]) -> ChildFailedError:
-    """The launcher's report on ranks 0, 1, ... with pids 70, 71, ..., each with its exit status and time."""
-    found = {}
-    for rank, (exitcode, timestamp) in enumerate(ends):
-        found[rank] = ProcessFailure(local_rank=rank, pid=70 + rank, exitcode=exitcode, error_file="")
-        found[rank].timestamp = timestamp
-    return ChildFailedError("minddp", found)
-
-
-@pytest.mark.parametrize(
-    ("ends", "says"),
-    [
-        # A killed rank makes the others fail.
-        ([(1, 100), (-signal.SIGKILL, 100)], "Rank 1 (pid 71) was killed by SIGKILL."),
-        # A failed rank has the others terminated.
-        ([(-signal.SIGTERM, 100), (3, 100)], "Rank 1 (pid 71) failed with exit status 3; its error is above."),
-        # One waits in vain for the other, which the launcher kills after its time of grace.
-        (
-            [(-signal.SIGKILL, 130), (1, 100)],
-            "Rank 1 (pid 71) failed with exit status 1; its error is above. "
-            "Rank 0 did not answer and was killed then.",
-        ),
-    ],
-)
-def test_the_failure_to_look_at_first(ends: list[tuple[int, int]], says: str) -> None:
-    assert describe_failure(failures(*ends)) == says
 
 
 @pytest.mark.parametrize("words", [["--steps", "0"], ["--resume"], ["--task", "chess"], ["--nproc", "two"]])

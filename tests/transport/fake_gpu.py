@@ -1,4 +1,4 @@
-"""A GPU and NCCL that are not there: streams that run when they are told to, and collectives on the host's memory.
+"""A GPU and NCCL that are not there: streams that run on request, and collectives on the host's memory.
 
 A `FakeGpu` keeps what is enqueued on each stream and runs it later, streams in an order drawn at random, as a
 device may: a fence that is missing shows as a wrong value under some seed. Addresses are those of host memory.
@@ -108,7 +108,7 @@ class FakeNccl:
     `calls[rank]` lists what was called, in order. A kernel waits for its peers' kernels of the same number.
     """
 
-    NCCL_SUM, NCCL_AVG = 0, 4
+    NCCL_SUM = 0
     NCCL_FLOAT32, NCCL_FLOAT16, NCCL_INT64, NCCL_UINT8 = FLOAT32, 6, 4, 1
     available = True
 
@@ -126,12 +126,6 @@ class FakeNccl:
     def get_unique_id(self) -> bytes:
         self.unique_ids += 1
         return bytes(range(127, 255))
-
-    def groupStart(self) -> None:
-        self.calls[self.here.rank].append(("groupStart",))
-
-    def groupEnd(self) -> None:
-        self.calls[self.here.rank].append(("groupEnd",))
 
     def NcclCommunicator(self, world_size: int, unique_id: bytes, rank: int) -> FakeHandle:
         assert world_size == self.world_size
@@ -154,12 +148,13 @@ class FakeHandle:
     def allReduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
         self._call("allReduce", count, dtype, op, stream)
         assert source == target, "in place"
+        assert op == FakeNccl.NCCL_SUM
         self.number += 1
 
         def kernel(number: int = self.number) -> None:
             everyone = self._exchange(number, memory(target, count).copy())
             summed = np.sum(everyone, axis=0, dtype=np.float32)
-            memory(target, count)[:] = summed / (self.nccl.world_size if op == FakeNccl.NCCL_AVG else 1)
+            memory(target, count)[:] = summed
 
         self.nccl.gpus[self.rank].streams[stream].enqueue(kernel)
 

@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from minddp.transport import ProcessGroupTransport, SharedMemoryTransport, Transport, open_transport
+from minddp.transport import Transport, open_transport
 from minddp.transport.hierarchical import connect_hosts
+from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.shared_memory import SharedMemoryTransport
 from minddp.transport.shared_memory.messages import DTYPES
 from tests.ranks import RankPool
 
@@ -71,7 +73,7 @@ cases = st.tuples(
 
 
 def random_values(rank: int, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Of very different magnitudes, so that every order of addition rounds differently."""
+    """Very different magnitudes, so that every order of addition rounds differently."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     magnitudes = torch.randint(-6, 7, (numel,), generator=generator).double().exp2()
     return (torch.randn(numel, generator=generator, dtype=torch.float64) * magnitudes).to(dtype)

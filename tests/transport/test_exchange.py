@@ -9,35 +9,34 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from minddp.transport.shared_memory import exchange, segments
-from minddp.transport.shared_memory.attendance import Attendance
+from minddp.transport.shared_memory import exchange, messages, segments
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import SegmentDropped, SegmentMade
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.transport import SharedWork
+from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
 from tests.transport.threads import connected
 
 
 class Rank:
-    """An exchange, who attends to it, and one segment of `numel` float32."""
+    """An exchange, its progress engine, and one segment of `numel` float32."""
 
     def __init__(self, rank: int, peers: dict, numel: int = 1000, timeout_s: float = 10.0):
         self.exchange = Exchange(rank, peers, timeout_s)
-        self.attendance = Attendance(self.exchange)
+        self.engine = ProgressEngine(self.exchange)
         self.segment = self.make_segment(0, numel * 4)
         self.tensor = segments.tensor_over(self.segment, torch.float32, numel)
 
     def make_segment(self, number: int, nbytes: int) -> Segment:
         descriptor = segments.create(nbytes)
-        self.exchange.introduce(descriptor, SegmentMade(number, nbytes))
+        self.exchange.announce(SegmentMade(number, nbytes), [descriptor])
         return segments.attach(descriptor, nbytes, number)
 
     def launch(self, start: int = 0, stop: int | None = None) -> SharedWork:
         reduction = self.exchange.launch(self.tensor[start:stop], self.segment, start * 4)
-        return SharedWork(reduction, self.attendance, "gloo:all_reduce")
+        return SharedWork(reduction, self.engine, "gloo:all_reduce")
 
     def leave(self) -> None:
-        self.attendance.end()
+        self.engine.end()
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def start():
 
     yield start_ranks
     for rank in started:
-        rank.attendance.end()
+        rank.engine.end()
     assert not [thread for thread in threading.enumerate() if thread.name == "minddp shared memory"]
 
 
@@ -94,8 +93,8 @@ def test_nothing_happens_before_all_addends_are_in(start: Start) -> None:
     assert ranks[0].tensor.eq(3).all()
 
 
-def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
-    """More messages than a socket holds, in both directions, before anybody waits."""
+def test_many_can_be_in_flight_and_no_rank_waits_for_room(start: Start) -> None:
+    """More messages than a socket holds, in both directions, before any rank waits."""
     ranks = start(2)
     for rank in ranks:
         rank.tensor.fill_(1)
@@ -114,9 +113,9 @@ def test_many_can_be_under_way_and_nobody_waits_for_room(start: Start) -> None:
     assert ranks[0].tensor.eq(4).all()
 
 
-def test_done_is_told_again_when_there_is_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_done_is_sent_again_when_there_is_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket to the peer is full whenever the thread itself sends for the first time."""
-    ranks, send = start(2), exchange.messages.send
+    ranks, send = start(2), messages.send
     refused: set[int] = set()
 
     def send_at_second_try(peer, encoded, descriptors=(), timeout_s=0.0) -> bool:
@@ -125,13 +124,13 @@ def test_done_is_told_again_when_there_is_room(start: Start, monkeypatch: pytest
             return False
         return send(peer, encoded, descriptors, timeout_s)
 
-    monkeypatch.setattr(exchange.messages, "send", send_at_second_try)
+    monkeypatch.setattr(messages, "send", send_at_second_try)
     for work in [rank.launch() for rank in ranks]:
         work.wait()
     assert len(refused) == 2
 
 
-def test_who_comes_late_is_named_when_time_is_up(start: Start) -> None:
+def test_a_late_rank_is_named_when_time_is_up(start: Start) -> None:
     ranks = start(3, timeout_s=0.2)
     works = [rank.launch() for rank in ranks[:2]]
     for work in works:
@@ -148,7 +147,7 @@ def test_different_calls_are_an_error_on_every_rank(start: Start) -> None:
             work.wait()
 
 
-def test_who_leaves_while_others_wait_is_named(start: Start) -> None:
+def test_a_rank_that_leaves_while_others_wait_is_named(start: Start) -> None:
     ranks = start(3)
     works = [rank.launch() for rank in ranks[:2]]
     ranks[2].leave()
@@ -157,7 +156,7 @@ def test_who_leaves_while_others_wait_is_named(start: Start) -> None:
             work.wait()
 
 
-def test_who_has_left_already_is_named(start: Start) -> None:
+def test_a_rank_that_has_left_already_is_named(start: Start) -> None:
     ranks = start(2)
     for work in [rank.launch() for rank in ranks]:
         work.wait()
@@ -166,7 +165,7 @@ def test_who_has_left_already_is_named(start: Start) -> None:
         ranks[0].launch().wait()
 
 
-def test_who_leaves_after_its_part_is_done_does_not_matter(start: Start) -> None:
+def test_a_rank_may_leave_after_its_part_is_done(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.tensor.fill_(1)
@@ -177,20 +176,20 @@ def test_who_leaves_after_its_part_is_done_does_not_matter(start: Start) -> None
     assert ranks[0].tensor.eq(2).all()
 
 
-@pytest.mark.parametrize("who_waits", [0, 1])
-def test_who_waits_does_its_own_part_and_a_substitute_that_of_the_others(
-    start: Start, monkeypatch: pytest.MonkeyPatch, who_waits: int
+@pytest.mark.parametrize("waiting_rank", [0, 1])
+def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch, waiting_rank: int
 ) -> None:
     adding: dict[int, str] = {}
 
     def note_thread(addends: list, owner: int) -> None:
         adding[owner] = threading.current_thread().name
 
-    monkeypatch.setattr(exchange, "reduce_chunk", note_thread)
-    monkeypatch.setattr(exchange.Exchange, "patience_s", 0.2)
+    monkeypatch.setattr(exchange, "all_reduce_chunk", note_thread)
+    monkeypatch.setattr(exchange.Exchange, "progress_delay_s", 0.2)
     works = [rank.launch() for rank in start(2)]
-    works[who_waits].wait()
-    assert adding == {who_waits: threading.current_thread().name, 1 - who_waits: "minddp shared memory"}
+    works[waiting_rank].wait()
+    assert adding == {waiting_rank: threading.current_thread().name, 1 - waiting_rank: "minddp shared memory"}
 
 
 def test_several_threads_may_wait(start: Start) -> None:
@@ -209,7 +208,7 @@ def test_several_threads_may_wait(start: Start) -> None:
 def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange.Exchange, "patience_s", 0.2)
+    monkeypatch.setattr(exchange.Exchange, "progress_delay_s", 0.2)
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -217,7 +216,7 @@ def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     ranks = start(2)
     works = [rank.launch() for rank in ranks]
     with monkeypatch.context() as patch:
-        patch.setattr(exchange, "reduce_chunk", interrupt)
+        patch.setattr(exchange, "all_reduce_chunk", interrupt)
         with pytest.raises(KeyboardInterrupt):
             works[0].wait()
     for work in works:
@@ -225,19 +224,19 @@ def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
             work.wait()
 
 
-def test_closing_fails_what_is_under_way(start: Start) -> None:
+def test_closing_fails_what_is_in_flight(start: Start) -> None:
     ranks = start(2)
     work = ranks[0].launch()
     ranks[0].leave()
-    with pytest.raises(RuntimeError, match="dropped while this all-reduce was under way"):
+    with pytest.raises(RuntimeError, match="dropped while this all-reduce was in flight"):
         work.wait()
 
 
-def test_an_unexpected_error_reaches_who_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(exchange, "reduce_chunk", fail)
+    monkeypatch.setattr(exchange, "all_reduce_chunk", fail)
     ranks = start(2)
     for rank, work in enumerate([rank.launch() for rank in ranks]):
         with pytest.raises(RuntimeError, match=f"Rank {rank} cannot go on .*no more"):
@@ -256,7 +255,7 @@ def test_a_forked_child_leaves_its_parents_thread_alone(start: Start) -> None:
         work.wait()
 
 
-def test_closing_is_heard_even_if_a_forked_child_has_copies_of_the_sockets(start: Start) -> None:
+def test_closing_is_noticed_even_if_a_forked_child_has_copies_of_the_sockets(start: Start) -> None:
     ranks = start(2)
     works = [ranks[0].launch()]
     read, write = os.pipe()
@@ -277,7 +276,7 @@ def test_the_peers_let_go_of_a_dropped_segment(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.make_segment(1, 4096)
-        rank.exchange.forget(SegmentDropped(1))
+        rank.exchange.announce(SegmentDropped(1))
     for work in [rank.launch() for rank in ranks]:
         work.wait()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Ranks that pretend to be on several hosts: the documented order, who carries what, who dies when.
+"""Ranks that pretend to be on several hosts: the documented order, what travels how, ranks that die.
 
 On which host a rank is says one letter: see `places.py`. What is as on one host: `test_shared_memory_on_hosts.py`.
 """
@@ -18,19 +18,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import minddp
-from minddp import transport as transports
-from minddp.transport import (
+from minddp.transport import Transport, hierarchical, open_transport
+from minddp.transport.hierarchical import (
     HierarchicalTransport,
-    ProcessGroupTransport,
-    SharedMemoryTransport,
-    Transport,
-    open_transport,
+    Hosts,
+    connect_hosts,
+    hierarchical_transport,
+    host_exchange,
 )
-from minddp.transport.hierarchical import Hosts, connect_hosts, exchange
-from minddp.transport.hierarchical.exchange import add_up, pieces_of, spread
-from minddp.transport.shared_memory import rendezvous
+from minddp.transport.hierarchical.host_exchange import pieces_of
+from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.shared_memory import SharedMemoryTransport, rendezvous
+from minddp.transport.shared_memory.addition_order import (
+    all_reduce_chunk,
+    chunk_bounds,
+    copy_from_owner,
+    reduce_to_owner,
+    route,
+)
 from minddp.transport.shared_memory.messages import DTYPES
-from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk, route
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import (
     CPU,
@@ -52,9 +58,7 @@ from tests.transport.places import (
 def test_hosts_are_in_the_order_of_their_lowest_ranks() -> None:
     hosts = Hosts.grouped("abacbaa")
     assert hosts.ranks == ((0, 2, 5, 6), (1, 4), (3,))
-    assert str(hosts) == "0 2 5 6 | 1 4 | 3"
-    assert [hosts.place_of(rank).host for rank in range(7)] == [0, 1, 0, 2, 1, 0, 0]
-    assert [hosts.place_of(rank).seat for rank in range(7)] == [0, 0, 1, 0, 1, 2, 3]
+    assert [hosts.ranks_beside(rank) for rank in (3, 4, 5)] == [(3,), (1, 4), (0, 2, 5, 6)]
 
 
 def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
@@ -64,13 +68,13 @@ def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
 
 
 def test_alone_are_ranks_that_share_no_host() -> None:
-    assert Hosts.grouped("abc").all_alone
-    assert not Hosts.grouped("aba").all_alone
+    assert Hosts.grouped("abc").is_one_rank_each
+    assert not Hosts.grouped("aba").is_one_rank_each
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 8])
 def test_pieces_cover_a_chunk_and_none_is_too_large(itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "PIECE_BYTES", 100)
+    monkeypatch.setattr(host_exchange, "PIECE_BYTES", 100)
     bounds = list(pieces_of(7, 1000, itemsize))
     assert [first for first, _ in bounds] == [7, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == 1000
@@ -83,10 +87,10 @@ def test_a_host_adds_up_as_shared_memory_alone_does(num_ranks: int) -> None:
     for owner in range(num_ranks):
         alone = [random_values(rank, 1000, torch.float32, seed=owner) for rank in range(num_ranks)]
         between = [addend.clone() for addend in alone]
-        reduce_chunk(alone, owner)
-        add_up(between, owner)
+        all_reduce_chunk(alone, owner)
+        reduce_to_owner(between, owner)
         assert torch.equal(between[owner], alone[owner])
-        spread(between, owner)
+        copy_from_owner(between, owner)
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(between, alone, strict=True))
 
 
@@ -114,7 +118,7 @@ def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.
 
 def differing(rank: int, letters: str, cases: list[Case]) -> list[Case]:
     """The cases in which a sum is not that of the documented order. All are under way at the same time."""
-    exchange.PIECE_BYTES = 128 * 1024
+    host_exchange.PIECE_BYTES = 128 * 1024
     transport, hosts = opened_on(letters), Hosts.grouped(letters)
     assert isinstance(transport, HierarchicalTransport)
     under_way = []
@@ -228,20 +232,20 @@ def test_ranks_of_this_machine_are_on_one_host(ranks: Ranks) -> None:
     assert ranks(2).run(kinds_by_default) == [["SharedMemoryTransport", "ProcessGroupTransport"]] * 2
 
 
-def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[str, float] | None:
+def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[tuple[tuple[int, ...], ...], float] | None:
     group = dist.new_group(members)
     if rank not in members:
         return None
     transport = opened_on("aab", group)
     tensor = torch.tensor([10.0**rank])
     transport.all_reduce(tensor).wait()
-    return str(transport.hosts), tensor.item()
+    return transport.hosts.ranks, tensor.item()
 
 
 def test_a_group_need_not_be_that_of_all_ranks(ranks: Ranks) -> None:
-    assert ranks(4).run(sum_in_a_group_of_some, [0, 1, 3]) == [("0 1 | 2", 1011.0)] * 2 + [
+    assert ranks(4).run(sum_in_a_group_of_some, [0, 1, 3]) == [(((0, 1), (2,)), 1011.0)] * 2 + [
         None,
-        ("0 1 | 2", 1011.0),
+        (((0, 1), (2,)), 1011.0),
     ]
 
 
@@ -254,19 +258,19 @@ def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> No
 
 def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
     """A rank cannot do something."""
-    hierarchical = transports.hierarchical.transport
-    saved = rendezvous._prove_that_memory_is_shared, hierarchical.open_lane, hierarchical.CONNECT_TIMEOUT_S
+    opening = hierarchical_transport
+    saved = rendezvous._prove_that_memory_is_shared, opening.Lane, opening.CONNECT_TIMEOUT_S
 
     def fail(*_: object) -> None:
         raise (OSError if obstacle == "memory" else RuntimeError)("for no reason")
 
-    hierarchical.CONNECT_TIMEOUT_S = 2.0
+    opening.CONNECT_TIMEOUT_S = 2.0
     if rank == 1 and obstacle == "memory":
         rendezvous._prove_that_memory_is_shared = fail
     if rank == 0 and obstacle == "lane":
-        hierarchical.open_lane = fail
+        opening.Lane = fail
     name = "" if obstacle == "system" and rank == 1 else "aab"[rank]
-    transports.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: name)
+    hierarchical.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: name)
     try:
         with log_lines() as lines:
             transport = open_transport("hierarchical", default_group())
@@ -275,8 +279,8 @@ def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
         assert tensor.sum().item() == 9
         return type(transport).__name__, lines
     finally:
-        rendezvous._prove_that_memory_is_shared, hierarchical.open_lane, hierarchical.CONNECT_TIMEOUT_S = saved
-        transports.connect_hosts = connect_hosts
+        rendezvous._prove_that_memory_is_shared, opening.Lane, opening.CONNECT_TIMEOUT_S = saved
+        hierarchical.connect_hosts = connect_hosts
 
 
 @pytest.mark.parametrize(
@@ -319,7 +323,7 @@ def die_at(rank: int, mortal_rank: int, moment: str) -> None:
     if rank == mortal_rank:
         if moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        setattr(exchange, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(host_exchange, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     transport.all_reduce(tensor).wait()
 
 
@@ -327,9 +331,9 @@ def die_at(rank: int, mortal_rank: int, moment: str) -> None:
     ("mortal_rank", "moment", "noticed_by"),
     [
         (1, "before", [0, 2]),
-        (1, "spread", [2]),  # rank 0 has had all that it needs
+        (1, "copy_from_owner", [2]),  # rank 0 has had all that it needs
         (2, "before", [0, 1]),
-        (0, "add_up", [1, 2]),
+        (0, "reduce_to_owner", [1, 2]),
     ],
 )
 def test_the_death_of_a_rank_is_noticed_on_all_hosts(
@@ -345,7 +349,7 @@ def test_the_death_of_a_rank_is_noticed_on_all_hosts(
     for rank, report in reports.items():
         is_neighbour = {rank, mortal_rank} == {1, 2}
         neighbours_word = f"Rank {mortal_rank} was killed before all-reduce 3 was done"
-        assert (neighbours_word if is_neighbour else "between hosts, of ranks 0, 1") in report, f"rank {rank}"
+        assert (neighbours_word if is_neighbour else "between hosts, of ranks 0 and 1") in report, f"rank {rank}"
 
 
 def stop_at_last(rank: int) -> None:
@@ -360,7 +364,7 @@ def test_a_rank_that_is_stopped_is_looked_for_where_it_is_when_time_is_up(mortal
     mortal.grace_s = 1.0
     with pytest.raises(RankFailure) as failure:
         mortal.run(stop_at_last)
-    expected = "Ranks 1, 2 have begun it, all that this host has; so a rank on another"
+    expected = "Ranks 1 and 2 have begun it, all that this host has; so a rank on another"
     assert all(expected in failure.value.reports[rank] for rank in (1, 2))
 
 
@@ -369,7 +373,7 @@ def test_a_rank_that_is_stopped_is_looked_for_where_it_is_when_time_is_up(mortal
 
 def train(rank: int, letters: str) -> tuple[str, list[float], bool]:
     """Two steps of a small model over each transport: which it was, the weights, and how near they are."""
-    transports.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: letters[rank])
+    hierarchical.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: letters[rank])
     weights = []
     try:
         for kind in ("process_group", "hierarchical"):
@@ -384,10 +388,10 @@ def train(rank: int, letters: str) -> tuple[str, list[float], bool]:
                         param -= 0.1 * param.grad
             weights.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
     finally:
-        transports.connect_hosts = connect_hosts
-    over_group, hierarchical = weights
-    is_near = torch.allclose(over_group, hierarchical, rtol=1e-4, atol=1e-6)
-    return type(ddp._transport._transport).__name__, hierarchical.tolist(), is_near
+        hierarchical.connect_hosts = connect_hosts
+    over_group, over_hosts = weights
+    is_near = torch.allclose(over_group, over_hosts, rtol=1e-4, atol=1e-6)
+    return type(ddp._transport._transport).__name__, over_hosts.tolist(), is_near
 
 
 def test_training_keeps_the_ranks_equal_and_comes_out_as_over_the_process_group(ranks: Ranks) -> None:

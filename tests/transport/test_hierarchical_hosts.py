@@ -27,7 +27,7 @@ needs_hosts = pytest.mark.skipif(obstacle is not None, reason=f"no network names
 
 
 @pytest.fixture(scope="module")
-def told() -> list[Any]:
+def measured() -> list[Any]:
     """What `count_bytes` and `train` tell on two ranks of each of two hosts."""
     pool = RankPool(4)
     with two_hosts("10gbit") as places:
@@ -72,9 +72,9 @@ def count_bytes(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[str, flo
 
 
 @needs_hosts
-def test_no_byte_crosses_twice(told: list[Any]) -> None:
+def test_no_byte_crosses_twice(measured: list[Any]) -> None:
     """See [Note: what crosses]. What is above the bare bytes are headers."""
-    for counted, _ in told:
+    for counted, _ in measured:
         assert counted["process_group"][::2] == ("ProcessGroupTransport", [10.0])
         assert counted["hierarchical"][::2] == ("HierarchicalTransport", [10.0])
         assert 1.5 <= counted["process_group"][1] < 1.7
@@ -97,8 +97,8 @@ def train(rank: int, group: dist.ProcessGroup) -> tuple[str, list[float]]:
 
 
 @needs_hosts
-def test_training_with_tuned_buckets_keeps_all_ranks_equal(told: list[Any]) -> None:
-    trained = [of_rank for _, of_rank in told]
+def test_training_with_tuned_buckets_keeps_all_ranks_equal(measured: list[Any]) -> None:
+    trained = [of_rank for _, of_rank in measured]
     assert trained[0][0] == "HierarchicalTransport"
     assert all(of_rank == trained[0] for of_rank in trained)
 
@@ -144,7 +144,7 @@ def test_hosts_are_removed_also_when_something_goes_wrong() -> None:
 
 
 @needs_hosts
-def test_what_there_cannot_be_is_told_in_a_line_and_leaves_nothing() -> None:
+def test_missing_support_is_reported_in_a_line_and_leaves_nothing() -> None:
     before = namespaces()
     code = "from benchmarks.namespaces import *; import os; os.environ['PATH'] = ''; print(why_there_can_be_none())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

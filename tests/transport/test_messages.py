@@ -8,14 +8,14 @@ import pytest
 
 from minddp.transport.shared_memory import messages
 from minddp.transport.shared_memory.messages import (
-    LARGEST_TOLD_BYTES,
-    Addend,
+    MAX_BROADCAST_BYTES,
+    AddendReady,
+    Broadcast,
     ChunksDone,
-    Farewell,
-    Nudge,
+    Leaving,
     SegmentDropped,
     SegmentMade,
-    Told,
+    WakeUp,
 )
 
 Ends = tuple[socket.socket, socket.socket]
@@ -34,13 +34,13 @@ def ends() -> Iterator[Ends]:
     [
         SegmentMade(3, 2**40),
         SegmentDropped(2**33),
-        Addend(1, 2, 3, 2**50, 5),
+        AddendReady(1, 2, 3, 2**50, 5),
         ChunksDone(2**40),
-        Told(2**40, b"ab"),
-        Told(0, bytes(LARGEST_TOLD_BYTES)),
-        Nudge(),
-        Farewell("é"),
-        Farewell(""),
+        Broadcast(2**40, b"ab"),
+        Broadcast(0, bytes(MAX_BROADCAST_BYTES)),
+        WakeUp(),
+        Leaving("é"),
+        Leaving(""),
     ],
 )
 def test_messages_arrive_as_they_were_sent(ends: Ends, message: messages.Message) -> None:
@@ -52,8 +52,8 @@ def test_messages_arrive_as_they_were_sent(ends: Ends, message: messages.Message
 
 
 def test_a_long_reason_is_cut(ends: Ends) -> None:
-    assert messages.send(ends[0], messages.encode(Farewell("é" * 5000)))
-    assert messages.receive(ends[1]) == (Farewell("é" * 511), [])
+    assert messages.send(ends[0], messages.encode(Leaving("é" * 5000)))
+    assert messages.receive(ends[1]) == (Leaving("é" * 511), [])
 
 
 def test_a_descriptor_comes_along_and_is_not_inherited(ends: Ends) -> None:
@@ -72,27 +72,27 @@ def test_nothing_there_is_not_the_end(ends: Ends) -> None:
         messages.receive(ends[1])
 
 
-def test_what_was_said_before_the_end_is_heard(ends: Ends) -> None:
+def test_messages_sent_before_the_end_are_received(ends: Ends) -> None:
     messages.send(ends[0], messages.encode(ChunksDone(7)))
     ends[0].close()
     assert messages.receive(ends[1]) == (ChunksDone(7), [])
     assert messages.receive(ends[1]) == (None, [])
 
 
-def test_last_words_are_heard_of_one_who_has_not_heard_us_out(ends: Ends) -> None:
+def test_the_last_message_is_received_from_a_peer_that_has_not_read_ours(ends: Ends) -> None:
     messages.send(ends[1], messages.encode(ChunksDone(1)))
-    messages.send(ends[0], messages.encode(Farewell("tired")))
+    messages.send(ends[0], messages.encode(Leaving("tired")))
     ends[0].close()
-    assert messages.receive(ends[1]) == (Farewell("tired"), [])
+    assert messages.receive(ends[1]) == (Leaving("tired"), [])
     assert messages.receive(ends[1]) == (None, [])
 
 
-def test_one_who_is_gone_counts_as_told(ends: Ends) -> None:
+def test_sending_to_a_peer_that_has_ended_succeeds(ends: Ends) -> None:
     ends[1].close()
     assert messages.send(ends[0], messages.encode(ChunksDone(1)))
 
 
-def test_one_who_does_not_listen_is_not_waited_for_too_long(ends: Ends) -> None:
+def test_sending_to_a_peer_that_does_not_read_has_a_time_limit(ends: Ends) -> None:
     while messages.send(ends[0], messages.encode(ChunksDone(1))):
         pass
     assert not messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=0.05)

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from minddp.platform import cupy_beside_torch
 from minddp.platform.cupy_beside_torch import NoCuPy
 from minddp.transport import open_transport
-from minddp.transport.nccl import NcclTransport, communicator, transport
+from minddp.transport.nccl import NcclTransport, communicator, nccl_transport
 from minddp.transport.nccl.communicator import Communicator, join
-from minddp.transport.nccl.meeting import Introduction, host_as_nccl_sees_it, meet
+from minddp.transport.nccl.unique_id import Introduction, nccl_host, share_unique_id
 from minddp.transport.process_group import ProcessGroupTransport
 from tests.transport.fake_gpu import FLOAT32, FakeGpu, FakeNccl
 
@@ -77,7 +77,7 @@ class Ranks:
 
 @pytest.fixture(autouse=True)
 def _threads_look_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "LOOK_EVERY_S", 3600.0)  # tests call look() themselves
+    monkeypatch.setattr(communicator, "CHECK_EVERY_S", 3600.0)  # tests call check() themselves
 
 
 # ------------------------------------------------------------------ fences and calls
@@ -119,28 +119,14 @@ def test_an_all_reduce_is_one_call_in_place_on_a_stream_of_its_own(monkeypatch: 
     assert gpu.kept == [(bucket.data_ptr(), own)], "its memory must not be given away before the device is done"
 
 
-def test_several_tensors_are_reduced_by_one_group_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(2, monkeypatch)
-
-    def step(rank: int) -> tuple[list[float], list[float]]:
-        one, two = torch.full((2,), float(rank)), torch.full((3,), 4.0 * rank)
-        ranks.transports[rank].all_reduce_together([one, two], mean=True).wait()
-        ranks.gpus[rank].run()
-        return one.tolist(), two.tolist()
-
-    assert ranks.run(step) == [([0.5] * 2, [2.0] * 3)] * 2
-    names = [call[0] for call in ranks.nccl.calls[1]]
-    assert names == ["groupStart", "allReduce", "allReduce", "groupEnd"]
-    assert ranks.nccl.calls[1][1][3] == FakeNccl.NCCL_AVG
-
-
-def test_a_group_is_closed_also_when_a_call_in_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_nccl_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(1, monkeypatch)
     ranks.nccl.here.rank = 0
     ranks.nccl.refuses = "NCCL_ERROR_INVALID_ARGUMENT: made up"
-    with pytest.raises(RuntimeError, match=r"NCCL refused an all-reduce of 1 tensors: .*INVALID_ARGUMENT"):
-        ranks.transports[0].all_reduce_together([torch.ones(2)])
-    assert [call[0] for call in ranks.nccl.calls[0]] == ["groupStart", "groupEnd"]
+    with pytest.raises(
+        RuntimeError, match=r"NCCL refused an all-reduce of 2 elements of float32: .*INVALID_ARGUMENT"
+    ):
+        ranks.transports[0].all_reduce(torch.ones(2))
 
 
 def test_broadcast_and_all_gather(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +146,6 @@ def test_what_nccl_does_not_carry_is_left_to_the_group(monkeypatch: pytest.Monke
     [link] = Ranks(1, monkeypatch).transports
     sparse, flags = torch.eye(2).to_sparse(), torch.tensor([True])
     assert [link.all_reduce(sparse), link.all_reduce(flags)] == ["the group's work"] * 2
-    with pytest.raises(TypeError, match="was given 1 elements of bool on cpu"):
-        link.all_reduce_together([flags])
 
 
 def test_a_future_is_called_at_once_behind_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,11 +184,11 @@ def test_what_is_complete_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         link.all_reduce(torch.ones(1))
     comm, _ = _only(link)
-    comm.look()
-    assert len(comm._under_way) == 3
+    comm.check()
+    assert len(comm._in_flight) == 3
     ranks.gpus[0].run()
-    comm.look()
-    assert len(comm._under_way) == 0
+    comm.check()
+    assert len(comm._in_flight) == 0
 
 
 def test_a_collective_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +196,7 @@ def test_a_collective_that_takes_too_long_is_given_up(monkeypatch: pytest.Monkey
     work = link.all_reduce(torch.ones(7))
     comm, handle = _only(link)
     time.sleep(0.001)
-    comm.look()
+    comm.check()
     assert handle.ended_by == "abort"
     for act in (work.wait, lambda: link.all_reduce(torch.ones(7)), lambda: link.broadcast(torch.ones(1), 0)):
         with pytest.raises(RuntimeError, match=r"all-reduce of 7 elements .* not complete after 0 s.*checkpoint"):
@@ -224,26 +208,26 @@ def test_a_connection_that_broke_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     [link] = ranks.transports
     comm, handle = _only(link)
     ranks.nccl.async_error = "NCCL_ERROR_REMOTE_ERROR: remote process exited"
-    comm.look()
+    comm.check()
     assert handle.ended_by == "abort"
     with pytest.raises(RuntimeError, match=r"NCCL reports NCCL_ERROR_REMOTE_ERROR.*a rank has ended"):
         link.all_reduce(torch.ones(1))
 
 
 def test_the_thread_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(communicator, "CHECK_EVERY_S", 0.01)
     ranks = Ranks(1, monkeypatch)
     ranks.nccl.async_error = "NCCL_ERROR_SYSTEM_ERROR: made up"
     comm, _ = _only(ranks.transports[0])
     deadline = time.monotonic() + 20
-    while comm.trouble is None and time.monotonic() < deadline:
+    while comm.failure is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert "SYSTEM_ERROR" in (comm.trouble or "")
+    assert "SYSTEM_ERROR" in (comm.failure or "")
 
 
 def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each rank would set up the host's first GPU as well, with some hundred MiB of its memory."""
-    monkeypatch.setattr(communicator, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(communicator, "CHECK_EVERY_S", 0.01)
     asked, is_current = [], threading.Event()
 
     @contextlib.contextmanager
@@ -255,8 +239,8 @@ def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.Monkey
     def ask() -> None:
         asked.append(is_current.is_set())
 
-    monkeypatch.setattr(communicator, "_let_others_capture", ask)
-    monkeypatch.setattr(Communicator, "look", lambda _comm: ask())
+    monkeypatch.setattr(communicator, "_allow_captures", ask)
+    monkeypatch.setattr(Communicator, "check", lambda _comm: ask())
     gpu = FakeGpu()
     gpu.install(monkeypatch)
     comm = Communicator(FakeNccl([gpu]).NcclCommunicator(1, bytes(128), 0), CPU, on_device, limit_s=60)
@@ -264,7 +248,7 @@ def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.Monkey
     while len(asked) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert asked[:3] == [True] * 3
-    assert comm.trouble is None
+    assert comm.failure is None
 
 
 def test_an_abort_sets_a_stuck_call_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,11 +287,11 @@ def test_what_is_captured_is_never_asked_whether_it_is_complete(monkeypatch: pyt
     comm, _ = _only(ranks.transports[0])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     ranks.transports[0].all_reduce(torch.ones(1))
-    assert not comm._under_way
+    assert not comm._in_flight
 
 
 @pytest.mark.parametrize(("is_complete", "ended_by"), [(True, "destroy"), (False, "abort")])
-def test_nobody_waits_for_ranks_that_may_never_come_when_it_is_closed(
+def test_closing_does_not_wait_for_ranks_that_may_never_come(
     is_complete: bool, ended_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = Ranks(1, monkeypatch)
@@ -336,7 +320,7 @@ def test_joining_has_a_time_limit_and_passes_errors_on() -> None:
 
 
 def _meet_all(introductions: list[Introduction], limit_s: float = 20.0) -> list[Any]:
-    """What `meet` returns, or raises, on each rank of those that come."""
+    """What `share_unique_id` returns, or raises, on each rank of those that come."""
     store, made = dist.HashStore(), [0]
     outcomes: list[Any] = [None] * len(introductions)
 
@@ -346,7 +330,9 @@ def _meet_all(introductions: list[Introduction], limit_s: float = 20.0) -> list[
 
     def rank_body(rank: int) -> None:
         try:
-            outcomes[rank] = meet(store, rank, len(introductions), introductions[rank], make_id, limit_s)
+            outcomes[rank] = share_unique_id(
+                store, Group(rank, len(introductions)), introductions[rank], make_id, limit_s
+            )
         except Exception as error:
             outcomes[rank] = error
 
@@ -369,26 +355,30 @@ def test_rank_0_makes_the_unique_id_and_all_others_fetch_it() -> None:
 
 def test_each_communicator_has_an_id_of_its_own() -> None:
     store = dist.HashStore()
-    ids = [meet(store, 0, 1, Introduction("a", "gpu0"), lambda n=n: bytes([n]), 5) for n in range(3)]
+    ids = [
+        share_unique_id(store, Group(0, 1), Introduction("a", "gpu0"), lambda n=n: bytes([n]), 5) for n in range(3)
+    ]
     assert ids == [b"\0", b"\1", b"\2"]
 
 
-def test_who_meets_again_does_not_take_the_last_id() -> None:
+def test_a_second_communicator_does_not_take_the_last_id() -> None:
     store = dist.HashStore()
     seats = [Introduction("a", "gpu0"), Introduction("a", "gpu1")]
     first = [
-        threading.Thread(target=meet, args=(store, rank, 2, seats[rank], lambda: b"old", 20), daemon=True)
+        threading.Thread(
+            target=share_unique_id, args=(store, Group(rank, 2), seats[rank], lambda: b"old", 20), daemon=True
+        )
         for rank in range(2)
     ]
     for thread in first:
         thread.start()
     for thread in first:
         thread.join(30)
-    with pytest.raises(RuntimeError, match="still no word from: 0"):
-        meet(store, 1, 2, seats[1], lambda: b"never", 0.2)
+    with pytest.raises(RuntimeError, match="no answer from rank 0 within"):
+        share_unique_id(store, Group(1, 2), seats[1], lambda: b"never", 0.2)
 
 
-def test_two_ranks_on_one_card_are_told_so_on_every_rank() -> None:
+def test_two_ranks_on_one_card_are_an_error_on_every_rank() -> None:
     outcomes = _meet_all([Introduction("a", "gpu0"), Introduction("a", "gpu1"), Introduction("a", "gpu0")])
     for outcome in outcomes:
         assert isinstance(outcome, ValueError)
@@ -397,7 +387,7 @@ def test_two_ranks_on_one_card_are_told_so_on_every_rank() -> None:
         assert "NCCL_HOSTID" in str(outcome)
 
 
-def test_an_obstacle_on_one_rank_is_told_on_all() -> None:
+def test_an_obstacle_on_one_rank_is_an_error_on_all() -> None:
     for outcome in _meet_all(
         [Introduction("a", "gpu0"), Introduction(obstacle="CuPy is not installed; pip install")]
     ):
@@ -405,16 +395,16 @@ def test_an_obstacle_on_one_rank_is_told_on_all() -> None:
         assert "cannot be used on rank 1: CuPy is not installed" in str(outcome)
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_a_rank_that_does_not_come_is_named() -> None:
     outcomes = _meet_all([Introduction("a", "gpu0"), None, Introduction("a", "gpu2")], limit_s=0.2)  # type: ignore[list-item]
-    assert "after 0.2 s there is still no word from: 1." in str(outcomes[0])
+    assert "no answer from rank 1 within 0.2 s." in str(outcomes[0])
 
 
 def test_a_host_is_what_nccl_takes_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_HOSTID", "rank-1")
-    assert host_as_nccl_sees_it() == "rank-1"
+    assert nccl_host() == "rank-1"
     monkeypatch.delenv("NCCL_HOSTID")
-    assert host_as_nccl_sees_it() == host_as_nccl_sees_it() != "rank-1"
+    assert nccl_host() == nccl_host() != "rank-1"
 
 
 @pytest.mark.parametrize("unique_id", [bytes(range(128, 256)), bytes(range(128))])
@@ -425,11 +415,11 @@ def test_the_unique_id_survives_older_cupys_signed_chars(unique_id: bytes) -> No
     class New:
         __version__ = "14.2.0"
 
-    as_tuple = transport._as_cupy_wants_it(unique_id, Old)
+    as_tuple = nccl_transport._to_cupy(unique_id, Old)
     assert isinstance(as_tuple, tuple)
     assert all(-128 <= char < 128 for char in as_tuple)
-    assert transport._as_bytes(as_tuple) == unique_id
-    assert transport._as_cupy_wants_it(unique_id, New) == unique_id
+    assert nccl_transport._to_bytes(as_tuple) == unique_id
+    assert nccl_transport._to_cupy(unique_id, New) == unique_id
 
 
 # ------------------------------------------------------------------ what is missing
@@ -437,7 +427,7 @@ def test_the_unique_id_survives_older_cupys_signed_chars(unique_id: bytes) -> No
 
 def test_tensors_on_the_cpu_are_refused_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"adds up on NVIDIA GPUs, but the module is on cpu.*process_group"):
-        transport.connect_gpus(Group(0, 1, dist.HashStore()), CPU)  # type: ignore[arg-type]
+        nccl_transport.connect_gpus(Group(0, 1, dist.HashStore()), CPU)  # type: ignore[arg-type]
 
 
 def test_without_cuda_in_torch_it_says_which_torch_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,15 +462,15 @@ def test_a_rank_without_cupy_tells_the_others(monkeypatch: pytest.MonkeyPatch) -
     def no_cupy() -> None:
         raise NoCuPy("CuPy is not installed; pip install it")
 
-    monkeypatch.setattr(transport, "import_cupy", no_cupy)
+    monkeypatch.setattr(nccl_transport, "import_cupy", no_cupy)
     group = Group(0, 1, dist.HashStore())
     with pytest.raises(RuntimeError, match="cannot be used on rank 0: CuPy is not installed"):
-        transport.connect_gpus(group, torch.device("cuda", 0))  # type: ignore[arg-type]
+        nccl_transport.connect_gpus(group, torch.device("cuda", 0))  # type: ignore[arg-type]
 
 
 def test_a_group_without_a_store_is_refused() -> None:
     with pytest.raises(RuntimeError, match="needs the store"):
-        transport.connect_gpus(Group(0, 1), torch.device("cuda", 0))  # type: ignore[arg-type]
+        nccl_transport.connect_gpus(Group(0, 1), torch.device("cuda", 0))  # type: ignore[arg-type]
 
 
 def test_it_is_opened_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

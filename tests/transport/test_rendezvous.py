@@ -2,19 +2,25 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
 
 from minddp.transport.shared_memory import messages, rendezvous, segments
 from minddp.transport.shared_memory.messages import ChunksDone
-from minddp.transport.shared_memory.rendezvous import CannotConnect, Peer, connect
+from minddp.transport.shared_memory.peer_sockets import Peer
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_json
 from tests.transport.threads import ThreadGroup, on_ranks
+
+
+def connected_by(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer]:
+    return connect(rank, group.world_size, partial(gather_json, group.of(rank)), timeout_s)
 
 
 def outcome(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer] | str:
     try:
-        return connect(group.of(rank), timeout_s)
+        return connected_by(group, rank, timeout_s)
     except CannotConnect as obstacle:
         return str(obstacle)
 
@@ -25,7 +31,7 @@ def num_descriptors() -> int:
 
 def test_every_rank_is_connected_with_every_other() -> None:
     group = ThreadGroup(4)
-    peers = on_ranks(4, lambda rank: connect(group.of(rank), 5.0))
+    peers = on_ranks(4, lambda rank: connected_by(group, rank))
     for rank, others in enumerate(peers):
         assert sorted(others) == [other for other in range(4) if other != rank]
         for other, peer in others.items():
@@ -37,14 +43,8 @@ def test_every_rank_is_connected_with_every_other() -> None:
 
 
 def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    introduce = rendezvous._introduce
-    made: list[Any] = []
-
-    def introduce_stranger(listener: socket.socket) -> Any:
-        made.append(introduce(listener) | ({"machine": "another"} if made else {}))
-        return made[-1]
-
-    monkeypatch.setattr(rendezvous, "_introduce", introduce_stranger)
+    names = iter(["one", "another"])
+    monkeypatch.setattr(rendezvous, "name_of_host", lambda: next(names))
     before, group = num_descriptors(), ThreadGroup(2)
     outcomes = on_ranks(2, lambda rank: outcome(group, rank))
     assert outcomes[0] == outcomes[1]
@@ -95,21 +95,21 @@ def test_what_only_one_rank_notices_stops_all(monkeypatch: pytest.MonkeyPatch) -
     assert "Cannot allocate memory" in outcomes[0]
 
 
-def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    introduce = rendezvous._introduce
+def test_a_process_without_the_secret_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    describe = rendezvous._describe
     strangers = []
 
-    def introduce_after_strangers(listener: socket.socket) -> Any:
-        for knock in (b"", b"hello", rendezvous._KNOCK.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
+    def describe_after_strangers(listener: socket.socket) -> Any:
+        for knock in (b"", b"hello", rendezvous._GREETING.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stranger.connect(listener.getsockname())
             stranger.send(knock) if knock else stranger.close()
             strangers.append(stranger)
-        return introduce(listener)
+        return describe(listener)
 
-    monkeypatch.setattr(rendezvous, "_introduce", introduce_after_strangers)
+    monkeypatch.setattr(rendezvous, "_describe", describe_after_strangers)
     group = ThreadGroup(2)
-    for others in on_ranks(2, lambda rank: connect(group.of(rank), 5.0)):
+    for others in on_ranks(2, lambda rank: connected_by(group, rank)):
         assert len(others) == 1
         [peer] = others.values()
         peer.close()
@@ -119,7 +119,7 @@ def test_who_does_not_know_the_secret_is_turned_away(monkeypatch: pytest.MonkeyP
 
 def test_processes_can_be_watched() -> None:
     group = ThreadGroup(2)
-    peers = on_ranks(2, lambda rank: connect(group.of(rank), 5.0))
+    peers = on_ranks(2, lambda rank: connected_by(group, rank))
     for others in peers:
         for peer in others.values():
             assert (peer.process is not None) == hasattr(os, "pidfd_open")

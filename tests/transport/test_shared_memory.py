@@ -1,4 +1,4 @@
-"""The transport among real ranks: gloo's bits, what goes elsewhere, who dies when, and what is left behind.
+"""The transport among real ranks: gloo's bits, what goes elsewhere, ranks that die, and what is left behind.
 
 What is as on several hosts: `test_shared_memory_on_hosts.py`.
 """
@@ -17,7 +17,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minddp.transport import ProcessGroupTransport, open_transport
+from minddp.transport import open_transport
+from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import CannotConnect, connect_ranks, exchange, rendezvous
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import (
@@ -108,9 +109,9 @@ def test_tensors_of_all_kinds_are_summed(ranks: Ranks) -> None:
 
 
 def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tuple[str, list[str]]:
-    introduce = rendezvous._introduce
+    name_of_host = rendezvous.name_of_host
     if rank == strange_rank:
-        rendezvous._introduce = lambda listener: introduce(listener) | {"machine": "elsewhere"}
+        rendezvous.name_of_host = lambda: "elsewhere"
     try:
         with log_lines() as lines:
             transport = open_transport(kind, default_group())
@@ -119,7 +120,7 @@ def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tup
         assert tensor.sum().item() == 3 * transport.world_size
         return type(transport).__name__, lines
     finally:
-        rendezvous._introduce = introduce
+        rendezvous.name_of_host = name_of_host
 
 
 @pytest.mark.parametrize(("kind", "level"), [("shared_memory", "WARNING"), ("auto", "INFO")])
@@ -174,9 +175,9 @@ def die_at(rank: int, moment: str) -> float:
     if rank == 1 and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "in the middle":
-        exchange.reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        exchange.all_reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "after launching":
-        exchange.reduce_chunk = lambda *_, **__: time.sleep(60)
+        exchange.all_reduce_chunk = lambda *_, **__: time.sleep(60)
         transport.all_reduce(tensor)
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "with a child":
@@ -216,7 +217,7 @@ def test_a_rank_that_is_stopped_is_named_when_time_is_up(mortal: RankPool) -> No
 
 def die_while_connecting(rank: int) -> None:
     if rank == 1:
-        rendezvous._let_in = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        rendezvous._accept = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     opened()
 
 

@@ -1,4 +1,4 @@
-"""Small broadcasts among the ranks of one host: what is heard, in which order, and what if somebody dies."""
+"""Small broadcasts among the ranks of one host: what is received, in which order, and what if a rank dies."""
 
 from __future__ import annotations
 
@@ -18,56 +18,55 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
-from minddp.transport.shared_memory.collective import Listener
-from minddp.transport.shared_memory.hearing import Hearing, content_of
-from minddp.transport.shared_memory.messages import LARGEST_TOLD_BYTES, Told
+from minddp.transport.shared_memory.collective import InboundBroadcast, InboundBroadcasts
+from minddp.transport.shared_memory.messages import MAX_BROADCAST_BYTES, Broadcast, bytes_of
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import Ranks, mortal_ranks, opened
 
-# ---------------------------------------------------------------------- who hears what
+# ---------------------------------------------------------------------- matching messages with calls
 
 
-def listener(*shape: int) -> Listener:
-    return Listener("broadcast 7 from rank 0", torch.zeros(shape), deadline=0, num_launched=5)
+def expected(*shape: int) -> InboundBroadcast:
+    return InboundBroadcast("broadcast 7 from rank 0", torch.zeros(shape), timeout_s=0, num_launched=5)
 
 
-def told(tensor: torch.Tensor, num_launched: int = 5) -> Told:
-    return Told(num_launched, content_of(tensor))
+def sent(tensor: torch.Tensor, num_launched: int = 5) -> Broadcast:
+    return Broadcast(num_launched, bytes_of(tensor))
 
 
-def test_broadcasts_are_heard_in_the_order_in_which_they_are_made() -> None:
-    hearing, listeners = Hearing(), [listener(2), listener(3)]
-    hearing.told.append(told(torch.ones(2)))
-    hearing.settle()
-    hearing.listening.extend(listeners)
-    hearing.settle()
-    assert [one.has_landed for one in listeners] == [True, False]
-    hearing.told.append(told(torch.full((3,), 2.0)))
-    hearing.settle()
-    assert [one.tensor.tolist() for one in listeners] == [[1, 1], [2, 2, 2]]
-    assert not hearing.told
-    assert not hearing.listening
+def test_broadcasts_are_received_in_the_order_in_which_they_are_made() -> None:
+    inbound, calls = InboundBroadcasts(), [expected(2), expected(3)]
+    inbound.arrived.append(sent(torch.ones(2)))
+    inbound.match()
+    inbound.expected.extend(calls)
+    inbound.match()
+    assert [call.is_complete for call in calls] == [True, False]
+    inbound.arrived.append(sent(torch.full((3,), 2.0)))
+    inbound.match()
+    assert [call.tensor.tolist() for call in calls] == [[1, 1], [2, 2, 2]]
+    assert not inbound.arrived
+    assert not inbound.expected
 
 
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (told(torch.ones(2)), "brings 8 bytes, .* but 12 bytes are listened for"),
-        (told(torch.ones(3), num_launched=4), "told after 4 all-reduces, but .* after 5"),
+        (sent(torch.ones(2)), "has 8 bytes .* but 12 bytes are expected"),
+        (sent(torch.ones(3), num_launched=4), "sent after 4 all-reduces, but .* after 5"),
     ],
 )
-def test_what_is_not_listened_for_is_an_error_and_not_heard(message: Told, words: str) -> None:
-    hearing, one = Hearing(), listener(3)
-    hearing.listening.append(one)
-    hearing.told.append(message)
+def test_what_is_not_expected_is_an_error_and_not_received(message: Broadcast, words: str) -> None:
+    inbound, call = InboundBroadcasts(), expected(3)
+    inbound.expected.append(call)
+    inbound.arrived.append(message)
     with pytest.raises(RuntimeError, match=words):
-        hearing.settle()
-    assert not one.has_landed
-    assert one.tensor.tolist() == [0, 0, 0]
+        inbound.match()
+    assert not call.is_complete
+    assert call.tensor.tolist() == [0, 0, 0]
 
 
 def odd_tensors(value: int) -> dict[str, torch.Tensor]:
-    """Of all kinds and sizes, also too large or otherwise not for the sockets; made of `value`."""
+    """All kinds and sizes, also some that do not go through sockets; filled with `value`."""
     dtypes = [torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.uint8, torch.complex64]
     with torch.inference_mode():
         inference = torch.full((3,), float(value))
@@ -81,13 +80,13 @@ def odd_tensors(value: int) -> dict[str, torch.Tensor]:
         "parameter": nn.Parameter(torch.full((5,), float(value))),
         "empty": torch.empty(0),
         "inference": inference,
-        "largest": torch.full((LARGEST_TOLD_BYTES // 4,), float(value)),
-        "too large": torch.full((LARGEST_TOLD_BYTES // 4 + 1,), float(value)),
+        "largest": torch.full((MAX_BROADCAST_BYTES // 4,), float(value)),
+        "too large": torch.full((MAX_BROADCAST_BYTES // 4 + 1,), float(value)),
         **{str(dtype): torch.full((7,), value, dtype=dtype) for dtype in dtypes},
     }
 
 
-def those_not_heard(rank: int, source: int) -> list[str]:
+def tensors_not_received(rank: int, source: int) -> list[str]:
     transport = opened()
     tensors, expected = odd_tensors(rank + 1), odd_tensors(source + 1)
     by_group = transport._group.broadcast
@@ -104,20 +103,20 @@ def those_not_heard(rank: int, source: int) -> list[str]:
             assert work.is_completed()
     finally:
         del transport._group.broadcast
-    assert went_by_group == [0, LARGEST_TOLD_BYTES + 4]
+    assert went_by_group == [0, MAX_BROADCAST_BYTES + 4]
     return [name for name, tensor in tensors.items() if not torch.equal(tensor, expected[name])]
 
 
 @pytest.mark.parametrize("source", [0, 2])
-def test_tensors_of_all_kinds_are_heard_by_all(ranks: Ranks, source: int) -> None:
-    assert ranks(3).run(those_not_heard, source) == [[]] * 3
+def test_tensors_of_all_kinds_are_received_by_all(ranks: Ranks, source: int) -> None:
+    assert ranks(3).run(tensors_not_received, source) == [[]] * 3
 
 
 # ---------------------------------------------------------------------- when
 
 
-def tell_far_ahead(rank: int) -> list[float]:
-    """Rank 0 is through with all its broadcasts, all-reduces between them, before anybody listens."""
+def broadcast_far_ahead(rank: int) -> list[float]:
+    """Rank 0 makes all its broadcasts and an all-reduce before any other rank makes its calls."""
     transport = opened()
     tensors = [torch.full((10,), float(10 * rank + number)) for number in range(5)]
     if rank == 0:
@@ -136,30 +135,30 @@ def tell_far_ahead(rank: int) -> list[float]:
     return [tensor[0].item() for tensor in tensors]
 
 
-def test_who_broadcasts_waits_for_nobody_and_is_heard_in_order(ranks: Ranks) -> None:
-    assert ranks(3).run(tell_far_ahead) == [[0, 1, 2, 3, 4]] * 3
+def test_the_source_waits_for_no_rank_and_its_order_is_kept(ranks: Ranks) -> None:
+    assert ranks(3).run(broadcast_far_ahead) == [[0, 1, 2, 3, 4]] * 3
 
 
-def hear_without_waiting(rank: int) -> list[float]:
-    """What has come before one listens, and what comes later, is heard also by who does not attend."""
-    transport, told = opened(), torch.full((3,), 1.0 - rank)
+def receive_without_waiting(rank: int) -> list[float]:
+    """What has arrived before the call, and what arrives later, is received without a wait."""
+    transport, tensor = opened(), torch.full((3,), 1.0 - rank)
     if rank == 0:
-        transport.broadcast(told, 0)
-        time.sleep(0.1)  # a substitute takes it in
+        transport.broadcast(tensor, 0)
+        time.sleep(0.1)  # the progress thread receives it
         dist.barrier()
         dist.barrier()
-        transport.broadcast(told + 1, 0)
+        transport.broadcast(tensor + 1, 0)
         return [1, 2]
     dist.barrier()
     early, late = torch.zeros(3), torch.zeros(3)
-    heard = transport.broadcast(early, 0).get_future().wait()[0].sum().item() / 3
+    first = transport.broadcast(early, 0).get_future().wait()[0].sum().item() / 3
     future = transport.broadcast(late, 0).get_future()
     dist.barrier()
-    return [heard, future.wait()[0].sum().item() / 3]
+    return [first, future.wait()[0].sum().item() / 3]
 
 
-def test_what_is_told_is_heard_whether_one_waits_or_not(ranks: Ranks) -> None:
-    assert ranks(2).run(hear_without_waiting) == [[1, 2]] * 2
+def test_broadcasts_are_received_with_and_without_a_wait(ranks: Ranks) -> None:
+    assert ranks(2).run(receive_without_waiting) == [[1, 2]] * 2
 
 
 def give_up_and_take_up_again(rank: int) -> list[Any]:
@@ -181,8 +180,8 @@ def test_waiting_can_be_given_up_and_taken_up_again(ranks: Ranks) -> None:
     assert ranks(2).run(give_up_and_take_up_again)[1] == [False, True, [7, 7, 7]]
 
 
-def hear_in_another_mode(rank: int) -> tuple[bool, list[float]]:
-    """A tensor made in inference mode, heard by a thread that is not in it."""
+def receive_in_another_mode(rank: int) -> tuple[bool, list[float]]:
+    """A tensor made in inference mode, received by a thread in another mode."""
     transport = opened()
     with torch.inference_mode():
         tensor = torch.full((3,), float(rank))
@@ -195,7 +194,7 @@ def hear_in_another_mode(rank: int) -> tuple[bool, list[float]]:
 
 
 def test_modes_of_a_thread_do_not_matter(ranks: Ranks) -> None:
-    assert ranks(2).run(hear_in_another_mode) == [(True, [1, 1, 1])] * 2
+    assert ranks(2).run(receive_in_another_mode) == [(True, [1, 1, 1])] * 2
 
 
 # ---------------------------------------------------------------------- beneath the wrapper
@@ -234,29 +233,29 @@ def mortal() -> Iterator[RankPool]:
 
 
 def die_at(rank: int, moment: str) -> None:
-    """Rank 1 broadcasts three times and is killed before, between or after; or rank 2, before it has heard."""
+    """Rank 1 broadcasts three times and is killed before, between or after; or rank 2, before it receives."""
     transport = opened()
     dist.barrier()
     for number in range(3):
-        if rank == 1 and (moment, number) in (("before it tells", 0), ("after it has told", 1)):
+        if rank == 1 and (moment, number) in (("before it sends", 0), ("after it has sent", 1)):
             os.kill(os.getpid(), signal.SIGKILL)
-        if rank == 2 and (moment, number) == ("before it hears", 1):
+        if rank == 2 and (moment, number) == ("before it receives", 1):
             os.kill(os.getpid(), signal.SIGKILL)
         tensor = torch.full((100,), float(10 * rank + number))
         transport.broadcast(tensor, source=1).wait()
         assert tensor.eq(10 + number).all()
-        if rank == 1 and moment == "before it hears":
+        if rank == 1 and moment == "before it receives":
             time.sleep(0.5)  # or it would be through before
 
 
 @pytest.mark.parametrize(
     ("moment", "said"),
     [
-        ("before it tells", "Rank 1 was killed before broadcast 0 from rank 1 was done"),
-        ("after it has told", "Rank 1 was killed before broadcast 1 from rank 1 was done"),
+        ("before it sends", "Rank 1 was killed before broadcast 0 from rank 1 was done"),
+        ("after it has sent", "Rank 1 was killed before broadcast 1 from rank 1 was done"),
     ],
 )
-def test_the_end_of_who_broadcasts_is_noticed_by_all_once_they_have_heard_what_it_told(
+def test_the_end_of_the_source_is_noticed_once_its_messages_are_received(
     mortal: RankPool, moment: str, said: str
 ) -> None:
     start = time.monotonic()
@@ -268,29 +267,29 @@ def test_the_end_of_who_broadcasts_is_noticed_by_all_once_they_have_heard_what_i
     assert all(said in reports[rank] for rank in (0, 2))
 
 
-def test_the_end_of_who_listens_is_noticed_by_the_next_broadcast(mortal: RankPool) -> None:
+def test_the_end_of_a_receiver_is_noticed_by_the_next_broadcast(mortal: RankPool) -> None:
     with pytest.raises(RankFailure) as failure:
-        mortal.run(die_at, "before it hears")
+        mortal.run(die_at, "before it receives")
     assert "exit code -9" in failure.value.reports[2]
     assert "Rank 2 was killed before a broadcast was done" in failure.value.reports[1]
 
 
-def sleep_before_telling(rank: int) -> None:
+def sleep_before_sending(rank: int) -> None:
     transport = opened()
     if rank == 1:
         time.sleep(20)
     transport.broadcast(torch.ones(3), source=1).wait()
 
 
-def test_who_does_not_tell_is_waited_for_as_long_as_the_group_says(mortal: RankPool) -> None:
+def test_a_late_source_has_the_time_limit_of_the_group(mortal: RankPool) -> None:
     with pytest.raises(RankFailure) as failure:
-        mortal.run(sleep_before_telling)
+        mortal.run(sleep_before_sending)
     assert any(
         "Broadcast 0 from rank 1 has not come within 3 s" in failure.value.reports[rank] for rank in (0, 2)
     ), failure.value.reports
 
 
-def hear_another_size(rank: int) -> str:
+def receive_another_size(rank: int) -> str:
     transport = opened()
     try:
         transport.broadcast(torch.ones(3 + rank), source=0).wait()
@@ -301,8 +300,8 @@ def hear_another_size(rank: int) -> str:
 
 
 def test_other_sizes_are_an_error_on_all_ranks(ranks: Ranks) -> None:
-    for said in ranks(2).run(hear_another_size):
-        assert "broadcast 0 from rank 0 brings 12 bytes" in said
+    for said in ranks(2).run(receive_another_size):
+        assert "broadcast 0 from rank 0 has 12 bytes" in said
 
 
 def evaluate_on_one_rank(rank: int) -> str:
@@ -323,4 +322,4 @@ def evaluate_on_one_rank(rank: int) -> str:
 
 def test_a_broadcast_too_many_is_not_taken_for_the_next(ranks: Ranks) -> None:
     for said in ranks(2).run(evaluate_on_one_rank):
-        assert re.search(r"told after (\d+) all-reduces, but .* after (?!\1)", said), said
+        assert re.search(r"sent after (\d+) all-reduces, but .* after (?!\1)", said), said

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.transport import ProcessGroupTransport
-from minddp.transport.hierarchical import exchange
+from minddp.transport.hierarchical import host_exchange
+from minddp.transport.process_group import ProcessGroupTransport
 from tests.transport.places import Ranks, default_group, footprint, ones, opened_on
 
 everywhere = pytest.mark.parametrize("letters", ["aa", "aab"])
@@ -64,7 +64,7 @@ def test_waiting_can_be_given_up_and_taken_up_again(ranks: Ranks, letters: str, 
 
 def wait_in_different_orders(rank: int, letters: str) -> bool:
     """Two transports and the user's own collectives, launched in one order, waited for in different ones."""
-    exchange.PIECE_BYTES = 64 * 1024
+    host_exchange.PIECE_BYTES = 64 * 1024
     first, second, group = opened_on(letters), opened_on(letters), default_group()
     for _ in range(20):
         tensors = [ones(first, 100_000), ones(second, 50_000), torch.ones(10)]
@@ -96,7 +96,7 @@ def wait_only_after_a_barrier(rank: int, letters: str) -> bool:
 
 
 @everywhere
-def test_a_rank_that_is_busy_elsewhere_holds_nobody_up(ranks: Ranks, letters: str) -> None:
+def test_a_rank_that_is_busy_elsewhere_delays_no_other(ranks: Ranks, letters: str) -> None:
     assert ranks(len(letters)).run(wait_only_after_a_barrier, letters) == [True] * len(letters)
 
 
@@ -147,7 +147,7 @@ def test_many_transports_leave_nothing(ranks: Ranks, letters: str, times: int) -
 
 
 def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
-    """Buckets are replaced while somebody holds one of the old gradients; then nobody does."""
+    """Buckets are replaced while one of the old gradients is kept; then none is."""
     transport = opened_on(letters)
     bucket = ones(transport, 1000)
     transport.all_reduce(bucket).wait()
@@ -166,7 +166,7 @@ def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
 
 
 @everywhere
-def test_memory_that_nobody_looks_at_any_more_is_given_back_on_all_ranks(ranks: Ranks, letters: str) -> None:
+def test_unused_memory_is_released_on_all_ranks(ranks: Ranks, letters: str) -> None:
     for before, after, kept in ranks(len(letters)).run(replace_memory, letters):
         assert kept == [len(letters)] * 2
         assert after == before

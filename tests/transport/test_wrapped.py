@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
-from minddp.transport import SharedMemoryTransport
+from minddp.transport.shared_memory import SharedMemoryTransport
 from tests.ranks import RankPool
 
 Ranks = Callable[[int], RankPool]
@@ -30,7 +30,7 @@ def shared_memory_of(ddp: nn.Module) -> SharedMemoryTransport:
 
 
 def train_beside_torch(rank: int, options: dict[str, Any]) -> tuple[bool, list[int]]:
-    """Whether gradients and parameters are equal throughout; how many segments there were after each step."""
+    """True if gradients and parameters are equal throughout; the number of segments after each step."""
     torch.manual_seed(0)
     module = network()
     theirs = NativeDDP(copy.deepcopy(module), bucket_cap_mb=0.005, **options)

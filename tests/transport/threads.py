@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minddp.transport.shared_memory.rendezvous import Peer
+from minddp.transport.shared_memory.peer_sockets import Peer
 
 TIMEOUT_S = 20.0
 
@@ -27,7 +27,7 @@ def connected(world_size: int) -> list[dict[int, Peer]]:
     peers: list[dict[int, Peer]] = [{} for _ in range(world_size)]
     for low, high in itertools.combinations(range(world_size), 2):
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        peers[low][high], peers[high][low] = Peer(high, ends[0], None), Peer(low, ends[1], None)
+        peers[low][high], peers[high][low] = Peer(ends[0], None), Peer(ends[1], None)
     return peers
 
 

@@ -139,7 +139,7 @@ def forgets_to_communicate(rank: int, ddp: minddp.DistributedDataParallel) -> No
 
 
 def has_another_model(rank: int, ddp: nn.Module) -> None:
-    """Replicas that nobody has verified: the faulty rank's decoder is wider."""
+    """Replicas that are not verified: the faulty rank's decoder is wider."""
     module = TwoBranches()
     if rank == FAULTY:
         module.decoder = nn.Linear(4, 5)

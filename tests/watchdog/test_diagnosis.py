@@ -1,4 +1,4 @@
-"""What is concluded from the ranks' answers, without any rank."""
+"""The diagnosis for given states, without any rank."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from minddp.watchdog import Answers, Collective, Progress, RankState, diagnose
+from minddp.core.backward_pass import Phase
+from minddp.watchdog.diagnosis import Absence, Answers, diagnose
+from minddp.watchdog.rank_state import Collective, Progress, RankState
 
 
 def state(rank: int, backward: int = 3, phase: str = "FINALIZING", **changed: Any) -> RankState:
     """A rank that waits in its sixth collective, if nothing is `changed`."""
     accumulates, missing = changed.pop("accumulates", False), changed.pop("missing", {})
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "host": "here",
         "pid": 100 + rank,
         "recent": (collective(5), collective(6)),
@@ -20,7 +22,7 @@ def state(rank: int, backward: int = 3, phase: str = "FINALIZING", **changed: An
         "where": "train.py:57 in step",
         "progress": Progress(phase, backward, accumulates, missing),
     }
-    return RankState(rank, **{**told, **changed})
+    return RankState(rank, **{**fields, **changed})
 
 
 def collective(number: int, numel: int = 1048576) -> Collective:
@@ -29,23 +31,26 @@ def collective(number: int, numel: int = 1048576) -> Collective:
 
 def elsewhere(rank: int, **changed: Any) -> RankState:
     """A rank that is not in a collective and has begun one fewer."""
-    told = {"phase": "IDLE", "backward": 2, "waiting_s": None, "recent": (collective(5),)}
-    return state(rank, **{**told, **changed})
+    fields = {"phase": "IDLE", "backward": 2, "waiting_s": None, "recent": (collective(5),)}
+    return state(rank, **{**fields, **changed})
 
 
 def diagnosis_of(*states: RankState, **absent: Any) -> Any:
-    return diagnose(Answers({state.rank: state for state in states}, **absent))
+    """`exited=[1]` and so on name the ranks that are absent; `last` maps some of these to their last states."""
+    last = absent.pop("last", {})
+    absences = {rank: Absence(kind, last.get(rank)) for kind, ranks in absent.items() for rank in ranks}
+    return diagnose(Answers({state.rank: state for state in states}, absences))
 
 
-def test_a_rank_that_exited_is_named_and_waiting_on_is_of_no_use() -> None:
+def test_a_rank_that_exited_is_named_and_the_wait_is_over() -> None:
     found = diagnosis_of(state(0), state(2), exited=[1])
     assert found.is_certain
-    assert found.text.startswith("Rank 1 has exited. Its own output says why. Ranks 0, 2 wait in collective 6,")
+    assert found.text.startswith("Rank 1 has exited; its own output says why. Ranks 0 and 2 wait in collective 6,")
 
 
-def test_last_words_tell_how_far_a_rank_came() -> None:
-    found = diagnosis_of(state(0, backward=100), exited=[1], last_words={1: elsewhere(1, backward=99)})
-    assert "Rank 1 has exited after backward 99 of 100." in found.text
+def test_a_last_state_shows_how_far_a_rank_came() -> None:
+    found = diagnosis_of(state(0, backward=100), exited=[1], last={1: elsewhere(1, backward=99)})
+    assert "Rank 1 has exited after backward 99 of 100; its own output says why." in found.text
     assert "join()" in found.text
 
 
@@ -60,7 +65,7 @@ def test_different_collectives_of_one_number_are_certain_and_named() -> None:
     found = diagnosis_of(state(0), state(1), state(2), odd)
     assert found.is_certain
     assert (
-        "Collective 6 is not the same everywhere: rank 3 launched all-reduce of 1,048,580 float32, ranks 0, 1, 2 "
+        "Collective 6 is not the same everywhere: rank 3 launched all-reduce of 1,048,580 float32, ranks 0-2 "
         "launched all-reduce of 1,048,576 float32." in found.text
     )
 
@@ -81,7 +86,7 @@ def test_missing_gradients_are_named_by_bucket() -> None:
     assert not found.is_certain, "a second backward may bring them"
     assert "Rank 2 has not produced gradients for `decoder.weight`, `decoder.bias` (bucket 4)" in found.text
     assert "find_unused_parameters=True" in found.text
-    assert "Ranks 0, 1 wait in collective 6" in found.text
+    assert "Ranks 0 and 1 wait in collective 6" in found.text
 
 
 def test_many_missing_gradients_are_named_by_layer() -> None:
@@ -104,16 +109,21 @@ def test_a_rank_that_may_still_come_is_only_reported(rank_1: RankState, words: s
     found = diagnosis_of(state(0), rank_1, state(2))
     assert not found.is_certain
     assert words in found.text
-    assert "Ranks 0, 2 wait in collective 6" in found.text
+    assert "Ranks 0 and 2 wait in collective 6" in found.text
 
 
-def test_silence_is_told_but_proves_nothing() -> None:
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_of_the_reducer_has_words(phase: Phase) -> None:
+    assert "Rank 1 " in diagnosis_of(state(0), elsewhere(1, phase=phase.name)).text
+
+
+def test_silence_is_reported_but_proves_nothing() -> None:
     found = diagnosis_of(state(0), silent=[1, 3])
     assert not found.is_certain
-    assert "Ranks 1, 3 do not answer" in found.text
+    assert "Ranks 1 and 3 do not answer" in found.text
 
 
-def test_everybody_in_the_same_place() -> None:
+def test_all_ranks_in_the_same_collective() -> None:
     found = diagnosis_of(state(0), state(1))
     assert not found.is_certain
     assert "the network between them" in found.text
@@ -127,5 +137,5 @@ def test_every_rank_has_its_line() -> None:
 
 
 def test_a_state_survives_the_store() -> None:
-    told = state(1, missing={2: ("a", "b")}, accumulates=True)
-    assert RankState.from_json(told.to_json()) == told
+    sent = state(1, missing={2: ("a", "b")}, accumulates=True)
+    assert RankState.from_json(sent.to_json()) == sent

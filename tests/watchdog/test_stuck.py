@@ -1,4 +1,4 @@
-"""Jobs that get stuck for real: what the ranks that wait come to know, and when they give up.
+"""Jobs that really get stuck: what the waiting ranks report, and when they raise.
 
 All scenarios of `stuck.py` are played at once, each by three ranks of its own: they mostly sleep.
 """
@@ -19,7 +19,7 @@ Outcomes = Mapping[int, str]
 
 
 def play(name: str) -> Outcomes:
-    """What each rank has to say in the end, or what became of it."""
+    """The final report of each rank, or how it ended."""
     pool = RankPool(3, grace_s=60)
     try:
         return dict(enumerate(pool.run(outcome, name, timeout_s=90)))
@@ -38,7 +38,7 @@ def outcomes() -> dict[str, Outcomes]:
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [
-        ("dies", r"Rank 1 has exited\. Its own output says why\."),
+        ("dies", r"Rank 1 has exited; its own output says why\."),
         ("data_ends_early", r"Rank 1 has exited"),
         ("raises_in_backward", r"Rank 1 has dropped the module"),
         ("accumulates_alone", r"Rank 1 has dropped the module"),
@@ -51,10 +51,12 @@ def test_who_waits_learns_that_the_faulty_rank_will_not_come(
     outcomes: dict[str, Outcomes], name: str, pattern: str
 ) -> None:
     for rank in OTHERS:
-        told = outcomes[name][rank]
-        assert told.startswith("Stuck: "), told
-        assert re.search(pattern, told), told
-        assert re.search(r"wait(s)? in collective \d+, (all-reduce|communication hook) of 40 float32", told), told
+        report = outcomes[name][rank]
+        assert report.startswith("Stuck: "), report
+        assert re.search(pattern, report), report
+        assert re.search(r"wait(s)? in collective \d+, (all-reduce|communication hook) of 40 float32", report), (
+            report
+        )
 
 
 @pytest.mark.parametrize(
@@ -76,19 +78,19 @@ def test_while_the_faulty_rank_lives_its_doings_are_reported(
 
 
 def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:
-    assert all(told.startswith("went on") for told in outcomes["sleeps"].values())
+    assert all(report.startswith("went on") for report in outcomes["sleeps"].values())
 
 
 def test_the_rank_with_an_extra_step_is_the_one_that_waits(outcomes: dict[str, Outcomes]) -> None:
-    told = outcomes["makes_an_extra_step"][FAULTY]
-    # Whoever of the others is the first to go ends the wait; the last one may not have gone by then.
+    report = outcomes["makes_an_extra_step"][FAULTY]
+    # The first of the others to leave ends the wait; the last one may still be there.
     assert re.search(
-        r"Ranks? [02](, 2)? (has|have) (dropped the module|left before all-reduce \d+ was done)", told
-    ), told
+        r"Ranks? [02]( and 2)? (has|have) (dropped the module|left before all-reduce \d+ was done)", report
+    ), report
 
 
 def test_another_model_shows_in_the_collectives(outcomes: dict[str, Outcomes]) -> None:
-    """Gloo ends a process that receives more than it expects; who survives can tell why."""
-    told = " ".join(outcomes["has_another_model"].values())
-    assert re.search(r"launched all-reduce of 45 float32", told), told
-    assert "The ranks differ in model, options or control flow." in told
+    """Gloo ends a process that receives more than it expects; the survivors report why."""
+    report = " ".join(outcomes["has_another_model"].values())
+    assert re.search(r"launched all-reduce of 45 float32", report), report
+    assert "The ranks differ in model, options or control flow." in report

@@ -1,4 +1,4 @@
-"""One rank's end of a communicator: a stream, calls that enqueue on it, a thread that notices if it is stuck."""
+"""One rank's end of a communicator: a stream, calls that enqueue on it, a thread that notices when it is stuck."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -17,94 +17,83 @@ from typing import Any
 import torch
 
 _log = logging.getLogger(__name__)
-LOOK_EVERY_S = 0.5
-CALL_GRACE_S = 5.0  # how long a call may go on before it counts as stuck, too
+CHECK_EVERY_S = 0.5
+CALL_GRACE_S = 5.0  # a call that takes longer counts as stuck, too
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+
+OnDevice = Callable[[], AbstractContextManager[Any]]
 
 
 class Communicator:
-    """Enqueues NCCL's calls on a stream of its own. See [Note: fences] and [Note: what no call can tell].
+    """Enqueues NCCL's calls on a stream of its own. See [Note: fences] and [Note: what no call can report].
 
     `handle` is CuPy's `NcclCommunicator`, `on_device()` makes the device current for CuPy. A collective that is not
-    complete after `limit_s` seconds is given up. `trouble` says what has gone wrong; `None` if nothing has.
+    complete after `limit_s` seconds is aborted. `failure` is the reason of an abort.
     """
 
-    def __init__(
-        self,
-        handle: Any,
-        device: torch.device,
-        on_device: Callable[[], AbstractContextManager[Any]],
-        limit_s: float,
-    ):
+    def __init__(self, handle: Any, device: torch.device, on_device: OnDevice, limit_s: float):
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self.trouble: str | None = None
+        self.failure: str | None = None
         self._handle = handle
         self._on_device = on_device
         self._limit_s = limit_s
-        self._one_call_at_a_time = threading.Lock()  # forward and backward call from threads of their own
-        self._under_way: deque[UnderWay] = deque()
+        self._one_call_at_a_time = threading.Lock()  # forward and backward call in threads of their own
+        self._in_flight: deque[InFlight] = deque()
         stop = threading.Event()
-        watched = weakref.ref(self)
-        looks = threading.Thread(
-            target=_look_after, args=(watched, stop, on_device), name="minddp-nccl", daemon=True
-        )
-        looks.start()
-        weakref.finalize(self, _close, stop, handle, on_device, self._under_way)
+        threading.Thread(
+            target=_check_regularly, args=(weakref.ref(self), stop, on_device), name="minddp-nccl", daemon=True
+        ).start()
+        weakref.finalize(self, _close, stop, handle, on_device, self._in_flight)
 
     def launch(
-        self, operation: str, tensors: Sequence[torch.Tensor], enqueue: Callable[[Any, int], object]
+        self, operation: str, tensors: Iterable[torch.Tensor], enqueue: Callable[[Any, int], object]
     ) -> NcclWork:
-        """Have `enqueue(handle, stream)` make the NCCL calls of one collective on `tensors`; returns at once.
-
-        Raises:
-            RuntimeError: NCCL refuses, or the communicator was given up earlier.
-        """
-        self.raise_if_in_trouble()
+        """Let `enqueue(handle, stream)` make the NCCL call of one collective on `tensors`; returns at once."""
+        self.raise_if_failed()
         ready = torch.cuda.current_stream(self.device).record_event()
         self.stream.wait_event(ready)
         try:
             with self._one_call_at_a_time, self._on_device():
                 enqueue(self._handle, self.stream.cuda_stream)
         except Exception as error:
-            self.raise_if_in_trouble()
+            self.raise_if_failed()
             raise RuntimeError(f"NCCL refused {operation}: {error}. With NCCL_DEBUG=WARN it says why.") from error
-        collective = UnderWay(operation, self.stream.record_event(), time.monotonic())
+        collective = InFlight(operation, self.stream.record_event(), time.monotonic())
         for tensor in tensors:
             tensor.record_stream(self.stream)
-        if not torch.cuda.is_current_stream_capturing():  # what is captured does not run now, and cannot be asked
-            self._under_way.append(collective)
+        if not torch.cuda.is_current_stream_capturing():  # captured events cannot be queried
+            self._in_flight.append(collective)
         return NcclWork(self, collective)
 
-    def raise_if_in_trouble(self) -> None:
-        if self.trouble is not None:
-            raise RuntimeError(self.trouble)
+    def raise_if_failed(self) -> None:
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
 
-    def look(self) -> None:
-        """Forget what is complete; give up if NCCL reports an error, or the oldest collective takes too long."""
-        if self.trouble is not None:
+    def check(self) -> None:
+        """Forget what is complete; abort if NCCL reports an error, or the oldest collective takes too long."""
+        if self.failure is not None:
             return
         try:
-            while self._under_way and self._under_way[0].done.query():
-                self._under_way.popleft()
+            while self._in_flight and self._in_flight[0].done.query():
+                self._in_flight.popleft()
             self._handle.check_async_error()
         except Exception as error:
-            self.abort(f"NCCL reports {error}: as a rule, a rank has ended or cannot be reached any more")
+            self.abort(f"NCCL reports {error}: usually a rank has ended or cannot be reached any more")
             return
-        if self._under_way and time.monotonic() - self._under_way[0].since > self._limit_s:
-            stuck = self._under_way[0].operation
+        if self._in_flight and time.monotonic() - self._in_flight[0].since > self._limit_s:
+            stuck = self._in_flight[0].operation
             self.abort(f"{stuck} was not complete after {self._limit_s:g} s: some rank has not made the same call")
 
     def abort(self, reason: str) -> None:
-        """Give up: the kernels end, and whoever calls or waits from now on is told why."""
-        self.trouble = (
-            f"{reason}. The communicator has been aborted, and gradients since then are rubbish, as are weights "
-            f"that were stepped with them: look for the first error in the other ranks' logs, and start again from "
-            f"a checkpoint. NCCL_DEBUG=WARN tells more."
+        """End the kernels; every later call and wait raises with the reason."""
+        self.failure = (
+            f"{reason}. The communicator has been aborted, and gradients since then are invalid, as are weights "
+            f"after a step with them: look for the first error in the other ranks' logs, and start again from a "
+            f"checkpoint. NCCL_DEBUG=WARN reports more."
         )
-        _log.error("%s", self.trouble)
-        # A call that is stuck keeps the lock; the abort is what sets it free.
-        is_ours = self._one_call_at_a_time.acquire(timeout=CALL_GRACE_S)
+        _log.error("%s", self.failure)
+        is_ours = self._one_call_at_a_time.acquire(timeout=CALL_GRACE_S)  # not if a call is stuck
         try:
             with self._on_device():
                 self._handle.abort()
@@ -114,8 +103,8 @@ class Communicator:
 
 
 @dataclass(frozen=True)
-class UnderWay:
-    """A collective that has been enqueued, at `since`. Complete as soon as the device has passed `done`."""
+class InFlight:
+    """A collective that was enqueued at the time `since`. Complete once the device has passed `done`."""
 
     operation: str
     done: torch.cuda.Event
@@ -123,52 +112,46 @@ class UnderWay:
 
 
 class NcclWork:
-    """What the caller holds of a collective."""
+    """The caller's end of a collective."""
 
-    def __init__(self, communicator: Communicator, collective: UnderWay):
+    def __init__(self, communicator: Communicator, collective: InFlight):
         self._communicator = communicator
-        self._operation = collective.operation
-        self._done = collective.done
-
-    def is_completed(self) -> bool:
-        return self._done.query()
+        self._collective = collective
+        self.is_completed = collective.done.query
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        """Let the current stream wait; the host only does with a `timeout`.
+        """Let the current stream wait; the host waits only with a `timeout`.
 
         Raises:
-            RuntimeError: the communicator was given up, or the time has passed.
+            RuntimeError: the communicator was aborted, or the time has passed.
         """
-        self._communicator.raise_if_in_trouble()
-        torch.cuda.current_stream(self._communicator.device).wait_event(self._done)
-        if timeout is not None:
-            self._wait_on_host(timeout.total_seconds())
-
-    def _wait_on_host(self, limit_s: float) -> None:
+        self._communicator.raise_if_failed()
+        torch.cuda.current_stream(self._communicator.device).wait_event(self._collective.done)
+        if timeout is None:
+            return
+        limit_s = timeout.total_seconds()
         deadline = time.monotonic() + limit_s
-        while not self._done.query():
+        while not self.is_completed():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._operation}.")
+                raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._collective.operation}.")
             time.sleep(0.001)
-        self._communicator.raise_if_in_trouble()
+        self._communicator.raise_if_failed()
 
     def get_future(self) -> NcclWork:
-        """As with torch's NCCL, a future that is done as soon as the collective has been enqueued: itself."""
+        """As with torch's NCCL, a future that is done once the collective has been enqueued: this object."""
         return self
 
     def add_done_callback(self, callback: Callable[[NcclWork], object]) -> None:
-        """Call at once, with a stream current that the collective precedes."""
+        """Call it at once, with a current stream that is behind the collective."""
         with torch.cuda.stream(self._communicator.stream):
             callback(self)
 
 
-def join(
-    make_handle: Callable[[], Any], on_device: Callable[[], AbstractContextManager[Any]], limit_s: float
-) -> Any:
-    """What `make_handle` returns, as soon as all ranks have joined: it waits for the last of them, without limit.
+def join(make_handle: Callable[[], Any], on_device: OnDevice, limit_s: float) -> Any:
+    """The result of `make_handle`, which waits for the last rank without a limit of its own.
 
     Raises:
-        RuntimeError: that took longer than `limit_s` seconds, or NCCL refuses.
+        RuntimeError: it took longer than `limit_s` seconds, or NCCL refuses.
     """
     outcome: list[Any] = []
 
@@ -184,40 +167,31 @@ def join(
     thread.join(limit_s)
     if not outcome:
         raise RuntimeError(
-            f"The ranks have met, but NCCL did not connect them within {limit_s:g} s. NCCL_DEBUG=INFO shows which "
+            f"All ranks came, but NCCL did not connect them within {limit_s:g} s. NCCL_DEBUG=INFO shows which "
             f"network it tries; NCCL_SOCKET_IFNAME names the right one."
         )
-    if isinstance(outcome[0], Exception):
-        raise RuntimeError(
-            f"NCCL did not connect the ranks: {outcome[0]}. With NCCL_DEBUG=WARN it says why."
-        ) from outcome[0]
-    return outcome[0]
+    [handle] = outcome
+    if isinstance(handle, Exception):
+        raise RuntimeError(f"NCCL did not connect the ranks: {handle}. NCCL_DEBUG=WARN shows why.") from handle
+    return handle
 
 
-# ------------------------------------------------------------------ the thread
-
-
-def _look_after(
-    reference: weakref.ref[Communicator],
-    stop: threading.Event,
-    on_device: Callable[[], AbstractContextManager[Any]],
-) -> None:
-    """Look now and then, with the device current: a thread without one sets up the host's first at any question."""
+def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event, on_device: OnDevice) -> None:
+    """Runs with the device current: without one, a thread's first query would initialise device 0."""
     with on_device():
-        _let_others_capture()
-        while not stop.wait(LOOK_EVERY_S):
+        _allow_captures()
+        while not stop.wait(CHECK_EVERY_S):
             communicator = reference()
             if communicator is None:
                 return
-            communicator.look()
+            communicator.check()
             del communicator
 
 
-def _let_others_capture() -> None:
-    """Have the questions of this thread not disturb a CUDA graph that another thread is capturing.
+def _allow_captures() -> None:
+    """Let this thread query events while another thread captures a CUDA graph, which would fail by default.
 
-    By default a capture forbids all threads to ask events, and fails if one does. Where the library is not found
-    the default stays; only captures are at risk then.
+    Where the library is not found the default stays; only captures are at risk then.
     """
     mode = ctypes.c_int(_THREAD_LOCAL)
     try:
@@ -227,16 +201,11 @@ def _let_others_capture() -> None:
         _log.info("CUDA graphs may fail to be captured beside this transport: %s", error)
 
 
-def _close(
-    stop: threading.Event,
-    handle: Any,
-    on_device: Callable[[], AbstractContextManager[Any]],
-    under_way: deque[UnderWay],
-) -> None:
-    """Leave in peace if all is done; else do not wait for ranks that may never come."""
+def _close(stop: threading.Event, handle: Any, on_device: OnDevice, in_flight: deque[InFlight]) -> None:
+    """Destroy the communicator if all is complete; abort it rather than wait for ranks that may never come."""
     stop.set()
     with on_device():
-        if all(collective.done.query() for collective in under_way):
+        if all(collective.done.query() for collective in in_flight):
             handle.destroy()
         else:
             handle.abort()

@@ -1,33 +1,27 @@
-"""One rank's part in collectives: it hears what the others say, adds up its chunks, and tells.
+"""One rank's part in collectives: receive the peers' messages, reduce chunks, send what is done.
 
-[Note: telling and waiting]
-All that ranks have to tell each other for an all-reduce are two things:
+[Note: messages and waiting]
+An all-reduce takes two kinds of messages:
 
-    Addend       "in":   my gradients of all-reduce n lie there; I do not touch them until it is done
-    ChunksDone   "done": I have written my chunks of the first n all-reduces, into everybody's memory
+    AddendReady   my addend of all-reduce n lies there; it does not change until the all-reduce is done
+    ChunksDone    I have written my chunks of the first n all-reduces, into the memory of all ranks
 
-Each pair of ranks has a socket for them. A rank that waits stays awake at first, see `awake.py`. Then
-it sleeps in `poll` on all of its sockets, so that waiting takes no time from the cores that compute. Messages also
-keep memory in order: what was written before one was sent can be read once it has arrived, since the kernel takes
-a lock to hand it over.
+Each pair of ranks has a socket for them. A waiting rank spins at first ([Note: spin wait]); then it sleeps in
+`poll` on all of its sockets. Messages also order memory: what was written before one was sent can be read once it
+has arrived, since the kernel takes a lock to pass it on.
 
-Nobody waits for ever for somebody who is gone. When a process ends, by whatever signal, the kernel closes its
-sockets, and that wakes all peers; should a child that it has forked keep them open, the descriptor of the process
-tells. Who leaves in good order says farewell, and why. Who is merely late is given the group's time limit.
-
-Who attends to the sockets never waits for one to have room, so no two ranks can wait for each other: `ChunksDone`
-counts from the beginning, and one that could not be sent is made up for by the next. Who launches may wait for
-room, since the others always attend: see [Note: who attends].
+When a process ends, by whatever signal, the kernel closes its sockets, which wakes all peers; if a forked child
+keeps them open, the descriptor of the process does. A rank that ends in order sends `Leaving` with its reason. A
+rank that is only late has the group's time limit. `make_progress` never waits for room in a socket, so no two ranks
+can wait for each other: the next `ChunksDone` replaces one that could not be sent. `launch` may wait for room,
+since the other ranks always make progress.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -35,34 +29,22 @@ from typing import Any
 import torch
 
 from minddp.transport.shared_memory import messages, segments
-from minddp.transport.shared_memory.collective import Listener, Reduction
-from minddp.transport.shared_memory.hearing import Hearing, content_of
-from minddp.transport.shared_memory.ledger import Ledger
-from minddp.transport.shared_memory.messages import (
-    DTYPES,
-    Addend,
-    ChunksDone,
-    Farewell,
-    Message,
-    Nudge,
-    SegmentDropped,
-    SegmentMade,
-    Told,
-)
-from minddp.transport.shared_memory.order import chunk_bounds, reduce_chunk
-from minddp.transport.shared_memory.rendezvous import Peer
+from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds
+from minddp.transport.shared_memory.collective import Collective, InboundBroadcast, InboundBroadcasts, Reduction
+from minddp.transport.shared_memory.messages import DTYPES
+from minddp.transport.shared_memory.peer_sockets import Peer, PeerSockets
+from minddp.transport.shared_memory.reduction_tracker import SAME_CALLS, ReductionTracker
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.spin_wait import Wakefulness
+from minddp.transport.spin_wait import SpinWait
 
 
 class Exchange:
-    """The sockets, the peers' segments, and what is under way. Unattended, it can wait for `patience_s` seconds.
+    """The peers' messages and segments, and what is in flight.
 
-    Any thread may `introduce`, `forget`, `launch`, `tell` and `hear`. `attend` and `leave` are for one thread at a
-    time, and so is everything that they touch.
+    `make_progress` and `leave`, and what they touch, are for one thread at a time; any thread may call the others.
     """
 
-    patience_s = 0.02  # peers wait for our last bucket in any case
+    progress_delay_s = 0.02  # peers wait for our last bucket in any case
 
     def __init__(
         self,
@@ -70,268 +52,204 @@ class Exchange:
         peers: Mapping[int, Peer],
         timeout_s: float,
         names: Sequence[int] | None = None,
-        wakefulness: Wakefulness | None = None,
+        spin_wait: SpinWait | None = None,
     ):
-        self._process = os.getpid()
         self._rank = rank
-        self._peers = peers
-        self._peer_sockets = [peer.socket for peer in peers.values()]
-        self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._timeout_s = timeout_s
-        self._wakefulness = wakefulness or Wakefulness(0.0)
-        self._num_launched = 0
-        self._under_way: deque[Reduction] = deque()  # in order; `launch` adds, `attend` removes
-        self._ledger = Ledger(rank, len(peers) + 1, names)
+        self._sockets = PeerSockets(rank, peers, timeout_s)
+        self._spin_wait = spin_wait or SpinWait(0.0)
+        self._tracker = ReductionTracker(rank, len(peers) + 1, names)
         self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
-        self._num_told = dict.fromkeys(peers, 0)  # of our chunks, how many each peer knows to be done
-        self._hearings = {peer: Hearing() for peer in peers}
+        self._num_launched = 0
+        self._in_flight: deque[Reduction] = deque()  # in order; `launch` adds, `make_progress` removes
+        self._num_announced = dict.fromkeys(peers, 0)  # how many of our chunks each peer knows to be done
+        self._inbound = {peer: InboundBroadcasts() for peer in peers}
         self._failure: str | None = None
         self.is_closed = False
-        self._on_event: dict[int, Callable[[], object]] = {}
-        self._polls = (select.poll(), select.poll())  # one to sleep in `attend`, one in `await_news`
-        self._listen()
 
     # ------------------------------------------------------------------ for any thread
 
-    def introduce(self, descriptor: int, made: SegmentMade) -> None:
-        """Give a new segment to all peers."""
-        self._send(self._peer_sockets, made, [descriptor])
+    def announce(
+        self, message: messages.SegmentMade | messages.SegmentDropped, descriptors: Sequence[int] = ()
+    ) -> None:
+        """Let all peers map a new segment, or unmap one that is not used any more."""
+        self._sockets.send(message, descriptors)
 
-    def forget(self, dropped: SegmentDropped) -> None:
-        """Tell all peers that a segment will not be used any more."""
-        self._send(self._peer_sockets, dropped)
-
-    def launch(self, tensor: torch.Tensor, segment: Segment, offset_bytes: int) -> Reduction:
-        """Begin to all-reduce `tensor`, which is flat and lies in `segment`."""
+    def launch(
+        self, addend: torch.Tensor, segment: Segment, offset_bytes: int, copy_to: torch.Tensor | None = None
+    ) -> Reduction:
+        """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum to `copy_to`."""
         number = self._num_launched
-        reduction = Reduction(f"all-reduce {number}", tensor, time.monotonic() + self._timeout_s, number=number)
-        dtype = DTYPES.index(tensor.dtype)
-        addend = Addend(reduction.number, segment.number, offset_bytes, tensor.numel(), dtype)
+        tensor = addend if copy_to is None else copy_to
+        reduction = Reduction(f"all-reduce {number}", tensor, self._timeout_s, number=number, addend=addend)
+        dtype = DTYPES.index(addend.dtype)
+        ready = messages.AddendReady(number, segment.number, offset_bytes, addend.numel(), dtype)
         self._num_launched += 1
-        self._under_way.append(reduction)
-        self._send([*self._peer_sockets, self._to_self], addend)
+        self._in_flight.append(reduction)
+        self._sockets.send(ready, also_to_self=True)
         return reduction
 
-    def tell(self, tensor: torch.Tensor) -> None:
-        """Broadcast a small tensor. See [Note: broadcasts].
+    def broadcast(self, tensor: torch.Tensor) -> Collective:
+        """Send a small tensor to all peers. See [Note: small broadcasts].
 
         Raises:
-            RuntimeError: somebody has been killed, or this exchange has failed before.
+            RuntimeError: a peer has been killed, or this exchange has failed before.
         """
-        failure = self._failure or self._ledger.lost("a broadcast", sorted(self._ledger.killed))
+        failure = self._failure or self._tracker.reason_for_failure("a broadcast", sorted(self._tracker.killed))
         if failure is not None:
             raise RuntimeError(failure)
-        self._send(self._peer_sockets, Told(self._num_launched, content_of(tensor)))
+        self._sockets.send(messages.Broadcast(self._num_launched, messages.bytes_of(tensor)))
+        return Collective(f"broadcast from rank {self._rank}", tensor, self._timeout_s, is_complete=True)
 
-    def hear(self, tensor: torch.Tensor, source: int) -> Listener:
-        """Begin to replace a tensor, of any strides, by what rank `source` tells."""
-        hearing = self._hearings[source]
-        name = f"broadcast {hearing.num_listened} from rank {source}"
-        deadline = time.monotonic() + self._timeout_s
-        listener = Listener(name, tensor, deadline, num_launched=self._num_launched)
-        hearing.num_listened += 1
-        hearing.listening.append(listener)
-        if hearing.told or self._failure is not None:  # else there will be news
-            self._send([self._to_self], Nudge())
-        return listener
+    def receive_broadcast(self, tensor: torch.Tensor, source: int) -> InboundBroadcast:
+        """Begin to replace a tensor with any strides by the one that rank `source` broadcasts."""
+        inbound = self._inbound[source]
+        name = f"broadcast {inbound.num_expected} from rank {source}"
+        expected = InboundBroadcast(name, tensor, self._timeout_s, num_launched=self._num_launched)
+        inbound.num_expected += 1
+        inbound.expected.append(expected)
+        if inbound.arrived or self._failure is not None:  # else a message will come
+            self._sockets.wake()
+        return expected
 
-    def await_news(self) -> None:
-        """Sleep until there is something to attend to."""
-        self._polls[1].poll(self._limit_ms(float("inf")))
+    def wait_for_news(self) -> None:
+        """Sleep until there is something for `make_progress`."""
+        self._sockets.sleep(self._limit_ms(float("inf")))
 
     def close(self) -> None:
-        """Let `attend` find that it is over."""
-        if os.getpid() != self._process:
-            return  # a forked child has copies of the sockets, but no part in this
-        with suppress(OSError):  # it has been closed before
-            self._to_self.shutdown(socket.SHUT_RDWR)
-
-    def _send(self, listeners: Sequence[socket.socket], message: Message, descriptors: Sequence[int] = ()) -> None:
-        encoded = messages.encode(message)
-        for listener in listeners:
-            if not messages.send(listener, encoded, descriptors, timeout_s=self._timeout_s):
-                raise RuntimeError(
-                    f"A rank has not taken in its messages for {self._timeout_s:g} s. Its process may be stopped; "
-                    f"let it go on, or start all ranks again."
-                )
+        """Make `make_progress` set `is_closed`."""
+        self._sockets.shut_down()
 
     # ------------------------------------------------------------------ for one thread at a time
 
-    def attend(self, limit_s: float) -> bool:
-        """Wait for at most `limit_s` seconds until somebody says something, and do what there is to do then.
+    def make_progress(self, limit_s: float) -> bool:
+        """Wait for at most `limit_s` seconds for messages, and do what is possible then.
 
-        Whether somebody has, and so may have more to say.
+        Returns whether there were any; then there may be more.
         """
-        poll = self._polls[0].poll
-        self._wakefulness.stay_awake(partial(poll, 0), limit_s)
-        events = poll(self._limit_ms(limit_s))
+        self._spin_wait.spin(partial(self._sockets.poll, 0), limit_s)
+        events = self._sockets.poll(self._limit_ms(limit_s))
         try:
-            for descriptor, _ in events:
-                on_event = self._on_event.get(descriptor)
-                if on_event is not None:  # it may have been lost a moment ago, by its other descriptor
-                    on_event()
+            for rank, message, descriptors in self._sockets.receive(events):
+                self._handle(rank, message, descriptors)
             if self._failure is None:
-                self._add_up()
-                self._land()
+                self._reduce()
+                self._announce_chunks_done()
+                self._complete()
             else:
                 self._fail(self._failure)  # what has been launched since
-        except BaseException as error:  # half a sum is of no use to anybody, and a second try would add twice
-            self._fail(f"Rank {self._ledger.names[self._rank]} cannot go on with its collectives: {error!r}")
+        except BaseException as error:  # half a sum is useless, and a second attempt would add twice
+            self._fail(f"Rank {self._tracker.names[self._rank]} cannot go on with its collectives: {error!r}")
             if not isinstance(error, Exception):
                 raise
         return bool(events)
 
     def leave(self) -> None:
-        """Say farewell; what is still under way fails."""
-        self._fail("The wrapper was dropped while this all-reduce was under way.", farewell="")
-        self._to_self.close()
-        self._from_self.close()
-        for peer in self._peers.values():
-            peer.close()
+        """Take leave of the peers; what is still in flight fails."""
+        self._fail("The wrapper was dropped while this all-reduce was in flight.", reason_for_peers="")
+        self._sockets.close()
         self._segments.clear()
-        self._on_event.clear()
 
-    def _add_up(self) -> None:
-        """Do our chunk of every all-reduce whose addends are all in. See [Note: all-reduce in shared memory]."""
-        while (addends := self._ledger.next_to_add_up()) is not None:
+    def _limit_ms(self, limit_s: float) -> float | None:
+        """The time to sleep in milliseconds: at most `limit_s`, and until the first deadline."""
+        for collectives in self._queues():
+            with suppress(IndexError):  # none is in flight
+                limit_s = min(limit_s, collectives[0].deadline - time.monotonic())
+        return None if limit_s == float("inf") else max(limit_s, 0) * 1000
+
+    def _handle(self, rank: int, message: messages.Message | None, descriptors: Sequence[int]) -> None:
+        match message:
+            case messages.AddendReady():
+                self._tracker.note_addend(rank, message)
+            case messages.ChunksDone():
+                self._tracker.num_done[rank] = message.total
+            case messages.Broadcast():
+                self._inbound[rank].arrived.append(message)
+            case messages.SegmentMade():
+                self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes)
+            case messages.SegmentDropped():
+                del self._segments[rank, message.number]
+            case messages.Leaving():
+                self._tracker.left[rank] = message.reason
+            case None if rank == self._rank:
+                self.is_closed = True
+            case None:
+                self._tracker.note_end(rank)
+                self._sockets.disconnect(rank)
+
+    def _reduce(self) -> None:
+        """Reduce our chunk of every all-reduce with all addends. See [Note: all-reduce in shared memory]."""
+        while (addends := self._tracker.next_to_reduce()) is not None:
             start, stop = chunk_bounds(
                 self._rank, len(addends), addends[0].numel, DTYPES[addends[0].dtype].itemsize
             )
             if start < stop:
-                chunks = [self._chunk(rank, addend, start, stop) for rank, addend in enumerate(addends)]
-                reduce_chunk(chunks, owner=self._rank)
-            self._ledger.note_added_up()
-            self._tell_peers()
+                all_reduce_chunk(self._chunks(addends, start, stop), owner=self._rank)
+            self._tracker.note_reduced()
+            self._announce_chunks_done()
 
-    def _chunk(self, rank: int, addend: Addend, start: int, stop: int) -> torch.Tensor:
-        if rank == self._rank:
-            return self._under_way[addend.reduction - self._under_way[0].number].tensor[start:stop]
-        dtype = DTYPES[addend.dtype]
-        segment = self._segments[rank, addend.segment]
-        return segments.tensor_over(segment, dtype, stop - start, addend.offset_bytes + start * dtype.itemsize)
+    def _chunks(self, addends: Sequence[messages.AddendReady], start: int, stop: int) -> list[torch.Tensor]:
+        """Elements `start` to `stop` of the addend of each rank."""
+        chunks = []
+        for rank, addend in enumerate(addends):
+            if rank == self._rank:
+                chunks.append(self._in_flight[addend.reduction - self._in_flight[0].number].addend[start:stop])
+                continue
+            dtype = DTYPES[addend.dtype]
+            offset_bytes = addend.offset_bytes + start * dtype.itemsize
+            segment = self._segments[rank, addend.segment]
+            chunks.append(segments.tensor_over(segment, dtype, stop - start, offset_bytes))
+        return chunks
 
-    def _land(self) -> None:
-        """Let go of who waits for what is done, or will never be done."""
-        while self._under_way and self._ledger.is_done(self._under_way[0].number):
-            self._under_way.popleft().land()
-        for hearing in self._hearings.values():
-            hearing.settle()
+    def _announce_chunks_done(self) -> None:
+        """Send how many of our chunks are done to all peers that do not know yet."""
+        done = messages.ChunksDone(self._tracker.num_done[self._rank])
+        for rank, num_announced in self._num_announced.items():
+            if num_announced != done.total and self._sockets.try_to_send(rank, done):
+                self._num_announced[rank] = done.total
+
+    def _complete(self) -> None:
+        """Complete what is done, or can never be done."""
+        while self._in_flight and self._tracker.is_done(self._in_flight[0].number):
+            self._in_flight[0].complete()
+            self._in_flight.popleft()
+        for inbound in self._inbound.values():
+            inbound.match()
         failure = next(self._failures(), None)
         if failure is not None:
             self._fail(failure)
 
     def _failures(self) -> Iterator[str]:
-        """Why something that is under way will never be done, or has taken too long."""
-        if self._under_way:
-            first = self._under_way[0]
-            missing = self._ledger.missing(first.number)
-            if (loss := self._ledger.lost(first.name, missing)) is not None:
-                yield loss
-            if time.monotonic() >= first.deadline:
-                yield self._ledger.overdue(first.number, self._timeout_s)
-        for source, hearing in self._hearings.items():
-            if hearing.listening:
-                if (loss := self._ledger.lost(hearing.listening[0].name, [source])) is not None:
-                    yield loss
-                if time.monotonic() >= hearing.listening[0].deadline:
-                    yield self._ledger.untold(hearing.listening[0].name, source, self._timeout_s)
+        """Why something in flight can never complete, or has exceeded its time limit."""
+        tracker, now = self._tracker, time.monotonic()
+        if self._in_flight:
+            first = self._in_flight[0]
+            if (reason := tracker.reason_for_failure(first.name, tracker.missing(first.number))) is not None:
+                yield reason
+            if now >= first.deadline:
+                yield tracker.overdue(first.number, self._timeout_s)
+        for source, inbound in self._inbound.items():
+            if inbound.expected:
+                name = inbound.expected[0].name
+                if (reason := tracker.reason_for_failure(name, [source])) is not None:
+                    yield reason
+                if now >= inbound.expected[0].deadline:
+                    yield f"{name.capitalize()} has not come within {self._timeout_s:g} s. {SAME_CALLS}"
 
-    def _fail(self, error: str, farewell: str | None = None) -> None:
-        """What is under way fails, and all that follows. The first time, the peers are told why."""
+    def _fail(self, error: str, reason_for_peers: str | None = None) -> None:
+        """Complete what is in flight, and all that follows, with an error. Peers get the first reason."""
         if self._failure is None:
             self._failure = error
-            self._take_leave(error if farewell is None else farewell)
+            leaving = messages.Leaving(error if reason_for_peers is None else reason_for_peers)
+            for rank in self._inbound:
+                self._sockets.try_to_send(rank, leaving)
+                self._sockets.disconnect(rank)
         for collectives in self._queues():
             while collectives:
-                collectives.popleft().land(self._failure)
+                collectives.popleft().complete(self._failure)
 
     def _queues(self) -> Iterator[deque[Any]]:
-        """Collectives that have not landed, in order."""
-        yield self._under_way
-        for hearing in self._hearings.values():
-            yield hearing.listening
-
-    # ------------------------------------------------------------------ hearing and telling
-
-    def _limit_ms(self, limit_s: float) -> float | None:
-        """How long to sleep, at most: also until the first time limit passes."""
-        for collectives in self._queues():
-            with suppress(IndexError):  # nothing is under way
-                limit_s = min(limit_s, collectives[0].deadline - time.monotonic())
-        return None if limit_s == float("inf") else max(limit_s, 0) * 1000
-
-    def _listen(self) -> None:
-        self._on_event[self._from_self.fileno()] = partial(self._receive, self._rank, self._from_self)
-        for rank, peer in self._peers.items():
-            self._on_event[peer.socket.fileno()] = partial(self._receive, rank, peer.socket)
-            if peer.process is not None:
-                self._on_event[peer.process] = partial(self._on_process_end, rank)
-        for descriptor in self._on_event:
-            self._watch(descriptor, select.POLLIN)
-
-    def _watch(self, descriptor: int, events: int) -> None:
-        for poll in self._polls:
-            poll.register(descriptor, events)
-
-    def _receive(self, rank: int, connection: socket.socket) -> bool:
-        """Take in one message; whether there was one."""
-        try:
-            message, descriptors = messages.receive(connection)
-        except BlockingIOError:
-            self._tell_peers()  # what has happened is that there is room again
-            return False
-        match message:
-            case Addend():
-                self._ledger.note_addend(rank, message)
-            case ChunksDone():
-                self._ledger.num_done[rank] = message.total
-            case Told():
-                self._hearings[rank].told.append(message)
-            case Nudge():
-                pass
-            case SegmentMade():
-                self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes)
-            case SegmentDropped():
-                del self._segments[rank, message.number]
-            case Farewell():
-                self._ledger.left[rank] = message.reason
-            case None if rank == self._rank:
-                self.is_closed = True
-            case None:
-                self._lose(rank)
-        return message is not None
-
-    def _on_process_end(self, rank: int) -> None:
-        """Take in what it has said before, then count it as gone."""
-        while self._receive(rank, self._peers[rank].socket):
-            pass
-        self._lose(rank)
-
-    def _lose(self, rank: int) -> None:
-        self._ledger.note_silence(rank)
-        self._stop_listening_to(rank)
-
-    def _stop_listening_to(self, rank: int) -> None:
-        for descriptor in (self._peers[rank].socket.fileno(), self._peers[rank].process):
-            if descriptor in self._on_event:
-                del self._on_event[descriptor]
-                for poll in self._polls:
-                    poll.unregister(descriptor)
-
-    def _tell_peers(self) -> None:
-        """How many of our chunks are done, to all who do not know yet."""
-        ours = ChunksDone(self._ledger.num_done[self._rank])
-        for rank, peer in self._peers.items():
-            if self._num_told[rank] == ours.total or peer.socket.fileno() not in self._on_event:
-                continue
-            if messages.send(peer.socket, messages.encode(ours)):
-                self._num_told[rank] = ours.total
-            has_told = self._num_told[rank] == ours.total
-            self._watch(peer.socket.fileno(), select.POLLIN if has_told else select.POLLIN | select.POLLOUT)
-
-    def _take_leave(self, reason: str) -> None:
-        """Say farewell, and listen to nobody but ourselves any more."""
-        farewell = messages.encode(Farewell(reason))
-        for rank, peer in self._peers.items():
-            messages.send(peer.socket, farewell)
-            self._stop_listening_to(rank)
+        """Collectives that are not complete, in order."""
+        yield self._in_flight
+        for inbound in self._inbound.values():
+            yield inbound.expected

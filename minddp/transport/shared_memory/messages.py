@@ -1,6 +1,6 @@
-"""What ranks say to each other, through a socket: a few bytes, or a small broadcast. Gradients are never sent.
+"""The messages between the ranks of one host: a few bytes, or a small broadcast. Gradients are never sent.
 
-Sockets are of type SOCK_SEQPACKET: each message arrives as a whole, in order, or not at all.
+The sockets are of type SOCK_SEQPACKET: each message arrives whole and in order, or not at all.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import select
 import socket
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 
-DTYPES = (  # what can be added up in shared memory; a dtype travels as its index
+DTYPES = (  # those that can be added in shared memory; in messages a dtype is its index
     torch.float32,
     torch.float64,
     torch.float16,
@@ -24,24 +24,25 @@ DTYPES = (  # what can be added up in shared memory; a dtype travels as its inde
     torch.int32,
     torch.int64,
 )
-LARGEST_TOLD_BYTES = 64 * 1024  # a socket holds about three times as much
+MAX_BROADCAST_BYTES = 64 * 1024  # a socket holds about three times as much
+MAX_REASON_BYTES = 1023  # longer ones are cut
 
 
 class SegmentMade(NamedTuple):
-    """The sender has a new segment; its descriptor comes along."""
+    """The sender has a new segment; its descriptor is attached to the message."""
 
     number: int
     nbytes: int
 
 
 class SegmentDropped(NamedTuple):
-    """The sender has unmapped one of its segments and will not mention it again."""
+    """The sender has unmapped one of its segments and will not refer to it again."""
 
     number: int
 
 
-class Addend(NamedTuple):
-    """The sender's gradients for its all-reduce number `reduction` are in, and lie there."""
+class AddendReady(NamedTuple):
+    """The sender's addend of its all-reduce number `reduction` is in this memory, and does not change any more."""
 
     reduction: int
     segment: int
@@ -54,57 +55,62 @@ class Addend(NamedTuple):
 
 
 class ChunksDone(NamedTuple):
-    """The sender has done its chunks of its first `total` all-reduces."""
+    """The sender has reduced its chunks of its first `total` all-reduces."""
 
     total: int
 
 
-class Told(NamedTuple):
-    """What the sender broadcasts, at most `LARGEST_TOLD_BYTES`, after it has launched so many all-reduces."""
+class Broadcast(NamedTuple):
+    """A tensor's bytes, at most `MAX_BROADCAST_BYTES`, sent after the sender has launched so many all-reduces."""
 
     num_launched: int
     content: bytes
 
 
-class Nudge(NamedTuple):
-    """To oneself: see what there is to do."""
+class WakeUp(NamedTuple):
+    """From a rank to itself: something may have changed."""
 
 
-class Farewell(NamedTuple):
-    """The sender takes no further part, for this reason; an empty one if it is done."""
+class Leaving(NamedTuple):
+    """The sender takes part in no further collective, for this reason; empty if nothing went wrong."""
 
     reason: str
 
 
-Message = SegmentMade | SegmentDropped | Addend | ChunksDone | Told | Nudge | Farewell
+Message = SegmentMade | SegmentDropped | AddendReady | ChunksDone | Broadcast | WakeUp | Leaving
 
-_TYPES: tuple[type[Message], ...] = (SegmentMade, SegmentDropped, Addend, ChunksDone, Told, Nudge, Farewell)
-_CODES = {kind: (code, struct.Struct(f"<B{len(kind._fields)}q")) for code, kind in enumerate(_TYPES)}
-_TOLD = struct.Struct("<Bq")  # and then its content
-_LONGEST_REASON_BYTES = 1023  # what is longer is cut
+_TYPES: tuple[type[Message], ...] = get_args(Message)
+_LAYOUTS = {kind: struct.Struct(f"<B{len(kind._fields)}q") for kind in _TYPES}
+_BROADCAST_HEADER = struct.Struct("<Bq")
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor with any strides, in the order of its indices."""
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    return plain.view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def encode(message: Message) -> bytes:
-    code, layout = _CODES[type(message)]
-    if isinstance(message, Farewell):
-        return bytes([code]) + message.reason.encode()[:_LONGEST_REASON_BYTES]
-    if isinstance(message, Told):
-        return _TOLD.pack(code, message.num_launched) + message.content
-    return layout.pack(code, *message)
+    code = _TYPES.index(type(message))
+    if isinstance(message, Leaving):
+        return bytes([code]) + message.reason.encode()[:MAX_REASON_BYTES]
+    if isinstance(message, Broadcast):
+        return _BROADCAST_HEADER.pack(code, message.num_launched) + message.content
+    return _LAYOUTS[type(message)].pack(code, *message)
 
 
 def decode(encoded: bytes) -> Message:
     kind = _TYPES[encoded[0]]
-    if kind is Farewell:
-        return Farewell(encoded[1:].decode(errors="ignore"))  # a character may have been cut in two
-    if kind is Told:
-        _, num_launched = _TOLD.unpack_from(encoded)
-        return Told(num_launched, encoded[_TOLD.size :])
-    return kind(*_CODES[kind][1].unpack(encoded)[1:])
+    if kind is Leaving:
+        return Leaving(encoded[1:].decode(errors="ignore"))  # the last character may have been cut in two
+    if kind is Broadcast:
+        _, num_launched = _BROADCAST_HEADER.unpack_from(encoded)
+        return Broadcast(num_launched, encoded[_BROADCAST_HEADER.size :])
+    return kind(*_LAYOUTS[kind].unpack(encoded)[1:])
 
 
 def send(peer: socket.socket, encoded: bytes, descriptors: Sequence[int] = (), timeout_s: float = 0.0) -> bool:
-    """Whether it was sent within the time limit. A peer that is gone counts as told: that is noticed elsewhere."""
+    """True if sent within the time limit. True also if the peer has ended: that is noticed elsewhere."""
     while True:
         try:
             if descriptors:
@@ -112,7 +118,7 @@ def send(peer: socket.socket, encoded: bytes, descriptors: Sequence[int] = (), t
             else:
                 peer.send(encoded, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            if not timeout_s or not await_event(peer, select.POLLOUT, timeout_s):
+            if not timeout_s or not wait_for_event(peer, select.POLLOUT, timeout_s):
                 return False
         except ConnectionError:
             return True
@@ -121,24 +127,25 @@ def send(peer: socket.socket, encoded: bytes, descriptors: Sequence[int] = (), t
 
 
 def receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
-    """The next message and the descriptors that came with it; `None` if the other end is closed.
+    """The next message and its descriptors; `None` if the other end is closed.
 
     Raises:
-        BlockingIOError: nothing has arrived.
+        BlockingIOError: no message has arrived.
     """
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     room_for_descriptor = socket.CMSG_SPACE(struct.calcsize("i"))
+    max_bytes = _BROADCAST_HEADER.size + MAX_BROADCAST_BYTES
     try:
-        encoded, ancillary, _, _ = peer.recvmsg(_TOLD.size + LARGEST_TOLD_BYTES, room_for_descriptor, flags)
-    except ConnectionResetError:  # said once, by one who left without having heard us out; its last words follow
-        encoded, ancillary, _, _ = peer.recvmsg(_TOLD.size + LARGEST_TOLD_BYTES, room_for_descriptor, flags)
+        encoded, ancillary, _, _ = peer.recvmsg(max_bytes, room_for_descriptor, flags)
+    except ConnectionResetError:  # raised once if the peer left messages of ours unread; its own messages follow
+        encoded, ancillary, _, _ = peer.recvmsg(max_bytes, room_for_descriptor, flags)
     if not encoded:
         return None, []
     return decode(encoded), [fd for _, _, data in ancillary for fd in array.array("i", data)]
 
 
-def await_event(peer: socket.socket, event: int, timeout_s: float) -> bool:
-    """Sleep until `event` (select.POLLIN, select.POLLOUT); whether it came within the time limit."""
+def wait_for_event(peer: socket.socket, event: int, timeout_s: float) -> bool:
+    """Sleep until `event` (select.POLLIN, select.POLLOUT); True if it came within the time limit."""
     poll = select.poll()
     poll.register(peer, event)
     return bool(poll.poll(timeout_s * 1000))

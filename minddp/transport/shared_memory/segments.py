@@ -1,14 +1,13 @@
 """Memory that several processes have mapped, as tensors.
 
 [Note: memory without a name]
-A segment is an anonymous file in memory (memfd_create): it has no name in /dev/shm or anywhere else, and is not
-subject to the size of /dev/shm, which in containers is 64 MiB. A peer is sent its descriptor through a Unix socket,
-maps it, and closes the descriptor. From then on only the mappings keep the memory alive, so that the kernel frees
-it when the last process that has mapped it ends, by whatever signal.
+A segment is an anonymous file in memory (memfd_create): it has no name in /dev/shm or elsewhere, and the size limit
+of /dev/shm, in containers 64 MiB, does not apply. A rank sends its descriptor to a peer through a Unix socket; the
+peer maps it and closes the descriptor. From then on only the mappings keep the memory alive, so the kernel frees it
+when the last process that has mapped it ends, by whatever signal.
 
-While the processes live, reference counts do the rest. A tensor over a segment keeps it mapped, as any tensor
-keeps its memory: a bucket may be dropped while somebody still holds one of its gradients. When the last tensor is
-gone the segment is unmapped here, and the peers are told to do likewise.
+While the processes live, a tensor over a segment keeps it mapped: a bucket may be dropped while one of its
+gradients is still in use. With the last tensor the segment is unmapped here, and a message makes the peers do so.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 
 
 class Segment(mmap.mmap):
-    """A mapping; `number` is what its owner calls it. Unmapped when nobody, tensors included, refers to it."""
+    """A mapping; `number` is its number at its owner. Unmapped once neither code nor a tensor refers to it."""
 
     number: int = -1
 
@@ -35,10 +34,10 @@ def is_supported() -> bool:
 
 
 def create(nbytes: int) -> int:
-    """The descriptor of fresh memory, all zero. The room is taken now, so that nobody runs out of it later.
+    """The descriptor of new memory, all zero. It is reserved now, so that no later access can run out of memory.
 
     Raises:
-        OSError: there is no room.
+        OSError: there is not enough memory.
     """
     descriptor = os.memfd_create("minddp", os.MFD_CLOEXEC)
     try:
@@ -60,5 +59,5 @@ def attach(descriptor: int, nbytes: int, number: int = -1) -> Segment:
 
 
 def tensor_over(segment: Segment, dtype: torch.dtype, numel: int, offset_bytes: int = 0) -> torch.Tensor:
-    """A flat tensor that lies in `segment`, and keeps it."""
+    """A flat tensor that lies in `segment` and keeps it mapped."""
     return torch.frombuffer(segment, dtype=dtype, count=numel, offset=offset_bytes)

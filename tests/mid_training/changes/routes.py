@@ -21,19 +21,23 @@ REUSES = {
     "in two reentrant": lambda i, o: [Use((i,), "reentrant"), Use((i,), "reentrant")],
     "plain and reentrant": lambda i, o: [Use((i,)), Use((i,), "reentrant")],
     "reentrant around another": lambda i, o: [Use((i,), "reentrant"), Use((o,)), Use((i,), "reentrant")],
+    "plain and reentrant around another": lambda i, o: [Use((i,)), Use((o,)), Use((i,), "reentrant")],
+    "reentrant and plain around another": lambda i, o: [Use((i,), "reentrant"), Use((o,)), Use((i,))],
+    "nested around another": lambda i, o: [Use((i,), "nested"), Use((o,)), Use((i,), "nested")],
     "reentrant with another": lambda i, o: [Use((i,)), Use((o, i), "reentrant")],
     "plain and nested": lambda i, o: [Use((i,)), Use((i,), "nested")],
 }
 
 
 def reuse(side: Side, layer: int, how: str) -> list[torch.Tensor]:
-    """A layer is used twice, as `REUSES` has it."""
+    """A layer is used twice, as `REUSES` has it, where the first of those layers was."""
     count = len(side.model.layers)
     layer %= count
     stops = REUSES[how](layer, (layer + 1) % count)
     others = {index for use in stops for index in use.layers}
     route = [use for use in side.model.straight if use.layers[0] not in others]
-    side.model.route = (*route[:layer], *stops, *route[layer:])
+    first = min(others)
+    side.model.route = (*route[:first], *stops, *route[first:])
     return []
 
 

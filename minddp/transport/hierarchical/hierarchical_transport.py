@@ -1,0 +1,107 @@
+"""The transport between hosts, and how it connects the ranks of a group."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minddp.transport.hierarchical.host_exchange import HostExchange, Hosts, Lane
+from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
+from minddp.transport.protocols import Transport, Work
+from minddp.transport.shared_memory import rendezvous
+from minddp.transport.shared_memory.peer_sockets import Peer
+from minddp.transport.shared_memory.rendezvous import CannotConnect
+from minddp.transport.shared_memory.shared_memory_transport import (
+    CONNECT_TIMEOUT_S,
+    SharedMemoryTransport,
+    connect_ranks,
+    require_gloo,
+)
+
+
+class HierarchicalTransport(SharedMemoryTransport):
+    """All-reduces in the memory of each host and between the hosts; all else is left to the process group."""
+
+    def __init__(self, group: ProcessGroupTransport, exchange: HostExchange, hosts: Hosts):
+        super().__init__(group, exchange)
+        self.hosts = hosts
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._group.broadcast(tensor, source)
+
+
+def connect_hosts(
+    group: ProcessGroupTransport, device: torch.device, name_of_host: Callable[[], str] = rendezvous.name_of_host
+) -> Transport:
+    """The transport between the ranks of `group`, for tensors on `device`. Collective.
+
+    With one host it is shared memory alone, with one rank on each host the process group alone.
+
+    Raises:
+        CannotConnect: ranks on one host cannot share memory, or hosts do not reach each other. On every rank, for
+            the same reason.
+        ValueError: the device or the group is not supported.
+    """
+    try:
+        require_gloo(group, device)
+    except CannotConnect as reason:
+        raise ValueError(
+            f'transport="hierarchical" adds on the CPU, and by gloo between hosts, but {reason}. Pass '
+            f'transport="process_group".'
+        ) from None
+    hosts, token = _gather_hosts(group, name_of_host())
+    if len(hosts.ranks) == 1 and group.world_size > 1:
+        return connect_ranks(group, device)
+    if hosts.is_one_rank_each:
+        return group
+    timeout_s = time_limit_s(group.group, device)
+    peers = _connect_within_host(group, hosts.ranks_beside(group.rank))
+    lane = _connect_between_hosts(group, hosts, token, timeout_s, peers)
+    return HierarchicalTransport(group, HostExchange(hosts, group.rank, peers, timeout_s, lane), hosts)
+
+
+def _gather_hosts(group: ProcessGroupTransport, name: str) -> tuple[Hosts, str]:
+    """The hosts of all ranks, and a unique token for keys in the store."""
+    everyone = rendezvous.gather_json(group, {"host": name, "token": secrets.token_hex(8)})
+    for rank, introduction in enumerate(everyone):
+        if not introduction["host"]:
+            raise CannotConnect(f"rank {rank} runs on a system that cannot share memory as Linux does")
+    return Hosts.grouped([introduction["host"] for introduction in everyone]), everyone[0]["token"]
+
+
+def _connect_within_host(group: ProcessGroupTransport, ranks: tuple[int, ...]) -> Mapping[int, Peer]:
+    """Connections to the other ranks of this host, by their local ranks."""
+
+    def gather_here(ours: object) -> list[Any]:
+        everyone = rendezvous.gather_json(group, ours)  # all hosts call it at the same time
+        return [everyone[rank] for rank in ranks]
+
+    error_here, peers = "", {}
+    try:
+        peers = rendezvous.connect(ranks.index(group.rank), len(ranks), gather_here, CONNECT_TIMEOUT_S)
+    except CannotConnect as error:
+        error_here = str(error)
+    rendezvous.require_success(partial(rendezvous.gather_json, group), error_here, peers)
+    return peers
+
+
+def _connect_between_hosts(
+    group: ProcessGroupTransport, hosts: Hosts, token: str, timeout_s: float, peers: Mapping[int, Peer]
+) -> Lane | None:
+    """The lane of this rank, if it has one."""
+    error_here, lane, local_rank = "", None, hosts.ranks_beside(group.rank).index(group.rank)
+    if group.store is None:
+        error_here = "the group has no store through which a rank of each host could connect"
+    elif local_rank < hosts.num_lanes:
+        store = dist.PrefixStore(f"minddp/lane/{token}/{local_rank}", group.store)
+        try:
+            lane = Lane(store, hosts.lane(local_rank), group.rank, CONNECT_TIMEOUT_S, timeout_s)
+        except RuntimeError as error:
+            error_here = f"rank {group.rank} does not reach the other hosts: {error}"
+    rendezvous.require_success(partial(rendezvous.gather_json, group), error_here, peers)
+    return lane

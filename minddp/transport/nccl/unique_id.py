@@ -1,0 +1,90 @@
+"""Before there is a communicator: which rank uses which GPU, and the unique id by which the ranks connect.
+
+[Note: two ranks on one card]
+NCCL refuses two ranks on one GPU of one host, or hangs. It compares hashes of the hosts, and a process with an
+`NCCL_HOSTID` of its own in its environment counts as a host of its own. The traffic then goes through sockets, over
+the loopback device. That is slow, but collectives, streams and their order are real, so it serves to test several
+ranks on a single GPU.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch.distributed as dist
+
+from minddp.platform import wording
+from minddp.platform.host import boot_id
+from minddp.transport.protocols import Transport
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A rank's host, as NCCL identifies it, and its GPU; or why it cannot take part."""
+
+    host: str = ""
+    card: str = ""
+    obstacle: str = ""
+
+
+def nccl_host() -> str:
+    """Equal on two ranks that NCCL counts as one host. See [Note: two ranks on one card]."""
+    return os.environ.get("NCCL_HOSTID") or socket.gethostname() + boot_id()
+
+
+def share_unique_id(
+    store: dist.Store, group: Transport, ours: Introduction, make_unique_id: Callable[[], bytes], limit_s: float
+) -> bytes:
+    """The unique id that rank 0 makes, once each rank has introduced itself. Collective.
+
+    Raises:
+        RuntimeError: some ranks did not come within `limit_s` seconds, or cannot take part. Names them.
+        ValueError: several ranks use one GPU.
+    """
+    serial = store.add(f"minddp/nccl/opened by {group.rank}", 1)  # equal on all ranks: they open in one order
+    keys = [f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)]
+    store.set(keys[group.rank], json.dumps(asdict(ours)))
+    _check([Introduction(**json.loads(text)) for text in _wait_for(store, keys, limit_s)])
+    key = f"minddp/nccl/{serial}/unique id"
+    if group.rank == 0:
+        store.set(key, make_unique_id().hex())
+    [unique_id] = _wait_for(store, [key], limit_s)
+    return bytes.fromhex(unique_id.decode())
+
+
+def _wait_for(store: dist.Store, keys: Sequence[str], limit_s: float) -> list[bytes]:
+    try:
+        store.wait(list(keys), datetime.timedelta(seconds=limit_s))
+    except RuntimeError as error:
+        missing = [number for number, key in enumerate(keys) if not store.check([key])]
+        absent = wording.ranks(missing) if missing else "the store"
+        raise RuntimeError(
+            f'transport="nccl": no answer from {absent} within {limit_s:g} s. All ranks of the group must wrap a '
+            f"module with this transport, in the same order; look for an earlier error in their logs."
+        ) from error
+    return [store.get(key) for key in keys]
+
+
+def _check(introductions: Sequence[Introduction]) -> None:
+    """Raises the same error on every rank, since all ranks check the same."""
+    for rank, introduction in enumerate(introductions):
+        if introduction.obstacle:
+            raise RuntimeError(
+                f'transport="nccl" cannot be used on rank {rank}: {introduction.obstacle}. Or pass '
+                f'transport="process_group".'
+            )
+    rank_of: dict[tuple[str, str], int] = {}
+    for rank, introduction in enumerate(introductions):
+        other = rank_of.setdefault((introduction.host, introduction.card), rank)
+        if other != rank:
+            raise ValueError(
+                f"Ranks {other} and {rank} are on one GPU ({introduction.card}), which NCCL refuses. Give each a "
+                f"GPU of its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the module is moved, "
+                f"and as many ranks on a host as it has GPUs. To test several ranks on one card, start each with "
+                f"another NCCL_HOSTID in its environment."
+            )

@@ -1,0 +1,131 @@
+"""One rank's sockets: one to each peer, and a pair by which its threads send messages to the rank itself."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from minddp.transport.shared_memory import messages
+from minddp.transport.shared_memory.messages import Message, WakeUp
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another rank. `process` is a descriptor that becomes readable when its process ends, where there are such."""
+
+    socket: socket.socket
+    process: int | None
+
+    def close(self) -> None:
+        self.socket.close()
+        if self.process is not None:
+            os.close(self.process)
+
+
+class PeerSockets:
+    """Any thread may call `send`, `wake`, `sleep` and `shut_down`; all else is for one thread at a time.
+
+    `poll(limit_ms)` waits for events, for `receive`; without a limit as long as it takes.
+    """
+
+    def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
+        self._process = os.getpid()
+        self._rank = rank
+        self._peers = peers
+        self._timeout_s = timeout_s
+        self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sockets = {number: peer.socket for number, peer in peers.items()}
+        self._rank_of = {self._from_self.fileno(): rank}  # by descriptor, of a socket or a process
+        for number, peer in peers.items():
+            self._rank_of[peer.socket.fileno()] = number
+            if peer.process is not None:
+                self._rank_of[peer.process] = number
+        self._polls = (select.poll(), select.poll())  # for `poll` and for `sleep`, which run at the same time
+        for poll in self._polls:
+            for descriptor in self._rank_of:
+                poll.register(descriptor, select.POLLIN)
+        self.poll = self._polls[0].poll
+
+    # ------------------------------------------------------------------ for any thread
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), also_to_self: bool = False) -> None:
+        """Send to all peers, and wait until there is room.
+
+        Raises:
+            RuntimeError: a peer has not received its messages within the time limit.
+        """
+        encoded = messages.encode(message)
+        for connection in (*self._sockets.values(), *([self._to_self] if also_to_self else [])):
+            if not messages.send(connection, encoded, descriptors, timeout_s=self._timeout_s):
+                raise RuntimeError(
+                    f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped; "
+                    f"let it go on, or start all ranks again."
+                )
+
+    def wake(self) -> None:
+        """End `poll` and `sleep`. Does nothing if there are messages already, or the sockets are closed."""
+        with suppress(OSError):
+            messages.send(self._to_self, messages.encode(WakeUp()))
+
+    def sleep(self, limit_ms: float | None) -> None:
+        """Until there are events for `receive`."""
+        self._polls[1].poll(limit_ms)
+
+    def shut_down(self) -> None:
+        """End the messages of this rank to itself. No effect in a forked child, which has copies of the sockets."""
+        if os.getpid() == self._process:
+            with suppress(OSError):  # closed before
+                self._to_self.shutdown(socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------------ for one thread at a time
+
+    def receive(self, events: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Message | None, list[int]]]:
+        """From each rank with an event its next message, if any, with descriptors.
+
+        `None` is the end: of this rank, by `shut_down`, or of a peer's process, after its last message.
+        """
+        for descriptor, _ in events:
+            if descriptor not in self._rank_of:  # disconnected a moment ago, when its process ended
+                continue
+            rank = self._rank_of[descriptor]
+            connection = self._from_self if rank == self._rank else self._sockets[rank]
+            has_ended = descriptor != connection.fileno()
+            message: Message | None
+            while True:
+                try:
+                    message, attached = messages.receive(connection)
+                except BlockingIOError:
+                    if not has_ended:  # the event was that there is room to send again
+                        break
+                    message, attached = None, []
+                yield rank, message, attached
+                if message is None or not has_ended:
+                    break
+
+    def try_to_send(self, rank: int, message: Message) -> bool:
+        """False if there is no room now; then the next `poll` also ends when there is room."""
+        connection = self._sockets[rank]
+        if connection.fileno() not in self._rank_of:
+            return True  # it has ended
+        is_sent = messages.send(connection, messages.encode(message))
+        for poll in self._polls:
+            poll.modify(connection, select.POLLIN if is_sent else select.POLLIN | select.POLLOUT)
+        return is_sent
+
+    def disconnect(self, rank: int) -> None:
+        """Receive no more from a peer."""
+        for descriptor in (self._peers[rank].socket.fileno(), self._peers[rank].process):
+            if descriptor in self._rank_of:
+                del self._rank_of[descriptor]
+                for poll in self._polls:
+                    poll.unregister(descriptor)
+
+    def close(self) -> None:
+        self._to_self.close()
+        self._from_self.close()
+        for peer in self._peers.values():
+            peer.close()

@@ -1,0 +1,120 @@
+"""What follows the completion of a collective in shared memory: futures, copies, torch's profiler."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import profile
+
+from minddp.transport.shared_memory.collective import Collective, Reduction
+from tests.transport.places import Ranks, opened
+
+
+def test_early_callbacks_are_called_on_completion_and_late_ones_at_once() -> None:
+    collective, calls = Collective("all-reduce 0", torch.ones(1), timeout_s=0), []
+    collective.when_complete(lambda: calls.append("early"))
+    assert calls == []
+    collective.complete()
+    collective.when_complete(lambda: calls.append("late"))
+    assert calls == ["early", "late"]
+
+
+def futures_of(rank: int) -> list[Any]:
+    """The futures of a resident tensor, of a copy, and of a call that fails."""
+    transport = opened()
+    tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(rank + 1)
+    seen: list[Any] = [sum(transport.all_reduce(tensor).get_future().wait()[0]).item()]
+    copied = torch.full((2, 3), rank + 1.0)
+    [total] = transport.all_reduce(copied).get_future().wait()
+    assert total.data_ptr() == copied.data_ptr()
+    assert copied.tolist() == [[3.0] * 3] * 2
+    work = transport.all_reduce(transport.allocate(5 + rank, torch.float32, torch.device("cpu")))
+    try:
+        work.get_future().wait()
+    except RuntimeError as error:
+        seen.append(str(error))
+    return seen
+
+
+def test_a_future_brings_the_sum_or_the_error(ranks: Ranks) -> None:
+    for total, error in ranks(2).run(futures_of):
+        assert total == 30
+        assert "rank 0 has 5 elements of torch.float32, but rank 1 has 6" in error
+
+
+def sum_in_inference_mode(rank: int) -> tuple[bool, list[float]]:
+    """A copy whose sum the progress thread, which is in another mode, writes back."""
+    transport = opened()
+    with torch.inference_mode():
+        tensor = torch.full((3,), rank + 1.0)
+        work = transport.all_reduce(tensor)
+        while not work.is_completed():
+            time.sleep(0.01)
+        work.wait()
+        return tensor.is_inference(), tensor.tolist()
+
+
+def test_the_progress_thread_writes_inference_tensors(ranks: Ranks) -> None:
+    assert ranks(2).run(sum_in_inference_mode) == [(True, [3, 3, 3])] * 2
+
+
+def error_of_a_write(rank: int) -> str:
+    """Rank 0 cannot write a sum back."""
+    transport, write = opened(), Reduction.write
+
+    def fail(_reduction: Reduction, _sum: torch.Tensor) -> None:
+        raise MemoryError("no more")
+
+    if rank == 0:
+        Reduction.write = fail
+    try:
+        with pytest.raises(RuntimeError) as error:
+            for _ in range(2):  # the first may complete on rank 1
+                transport.all_reduce(torch.ones(10)).wait(datetime.timedelta(seconds=20))
+        return str(error.value)
+    finally:
+        Reduction.write = write
+
+
+def test_a_sum_that_cannot_be_written_back_is_an_error_on_all_ranks(ranks: Ranks) -> None:
+    assert (
+        ranks(2).run(error_of_a_write) == ["Rank 0 cannot go on with its collectives: MemoryError('no more')"] * 2
+    )
+
+
+def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:
+    transport = opened()
+    tensor = transport.allocate(1000, torch.float32, torch.device("cpu")).fill_(1)
+    transport.all_reduce(tensor).wait()  # outside
+    with profile() as seen:
+        for _ in range(3):
+            transport.all_reduce(tensor).wait(datetime.timedelta(seconds=20))
+            transport.broadcast(tensor, source=0).wait(datetime.timedelta(seconds=20))
+    events = [event for event in seen.events() if event.name.startswith("gloo:")]
+    return [(event.name, event.is_async, event.time_range.elapsed_us() > 0) for event in events]
+
+
+def test_a_profile_shows_them_as_it_shows_gloos(ranks: Ranks) -> None:
+    for events in ranks(2).run(events_in_a_profile):
+        assert sorted(events) == [("gloo:all_reduce", True, True)] * 3 + [("gloo:broadcast", True, True)] * 3
+
+
+def profile_again_and_again(rank: int) -> int:
+    """Each time a collective ends shortly before the profiler does; an event that ended later would crash."""
+    transport = opened()
+    tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(0)
+    seen = 0
+    for _ in range(40):
+        with profile() as profiled:
+            transport.all_reduce(tensor).wait()
+            transport.broadcast(tensor, source=0).wait()
+        seen += sum(event.name.startswith("gloo:") for event in profiled.events())
+    return seen
+
+
+def test_events_have_ended_when_a_profile_does(ranks: Ranks) -> None:
+    assert ranks(2).run(profile_again_and_again) == [80, 80]
