@@ -86,17 +86,30 @@ def test_memory_that_is_held_is_left_to_its_holder(how: str) -> None:
         assert_same_bits([held], [value[: held.numel()]])
 
 
-def test_a_gradient_that_stays_is_packed_where_it_lies() -> None:
-    """As after zero_grad(set_to_none=False): nothing else refers to the bucket, which keeps its memory."""
+def test_a_gradient_that_stays_is_not_changed_by_packing() -> None:
+    """As after zero_grad(set_to_none=False): the bucket leaves it the memory, and aliases nothing again."""
     params = [parameter(torch.randn(LARGE)) for _ in range(2)]
     bucket = aliasing_bucket(params)
     pack_and_unpack(bucket)
-    place = bucket.flat.data_ptr()
     params[0].grad = torch.ones(LARGE)
     before = grads_of(params)
-    pack_and_unpack(bucket)
-    assert bucket.flat.data_ptr() == place
+    pack(bucket, COPIED)
+    assert_same_bits(grads_of(params), before)
+    bucket.unpack(bucket.wire)
     assert_same_bits(grads_of(params), [grad * (1 / WORLD) for grad in before])
+    assert share_memory(bucket) == [False, False]
+
+
+def test_a_gradient_that_was_dropped_leaves_the_memory_to_the_bucket() -> None:
+    params = [parameter(torch.randn(LARGE)) for _ in range(2)]
+    bucket = aliasing_bucket(params)
+    place = bucket.flat.data_ptr()
+    for _ in range(3):
+        for param in params:
+            param.grad = torch.randn(LARGE)
+        pack_and_unpack(bucket)
+        assert bucket.flat.data_ptr() == place
+        assert share_memory(bucket) == [True, True]
 
 
 def test_an_alias_is_a_tensor_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,3 +248,20 @@ def test_outputs_without_a_graph_cannot_show_a_beginning() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     assert autograd.call_when_gradient_enters({"a": weight * 1}, recorder.on_grad_accumulated)
     assert not autograd.call_when_gradient_enters([torch.ones(1), weight, "text"], recorder.on_grad_accumulated)
+
+
+@pytest.mark.parametrize(("other_device", "waits"), [("cpu", False), ("meta", True)])
+def test_hooks_of_several_devices_fire_one_by_one(other_device: str, waits: bool) -> None:
+    """The engine has a thread for each device."""
+    params = [torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1, device=other_device))]
+    free: list[bool] = []
+
+    def handler(_param: int) -> None:
+        other = threading.Thread(target=lambda: free.append(hooks._lock.acquire(timeout=0.05)))
+        other.start()
+        other.join()
+
+    hooks = autograd.GradientHooks(params, handler)
+    (params[0] * 1).backward()
+    assert free == [not waits]
+    hooks.remove()

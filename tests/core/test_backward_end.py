@@ -19,8 +19,8 @@ class Owner:
         self.asks_on_begin = asks_on_begin
         self.backward_end = BackwardEnd(self.on_end, self.on_begin)
 
-    def on_begin(self) -> None:
-        self.log.append("begin")
+    def on_begin(self, is_first: bool) -> None:
+        self.log.append("begin" if is_first else "begin again")
         if self.asks_on_begin:
             self.ask()
 
@@ -60,6 +60,21 @@ def test_each_backward_has_an_end_of_its_own() -> None:
     for _ in range(2):
         asking(owner)(source()).sum().backward()
     assert owner.log == ["asked", "end"] * 2
+
+
+def test_an_end_is_awaited_until_it_has_been_called() -> None:
+    """Hooks that fire within, in a further backward, belong to the one that ends. Also if it raises."""
+
+    class Ending(Owner):
+        def on_end(self, is_nested: bool) -> None:
+            self.log.append(f"awaited: {self.backward_end.is_awaited}")
+            raise KeyError("in the end")
+
+    owner = Ending()
+    with pytest.raises(KeyError, match="in the end"):
+        asking(owner)(source()).sum().backward()
+    assert owner.log == ["asked", "awaited: True"]
+    assert not owner.backward_end.is_awaited
 
 
 def test_without_asking_there_is_no_end() -> None:

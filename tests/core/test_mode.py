@@ -162,6 +162,17 @@ def test_a_backward_that_an_exception_ends() -> None:
     assert stations.take() == ["closed", *BEGIN, *PACKED, *END]
 
 
+def test_a_backward_after_which_the_ranks_change() -> None:
+    ddp, stations = with_stations(Heads())
+    with pytest.warns(UserWarning, match="has brought no gradient"):
+        ddp(X)[0].sum().backward()
+    stations.take()
+    ddp.reducer.move_to(ddp.transport, ddp.reducer.reducing)
+    assert stations.take() == ["closed"]
+    ddp.reducer.move_to(ddp.transport, ddp.reducer.reducing)
+    assert stations.take() == []
+
+
 def test_a_backward_in_which_a_bucket_is_skipped() -> None:
     ddp, stations = with_stations(Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
     ddp(X)[0].sum().backward()

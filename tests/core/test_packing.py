@@ -90,14 +90,6 @@ def test_complex_numbers_are_divided_as_pairs_of_real_ones_if_asked(as_real: boo
     assert torch.equal(scaled, in_pairs if as_real else grad / WORLD)
 
 
-def test_half_precision_is_scaled_one_by_one() -> None:
-    """`_foreach_mul_` rounds the factor to the tensors' dtype first; `mul_` does not. See `apply_to_each`."""
-    grads = [torch.randn(1000, dtype=torch.bfloat16) for _ in range(2)]
-    expected = [grad * (1 / 3) for grad in grads]
-    COPIED.apply_to_each(grads, resident=False)
-    assert_same_bits(grads, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("scaling", "divides"),

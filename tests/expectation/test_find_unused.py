@@ -112,6 +112,28 @@ def test_no_rebuild_where_the_order_may_change() -> None:
     assert ddp.take_events(EventKind.BUCKETS_REBUILT) == []
 
 
+def test_a_second_backward_through_other_outputs_is_reduced_too() -> None:
+    ddp = finding(Heads())
+    for step in range(1, 3):
+        ddp.module.zero_grad()
+        left, right = ddp(X)
+        left.sum().backward()
+        assert left_out(ddp) == ["right.weight", "right.bias"]
+        right.sum().backward()
+        assert left_out(ddp) == ["left.weight", "left.bias"]
+        assert ddp.transport.count("all_reduce") == 4 * step
+    assert ddp.reducer.phase is Phase.IDLE
+
+
+def test_a_second_backward_through_the_same_output_stays_local() -> None:
+    ddp = finding(Heads())
+    left, _right = ddp(X)
+    left.sum().backward(retain_graph=True)
+    left.sum().backward()
+    assert ddp.transport.count("all_reduce") == 2
+    assert ddp.take_events(EventKind.GRADIENT_KEPT) != []
+
+
 # ------------------------------------------------------------------ exceptions
 
 
