@@ -12,15 +12,15 @@ demo: venv  ## Train a small GPT on two ranks for a minute, then prove the bits 
 	$(BIN)/minddp demo
 
 # Tests wait for other ranks half of the time, so two cores have work for four workers. `make gpu` runs tests/gpu.
-PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),4) --dist worksteal --ignore tests/gpu
+PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),4) --ignore tests/gpu
 
 test: venv  ## Run the tests that decide (some four minutes on 2 cores).
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --dist worksteal -m "not slow"
 
 check: test slow lint types  ## Everything that a change must pass: all tests, lint, types (some fifteen minutes).
 
 slow: venv chromium  ## Run the tests that `make test` leaves out: frameworks, browser, benchmarks, conformance.
-	$(PYTEST) -m slow
+	$(PYTEST) --dist loadfile -m slow
 
 chromium:  ## Install Chromium for the browser tests, as root on Debian; elsewhere they are skipped without it.
 	@command -v chromium || command -v chromium-browser || command -v google-chrome \

@@ -20,7 +20,27 @@ from tests.ranks import RankFailure, RankPool
 from tests.temporary_files import TemporaryFiles
 
 # Files and folders of the slow tier. See [Note: tiers].
-SLOW = [Path(__file__).parent / name for name in ()]
+SLOW = [
+    Path(__file__).parent / name
+    for name in (
+        "benchmarks",
+        "compat/test_accelerate.py",
+        "compat/test_checkpoint.py",
+        "compat/test_execute.py",
+        "compat/test_lightning.py",
+        "compat/test_pipelining.py",
+        "compat/test_transformers.py",
+        "compat/test_zero.py",
+        "conformance",
+        "doctor/test_doctor_command.py",
+        "surface/test_compile.py",
+        "train/test_launch.py",
+        "train/test_trainer.py",
+        "transport/test_hierarchical_hosts.py",
+        "watchdog/test_stuck.py",
+        "xray/test_browser.py",
+    )
+]
 
 
 @pytest.fixture(scope="session")
