@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-CACHES = "torchinductor_*"  # torch makes it when it is imported
+# Torch's compiler makes the first when it is imported, and torchrun the others when it is called.
+LEFT_BY_TORCH = ("torchinductor_*", "torchelastic_*", "pytorch-errorfile-*")
 
 
 class TemporaryFiles:
@@ -21,14 +22,14 @@ class TemporaryFiles:
         self.patience_s = patience_s  # processes that have just been killed may still hold their files
         get_temp_dir()  # that of multiprocessing lives as long as this process, so it comes before
         self.before = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
-        self.folder = Path(tempfile.mkdtemp(prefix="minddp-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="ddp-tests-"))
         self.left: list[str] = []
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.folder)
 
     def names(self) -> list[str]:
         """What is in the folder and should not be."""
-        return sorted(path.name for path in self.folder.iterdir() if not path.match(CACHES))
+        return sorted(path.name for path in self.folder.iterdir() if not any(map(path.match, LEFT_BY_TORCH)))
 
     @pytest.hookimpl(trylast=True)  # after the workers have ended
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
