@@ -23,13 +23,15 @@ from minddp.core import autograd
 
 
 class BackwardEnd:
-    """Calls `on_begin()` when a gradient enters at the outputs, and `on_end(is_nested)` when a backward is over.
+    """Calls `on_begin(is_first)` when a gradient enters at the outputs, and `on_end(is_nested)` after a backward.
+
+    `is_first`: it enters at this one of the outputs for the first time.
 
     Both are methods; their object is referenced weakly by the outputs. `futures` are complete when the end is over:
     those of a buffer hook, for instance.
     """
 
-    def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[], None] | None = None):
+    def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[bool], None] | None = None):
         self._on_begin = autograd.weakly(on_begin) if on_begin is not None else None
         self._on_end = autograd.weakly(on_end)
         self._awaited: set[int] = set()
@@ -42,10 +44,10 @@ class BackwardEnd:
         self._forward_was_nested = autograd.inside_another_backward()
         self._awaits_entrance = autograd.call_when_gradient_enters(output, self._enter)
 
-    def _enter(self) -> None:
+    def _enter(self, is_first: bool) -> None:
         self._awaits_entrance = False
         if self._on_begin is not None:
-            self._on_begin()
+            self._on_begin(is_first)
 
     def await_end(self) -> bool:
         """Arrange for `on_end` to be called after the backward that is running. False if that was done before."""
@@ -57,8 +59,10 @@ class BackwardEnd:
         return True
 
     def _end(self, backward: int) -> None:
-        self._awaited.discard(backward)
-        self._on_end(autograd.inside_another_backward() and not self._forward_was_nested)
+        try:
+            self._on_end(autograd.inside_another_backward() and not self._forward_was_nested)
+        finally:
+            self._awaited.discard(backward)
 
     @property
     def is_awaited(self) -> bool:

@@ -76,7 +76,7 @@ class Aliasing(Protocol):
         ...
 
     def memory_is_held(self) -> bool:
-        """True if something besides the parameters still refers to memory that was shared."""
+        """True if something, a `.grad` perhaps, still refers to memory that was shared."""
         ...
 
 
@@ -153,7 +153,7 @@ class Bucket:
         # `grad.data = ...` has put other memory under a view
         is_moved = self.grads_are_views and list(map(torch.Tensor.data_ptr, self.views)) != self._addresses
         if is_held:
-            self._make_aliasing = None  # a script that keeps one gradient keeps the memory of all of the bucket
+            self._make_aliasing = None  # from now on: a gradient that is kept keeps the memory of the whole bucket
         if is_held or is_moved:
             self._take_memory()
 
@@ -204,10 +204,11 @@ class Bucket:
 
     def _adopt_existing_grads(self) -> None:
         """Move gradients that exist already into the buffer, when buckets are rebuilt."""
-        for param, view in zip(self.params, self.views, strict=True):
-            if param.grad is not None:
-                view.copy_(param.grad)
-                param.grad = view
+        with torch.no_grad():
+            for param, view in zip(self.params, self.views, strict=True):
+                if param.grad is not None:
+                    view.copy_(param.grad)
+                    param.grad = view
 
 
 def to_wire(flat: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class Reducer:
         self.unfinished = unfinished
         self.backward_end = BackwardEnd(self._on_backward_end, self._on_gradient_enters)
         self._finalizes_at_end = True
-        hooks.on_error = self.events.report
+        hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, hooks.remove).atexit = False
@@ -175,8 +175,11 @@ class Reducer:
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self) -> None:
+    def _on_gradient_enters(self, is_first: bool) -> None:
         """A backward comes in at the outputs: the one that the user called, not one nested in it."""
+        is_over = self.phase is Phase.IDLE and not self.backward_end.is_awaited
+        if is_first and is_over and self.expectation.ends_with_each_backward:
+            self._move_to(Phase.ARMED)  # the backward before came in at other outputs of the same forward
         if self.phase is Phase.ARMED and not self.backward_end.is_awaited_here:
             for mode in self.modes:
                 mode.backward_begins()
@@ -198,14 +201,15 @@ class Reducer:
             if self.current.all_launched:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self._end_pass(self.current)
-            elif is_nested or (self.expectation.is_recording and not self.backward_end.may_settle):
-                return  # another backward brings more
-            elif self.expectation.is_recording:
+            elif is_nested:
+                return  # the outer backward brings more
+            elif self.expectation.is_recording and self.backward_end.may_settle:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self.reduce_recorded()
             else:
                 self._move_to(Phase.INCOMPLETE)
-                self.unfinished.warn(self.current.readiness.missing(), self.transport.rank)
+                if not self.expectation.is_recording:
+                    self.unfinished.warn(self.current.readiness.missing(), self.transport.rank)
                 self.unfinished.guard(self._unfinished)
 
     def reduce_recorded(self) -> None:
@@ -263,6 +267,8 @@ class Reducer:
     def move_to(self, transport: Transport, reducing: Reducing) -> None:
         """Go on with other ranks, whatever has become of the last backward. The buckets are rebuilt anew."""
         self.transport, self.reducing = transport, reducing
+        if self.current is not None:
+            self.current.close()
         self.backward_end.forget()
         self.store.await_another_order()
         self.expectation.forget()

@@ -163,20 +163,22 @@ def test_a_nested_backward_is_told_from_the_outer_one() -> None:
 
 def test_the_beginning_is_told_for_whichever_output_comes_first() -> None:
     weight = torch.nn.Parameter(torch.tensor(2.0))
-    began: list[int] = []
+    began: list[bool] = []
     outputs = {"a": [weight * 1, weight.detach()], "b": (weight * 3,)}
 
     class Listener:
-        def note(self) -> None:
-            began.append(len(began))
+        def note(self, is_first: bool) -> None:
+            began.append(is_first)
 
     listener = Listener()
     autograd.call_when_gradient_enters(outputs, listener.note)
     outputs["b"][0].backward(retain_graph=True)
-    assert began == [0]
+    outputs["b"][0].backward(retain_graph=True)
+    outputs["a"][0].backward(retain_graph=True)
+    assert began == [True, False, True]
     del listener  # only referenced weakly: the outputs may outlive it
     outputs["b"][0].backward()
-    assert began == [0]
+    assert began == [True, False, True]
 
 
 def test_tensors_are_found_within_containers_and_dataclasses() -> None:

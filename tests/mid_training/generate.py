@@ -151,8 +151,9 @@ def _lines(rng: random.Random, options: Options) -> list[Line]:
         if line.name == "restore_grads":
             lines += [Line("keep_grads", ("tensors",)), Line("train")]
         steps = rng.choice((0, 1, 1, 1, 1, 2))
-        # A backward that failed is over with the next forward. Until then another wrapper's backward on a shared layer
-        # belongs to it, in torch's old wrapper as in minddp's; torch has a new one here, see [Note: after an error].
+        # A backward that failed is over with the next forward. Until then a backward of another wrapper on a shared
+        # layer belongs to it, in torch's old wrapper as in minddp's; torch has a new one here: see
+        # [Note: after an error].
         lines += [line] + [Line("train")] * (max(steps, 1) if line.name == "fail" else steps)
     return lines
 
