@@ -95,6 +95,7 @@ class RankPool:
         self.group_timeout_s = group_timeout_s
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the file in which the ranks meet
         atexit.register(self.kill)
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
@@ -121,10 +122,13 @@ class RankPool:
             process.join(10)
         for pipe in self._pipes:
             pipe.close()
-        self._processes, self._pipes = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._processes, self._pipes, self._folder = [], [], None
 
     def _start(self) -> None:
-        rendezvous = os.path.join(tempfile.mkdtemp(prefix="minddp-test-"), "store")
+        self._folder = tempfile.TemporaryDirectory(prefix="minddp-test-")
+        rendezvous = os.path.join(self._folder.name, "store")
         group = Group(self.backend, self.world_size, self.group_timeout_s, rendezvous)
         for rank in range(self.world_size):
             ours, theirs = CONTEXT.Pipe()

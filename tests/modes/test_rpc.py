@@ -34,18 +34,15 @@ def pool() -> Iterator[RankPool]:
 
 
 def _have_rpc(rank: int) -> None:
-    """Join the RPC group, unless this process has."""
+    """Join the RPC group, unless this process has. The ranks meet in a file of rank 0."""
     if rpc.api._is_current_rpc_agent_set():
         return
-    options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + _shared_path(), rpc_timeout=30)
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
-
-
-def _shared_path() -> str:
-    """Rank 0 says where."""
-    where = [tempfile.mkdtemp(prefix="minddp-rpc-") + "/store" if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(where)
-    return str(where[0])
+    with tempfile.TemporaryDirectory(prefix="minddp-rpc-") as folder:
+        meeting = [folder]
+        dist.broadcast_object_list(meeting)
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting[0]}/store", rpc_timeout=30)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
+        dist.barrier()
 
 
 class Net(nn.Module):
