@@ -3,9 +3,9 @@
 [Note: which backward ends]
 A pass ends with the backward that the user called. Under reentrant checkpointing, hooks fire in backwards that are
 nested in that one, and the end of a nested backward is not the end. A gradient that enters at the outputs is in the
-outer backward, so it asks for the end first. The first hook of a pass asks too, in case the outputs hold tensors
-where none were found, and so does the launch of the last bucket: what is complete may be finalized in a nested
-backward.
+outer backward, so it queues the end-of-backward callback first. The first hook of a pass asks too, in case the
+outputs hold tensors where none were found, and so does the launch of the last bucket: what is complete may be
+finalized in a nested backward.
 
 A backward that does not come in at the outputs, such as one of a penalty on a weight, is not the one that the
 forward announced, although its gradients belong to the pass. It settles nothing: `may_settle`.
@@ -27,8 +27,8 @@ class BackwardEnd:
 
     `is_first`: it enters at this one of the outputs for the first time.
 
-    Both are methods; their object is referenced weakly by the outputs. `futures` are complete when the end is over:
-    those of a buffer hook, for instance.
+    Both are methods; their object is referenced weakly by the outputs. `futures` are waited for before
+    backward returns: those of a buffer hook, for instance.
     """
 
     def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[bool], None] | None = None):

@@ -1,17 +1,18 @@
-"""The backward pass, from hook to `.grad`: hooks count, buckets leave in plan order, the end waits for them.
+"""The backward pass, from hook to `.grad`: hooks count, buckets are launched in plan order, the end waits for them.
 
     forward        backward begins          hooks              end of backward
     arm()     ->   first hook: a pass   ->  count, pack,   ->  wait in order, unpack,
                    is opened                launch             drop the pass
 
-- What triggers a launch? The last hook of a bucket's last pack group, once all buckets before it in the plan have
-  left: `BackwardPass._launch_ready_buckets`.
-- Where is the mean taken? While a group is packed: `PackGroup.pack`. See [Note: the mean is taken first].
+- What triggers a launch? The last hook of the pack group that fills last in a bucket, once all buckets before it in
+  the plan are launched: `BackwardPass._launch_ready_buckets`.
+- Where is the mean taken? While a group is packed, `PackGroup.pack`, unless the `Reducing` divides later or not at
+  all. See [Note: the mean is taken first].
 - What waits, and when? The end of backward, for one bucket after the other: `BackwardPass.wait_and_unpack`.
 - What does an exception leave behind? A pass, which the next forward drops: `ensure_finished`.
 
-What varies is a strategy: an `Expectation` (which gradients will come), a `Reducing` (what reduces a bucket), a
-`MakeBucket` (what a bucket is). `Mode`s are called on the way.
+Three parts are pluggable: an `Expectation` (which gradients will come), a `Reducing` (what reduces a bucket) and
+`MakeBucket` (what a bucket is). `Mode`s are called at the points that `Mode` lists.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from minddp.transport.protocols import Transport
 class Reducer:
     """Averages the gradients of `hooks.params` over the ranks of `transport` in every armed backward.
 
-    `modes` are called at their stations, in order. `num_passes` counts the synchronised backwards that have begun.
+    `modes` are called in order, at the points that `Mode` lists. `num_passes` counts synchronised backwards.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class Reducer:
     def _on_hook(self, param: int) -> None:
         """The gradient of `param` has been accumulated, and counting it is not all there is to do."""
         if self.phase is Phase.IDLE and not self.backward_end.is_awaited:
-            self.events.emit(EventKind.GRADIENT_KEPT, param)  # under no_sync, or again through one graph
+            self.events.emit(
+                EventKind.GRADIENT_KEPT, param
+            )  # no_sync, a second backward through one graph, or through an earlier forward
         elif self.phase is Phase.ARMED:
             self._open_pass(param)
             self.hooks.handler(param)
