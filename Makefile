@@ -11,8 +11,8 @@ help:  ## Show this list.
 demo: venv  ## Train a small GPT on two ranks for a minute, then prove the bits equal torch's DDP.
 	$(BIN)/minddp demo
 
-# Tests wait for other ranks half of the time, so two cores have work for four workers. `make gpu` runs tests/gpu.
-PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),4) --ignore tests/gpu
+# Tests wait for other ranks half of the time, so two cores have work for three workers. `make gpu` runs tests/gpu.
+PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),3) --ignore tests/gpu
 
 test: venv  ## Run the tests that decide (some four minutes on 2 cores).
 	$(PYTEST) --dist worksteal -m "not slow"

@@ -33,6 +33,7 @@ SLOW = [
         "compat/test_zero.py",
         "conformance",
         "doctor/test_doctor_command.py",
+        "features/test_scripts.py",
         "surface/test_compile.py",
         "train/test_launch.py",
         "train/test_trainer.py",
@@ -87,3 +88,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item.path):
             item.add_marker("slow")
+    # A test with a time limit of its own is long: it begins early, so that no worker ends with it alone.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
