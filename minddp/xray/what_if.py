@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minddp.core.options import MIB, BucketCaps
 from minddp.core.plan import BucketPlan, plan_from_readiness
 from minddp.forecast.link import Link, fit_link
 from minddp.forecast.planner import plan_buckets
 from minddp.forecast.step_model import Message, simulate
+from minddp.options import MIB, BucketCaps
 from minddp.platform.wording import size
 from minddp.xray.intervals import Interval
 from minddp.xray.recording import Layout
