@@ -2,7 +2,7 @@
 
     with minddp.xray(ddp) as x:
         train_step()
-    x.explain()            # in the terminal: where the time goes, what costs most, what to try
+    x.explain()            # in the terminal: where the time goes, what costs most, predictions
     x.save("step.html")    # a page that needs no network; .json for Perfetto, .png for a README
 
 | question | file |

@@ -26,7 +26,7 @@ MOST_COLUMNS, MOST_WITH_SHARES = 8, 3
 
 
 def explain(analysis: Analysis, console: Console) -> None:
-    """The typical step: where its time goes, what costs most, and what to do about it."""
+    """The typical step: where its time goes, what costs most, and predictions."""
     step = analysis.typical
     console.print(words.headline(step), style="bold", highlight=False)
     columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
@@ -34,9 +34,8 @@ def explain(analysis: Analysis, console: Console) -> None:
     if len(columns) > MOST_COLUMNS:
         _say(console, f"And {len(columns) - MOST_COLUMNS} more ranks, see the page.", style="dim")
     if step.complete:
-        suggestion = f"What to try: {words.suggestion(analysis)}"
-        sentences = words.overlap_sentence(step), words.worst_sentence(step), suggestion
-        for sentence in filter(None, [*sentences, words.more_ranks_sentence(analysis)]):
+        measured = [words.overlap_sentence(step), words.worst_sentence(step)]
+        for sentence in [*measured, words.plans_sentence(analysis), *words.model_sentences(analysis)]:
             _say(console, sentence)
     _facts(console, analysis)
 
@@ -79,4 +78,5 @@ def _facts(console: Console, analysis: Analysis) -> None:
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style, markup=False, highlight=False)
+    if text:
+        console.print(text, style=style, markup=False, highlight=False)

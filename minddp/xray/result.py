@@ -45,7 +45,7 @@ class Result:
         Comparison([self]).save(path)
 
     def explain(self, console: Console | None = None) -> None:
-        """Print where the time goes, what costs most and what to do about it; on the first rank only.
+        """Print where the time goes, what costs most, and predictions; on the first rank only.
 
         Raises:
             ValueError: no step was recorded.

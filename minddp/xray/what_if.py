@@ -23,9 +23,8 @@ from minddp.forecast.planner import plan_buckets
 from minddp.forecast.step_model import Message, simulate
 from minddp.options import MIB, BucketCaps
 from minddp.platform.wording import size
-from minddp.xray.intervals import Interval
 from minddp.xray.recording import Layout
-from minddp.xray.timeline import Activity, RankStep, Span, Step
+from minddp.xray.timeline import Activity, Interval, RankStep, Span, Step
 
 
 @dataclass(frozen=True)
@@ -145,10 +144,6 @@ class Alternative:
     prediction: Prediction
 
     @property
-    def is_computed(self) -> bool:
-        return self.arguments.get("bucket_cap_mb") == "auto"
-
-    @property
     def code(self) -> str:
         """The arguments as they are written."""
         return ", ".join(f"{name}={json.dumps(value)}" for name, value in self.arguments.items())
@@ -163,7 +158,7 @@ def alternatives(step: Step, link: Link) -> list[Alternative]:
         if _partition(layout) not in others:
             others[_partition(layout)] = Alternative(title, arguments, predict(step, layout, link))
     recorded, *rest = others.values()
-    return [recorded, *sorted(rest, key=lambda plan: (plan.is_computed, len(plan.prediction.layout.buckets)))]
+    return [recorded, *sorted(rest, key=lambda plan: ("auto" in plan.code, len(plan.prediction.layout.buckets)))]
 
 
 def _settings(step: Step) -> Iterator[tuple[str, dict[str, Any], BucketPlan]]:
