@@ -7,7 +7,7 @@
 
 | question | file |
 |---|---|
-| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `script.py`, `demo_recording.py` |
+| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `worker.py` |
 | what is recorded, and what does that cost? | `record.py`, from `sources.py`; torch's own wrapper: `native.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording? | `recording.py` |

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from minddp.xray.analysis import Analysis
 from minddp.xray.chrome_trace import RECORDINGS, chrome_trace
-from minddp.xray.explain import explain, explain_several
+from minddp.xray.explain import explain
 from minddp.xray.page import render
 from minddp.xray.picture import save_picture
 from minddp.xray.recording import Recording
@@ -50,8 +50,7 @@ class Result:
         Raises:
             ValueError: no step was recorded.
         """
-        if self.is_first:
-            explain(self.analysis, console or Console())
+        Comparison([self]).explain(console)
 
     def compare(self, *others: Result) -> Comparison:
         """This recording and others, on one scale."""
@@ -81,7 +80,7 @@ class Comparison:
     def explain(self, console: Console | None = None) -> None:
         """Print the recordings in one table."""
         if self._is_first:
-            explain_several([result.analysis for result in self.results], console or Console())
+            explain([result.analysis for result in self.results], console or Console())
 
 
 def load(path: str | Path) -> Result | Comparison:

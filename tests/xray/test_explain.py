@@ -7,17 +7,14 @@ import pytest
 from rich.console import Console
 
 from minddp.xray.analysis import Analysis
-from minddp.xray.explain import PARTS, explain, explain_several
+from minddp.xray.explain import PARTS, explain
 from minddp.xray.timeline import Activity
 from tests.xray.made_up import Rank, layout, recording
 
 
 def printed(*analyses: Analysis, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    if len(analyses) == 1:
-        explain(analyses[0], console)
-    else:
-        explain_several(analyses, console)
+    explain(analyses, console)
     return console.file.getvalue()
 
 
@@ -40,7 +37,7 @@ def test_it_fits_a_terminal_of_80_columns() -> None:
 
 
 def test_many_ranks_are_cut_short_and_that_is_said() -> None:
-    assert "And 2 more ranks" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
+    assert "And 2 more columns" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
 
 
 def test_an_interrupted_step_is_explained_without_predictions() -> None:
