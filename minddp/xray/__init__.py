@@ -8,7 +8,7 @@
 | question | file |
 |---|---|
 | how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `worker.py` |
-| what is recorded, and what does that cost? | `record.py`, from `sources.py`; torch's own wrapper: `native.py` |
+| what is recorded, and what does that cost? | `record.py`, from `sources.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording? | `recording.py` |
 | what did each rank do when, and what happened to each bucket? | `timeline.py`; from events: `reading.py` |

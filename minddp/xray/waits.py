@@ -24,10 +24,6 @@ class Stretch(NamedTuple):
     moves: bool
     exposed: bool
 
-    @property
-    def length_ns(self) -> int:
-        return self.end_ns - self.begin_ns
-
 
 def stretches_of(step: Step, rank: RankStep, bucket: int) -> list[Stretch]:
     """What is drawn of a bucket in a rank's lane; nothing while it queues, for then the lane is another's."""

@@ -5,8 +5,8 @@ Names of parameters stand in backticks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from minddp.platform.wording import count, joined, size
 from minddp.platform.wording import ranks as listed_ranks
@@ -139,8 +139,12 @@ def facts(recording: Recording) -> list[str]:
     """Sentences about the recording itself."""
     hosts = sorted({rank.host for rank in recording.ranks})
     sentences = [f"Recorded on {listed_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
-    if len(recording.ranks) > 1:
-        sentences.append(_clock_fact(recording.clock_error_ns))
+    error_ns = recording.clock_error_ns
+    if len(recording.ranks) > 1 and error_ns is None:
+        sentences.append("The ranks' clocks were not compared: times of different ranks may be apart.")
+    elif len(recording.ranks) > 1:
+        apart = f"The ranks' clocks agree within {ms(error_ns)}." if error_ns else "All ranks read one clock."
+        sentences.append(apart)
     dropped = sum(rank.dropped for rank in recording.ranks)
     kept = sum(len(rank.events) for rank in recording.ranks)
     sentences.append(
@@ -152,19 +156,10 @@ def facts(recording: Recording) -> list[str]:
     return sentences + list(recording.notes)
 
 
-def _clock_fact(error_ns: int | None) -> str:
-    if error_ns is None:
-        return "The ranks' clocks were not compared: times of different ranks may be apart."
-    if error_ns == 0:
-        return "All ranks read one clock."
-    return f"The ranks' clocks agree within {ms(error_ns)}."
-
-
 # ---------------------------------------------------------------------- one bucket
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A part of a bucket's life: its name, its begin and end, and what it is, in a sentence."""
 
     name: str
@@ -178,34 +173,29 @@ def life_of(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
     return [stage for stage in _stages(step, rank, bucket) if stage.end_ns >= stage.begin_ns]
 
 
-def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
-    stages = []
-    parameters = len(rank.layout.buckets[bucket.index].params)
+def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage]:
     if bucket.first_gradient_ns is not None and bucket.last_gradient_ns is not None:
-        took = ms(bucket.last_gradient_ns - bucket.first_gradient_ns)
-        sentence = (
-            f"{count(parameters, 'gradient')} within {took}; the last is {_name(rank, bucket.last_param)}."
-            if parameters > 1
-            else f"Its only gradient is {_name(rank, bucket.last_param)}."
-        )
-        stages.append(Stage("fills", bucket.first_gradient_ns, bucket.last_gradient_ns, sentence))
-    if bucket.ready_ns is None or bucket.launched_ns is None:
-        return stages
-    stages.append(Stage("held", bucket.ready_ns, bucket.launched_ns, _held_sentence(bucket)))
+        gradients = count(len(rank.layout.buckets[bucket.index].params), "gradient")
+        took, last_param = ms(bucket.last_gradient_ns - bucket.first_gradient_ns), bucket.last_param
+        name = "an unknown parameter" if last_param is None else f"`{rank.layout.params[last_param].name}`"
+        sentence = f"{gradients} within {took}; the last is {name}."
+        yield Stage("fills", bucket.first_gradient_ns, bucket.last_gradient_ns, sentence)
     passage = step.passage(bucket.index, rank)
-    assert passage is not None, "it was launched"
+    if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
+        return
+    yield Stage("held", bucket.ready_ns, bucket.launched_ns, _held_sentence(bucket))
     if passage.queues.length_ns:
         sentence = f"Bucket {bucket.index - 1} is still on the wire for {ms(passage.queues.length_ns)}."
-        stages.append(Stage("queues", *passage.queues, sentence))
+        yield Stage("queues", *passage.queues, sentence)
+    last = step.last_launch(bucket.index)
     if passage.wire is None:
         sentence = "It never arrived: what the other ranks did with it is not known."
-        return [*stages, Stage("waits for ranks", *passage.waits_for_ranks, sentence)]
-    last = step.last_launch(bucket.index)
+        yield Stage("waits for ranks", *passage.waits_for_ranks, sentence)
+        return
     if last is not None:
         sentence = _ranks_sentence(rank, last[1], passage.waits_for_ranks)
-        stages.append(Stage("waits for ranks", *passage.waits_for_ranks, sentence))
-    stages.append(Stage("on the wire", *passage.wire, _wire_sentence(rank, bucket, passage.wire)))
-    return stages
+        yield Stage("waits for ranks", *passage.waits_for_ranks, sentence)
+    yield Stage("on the wire", *passage.wire, _wire_sentence(rank, bucket, passage.wire))
 
 
 def _held_sentence(bucket: BucketHistory) -> str:
@@ -231,7 +221,3 @@ def _wire_sentence(rank: RankStep, bucket: BucketHistory, wire: Interval) -> str
         f"{size(bucket.nbytes)} in {ms(took_ns)}{seen}, {size(bucket.nbytes / took_ns * 1e9)} a second: "
         f"{ms(bucket.hidden_ns(wire))} hidden by backward, {ms(exposed_ns)} exposed."
     )
-
-
-def _name(rank: RankStep, param: int | None) -> str:
-    return "an unknown parameter" if param is None else f"`{rank.layout.params[param].name}`"

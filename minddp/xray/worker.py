@@ -85,16 +85,13 @@ class FirstWrapper:
             self._hook.remove()
             self._window = self._make_window(module)
             module.register_forward_pre_hook(self._on_forward, prepend=True)  # before those that already record
-            self._count(module)
+            self._on_forward(module, _inputs)
 
     def _on_forward(self, module: nn.Module, _inputs: object) -> None:
         assert self._window is not None
         if torch.is_grad_enabled():
             self._window.before_step(self._synchronised)
-            self._count(module)
-
-    def _count(self, module: nn.Module) -> None:
-        self._synchronised += bool(getattr(module, "require_backward_grad_sync", True))
+            self._synchronised += bool(getattr(module, "require_backward_grad_sync", True))
 
 
 # ---------------------------------------------------------------------- the demo model

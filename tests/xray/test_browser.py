@@ -267,7 +267,7 @@ def test_what_lies_under_the_mouse_is_named(seen: Seen) -> None:
     assert ["backward, rank 0", "20.0 ms, from 11.0 ms on"] in texts
     (bucket,) = [text for text in texts if text[0] == "bucket 1, rank 0"]
     assert bucket[1] == "3 gradients, 2 MiB"
-    assert bucket[3] == "8.50 ms on the wire, 7.67 ms of it exposed"
+    assert bucket[-1] == "on the wire 8.50 ms"
 
 
 def test_arrow_keys_go_from_bucket_to_bucket_and_rank_to_rank(seen: Seen) -> None:
@@ -375,7 +375,7 @@ def test_other_steps_can_be_seen(seen: Seen) -> None:
 
 def test_another_plan_is_drawn_beside_the_measured_one(seen: Seen) -> None:
     seen.page.locator("#plans label", has_text="one bucket").click()
-    assert "bucket_cap_mb=6" in seen.text(".plan-code")
+    assert "bucket_cap_mb=6" in seen.text("#plans code")
     assert seen.page.locator("#plan-chart .bucket").count() == 3 + 1
     texts = seen.page.eval_on_selector_all("#plan-chart text.strong", "all => all.map(t => t.textContent)")
     assert texts == ["measured", "predicted"]

@@ -153,16 +153,8 @@ function bucketText(row, bucket, scale) {
   return fitted(texts, scale.x(begin), scale.x(end), scale, y, exposed ? "on-exposed" : "on-wire");
 }
 
-function bucketFacts(row, { index, stretches }) {
+function bucketFacts(row, { index, life = [] }) {
   const { nbytes, params } = row.layout.buckets[index];
-  const lasting = (wanted) => sum(stretches.filter(wanted).map(([begin, end]) => end - begin));
-  const waits = lasting(([, , moves]) => !moves);
-  const moves = lasting(([, , moving]) => moving);
-  const exposed = lasting(([, , moving, isExposed]) => moving && isExposed);
-  return [
-    `bucket ${index}, ${row.label}`,
-    params.length ? `${plural(params.length, "gradient")}, ${bytes(nbytes)}` : bytes(nbytes),
-    isNotable(waits) && `${ms(waits)} waiting for other ranks`,
-    `${ms(moves)} on the wire, ${ms(exposed)} of it exposed`,
-  ];
+  const size = params.length ? `${plural(params.length, "gradient")}, ${bytes(nbytes)}` : bytes(nbytes);
+  return [`bucket ${index}, ${row.label}`, size, ...life.map(({ name, took }) => `${name} ${took}`)];
 }

@@ -34,6 +34,6 @@ function listenToWidth() {
 selectWorst();
 renderKey();
 render();
-for (const listen of [listenToKeys, listenToWheel, listenToDrags]) listen(byId("timeline"));
+listenToTimeline(byId("timeline"));
 listenToButtons();
 listenToWidth();

@@ -65,7 +65,7 @@ def _step(recording: Recording, step: Step, layout: int) -> Json:
     return {
         "number": step.number,
         "layout": layout,
-        "length": _exact_ms(step.length_ns),
+        "length": step.length_ns / 1e6,
         "end": _ms(step.end_ns - step.begin_ns),
         "headline": words.headline(step),
         "sentences": sentences if step.complete else errors,
@@ -78,12 +78,12 @@ def _rank(step: Step, rank: RankStep) -> Json:
     causes = total_by_cause(step, rank) if step.complete else {}
     return {
         "rank": rank.rank,
-        "length": _exact_ms(rank.length_ns),
+        "length": rank.length_ns / 1e6,
         "backwardEnd": _at(step, rank.gradients_complete_ns),
         "spans": [_span(step, span) for span in rank.spans],
-        "parts": [_exact_ms(rank.parts_ns[activity]) for activity in Activity],
+        "parts": [rank.parts_ns[activity] / 1e6 for activity in Activity],
         "overlap": round(step.overlap(rank), 4),
-        "causes": [[cause.value, _exact_ms(causes[cause])] for cause in Cause if causes.get(cause)],
+        "causes": [[cause.value, causes[cause] / 1e6] for cause in Cause if causes.get(cause)],
         "ready": [[p, _at(step, t_ns)] for p, t_ns in sorted(rank.ready_ns.items(), key=lambda item: item[1])],
         "buckets": [_bucket(step, rank, bucket) for bucket in rank.buckets if bucket.launched_ns is not None],
     }
@@ -125,8 +125,8 @@ def _plan(step: Step, plan: Alternative) -> Json:
     return {
         "title": plan.title,
         "code": plan.code,
-        "length": _exact_ms(prediction.length_ns),
-        "exposed": _exact_ms(max(sum(span.length_ns for span in rank.waits) for rank in prediction.ranks)),
+        "length": prediction.length_ns / 1e6,
+        "exposed": max(sum(span.length_ns for span in rank.waits) for rank in prediction.ranks) / 1e6,
         "sizes": [bucket.nbytes for bucket in prediction.layout.buckets],
         "ranks": [
             {
@@ -147,7 +147,3 @@ def _at(step: Step, t_ns: int | None) -> float | None:
 
 def _ms(ns: int) -> float:
     return round(ns / 1e6, 3)
-
-
-def _exact_ms(ns: int) -> float:
-    return ns / 1e6

@@ -18,7 +18,7 @@ function renderPlans() {
         lengthCells("measured", layoutOf(0).buckets.length, step.length, exposedIn(step), most)),
       plans.map((plan, k) => planRow(plan, k, most))),
     modelWarning(plans[0]),
-    html("p.plan-code", codeOf(chosen)),
+    chosen.code !== "" && html("p", html("code", `DistributedDataParallel(model, ${chosen.code})`)),
     host,
     html("p.soft", model));
   const ends = chosen.ranks.map(({ spans }) => spans.at(-1)[2]);
@@ -44,13 +44,6 @@ function modelWarning(recorded) {
   const off = `${percent(Math.abs(miss))} ${miss > 0 ? "more" : "less"}`;
   return html("p.warning", html("b", "Do not rely on these times. "),
     `For the recorded plan the model says ${off} than was measured; it may be as wrong about the others.`);
-}
-
-function codeOf(plan) {
-  if (plan.code) return html("code", `DistributedDataParallel(model, ${plan.code})`);
-  return html("span.soft", state.plan === 0
-    ? "The recorded plan, predicted by the model: where the two rows below differ, the model is wrong."
-    : "The constructor's defaults.");
 }
 
 function choosePlan(k) {

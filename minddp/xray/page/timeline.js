@@ -118,29 +118,20 @@ const KEYS = {
   n: () => alone && turnTo(state.steps[0] + 1),
 };
 
-function listenToKeys(host) {
+/** Keys; a wheel with Ctrl, or a pinch on a touchpad; drags. A plain wheel scrolls the page, as everywhere. */
+function listenToTimeline(host) {
   host.addEventListener("keydown", (event) => {
     const action = event.ctrlKey || event.metaKey || event.altKey ? null : KEYS[event.key];
     if (!action) return;
     event.preventDefault();
     action();
   });
-}
-
-/** A plain wheel scrolls the page, as everywhere; with Ctrl, or by a pinch on a touchpad, it zooms. */
-function listenToWheel(host) {
-  const turn = (event) => {
-    const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-    const place = event.clientX - host.getBoundingClientRect().left;
-    if (event.ctrlKey || event.metaKey) zoom(Math.exp(clamp(event.deltaY, -60, 60) / 120), scale.t(place));
-    else if (isSideways) pan(-(event.deltaX || event.deltaY));
-    else return;
+  host.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
-  };
-  host.addEventListener("wheel", turn, { passive: false });
-}
-
-function listenToDrags(host) {
+    const place = event.clientX - host.getBoundingClientRect().left;
+    zoom(Math.exp(clamp(event.deltaY, -60, 60) / 120), scale.t(place));
+  }, { passive: false });
   let travelled = 0;
   host.addEventListener("pointerdown", () => (travelled = 0));
   host.addEventListener("pointermove", (event) => {
