@@ -2,13 +2,13 @@
 
     with minddp.xray(ddp) as x:
         train_step()
-    x.explain()            # in the terminal: where the time goes, what costs most, what to try
+    x.explain()            # in the terminal: where the time goes, what costs most, predictions
     x.save("step.html")    # a page that needs no network; .json for Perfetto, .png for a README
 
 | question | file |
 |---|---|
-| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `script.py`, `demo_recording.py` |
-| what is recorded, and what does that cost? | `record.py`, from `sources.py`; torch's own wrapper: `native.py` |
+| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `worker.py` |
+| what is recorded, and what does that cost? | `record.py`, from `sources.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording? | `recording.py` |
 | what did each rank do when, and what happened to each bucket? | `timeline.py`; from events: `reading.py` |

@@ -10,8 +10,6 @@ from minddp.xray.recording import Recording
 from minddp.xray.timeline import Step, typical
 from minddp.xray.what_if import Alternative, Fit, Prediction, alternatives, fit, with_other_ranks
 
-AS_GOOD = 0.0025  # of a step: less is no reason to prefer one plan
-
 
 @dataclass(frozen=True)
 class Analysis:
@@ -50,16 +48,3 @@ class Analysis:
         if not self.plans or self.fit is None or not self.fit.separates_latency:
             return {}
         return with_other_ranks(self.typical, self.fit.link)
-
-    @cached_property
-    def best_plan(self) -> Alternative | None:
-        """Of the plans about as quick as the quickest, by prediction, the one with the fewest buckets.
-
-        Where the latency of a message is not known, plans with more buckets than the recorded one do not count.
-        """
-        known = self.fit is not None and self.fit.separates_latency
-        most = len(self.typical.layout.buckets)
-        trusted = [plan for plan in self.plans if known or len(plan.prediction.layout.buckets) <= most]
-        shortest_ns = min((plan.prediction.length_ns for plan in trusted), default=0)
-        good = [plan for plan in trusted if plan.prediction.length_ns <= shortest_ns * (1 + AS_GOOD)]
-        return min(good, key=lambda plan: len(plan.prediction.layout.buckets), default=None)

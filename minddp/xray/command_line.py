@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from minddp.platform.launcher import RanksFailed, Stopped, launch
@@ -20,9 +19,8 @@ STEPS = range(10, 15)  # in the first ones buckets are rebuilt and caches are co
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp xray` with these arguments; returns the exit status."""
     options = parse(arguments)
-    module = "minddp.xray.script" if options.script else "minddp.xray.demo_recording"
     try:
-        launch(options.nproc, module, list(arguments))
+        launch(options.nproc, "minddp.xray.worker", list(arguments))
     except RanksFailed as error:
         print(f"minddp xray: {error}", file=sys.stderr)
         return 1
@@ -75,9 +73,3 @@ def steps_from(text: str) -> range:
     if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST, two numbers of steps, the first smaller.")
     return range(int(first), int(last))
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The files to save: a picture as well, where matplotlib is installed."""
-    suffixes = [".html", ".json", *([".png"] if find_spec("matplotlib") else [])]
-    return [folder / f"step{suffix}" for suffix in suffixes]

@@ -25,31 +25,35 @@ PARTS = {
 MOST_COLUMNS, MOST_WITH_SHARES = 8, 3
 
 
-def explain(analysis: Analysis, console: Console) -> None:
-    """The typical step: where its time goes, what costs most, and what to do about it."""
-    step = analysis.typical
-    console.print(words.headline(step), style="bold", highlight=False)
-    columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
+def explain(analyses: Sequence[Analysis], console: Console) -> None:
+    """The typical step of one recording on each rank, with predictions; of several, on the slowest rank of each."""
+    names = words.names([analysis.recording for analysis in analyses])
+    if len(analyses) > 1:
+        columns = [(name, a.typical, a.typical.slowest) for name, a in zip(names, analyses, strict=True)]
+        sentences = [_in_a_line(name, analysis.typical) for name, analysis in zip(names, analyses, strict=True)]
+    else:
+        (analysis,) = analyses
+        step = analysis.typical
+        columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
+        console.print(words.headline(step), style="bold", highlight=False)
+        measured = [words.overlap_sentence(step), words.worst_sentence(step)] if step.complete else []
+        sentences = [*measured, words.plans_sentence(analysis), *words.model_sentences(analysis), _facts(analysis)]
     console.print(table_of(columns[:MOST_COLUMNS]))
     if len(columns) > MOST_COLUMNS:
-        _say(console, f"And {len(columns) - MOST_COLUMNS} more ranks, see the page.", style="dim")
-    if step.complete:
-        suggestion = f"What to try: {words.suggestion(analysis)}"
-        sentences = words.overlap_sentence(step), words.worst_sentence(step), suggestion
-        for sentence in filter(None, [*sentences, words.more_ranks_sentence(analysis)]):
-            _say(console, sentence)
-    _facts(console, analysis)
+        sentences.insert(0, f"And {len(columns) - MOST_COLUMNS} more columns, see the page.")
+    for sentence in filter(None, sentences):
+        console.print(sentence, markup=False, highlight=False)
 
 
-def explain_several(analyses: Sequence[Analysis], console: Console) -> None:
-    """The typical step of each recording, on its slowest rank, side by side."""
-    names = words.names([analysis.recording for analysis in analyses])
-    columns = [(name, a.typical, a.typical.slowest) for name, a in zip(names, analyses, strict=True)]
-    console.print(table_of(columns[:MOST_COLUMNS]))
-    for name, analysis in zip(names, analyses, strict=True):
-        layout = analysis.typical.layout
-        messages = f"{count(len(layout.buckets), 'message')}, {size(layout.nbytes)} in all"
-        _say(console, f"{name}: {words.ms(analysis.typical.length_ns)} a step, {messages}.")
+def _in_a_line(name: str, step: Step) -> str:
+    messages = count(len(step.layout.buckets), "message")
+    return f"{name}: {words.ms(step.length_ns)} a step, {messages}, {size(step.layout.nbytes)} in all."
+
+
+def _facts(analysis: Analysis) -> str:
+    steps = count(len(analysis.steps), "step")
+    which = f"This is step {analysis.typical.number}, the median of {steps}." if len(analysis.steps) > 1 else ""
+    return " ".join(filter(None, [which, *words.facts(analysis.recording)]))
 
 
 def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
@@ -70,13 +74,3 @@ def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     table.add_row("a step", *(cell(rank.length_ns, 1.0) for _, _, rank in columns), style="bold")
     table.add_row("communication hidden", *(f"{step.overlap(rank):.0%}" for _, step, rank in columns))
     return table
-
-
-def _facts(console: Console, analysis: Analysis) -> None:
-    steps = count(len(analysis.steps), "step")
-    which = f"This is step {analysis.typical.number}, the median of {steps}. " if len(analysis.steps) > 1 else ""
-    _say(console, which + " ".join(words.facts(analysis.recording)), style="dim")
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style, markup=False, highlight=False)

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from minddp.core.events import EventKind
-from minddp.xray.intervals import Interval
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
-from minddp.xray.timeline import Activity, BucketHistory, RankStep, Span, Step
+from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
 
 
 def steps_of(recording: Recording) -> tuple[Step, ...]:
@@ -176,7 +175,6 @@ def _histories(events: Sequence[Stamped], layout: Layout, spans: Sequence[Span])
         yield BucketHistory(
             index=index,
             nbytes=bucket.nbytes,
-            first_param=first[1],
             last_param=last[1],
             first_gradient_ns=first[0],
             last_gradient_ns=last[0],

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,15 +59,15 @@ class Recorder:
         self._first_layout = self._source.layout()
         self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
         self._optimizer_hooks: list[RemovableHandle] = [
-            register_optimizer_step_pre_hook(self._on_optimizer_begin),
-            register_optimizer_step_post_hook(self._on_optimizer_end),
+            register_optimizer_step_pre_hook(partial(self._emit, EventKind.OPTIMIZER_BEGIN)),
+            register_optimizer_step_post_hook(partial(self._emit, EventKind.OPTIMIZER_END)),
         ]
         self._source.watch(self._sink)
 
     def stop(self, error: BaseException | None = None) -> RankRecording:
         """End the recording, with the `error` that ended it, if any."""
         if error is not None:
-            self._sink(Event(EventKind.ERROR))
+            self._emit(EventKind.ERROR)
         else:
             self._await_completions()
         stopped_ns = now_ns()
@@ -101,11 +102,8 @@ class Recorder:
     def _count(self, kind: EventKind) -> int:
         return sum(event.kind is kind for _, _, event, _ in list(self._ring))
 
-    def _on_optimizer_begin(self, *_: Any) -> None:
-        self._sink(Event(EventKind.OPTIMIZER_BEGIN))
-
-    def _on_optimizer_end(self, *_: Any) -> None:
-        self._sink(Event(EventKind.OPTIMIZER_END))
+    def _emit(self, kind: EventKind, *_: Any) -> None:
+        self._sink(Event(kind))
 
     def _host_sink(self) -> EventSink:
         """See [Note: the cost of recording]."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from minddp.xray.analysis import Analysis
 from minddp.xray.chrome_trace import RECORDINGS, chrome_trace
-from minddp.xray.explain import explain, explain_several
+from minddp.xray.explain import explain
 from minddp.xray.page import render
 from minddp.xray.picture import save_picture
 from minddp.xray.recording import Recording
@@ -23,16 +23,11 @@ WRITERS: dict[str, Callable[[Sequence[Analysis], Path], object]] = {
 }
 
 
-class Result:
-    """One recording. On other ranks than the one that `is_first` nothing is written or printed."""
+class Comparison:
+    """Several recordings side by side; `results` has one element if it is a `Result`."""
 
-    def __init__(self, recording: Recording, *, is_first: bool = True):
-        self.recording = recording
-        self.is_first = is_first
-
-    @cached_property
-    def analysis(self) -> Analysis:
-        return Analysis(self.recording)
+    def __init__(self, results: Sequence[Result]):
+        self.results = tuple(results)
 
     def save(self, path: str | Path) -> None:
         """Write a page (.html), a Chrome trace that can be loaded again (.json) or a picture (.png), by the suffix.
@@ -42,33 +37,8 @@ class Result:
         Raises:
             ValueError: another suffix, or no step was recorded.
         """
-        Comparison([self]).save(path)
-
-    def explain(self, console: Console | None = None) -> None:
-        """Print where the time goes, what costs most and what to do about it; on the first rank only.
-
-        Raises:
-            ValueError: no step was recorded.
-        """
-        if self.is_first:
-            explain(self.analysis, console or Console())
-
-    def compare(self, *others: Result) -> Comparison:
-        """This recording and others, on one scale."""
-        return Comparison([self, *others])
-
-
-class Comparison:
-    """Several recordings side by side."""
-
-    def __init__(self, results: Sequence[Result]):
-        self.results = tuple(results)
-        self._is_first = all(result.is_first for result in results)
-
-    def save(self, path: str | Path) -> None:
-        """As `Result.save`, with all recordings in one file."""
         path = Path(path)
-        if not self._is_first:
+        if not all(result.is_first for result in self.results):
             return
         if path.suffix not in WRITERS:
             raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
@@ -79,9 +49,30 @@ class Comparison:
         WRITERS[path.suffix](analyses, path)
 
     def explain(self, console: Console | None = None) -> None:
-        """Print the recordings in one table."""
-        if self._is_first:
-            explain_several([result.analysis for result in self.results], console or Console())
+        """Print where the time goes, and of a single recording also predictions; on the first rank only.
+
+        Raises:
+            ValueError: no step was recorded.
+        """
+        if all(result.is_first for result in self.results):
+            explain([result.analysis for result in self.results], console or Console())
+
+
+class Result(Comparison):
+    """One recording. On other ranks than the one that `is_first` nothing is written or printed."""
+
+    def __init__(self, recording: Recording, *, is_first: bool = True):
+        super().__init__([self])
+        self.recording = recording
+        self.is_first = is_first
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        return Analysis(self.recording)
+
+    def compare(self, *others: Result) -> Comparison:
+        """This recording and others, on one scale."""
+        return Comparison([self, *others])
 
 
 def load(path: str | Path) -> Result | Comparison:

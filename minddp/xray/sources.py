@@ -1,15 +1,34 @@
-"""A source of events: any data-parallel wrapper that reports what it does."""
+"""Sources of events: minddp's wrapper, which reports what it does, and torch's, which is watched from outside.
+
+[Note: what torch's wrapper shows]
+Let it take two steps before the recording: torch rebuilds its buckets after the first, without a sign.
+
+Visible from outside are forward, each gradient (a hook on each parameter), each bucket's launch and completion (a
+communication hook that only times), and the end of backward. Not visible are the wait for one bucket rather than
+the next, packing and copying back, all of which happen in C++ between two visible moments. So `reading.py` assumes
+that after backward each bucket is waited for, in order, until it completes.
+
+[Note: the hook that stays]
+A communication hook can be registered once and never removed, so it stays when the recording ends, and reduces as
+before without an event. It multiplies by 1/world_size before it sums, as torch does without a hook; but with
+`gradient_as_bucket_view` or `batched_grad_copy` torch divides, which at world sizes that are no power of two may
+differ in the last bit. A module that has a communication hook already cannot be recorded.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from minddp.core.events import EventSink
+from minddp.core.autograd import tensors_in
+from minddp.core.events import Event, EventKind, EventSink
 from minddp.ddp import DistributedDataParallel
-from minddp.xray.recording import Layout
+from minddp.xray.recording import BucketInfo, Layout, ParamInfo
 
 
 class Source(Protocol):
@@ -77,3 +96,122 @@ class MinddpSource:
 
     def layout(self) -> Layout:
         return Layout.of(self._reducer.plan)
+
+
+class NativeSource:
+    """torch's wrapper, watched from outside. See [Note: what torch's wrapper shows]."""
+
+    wrapper = "torch DDP"
+    has_plan = True
+
+    def __init__(self, ddp: TorchDDP):
+        if getattr(ddp, "_comm_hooks", None):
+            raise ValueError(
+                "This module has a communication hook already, and torch's wrapper takes only one, which the "
+                "recording needs. Record it with minddp's wrapper instead."
+            )
+        group: Any = ddp.process_group
+        named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
+        self._ddp, self._group = ddp, group
+        self._sink: EventSink | None = None
+        self._params = tuple(
+            ParamInfo(name, p.numel(), p.nbytes, str(p.dtype).removeprefix("torch.")) for name, p in named
+        )
+        self._index_of = {param: index for index, (_, param) in enumerate(named)}
+        self._buckets: dict[int, tuple[int, ...]] = {}
+        self._in_backward = False
+        self.title = type(ddp.module).__name__
+        self.rank, self.world_size = group.rank(), group.size()
+        self.device = named[0][1].device
+        self.backend: str = dist.get_backend(group)
+        self.steps_taken = 0
+        self._install()
+
+    @classmethod
+    def of(cls, ddp: TorchDDP) -> NativeSource:
+        """The one source of this module: its hook can be registered only once."""
+        if "_minddp_xray" not in vars(ddp):
+            vars(ddp)["_minddp_xray"] = cls(ddp)
+        return vars(ddp)["_minddp_xray"]
+
+    @property
+    def store(self) -> dist.Store | None:
+        _, store = dist.distributed_c10d._world.pg_map.get(self._group, (None, None))
+        return store
+
+    @property
+    def topic(self) -> str:
+        return f"minddp/xray/torch/{self.title}/{self.steps_taken}"
+
+    def layout(self) -> Layout:
+        """As the hook has seen it; before the first backward only the parameters are known."""
+        buckets = (
+            BucketInfo(members, sum(self._params[p].nbytes for p in members))
+            for _, members in sorted(self._buckets.items())
+        )
+        return Layout(self._params, tuple(buckets), "as torch's wrapper has it")
+
+    def watch(self, sink: EventSink) -> None:
+        self._sink = sink
+
+    def unwatch(self, sink: EventSink) -> None:
+        self._sink = None
+
+    def _emit(self, kind: EventKind, subject: int = -1) -> None:
+        if self._sink is not None:
+            self._sink(Event(kind, subject))
+
+    # ------------------------------------------------------------------ hooks
+
+    def _install(self) -> None:
+        self._ddp.register_forward_pre_hook(lambda *_: self._emit(EventKind.FORWARD_BEGIN))
+        self._ddp.register_forward_hook(self._on_forward_end)
+        for param, index in self._index_of.items():
+            param.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+        self._ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))  # torch reads annotations
+
+    def _on_forward_end(self, _module: Any, _inputs: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and not self._ddp.require_backward_grad_sync:
+            self._emit(EventKind.NO_SYNC)
+        elif torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _grad: self._begin_backward())
+        self._emit(EventKind.FORWARD_END)
+
+    def _begin_backward(self) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            self._emit(EventKind.BACKWARD_BEGIN)
+            # Callbacks run in the order in which they are queued. Torch's wrapper queues its own, which waits and
+            # copies back, when its last bucket leaves: ours runs before it, and queues one that runs after it.
+            Variable._execution_engine.queue_callback(self._on_gradients_complete)
+
+    def _on_gradient(self, index: int, _param: torch.Tensor) -> None:
+        if not self._ddp.require_backward_grad_sync:
+            self._emit(EventKind.GRADIENT_KEPT, index)
+            return
+        self._begin_backward()
+        self._emit(EventKind.PARAM_READY, index)
+
+    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket as torch does without a hook. See [Note: the hook that stays]."""
+        index = bucket.index()
+        if index not in self._buckets or self._sink is not None:
+            self._buckets[index] = tuple(self._index_of[param] for param in bucket.parameters())
+        self._emit(EventKind.BUCKET_READY, index)
+        tensor = bucket.buffer().mul_(1 / self.world_size)
+        self._emit(EventKind.BUCKET_LAUNCHED, index)
+        future = self._group.allreduce([tensor]).get_future()
+        if self._sink is not None:
+            future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
+        return future.then(lambda done: done.value()[0])
+
+    def _on_gradients_complete(self) -> None:
+        self._emit(EventKind.GRADIENTS_COMPLETE)
+        Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    def _on_backward_end(self) -> None:
+        self._in_backward = False
+        self.steps_taken += 1
+        self._emit(EventKind.BACKWARD_END)

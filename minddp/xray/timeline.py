@@ -17,13 +17,46 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from minddp.xray.intervals import Interval, intersection, measure_ns
 from minddp.xray.recording import Layout
+
+
+class Interval(NamedTuple):
+    """From `begin_ns` up to `end_ns`."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return max(0, self.end_ns - self.begin_ns)
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points in time, as intervals in order that do not touch."""
+    merged: list[Interval] = []
+    for begin, end in sorted(interval for interval in intervals if interval.length_ns):
+        if merged and begin <= merged[-1].end_ns:
+            merged[-1] = Interval(merged[-1].begin_ns, max(end, merged[-1].end_ns))
+        else:
+            merged.append(Interval(begin, end))
+    return merged
+
+
+def intersection(left: Iterable[Interval], right: Iterable[Interval]) -> list[Interval]:
+    """The points in time that lie in both, as intervals in order that do not touch."""
+    rights = union(right)
+    pairs = [Interval(max(a.begin_ns, b.begin_ns), min(a.end_ns, b.end_ns)) for a in union(left) for b in rights]
+    return union(pairs)
+
+
+def measure_ns(intervals: Iterable[Interval]) -> int:
+    """The time that lies in at least one of them."""
+    return sum(interval.length_ns for interval in union(intervals))
 
 
 class Activity(enum.Enum):
@@ -62,14 +95,13 @@ class Span:
 class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if that did not happen.
 
-    `first_param` and `last_param` are those whose gradients arrived first and last. `ready_ns`: all gradients are
-    packed. `gradients_complete_ns`: backward has nothing left to compute. `awaited_ns`: how long the rank stood
-    still for this bucket.
+    `last_param` is the one whose gradient arrived last. `ready_ns`: all gradients are packed.
+    `gradients_complete_ns`: backward has nothing left to compute. `awaited_ns`: how long the rank stood still for
+    this bucket.
     """
 
     index: int
     nbytes: int
-    first_param: int | None
     last_param: int | None
     first_gradient_ns: int | None
     last_gradient_ns: int | None

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from minddp.xray.intervals import Interval, intersection
-from minddp.xray.timeline import RankStep, Span, Step
+from minddp.xray.timeline import Interval, RankStep, Span, Step, intersection
 
 
 class Stretch(NamedTuple):
@@ -24,10 +23,6 @@ class Stretch(NamedTuple):
     end_ns: int
     moves: bool
     exposed: bool
-
-    @property
-    def length_ns(self) -> int:
-        return self.end_ns - self.begin_ns
 
 
 def stretches_of(step: Step, rank: RankStep, bucket: int) -> list[Stretch]:
@@ -71,10 +66,6 @@ class Wait:
     @property
     def length_ns(self) -> int:
         return sum(self.ns_by_cause.values())
-
-    @property
-    def main_cause(self) -> Cause:
-        return max(self.ns_by_cause, key=lambda cause: self.ns_by_cause[cause])
 
 
 def waits_of(step: Step, rank: RankStep) -> list[Wait]:

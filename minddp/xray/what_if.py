@@ -10,12 +10,10 @@ one; predicting that one as well shows how far to trust it.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from minddp.core.plan import BucketPlan, plan_from_readiness
 from minddp.forecast.link import Link, fit_link
@@ -23,9 +21,8 @@ from minddp.forecast.planner import plan_buckets
 from minddp.forecast.step_model import Message, simulate
 from minddp.options import MIB, BucketCaps
 from minddp.platform.wording import size
-from minddp.xray.intervals import Interval
 from minddp.xray.recording import Layout
-from minddp.xray.timeline import Activity, RankStep, Span, Step
+from minddp.xray.timeline import Activity, Interval, RankStep, Span, Step
 
 
 @dataclass(frozen=True)
@@ -138,35 +135,26 @@ def _complete_ns(rank: RankStep) -> int:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan, in words, the arguments of `DistributedDataParallel` that make it, and its prediction."""
+    """A plan, in words, the arguments of `DistributedDataParallel` that make it, as code, and its prediction."""
 
     title: str
-    arguments: Mapping[str, Any]
+    code: str
     prediction: Prediction
-
-    @property
-    def is_computed(self) -> bool:
-        return self.arguments.get("bucket_cap_mb") == "auto"
-
-    @property
-    def code(self) -> str:
-        """The arguments as they are written."""
-        return ", ".join(f"{name}={json.dumps(value)}" for name, value in self.arguments.items())
 
 
 def alternatives(step: Step, link: Link) -> list[Alternative]:
     """The recorded plan, then settings from few buckets to many, then a computed plan; each partition once."""
-    recorded = Alternative("as recorded", {}, predict(step, step.layout, link))
+    recorded = Alternative("as recorded", "", predict(step, step.layout, link))
     others = {_partition(step.layout): recorded}
-    for title, arguments, plan in [*_settings(step), _computed(step, link)]:
+    for title, code, plan in [*_settings(step), _computed(step, link)]:
         layout = Layout.of(plan)
         if _partition(layout) not in others:
-            others[_partition(layout)] = Alternative(title, arguments, predict(step, layout, link))
+            others[_partition(layout)] = Alternative(title, code, predict(step, layout, link))
     recorded, *rest = others.values()
-    return [recorded, *sorted(rest, key=lambda plan: (plan.is_computed, len(plan.prediction.layout.buckets)))]
+    return [recorded, *sorted(rest, key=lambda plan: ("auto" in plan.code, len(plan.prediction.layout.buckets)))]
 
 
-def _settings(step: Step) -> Iterator[tuple[str, dict[str, Any], BucketPlan]]:
+def _settings(step: Step) -> Iterator[tuple[str, str, BucketPlan]]:
     """Common settings, from one bucket to one per parameter."""
     specs, order = step.layout.specs(), ready_order(step)
     total_mib = step.layout.nbytes / MIB
@@ -176,19 +164,19 @@ def _settings(step: Step) -> Iterator[tuple[str, dict[str, Any], BucketPlan]]:
         ("one bucket", math.ceil(total_mib)),
         ("a bucket per parameter", 0),
         ("default: 1 MiB, then 25 MiB", None),
-        *((f"buckets of {size(cap * MIB)}", int(cap) if cap >= 1 else cap) for cap in halves),
+        *((f"buckets of {size(cap * MIB)}", cap) for cap in halves),
     ]
     for title, cap_mb in settings:
         caps_bytes = BucketCaps.from_mib(cap_mb, None).after_rebuild()
-        arguments = {} if cap_mb is None else {"bucket_cap_mb": cap_mb}
-        yield title, arguments, plan_from_readiness(specs, order, caps_bytes)
+        code = "" if cap_mb is None else f"bucket_cap_mb={cap_mb:.12g}"
+        yield title, code, plan_from_readiness(specs, order, caps_bytes)
 
 
-def _computed(step: Step, link: Link) -> tuple[str, dict[str, Any], BucketPlan]:
+def _computed(step: Step, link: Link) -> tuple[str, str, BucketPlan]:
     """The plan that `bucket_cap_mb="auto"` makes of these times."""
     ready_s = [_ready_s(step, [param]) for param in range(len(step.layout.params))]
     plan = plan_buckets(step.layout.specs(), ready_s, link)
-    return "computed for this step", {"bucket_cap_mb": "auto"}, plan
+    return "computed for this step", 'bucket_cap_mb="auto"', plan
 
 
 def ready_order(step: Step) -> list[int]:

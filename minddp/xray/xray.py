@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -16,12 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minddp.ddp import DistributedDataParallel
-from minddp.xray.native import NativeSource
 from minddp.xray.peers import Gathered, Peers
 from minddp.xray.record import CAPACITY, Recorder
 from minddp.xray.recording import Recording
 from minddp.xray.result import Comparison, Result
-from minddp.xray.sources import MinddpSource, Source
+from minddp.xray.sources import MinddpSource, NativeSource, Source
 
 _log = logging.getLogger(__name__)
 LIMIT_S = 30.0
@@ -34,7 +32,7 @@ class XRay:
     [Note: which ranks record].
 
     Args:
-        ddp: minddp's wrapper; torch's, as far as it can be watched (see `native.py`); or a `Source`.
+        ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`.
         title: its name in pictures; by default the module's class.
         capacity: how many events are kept, the latest; all pictures show how many were dropped.
         first_step: the number of the first step recorded; by default the number of synchronised backwards before
@@ -65,9 +63,7 @@ class XRay:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.stop(error)
 
     def start(self) -> None:
@@ -171,9 +167,7 @@ class Window:
     def __enter__(self) -> Window:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close(error)
 
     def before_step(self, number: int) -> None:
@@ -186,14 +180,11 @@ class Window:
 
     def close(self, error: BaseException | None = None) -> None:
         """There will be no more steps."""
-        if self._xray is None:
-            return
-        if not self._is_open:
-            _log.warning(
-                "Steps %d:%d were never reached, so there is no x-ray.", self._steps.start, self._steps.stop
-            )
-            return
-        xray, self._xray, self._is_open = self._xray, None, False
-        xray.stop(error)
-        if error is None:
-            self._then(xray)
+        if self._is_open:
+            xray, self._xray, self._is_open = self._xray, None, False
+            xray.stop(error)
+            if error is None:
+                self._then(xray)
+        elif self._xray is not None:
+            first, last = self._steps.start, self._steps.stop
+            _log.warning("Steps %d:%d were never reached, so there is no x-ray.", first, last)

@@ -80,18 +80,16 @@ class Seen:
     def style(self, selector: str, name: str) -> str:
         return self.page.eval_on_selector(selector, f"node => getComputedStyle(node).{name}")
 
-    def time_at_mouse(self) -> str | None:
-        return self.page.text_content("#timeline .cursor")
-
     def selected(self) -> str:
         return self.text("#bucket-title").split("\n")[0]
 
-    def figures(self) -> dict[str, tuple[str, str]]:
-        """The figures of the selected bucket: by name, the value and the remark."""
-        texts = self.page.eval_on_selector_all(
-            ".figures div", "all => all.map(figure => [...figure.children].map(part => part.innerText))"
+    def life(self) -> dict[str, str]:
+        """The sentences on the selected bucket, by the name of the stage."""
+        return dict(
+            self.page.eval_on_selector_all(
+                ".life li", "all => all.map(li => [li.firstChild.innerText, li.lastChild.innerText])"
+            )
         )
-        return {name: (value, about) for name, value, about in texts}
 
     def axis(self) -> list[str]:
         return self.page.eval_on_selector_all(
@@ -140,9 +138,8 @@ def seen(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 def test_the_first_view_says_what_there_is_to_see(seen: Seen) -> None:
     assert seen.page.title() == "three buckets: minddp x-ray"
     assert re.fullmatch(r"A step takes \S+ ms; rank 0 waits \S+ ms of it for gradients\.", seen.text("h1"))
-    assert "What to try:" in seen.text("#suggestion")
     assert seen.page.locator("#timeline .bucket").count() == 2 * 3
-    assert "Where it is red, the rank has nothing left to do and stands still." in seen.text(".how")
+    assert "Where it is red, the rank has nothing left to do and stands still." in seen.text("#how")
     drawn = seen.page.eval_on_selector_all("#timeline svg text", "all => all.map(t => t.textContent)")
     assert {"rank 0", "rank 1", "forward", "backward", "stands still"} <= set(drawn)
     assert "All ranks read one clock." in seen.text("#facts")
@@ -203,7 +200,7 @@ def test_no_text_of_a_chart_is_cut_off_or_lies_on_another(seen: Seen) -> None:
 def test_a_step_that_an_error_ended_is_shown_with_the_error(seen: Seen) -> None:
     assert seen.text("h1").startswith("This step did not come to its end")
     assert "Rank 0 ended with ValueError: no." in seen.text("#sentences")
-    assert seen.figures()["On the wire"] == ("not known", "it never arrived")
+    assert seen.life()["waits for ranks"].startswith("It never arrived")
     assert not seen.page.is_visible("#plans")
 
 
@@ -225,26 +222,24 @@ def test_a_click_on_a_bucket_tells_its_life(seen: Seen) -> None:
     assert seen.page.locator("#timeline .outline").count() == 2, "the same bucket is marked on both ranks"
 
 
-def test_the_figures_of_a_bucket(seen: Seen) -> None:
+def test_the_sentences_on_a_bucket(seen: Seen) -> None:
     """Reckoned by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms.
 
     Before that bucket 0 is in its way, which left rank 1 at 14 + 2/6 of 20 ms.
     """
     seen.page.locator("#timeline .bucket[data-bucket='1']").first.click()
-    assert seen.figures() == {
-        "Last gradient": ("blocks.4.weight", "ready at 27.7 ms"),
-        "Last rank to launch": ("rank 1", "3.00 ms after this one"),
-        "Waited for buckets before it": ("1.50 ms", "0.00 ms to leave, 1.50 ms for the wire"),
-        "Hidden by backward": ("0.33 ms", "of 8.50 ms on the wire, 0.50 ms beside other work"),
-        "Exposed": ("7.67 ms", "rank 0 stood still for it for 7.67 ms"),
-    }
+    life = seen.life()
+    assert life["fills"].endswith("the last is blocks.4.weight.")
+    assert life["queues"] == "Bucket 0 is still on the wire for 1.50 ms."
+    assert "rank 1 launches it 1.50 ms later" in life["waits for ranks"]
+    assert life["on the wire"].endswith(": 0.33 ms hidden by backward, 7.67 ms exposed.")
+    assert "Rank 0 stands still for it for 7.67 ms." in seen.text("#bucket-facts")
     seen.press("ArrowRight")
-    figures = seen.figures()
-    assert figures["Waited for buckets before it"] == ("8.17 ms", "0.00 ms to leave, 8.17 ms for the wire")
-    assert figures["Hidden by backward"][0] == "0.00 ms"
-    assert figures["Exposed"][0] == "8.00 ms"
+    life = seen.life()
+    assert life["queues"] == "Bucket 1 is still on the wire for 8.17 ms."
+    assert life["on the wire"].endswith(": 0.00 ms hidden by backward, 8.00 ms exposed.")
     seen.press("ArrowDown")
-    assert seen.figures()["Last rank to launch"] == ("this rank", "no other came later")
+    assert seen.life()["waits for ranks"] == "This rank is the last to launch it."
 
 
 def test_the_bars_of_a_bucket_s_life_follow_each_other(seen: Seen) -> None:
@@ -259,8 +254,8 @@ def test_the_bars_of_a_bucket_s_life_follow_each_other(seen: Seen) -> None:
 def test_the_tick_of_the_last_gradient_stands_where_its_time_is(seen: Seen) -> None:
     """Bucket 0's last gradient of rank 0: a third through backward."""
     seen.page.locator("#timeline .bucket[data-bucket='0']").first.click()
-    backward, dot = seen.box("#timeline .backward"), seen.box("#timeline .arrow-head")
-    share = (dot["x"] + dot["width"] / 2 - backward["x"]) / (backward["width"] + 1)
+    backward, ticks = seen.bars("#timeline .backward")[0], seen.bars("#timeline .tick.on")[0]
+    share = (ticks[1] - backward[0]) / (backward[1] - backward[0] + 1)
     assert share == pytest.approx(1 / 3, abs=0.01)
 
 
@@ -268,16 +263,11 @@ def test_the_tick_of_the_last_gradient_stands_where_its_time_is(seen: Seen) -> N
 
 
 def test_what_lies_under_the_mouse_is_named(seen: Seen) -> None:
-    seen.page.locator("#timeline rect.backward").first.hover()
-    assert seen.text("#tip").split("\n") == ["backward, rank 0", "20.0 ms, from 11.0 ms on"]
-    assert seen.time_at_mouse() == "21.0 ms", "in the middle of backward"
-    seen.page.locator("#timeline .bucket[data-bucket='1']").first.hover()
-    texts = seen.text("#tip").split("\n")
-    assert texts[:2] == ["bucket 1, rank 0", "3 gradients, 2 MiB"]
-    assert texts[3] == "8.50 ms on the wire, 7.67 ms of it exposed"
-    seen.page.mouse.move(5, 5)
-    assert not seen.page.is_visible("#tip")
-    assert seen.page.locator("#timeline .cursor").count() == 0
+    texts = [text.split("\n") for text in seen.page.locator("#timeline title").all_text_contents()]
+    assert ["backward, rank 0", "20.0 ms, from 11.0 ms on"] in texts
+    (bucket,) = [text for text in texts if text[0] == "bucket 1, rank 0"]
+    assert bucket[1] == "3 gradients, 2 MiB"
+    assert bucket[-1] == "on the wire 8.50 ms"
 
 
 def test_arrow_keys_go_from_bucket_to_bucket_and_rank_to_rank(seen: Seen) -> None:
@@ -285,7 +275,6 @@ def test_arrow_keys_go_from_bucket_to_bucket_and_rank_to_rank(seen: Seen) -> Non
     assert seen.selected().startswith("Bucket 0, rank 0")
     seen.press("ArrowRight", "ArrowDown")
     assert seen.selected().startswith("Bucket 1, rank 1")
-    assert seen.text("#announcement").startswith("Bucket 1, rank 1: fills")
     seen.press("ArrowUp", "ArrowUp")
     assert seen.selected().startswith("Bucket 1, rank 0")
 
@@ -304,8 +293,6 @@ def test_keys_zoom_move_and_fit(seen: Seen) -> None:
     assert seen.axis() == whole
     seen.press("s")
     assert seen.axis() == whole, "there is nothing outside the step to be seen"
-    seen.press("+", "-")
-    assert seen.axis() == whole
 
 
 def test_a_bucket_outside_the_view_is_brought_into_it(seen: Seen) -> None:
@@ -323,7 +310,7 @@ def test_all_can_be_reached_by_the_tab_key(seen: Seen) -> None:
         seen.page.keyboard.press("Tab")
         reached.append(seen.page.evaluate("document.activeElement.id || document.activeElement.name"))
     assert reached.index("timeline") < 8, "fifty steps are not fifty stops on the way"
-    assert {"theme", "step-after", "zoom-in", "zoom-out", "zoom-fit", "plan"} <= set(reached)
+    assert {"step-after", "zoom-in", "zoom-out", "zoom-fit", "plan"} <= set(reached)
 
 
 def test_the_focus_can_be_seen(seen: Seen) -> None:
@@ -333,15 +320,16 @@ def test_the_focus_can_be_seen(seen: Seen) -> None:
 
 def test_the_wheel_zooms_where_the_mouse_is_and_dragging_moves(seen: Seen) -> None:
     box = seen.box("#timeline")
+    at_mouse = f"scale.t({0.6 * box['width']})"
     seen.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 60)
-    before = seen.time_at_mouse()
+    before = seen.page.evaluate(at_mouse)
     seen.page.keyboard.down("Control")
     seen.page.mouse.wheel(0, -240)
     seen.page.keyboard.up("Control")
     seen.page.wait_for_function("() => document.querySelector('#timeline svg text').textContent !== '0'")
     zoomed = seen.axis()
     seen.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 61)
-    assert seen.time_at_mouse() == before, "what was under the mouse still is"
+    assert seen.page.evaluate(at_mouse) == pytest.approx(before, rel=1e-3), "what was under the mouse still is"
     seen.page.mouse.down()
     seen.page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 60, steps=5)
     seen.page.mouse.up()
@@ -359,37 +347,10 @@ def test_a_plain_wheel_scrolls_the_page(seen: Seen) -> None:
     assert seen.axis() == whole
 
 
-def test_the_strip_below_shows_and_moves_what_is_in_view(seen: Seen) -> None:
-    assert seen.style("#overview", "visibility") == "hidden", "all is in view"
-    seen.press(*"www")
-    strip, part = seen.box("#overview"), seen.box("#overview i")
-    assert part["width"] / strip["width"] == pytest.approx(0.6**3, abs=0.01)
-    seen.page.mouse.click(strip["x"] + 2, strip["y"] + 3)
-    assert seen.axis()[0] == "0"
-    assert seen.box("#overview i")["x"] == pytest.approx(strip["x"], abs=1)
-
-
 @shown("made", **PHONE)
-def test_two_fingers_zoom_and_a_tap_selects(seen: Seen) -> None:
+def test_a_tap_selects(seen: Seen) -> None:
     seen.page.locator("#timeline .bucket[data-bucket='0']").first.tap()
     assert seen.selected().startswith("Bucket 0, rank 0")
-    seen.page.locator("#timeline").scroll_into_view_if_needed()
-    whole, box = seen.axis(), seen.box("#timeline")
-    touch = seen.context.new_cdp_session(seen.page)
-
-    def fingers(kind: str, *apart: float) -> None:
-        middle, y = box["x"] + 0.6 * box["width"], box["y"] + 60
-        points = [
-            {"x": middle + place, "y": y, "id": k} for k, d in enumerate(apart) for place in (d * (2 * k - 1),)
-        ]
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-
-    fingers("touchStart", 20, 20)
-    for distance in (30, 45, 60):
-        fingers("touchMove", distance, distance)
-    fingers("touchEnd")
-    assert seen.axis() != whole
-    assert seen.box("#overview i")["width"] < 0.6 * seen.box("#overview")["width"]
 
 
 # ---------------------------------------------------------------------- steps, plans, recordings
@@ -414,7 +375,7 @@ def test_other_steps_can_be_seen(seen: Seen) -> None:
 
 def test_another_plan_is_drawn_beside_the_measured_one(seen: Seen) -> None:
     seen.page.locator("#plans label", has_text="one bucket").click()
-    assert "bucket_cap_mb=6" in seen.text(".plan-code")
+    assert "bucket_cap_mb=6" in seen.text("#plans code")
     assert seen.page.locator("#plan-chart .bucket").count() == 3 + 1
     texts = seen.page.eval_on_selector_all("#plan-chart text.strong", "all => all.map(t => t.textContent)")
     assert texts == ["measured", "predicted"]
@@ -446,8 +407,9 @@ def test_a_model_that_is_far_off_says_so(seen: Seen) -> None:
 
 @shown("both")
 def test_recordings_side_by_side(seen: Seen) -> None:
-    assert re.fullmatch(r"three buckets takes \S+ ms a step, one bucket \S+ ms\.", seen.text("h1"))
-    assert seen.page.locator("#comparison tbody tr").count() == 2
+    rows = seen.text("#comparison").split()
+    assert " ".join(rows[:5]) == "three buckets 3 buckets 51.2"
+    assert seen.page.locator("#comparison .plan").count() == 2
     assert seen.page.locator("#timeline .bucket").count() == 6 + 2
     assert not seen.page.is_visible("#plans")
     assert not seen.page.is_visible("#step-keys")
@@ -498,15 +460,16 @@ def test_a_narrow_window_needs_no_sideways_scrolling(seen: Seen) -> None:
 def test_a_window_that_changes_is_drawn_anew(seen: Seen) -> None:
     seen.page.set_viewport_size({"width": 1000, "height": 700})
     seen.page.wait_for_function("() => document.querySelector('#timeline svg').viewBox.baseVal.width > 800")
-    assert seen.page.locator("#parts tbody tr").count() == 2, "ranks are rows again"
 
 
 @pytest.mark.parametrize("seen", [("made", {"color_scheme": c}) for c in ("light", "dark")], indirect=True, ids=str)
 def test_text_can_be_read_in_light_and_dark(seen: Seen) -> None:
     """WCAG 2: text 4.5, shapes 3 against what lies behind them."""
     colors = seen.page.evaluate(
-        """names => { const style = getComputedStyle(document.documentElement);
-        return Object.fromEntries(names.map(name => [name, style.getPropertyValue("--" + name).trim()])); }""",
+        """names => Object.fromEntries(names.map(name => {
+            document.body.style.color = `var(--${name})`;
+            return [name, getComputedStyle(document.body).color];
+        }))""",
         ["page", "card", "ink", "soft", "exposed-pale", "tick", *FILLS, *(f"on-{name}" for name in FILLS)],
     )
     texts = [("ink", "page"), ("ink", "card"), ("soft", "page"), ("soft", "card"), ("ink", "exposed-pale")]
@@ -524,14 +487,14 @@ def contrast(one: str, other: str) -> float:
 
 
 def luminance(color: str) -> float:
-    parts = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)]
     red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @shown("made", color_scheme="dark")
-def test_the_theme_is_the_systems_until_it_is_switched(seen: Seen) -> None:
+def test_the_theme_is_the_systems(seen: Seen) -> None:
     dark = seen.style("body", "backgroundColor")
-    seen.page.click("#theme")
+    seen.page.emulate_media(color_scheme="light")
     light = seen.style("body", "backgroundColor")
     assert sum(map(int, re.findall(r"\d+", light)[:3])) > 600 > 200 > sum(map(int, re.findall(r"\d+", dark)[:3]))

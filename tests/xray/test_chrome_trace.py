@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from minddp.xray.analysis import Analysis
-from minddp.xray.chrome_trace import COMPUTES, chrome_trace, lanes
-from minddp.xray.intervals import Interval
+from minddp.xray.chrome_trace import BUCKETS, COMPUTES, chrome_trace
 from minddp.xray.result import Comparison, Result, load
 from tests.xray.made_up import MIB, Rank, Wire, layout, recording
 
@@ -27,7 +26,7 @@ def test_a_process_per_rank_with_a_track_for_computing_and_one_for_buckets() -> 
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events("M") if "name" in e["args"]}
     assert {name for (pid, tid), name in names.items() if tid == 0} == {"rank 0", "rank 1"}
     assert names[0, COMPUTES] == names[1, COMPUTES] == "computes"
-    assert names[0, COMPUTES + 1] == "buckets"
+    assert names[0, BUCKETS] == "buckets"
 
 
 def test_slices_of_one_track_lie_beside_or_within_each_other() -> None:
@@ -52,20 +51,15 @@ def test_a_bucket_tells_its_parameters_bytes_and_bandwidth() -> None:
     assert first["ts"] <= wire["ts"]
 
 
-def test_an_arrow_leads_from_the_last_gradient_to_the_launch() -> None:
+def test_an_arrow_leads_from_the_last_gradient_to_the_bucket() -> None:
     starts = {e["id"]: e for e in events("s")}
     ends = {e["id"]: e for e in events("f")}
     assert starts.keys() == ends.keys()
     assert len(starts) == 2 * 2 * 3
     ready = {e["ts"] for e in events("i", name="layer1.weight", pid=0)}
-    launches = {e["ts"] for e in events("X", name="bucket 0", pid=0)}
+    slices = {e["ts"] for e in events("X", name="bucket 0", pid=0)}
     assert {starts[f"0.{step}.0"]["ts"] for step in range(2)} == ready
-    assert {ends[f"0.{step}.0"]["ts"] for step in range(2)} == launches
-
-
-def test_lanes_hold_no_two_intervals_at_once() -> None:
-    these = [Interval(0, 10), Interval(1, 3), Interval(3, 5), Interval(4, 12), Interval(10, 11)]
-    assert lanes(these) == [0, 1, 1, 2, 0]
+    assert {ends[f"0.{step}.0"]["ts"] for step in range(2)} == slices
 
 
 def test_a_saved_trace_can_be_loaded_again(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_the_demo_records_both_wrappers(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     done = run("--task", "digits", "--out", str(tmp_path), "--steps", "3:5", "--bucket-cap-mb", "0.02")
     assert done.returncode == 0, done.stderr
-    assert "What to try:" in done.stdout
+    assert "Predicted: " in done.stdout
     names = {path.name for path in tmp_path.iterdir()}
     assert {"step.html", "step.json", "compare.html", "compare.json"} <= names
     assert isinstance(load(tmp_path / "compare.json"), Comparison)

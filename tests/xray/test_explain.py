@@ -7,17 +7,14 @@ import pytest
 from rich.console import Console
 
 from minddp.xray.analysis import Analysis
-from minddp.xray.explain import PARTS, explain, explain_several
+from minddp.xray.explain import PARTS, explain
 from minddp.xray.timeline import Activity
 from tests.xray.made_up import Rank, layout, recording
 
 
 def printed(*analyses: Analysis, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    if len(analyses) == 1:
-        explain(analyses[0], console)
-    else:
-        explain_several(analyses, console)
+    explain(analyses, console)
     return console.file.getvalue()
 
 
@@ -31,7 +28,7 @@ def test_the_table_adds_up() -> None:
     columns = [[float(rows[name][2 * k]) for name in PARTS] for k in range(2)]
     steps = [float(rows["a step"][2 * k]) for k in range(2)]
     assert [sum(column) for column in columns] == pytest.approx(steps, abs=0.05)
-    assert "What to try:" in text
+    assert "Predicted: " in text
     assert "This is step 0, the median of 2 steps." in text
 
 
@@ -40,15 +37,15 @@ def test_it_fits_a_terminal_of_80_columns() -> None:
 
 
 def test_many_ranks_are_cut_short_and_that_is_said() -> None:
-    assert "And 2 more ranks" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
+    assert "And 2 more columns" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
 
 
-def test_an_interrupted_step_is_explained_without_advice() -> None:
+def test_an_interrupted_step_is_explained_without_predictions() -> None:
     made = recording([Rank()], layout([[1]]))
     cut = replace(made.ranks[0], events=made.ranks[0].events[:4], stopped_ns=12 * 10**6)
     text = printed(Analysis(replace(made, ranks=(cut,))))
     assert "did not come to its end" in text
-    assert "What to try" not in text
+    assert "redicted" not in text
 
 
 def test_several_recordings_share_a_table() -> None:

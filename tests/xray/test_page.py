@@ -60,9 +60,8 @@ def test_the_payload_is_the_step_in_milliseconds() -> None:
 def test_buckets_wait_and_move_one_after_the_other() -> None:
     for step in payload([Analysis(MADE)])["exhibits"][0]["steps"]:
         for rank in step["ranks"]:
-            edges = [t for b in rank["buckets"] for t in (b["pending"], b["begin"], b["end"])]
+            edges = [t for b in rank["buckets"] for begin, end, *_ in b["stretches"] for t in (begin, end)]
             assert edges == sorted(edges)
-            assert all(bucket["launched"] <= bucket["pending"] for bucket in rank["buckets"])
 
 
 def test_a_bucket_is_divided_where_its_rank_begins_to_stand_still() -> None:
@@ -73,39 +72,28 @@ def test_a_bucket_is_divided_where_its_rank_begins_to_stand_still() -> None:
         [28.333, 31, 1, 0],
         [31, 33.333, 1, 1],
     ]
-    assert first["lastRank"] == [1, pytest.approx(4)]
-    assert first["wire"] == {"hidden": pytest.approx(8 / 3), "beside": 0, "exposed": pytest.approx(7 / 3)}
+    assert first["life"][-1]["sentence"].endswith(": 2.67 ms hidden by backward, 2.33 ms exposed.")
+    assert first["stood"] == "Rank 0 stands still for it for 2.33 ms."
 
 
-def test_the_figures_of_buckets_add_up_to_those_of_their_rank() -> None:
+def test_the_stretches_of_buckets_add_up_to_the_figures_of_their_rank() -> None:
     for step in payload([Analysis(MADE)])["exhibits"][0]["steps"]:
         for rank in step["ranks"]:
-            wires = [bucket["wire"] for bucket in rank["buckets"]]
-            for bucket, wire in zip(rank["buckets"], wires, strict=True):
-                assert sum(wire.values()) == pytest.approx(bucket["end"] - bucket["begin"], abs=0.002)
-                moving = [s for s in bucket["stretches"] if s[2]]
-                drawn = sum(end - begin for begin, end, _, exposed in moving if exposed)
-                assert drawn == pytest.approx(wire["exposed"], abs=0.002)
-            exposed, total = sum(w["exposed"] for w in wires), sum(sum(w.values()) for w in wires)
-            assert rank["overlap"] == pytest.approx(1 - exposed / total, abs=0.001)
+            moving = [s for bucket in rank["buckets"] for s in bucket["stretches"] if s[2]]
+            exposed = sum(end - begin for begin, end, _, is_exposed in moving if is_exposed)
+            assert rank["overlap"] == pytest.approx(1 - exposed / sum(s[1] - s[0] for s in moving), abs=0.001)
             still = rank["parts"][list(Activity).index(Activity.EXPOSED)]
-            assert sum(bucket["awaited"] for bucket in rank["buckets"]) == pytest.approx(still)
             assert sum(value for _, value in rank["causes"]) == pytest.approx(still)
 
 
-def test_the_wait_for_buckets_before_it_is_a_figure() -> None:
-    """On rank 0, bucket 1 leaves at 31 ms. Bucket 0 is through at 33 and 1/3 ms, and rank 1 comes at 35 ms."""
-    first, second = payload([Analysis(MADE)])["exhibits"][0]["steps"][0]["ranks"][0]["buckets"]
-    assert first["behind"] == [0, 0]
-    assert second["behind"] == [0, pytest.approx(7 / 3, abs=1e-5)]
-    assert second["lastRank"] == [1, pytest.approx(4)]
+def test_a_bucket_queues_for_the_one_before_it() -> None:
+    """10 ms of bucket 0, 3 ms past the launch of bucket 1."""
     plan = layout([[3], [0.1]])
     (step,) = payload([Analysis(recording([Rank()], plan, wire=Wire(bytes_per_ms=MIB / 4)))])["exhibits"][0][
         "steps"
     ]
-    assert step["ranks"][0]["buckets"][1]["behind"] == [0, pytest.approx(3)], (
-        "10 ms of bucket 0, 3 ms past its launch"
-    )
+    stages = {stage["name"]: stage["took"] for stage in step["ranks"][0]["buckets"][1]["life"]}
+    assert (stages["held"], stages["queues"]) == ("0.00 ms", "3.00 ms")
 
 
 def test_a_bucket_waits_for_ranks_as_long_in_the_lane_as_in_its_life() -> None:
@@ -113,7 +101,6 @@ def test_a_bucket_waits_for_ranks_as_long_in_the_lane_as_in_its_life() -> None:
         for bucket in rank["buckets"]:
             (stage,) = (stage for stage in bucket["life"] if stage["name"] == "waits for ranks")
             assert [s for s in bucket["stretches"] if not s[2]] == stage["stretches"]
-            assert (stage["begin"], stage["end"]) == (bucket["pending"], bucket["begin"])
 
 
 def test_a_page_says_once_whose_wrapper_it_shows() -> None:
@@ -132,10 +119,9 @@ def test_several_recordings_come_without_predictions() -> None:
     assert payload([Analysis(MADE)])["exhibits"][0]["plans"]
 
 
-def test_no_other_plan_is_suggested_to_a_wrapper_without_one() -> None:
+def test_no_other_plan_is_predicted_for_a_wrapper_without_one() -> None:
     (exhibit,) = payload([Analysis(replace(MADE, has_plan=False))])["exhibits"]
     assert exhibit["plans"] == []
-    assert "Pass" not in exhibit["suggestion"]
 
 
 def test_an_interrupted_step_can_be_shown() -> None:
@@ -144,7 +130,7 @@ def test_an_interrupted_step_can_be_shown() -> None:
     assert "did not come to its end" in exhibit["steps"][0]["headline"]
     assert exhibit["steps"][0]["sentences"] == [f"Rank {rank} ended with `ValueError: no`." for rank in (0, 1)]
     buckets = exhibit["steps"][0]["ranks"][0]["buckets"]
-    assert [bucket["wire"] is None for bucket in buckets] == [True]
+    assert ["on the wire" in [stage["name"] for stage in bucket["life"]] for bucket in buckets] == [False]
     assert render([cut])
 
 

@@ -39,12 +39,12 @@ def test_a_picture_has_pixels_of_every_meaning(tmp_path: Path) -> None:
     from matplotlib import image
     from matplotlib.colors import to_rgb
 
-    from minddp.xray.picture import EXPOSED, EXPOSED_PALE, FILL, WIRE
+    from minddp.xray.picture import EXPOSED, FILL, WIRE
 
     Result(MADE).save(tmp_path / "step.png")
     Result(MADE).compare(Result(MADE)).save(tmp_path / "two.png")
     pixels = image.imread(tmp_path / "step.png")
-    for color in (EXPOSED, EXPOSED_PALE, WIRE, *FILL.values()):
+    for color in (EXPOSED, WIRE, *FILL.values()):
         wanted = matplotlib.colors.to_rgba_array(color)[0]
         if color in ("#94aed3",):  # no buffers and no rebuild in this step
             continue

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.events import EventKind as K
-from minddp.xray.intervals import Interval
 from minddp.xray.reading import steps_of, steps_of_rank
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
-from minddp.xray.timeline import Activity, Passage, typical
+from minddp.xray.timeline import Activity, Interval, Passage, intersection, measure_ns, typical, union
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients
@@ -47,7 +46,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
 def test_the_history_of_a_bucket() -> None:
     (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
     first, second = step.ranks[0].buckets
-    assert (first.first_param, first.last_param) == (0, 1)
+    assert first.last_param == 1
     assert [t and t / MS for t in (first.first_gradient_ns, first.last_gradient_ns)] == [18, 25]
     assert [t and t / MS for t in (first.launched_ns, first.completed_ns, first.waited_ns)] == [25, 28, 32]
     assert (first.awaited_ns, second.awaited_ns) == (0, 2.5 * MS)
@@ -267,3 +266,26 @@ def test_collectives_after_a_backward_belong_to_no_bucket_of_it() -> None:
     shadows = [Stamped(end + 1, K.BUCKET_LAUNCHED, 0), Stamped(end + 2, K.BUCKET_COMPLETED, 0)]
     (step,) = steps_of_rank(replace(whole, events=(*whole.events, *shadows), stopped_ns=end + 3))
     assert step.buckets == steps_of_rank(whole)[0].buckets
+
+
+# ---------------------------------------------------------------------- intervals
+
+intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: Interval(*sorted(ends))))
+
+
+def points(these: list[Interval]) -> set[int]:
+    """An interval as the whole nanoseconds in it."""
+    return {t for begin, end in these for t in range(begin, end)}
+
+
+@given(intervals)
+def test_a_union_has_the_same_points_and_no_two_parts_that_touch(these: list[Interval]) -> None:
+    merged = union(these)
+    assert points(merged) == points(these)
+    assert all(left.end_ns < right.begin_ns for left, right in pairwise(merged))
+
+
+@given(intervals, intervals)
+def test_an_intersection_has_the_points_of_both(left: list[Interval], right: list[Interval]) -> None:
+    assert points(intersection(left, right)) == points(left) & points(right)
+    assert measure_ns(intersection(left, right)) == len(points(left) & points(right))

@@ -30,7 +30,7 @@ def test_a_slow_wire_is_waited_for_bucket_by_bucket() -> None:
     (step,) = steps_of(recording([Rank(copy_ms=0)], PLAN, wire=Wire(bytes_per_ms=MIB / 10)))
     waits = waits_of(step, step.ranks[0])
     assert [wait.bucket for wait in waits] == [0, 1]
-    assert [wait.main_cause for wait in waits] == [Cause.WIRE, Cause.WIRE]
+    assert [{cause for cause, ns in wait.ns_by_cause.items() if ns} for wait in waits] == [{Cause.WIRE}] * 2
     assert worst_wait(step) == max(waits, key=lambda wait: wait.length_ns)
 
 

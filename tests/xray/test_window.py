@@ -12,7 +12,7 @@ from torch import nn
 import minddp
 from minddp.xray.reading import steps_of
 from minddp.xray.result import Result, load
-from minddp.xray.script import FirstWrapper
+from minddp.xray.worker import FirstWrapper
 from minddp.xray.xray import Window
 from tests.ranks import RankPool
 

@@ -41,53 +41,27 @@ def test_a_step_without_waiting_is_said_to_be_one() -> None:
 @pytest.mark.parametrize(
     ("ranks", "sizes", "says"),
     [
+        ([Rank(), Rank()], [[2], [2]], "(8.00 ms while its 2 MiB are on the wire)."),
+        ([Rank(), Rank()], [[8], [1], [9]], "(36.0 ms while its 9 MiB are on the wire)."),
         (
-            [Rank(), Rank()],
-            [[2], [2]],
-            "2 MiB are on the wire. Its last gradient, that of `layer1.weight`, arrives when backward ends.",
+            [Rank(), Rank(late_ms=50)],
+            [[0.1], [0.1]],
+            "(40.0 ms until rank 1 launches it and 0.90 ms while its 102 KiB are on the wire).",
         ),
-        (
-            [Rank(), Rank()],
-            [[8], [1], [9]],
-            "while its 9 MiB are on the wire. Until backward is over, the wire is busy with the buckets before it.",
-        ),
-        ([Rank(), Rank(late_ms=50)], [[0.1], [0.1]], "until rank 1 launches it, too."),
     ],
     ids=["last gradient", "busy wire", "late rank"],
 )
-def test_the_worst_bucket_and_why(ranks: list[Rank], sizes: list[list[float]], says: str) -> None:
+def test_the_worst_bucket_and_its_waits(ranks: list[Rank], sizes: list[list[float]], says: str) -> None:
     sentence = words.worst_sentence(analysis(*ranks, sizes=sizes).typical)
     assert sentence.startswith("Bucket ")
     assert sentence.endswith(says), sentence
 
 
-def test_a_plan_that_gains_is_suggested_with_its_gain() -> None:
-    text = words.suggestion(analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8]))
-    assert text.startswith("Pass `bucket_cap_mb=")
-    assert "Predicted: " in text
-    assert "buckets instead of 2." in text
-
-
-def test_more_buckets_are_not_suggested_where_their_latency_is_unknown() -> None:
-    same_sizes = analysis(Rank(), Rank(), sizes=[[1] * 6, [1] * 6])
-    assert "Pass" not in words.suggestion(same_sizes)
-    assert min(plan.prediction.length_ns for plan in same_sizes.plans) < same_sizes.plans[0].prediction.length_ns
-
-
-def test_no_plan_is_suggested_where_none_gains() -> None:
-    assert "less than 1%" in words.suggestion(analysis(Rank(), Rank(), sizes=[[0.1], [8]]))
-
-
-def test_balance_is_suggested_where_one_rank_is_always_late() -> None:
-    text = words.suggestion(analysis(Rank(), Rank(late_ms=9), sizes=[[0.2]], steps=3))
-    assert "Balance the ranks: rank 1 is the last to finish backward in 3 of 3 steps" in text
-    assert "up to 9.00 ms less a step" in text
-
-
-def test_jitter_is_not_imbalance() -> None:
-    plan = layout([[0.2]])
-    steps = [recording([Rank(late_ms=9 * late), Rank(late_ms=9 - 9 * late)], plan) for late in (0, 1, 0, 1)]
-    assert "now one rank and now another" in words.suggestion(Analysis(joined(steps)))
+def test_each_plan_is_predicted_in_a_sentence() -> None:
+    made = analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8])
+    sentence = words.plans_sentence(made)
+    assert all(f"({plan.title})" in sentence for plan in made.plans)
+    assert words.plans_sentence(Analysis(replace(made.recording, has_plan=False))) == ""
 
 
 def joined(steps: list[Recording]) -> Recording:
@@ -102,22 +76,17 @@ def joined(steps: list[Recording]) -> Recording:
     return replace(steps[0], ranks=tuple(ranks))
 
 
-def test_nothing_is_suggested_where_there_is_nothing_to_gain() -> None:
-    assert words.suggestion(analysis(Rank(), sizes=[[1]], wire=Wire(0, 1e15))).startswith("Leave the plan as it is")
-
-
 def test_the_model_comes_with_its_error() -> None:
-    text = words.model_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
-    assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in text
-    assert "do not trust plans with more buckets" not in text
-    assert "do not trust plans with more buckets" in words.model_sentence(analysis(Rank(), sizes=[[1], [1]]))
+    model, *_ = words.model_sentences(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in model
+    unknown = "All messages have one size, so their latency is not known."
+    assert words.model_sentences(analysis(Rank(), sizes=[[1], [1]]))[1:] == [unknown]
 
 
 def test_more_ranks_are_predicted_where_the_latency_is_known() -> None:
-    sentence = words.more_ranks_sentence(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    _, sentence = words.model_sentences(analysis(Rank(), Rank(), sizes=[[1], [2]]))
     assert re.search(r"a step is predicted to take \S+ ms with 4, \S+ ms with 8, \S+ ms with 16\.", sentence)
-    assert words.more_ranks_sentence(analysis(Rank(), Rank(), sizes=[[1], [1]])) == ""
-    assert words.more_ranks_sentence(analysis(Rank(), sizes=[[1], [2]])) == ""
+    assert len(words.model_sentences(analysis(Rank(), sizes=[[1], [2]]))) == 1
 
 
 def test_the_life_of_a_bucket_has_no_gap_from_its_first_gradient_to_its_arrival() -> None:

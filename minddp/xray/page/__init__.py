@@ -1,14 +1,6 @@
 """The page: one HTML file that holds everything and needs no network.
 
-| question | file |
-|---|---|
-| what is its data? | `payload.py` |
-| what is its structure, and its look? | `page.html`, `page.css` |
-| what has the reader chosen? | `state.js` |
-| how are ranks drawn on one axis? | `chart.js` |
-| how is it moved and zoomed? | `timeline.js` |
-| what is shown of the step, and of a bucket? | `panels.js`, `bucket.js` |
-| what about other plans? | `plans.js` |
+`payload.py` decides what is shown; `page.html` and `page.css` are its structure and look; the scripts draw it.
 """
 
 from __future__ import annotations

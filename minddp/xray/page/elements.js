@@ -28,15 +28,13 @@ const present = (children) => children.flat(Infinity).filter((child) => child !=
 const fill = (id, ...children) => byId(id).replaceChildren(...present(children));
 
 /** Text with `names in backticks` as code. */
-function prose(text) {
-  return text.split("`").map((part, i) => (i % 2 ? html("code", breakable(part)) : part));
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? html("code", part) : part));
+
+function table(heads, rows) {
+  return html("table",
+    html("thead", html("tr", heads.map((head) => html("th", { scope: "col" }, head)))),
+    html("tbody", rows.map((cells) => html("tr", cells.map((cell) => html("td", cell))))));
 }
-
-/** A dotted name with possible line breaks at its dots. */
-const breakable = (name) => name.split(/(?<=[._])/).flatMap((part) => [html("wbr"), part]).slice(1);
-
-/** A name that keeps its end where there is not enough room: there names of parameters differ. */
-const tail = (name) => html("span.tail", { title: name }, html("bdi", name));
 
 function ms(value) {
   const digits = Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
@@ -55,14 +53,9 @@ const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-const pen = document.createElement("canvas").getContext("2d");
-const widths = new Map();
-/** How wide a text of the chart is, in pixels. */
-function textWidth(text, weight = 400) {
-  const key = `${weight} ${text}`;
-  if (!widths.has(key)) {
-    pen.font = `${weight} 12px Inter, system-ui, sans-serif`;
-    widths.set(key, pen.measureText(text).width);
-  }
-  return widths.get(key);
+/** The width of a text of the chart, in pixels. */
+function textWidth(text) {
+  pen.font = "600 12px Inter, system-ui, sans-serif";
+  return pen.measureText(text).width;
 }
+const pen = document.createElement("canvas").getContext("2d");

@@ -9,17 +9,6 @@ function render() {
   renderPlans();
 }
 
-/** Light or dark as the system is, until the button says otherwise. */
-function listenForTheme() {
-  const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
-  const follow = () => (root.dataset.theme = system.matches ? "dark" : "light");
-  system.addEventListener("change", follow);
-  byId("theme").addEventListener("click", () => {
-    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-  });
-  follow();
-}
-
 function listenToButtons() {
   const onClick = (id, action) => byId(id).addEventListener("click", action);
   onClick("zoom-in", () => zoom(0.6));
@@ -42,13 +31,9 @@ function listenToWidth() {
   });
 }
 
-listenForTheme();
 selectWorst();
 renderKey();
 render();
-const timeline = byId("timeline");
-for (const listen of [listenToKeys, listenToWheel, listenToPointers, listenForCursor]) listen(timeline);
-listenToOverview(byId("overview"));
+listenToTimeline(byId("timeline"));
 listenToButtons();
-listenForTips();
 listenToWidth();

@@ -1,66 +1,31 @@
 // The step in words and tables: the summary, which step it is, where it goes; and the comparison of several.
 
-const isNarrow = () => innerWidth < 760;
-
 // ---------------------------------------------------------------------- the step as a whole
 
 function renderSummary() {
-  const [exhibit] = exhibits;
-  byId("setting").textContent = data.setting;
-  byId("headline").textContent = alone ? stepOf(0).headline : comparisonHeadline();
-  fill("sentences", prose(alone ? stepOf(0).sentences.join(" ") : COMPARISON_LEAD));
-  byId("suggestion").hidden = !showsTypical() || !exhibit.suggestion;
-  fill("suggestion", html("b", "What to try:"), prose(exhibit.suggestion));
-  byId("comparison").hidden = alone;
-  fill("comparison", !alone && comparisonTable());
-  const facts = (e) => (alone ? e.facts : [`${e.title}:`, ...e.facts]);
-  fill("facts", exhibits.map((e) => html("ul", facts(e).map((fact) => html("li", fact)))));
-}
-
-const COMPARISON_LEAD =
-  "Recordings on one scale, each by its step of median length. Compare what is red: then a rank stands still.";
-
-function comparisonHeadline() {
-  const ordered = exhibits.map((_, e) => e).sort((a, b) => stepOf(a).length - stepOf(b).length);
-  const [first, last] = [ordered[0], ordered.at(-1)].map((e) => [exhibits[e].title, ms(stepOf(e).length)]);
-  return `${first.join(" takes ")} a step, ${last.join(" ")}.`;
-}
-
-function comparisonTable() {
   const most = Math.max(...exhibits.map((_, e) => stepOf(e).length));
-  const rows = exhibits.map((exhibit, e) => {
-    const { buckets } = layoutOf(e);
-    const step = stepOf(e);
-    const least = Math.min(...step.ranks.map((rank) => rank.overlap));
-    return [
-      exhibit.title,
-      lengthBar(step.length, exposedIn(step), most),
-      html("b", ms(step.length)),
-      ms(exposedIn(step)),
-      percent(least),
-      buckets.length,
-      bytes(sum(buckets.map((bucket) => bucket.nbytes))),
-    ];
-  });
-  return table(["", "", "a step", "stands still", "hidden", "messages", "bytes"], rows);
+  byId("setting").textContent = data.setting;
+  byId("headline").textContent = alone ? stepOf(0).headline : "One step of each recording, on one scale";
+  fill("sentences", alone && prose(stepOf(0).sentences.join(" ")));
+  fill("comparison", !alone && exhibits.map(({ title }, e) =>
+    html("div.plan", lengthCells(title, layoutOf(e).buckets.length, stepOf(e).length, exposedIn(stepOf(e)), most))));
+  const facts = (e) => (alone ? e.facts : [`${e.title}:`, ...e.facts]);
+  fill("facts", exhibits.map((e) => html("p", facts(e).join(" "))));
 }
 
-/** A step's length, of which the exposed part is red; on one scale with others, the longest of which is `most`. */
-function lengthBar(length, exposed, most) {
+/** A step's length as a bar, of which the exposed part is red; `most` is the longest on the same scale. */
+function lengthCells(name, buckets, length, exposed, most) {
   const part = (value, color) =>
     html("i", { style: `width:${((100 * value) / most).toFixed(2)}%;background:var(--${color})` });
-  return html("span.track", { "aria-hidden": "true" }, part(length - exposed, "quiet"), part(exposed, "exposed"));
-}
-
-function table(heads, rows) {
-  return html("table",
-    html("thead", html("tr", heads.map((head) => html("th", { scope: "col" }, head)))),
-    html("tbody", rows.map((cells) => html("tr", cells.map((cell) => html("td", cell))))));
+  return [
+    html("span", name),
+    html("span.buckets.soft", plural(buckets, "bucket")),
+    html("span.track", { "aria-hidden": "true" }, part(length - exposed, "quiet"), part(exposed, "exposed")),
+    html("b.time", ms(length)),
+  ];
 }
 
 // ---------------------------------------------------------------------- which step
-
-const MANY_STEPS = 24; // these get a row of their own
 
 /** A bar for each step: as high as it is long, red as far as a rank stands still in it. */
 function renderSteps() {
@@ -68,7 +33,6 @@ function renderSteps() {
   const shown = state.steps[0];
   const most = Math.max(...steps.map((step) => step.length));
   byId("steps").hidden = byId("step-keys").hidden = !alone || steps.length < 2;
-  byId("steps").classList.toggle("many", steps.length > MANY_STEPS);
   const about = shown === typical ? `the median of ${steps.length}` : ms(steps[shown].length);
   byId("step-label").textContent = `Step ${steps[shown].number}, ${about}`;
   byId("step-before").disabled = shown === 0;
@@ -101,49 +65,35 @@ function renderKey() {
 
 // ---------------------------------------------------------------------- where the step goes
 
-/** A row for each rank; in a narrow window a column for each, and a table for each recording. */
+/** A table for each recording, with a column for each rank. */
 function renderParts() {
-  const all = exhibits.flatMap((_, e) => stepOf(e).ranks.map(({ parts }) => parts));
-  const shown = [...ACTIVITIES.keys()].filter((kind) => all.some((parts) => isNotable(parts[kind])));
-  const most = Math.max(...all.flat());
-  const heads = (corner) => [corner, "step", ...shown.map((kind) => partHead(ACTIVITIES[kind])), "hidden"];
-  const cells = (name, rank) => [
-    name,
-    html("b", ms(rank.length)),
-    ...shown.map((kind) => partCell(rank.parts[kind], ACTIVITIES[kind], most)),
-    percent(rank.overlap),
-  ];
-  const rowsOf = (e, nameOfRank) => stepOf(e).ranks.map((rank) => cells(nameOfRank(e, rank), rank));
-  const shortName = (_, { rank }) => `rank ${rank}`;
-  const tables = isNarrow()
-    ? exhibits.map(({ title }, e) => transposed([heads(alone ? "" : title), ...rowsOf(e, shortName)]))
-    : [[heads(""), ...exhibits.flatMap((_, e) => rowsOf(e, fullName))]];
   const region = { tabindex: 0, role: "region", "aria-label": "Where the step goes" };
   fill("parts",
     html("h2", { id: "parts-title" }, "Where the step goes"),
-    tables.map(([head, ...rows]) => html("div.scroll", region, table(head, rows))),
-    exhibits.map((_, e) => causesOf(e)),
-    html("p.note", "A step lasts from the beginning of a forward to that of the next. Hidden: the share of the " +
+    exhibits.map((_, e) => [html("div.scroll", region, partsTable(e)), causesOf(e)]),
+    html("p.soft", "A step lasts from the beginning of a forward to that of the next. Hidden: the share of the " +
       "communication for which the rank did not stand still."));
+}
+
+function partsTable(e) {
+  const { ranks } = stepOf(e);
+  const shown = [...ACTIVITIES.keys()].filter((kind) => ranks.some(({ parts }) => isNotable(parts[kind])));
+  const swatch = (activity) => html("i.swatch", { style: `background:var(--${colorOf(activity)})` });
+  return table([alone ? "" : exhibits[e].title, ...ranks.map(({ rank }) => `rank ${rank}`)], [
+    ...shown.map((kind) => [
+      html("span", swatch(ACTIVITIES[kind]), nameOf(ACTIVITIES[kind])),
+      ...ranks.map(({ parts }) => ms(parts[kind])),
+    ]),
+    [html("b", "a step"), ...ranks.map(({ length }) => html("b", ms(length)))],
+    ["hidden", ...ranks.map(({ overlap }) => percent(overlap))],
+  ]);
 }
 
 /** The causes for which the rank that stands still longest does so. */
 function causesOf(e) {
-  const longest = exposedIn(stepOf(e));
-  const rank = stepOf(e).ranks.find(({ parts }) => parts[STILL] === longest);
+  const rank = stillest(stepOf(e));
   const causes = rank.causes.filter(([, value]) => isNotable(value));
   const listed = causes.flatMap(([cause, value]) => [", ", html("b", ms(value)), ` (${cause})`]).slice(1);
   const name = alone ? `Rank ${rank.rank}` : fullName(e, rank);
   return causes.length > 0 && html("p.causes", `${name} stands still longest: `, listed, ".");
-}
-
-const transposed = (rows) => rows[0].map((_, column) => rows.map((row) => row[column]));
-
-const background = (activity) => `background:var(--${colorOf(activity)})`;
-
-const partHead = (activity) => html("span", html("i.swatch", { style: background(activity) }), nameOf(activity));
-
-function partCell(value, activity, most) {
-  const style = `width:${((100 * value) / most).toFixed(1)}%;${background(activity)}`;
-  return [ms(value), html("i.meter", { style })];
 }

@@ -11,9 +11,8 @@ from typing import Any
 
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
-from minddp.xray.intervals import Interval, intersection, measure_ns
 from minddp.xray.recording import Layout, Recording
-from minddp.xray.timeline import Activity, BucketHistory, Passage, RankStep, Span, Step
+from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
 from minddp.xray.waits import Cause, Stretch, stretches, stretches_of, total_by_cause, worst_wait
 from minddp.xray.what_if import Alternative
 
@@ -41,7 +40,6 @@ def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
         if step.layout not in layouts:
             layouts.append(step.layout)
     plans = analysis.plans if alone else []
-    model = f"{words.model_sentence(analysis)} {words.more_ranks_sentence(analysis)}".rstrip() if plans else ""
     return {
         "title": name,
         "facts": words.facts(recording),
@@ -49,9 +47,7 @@ def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
         "steps": [_step(recording, step, layouts.index(step.layout)) for step in steps],
         "layouts": [_layout(layout) for layout in layouts],
         "plans": [_plan(typical, plan) for plan in plans],
-        "bestPlan": plans.index(analysis.best_plan) if plans and analysis.best_plan else 0,
-        "model": model,
-        "suggestion": words.suggestion(analysis) if alone and typical.complete else "",
+        "model": " ".join(words.model_sentences(analysis)),
     }
 
 
@@ -69,7 +65,7 @@ def _step(recording: Recording, step: Step, layout: int) -> Json:
     return {
         "number": step.number,
         "layout": layout,
-        "length": _exact_ms(step.length_ns),
+        "length": step.length_ns / 1e6,
         "end": _ms(step.end_ns - step.begin_ns),
         "headline": words.headline(step),
         "sentences": sentences if step.complete else errors,
@@ -80,17 +76,16 @@ def _step(recording: Recording, step: Step, layout: int) -> Json:
 
 def _rank(step: Step, rank: RankStep) -> Json:
     causes = total_by_cause(step, rank) if step.complete else {}
-    passages = [(bucket, step.passage(bucket.index, rank)) for bucket in rank.buckets]
     return {
         "rank": rank.rank,
-        "length": _exact_ms(rank.length_ns),
+        "length": rank.length_ns / 1e6,
         "backwardEnd": _at(step, rank.gradients_complete_ns),
         "spans": [_span(step, span) for span in rank.spans],
-        "parts": [_exact_ms(rank.parts_ns[activity]) for activity in Activity],
+        "parts": [rank.parts_ns[activity] / 1e6 for activity in Activity],
         "overlap": round(step.overlap(rank), 4),
-        "causes": [[cause.value, _exact_ms(causes[cause])] for cause in Cause if causes.get(cause)],
+        "causes": [[cause.value, causes[cause] / 1e6] for cause in Cause if causes.get(cause)],
         "ready": [[p, _at(step, t_ns)] for p, t_ns in sorted(rank.ready_ns.items(), key=lambda item: item[1])],
-        "buckets": [_bucket(step, rank, bucket, passage) for bucket, passage in passages if passage is not None],
+        "buckets": [_bucket(step, rank, bucket) for bucket in rank.buckets if bucket.launched_ns is not None],
     }
 
 
@@ -99,26 +94,12 @@ def _span(step: Step, span: Span) -> list[float | None]:
     return [kind, _at(step, span.begin_ns), _at(step, span.end_ns), span.bucket]
 
 
-def _bucket(step: Step, rank: RankStep, bucket: BucketHistory, passage: Passage) -> Json:
-    """A bucket that was launched, and its figures.
-
-    `behind`: how long it was ready before it could leave, and how long it had left before the wire was free.
-    """
-    assert bucket.launched_ns is not None, "a passage begins with the launch"
-    last = step.last_launch(bucket.index)
+def _bucket(step: Step, rank: RankStep, bucket: BucketHistory) -> Json:
     return {
         "index": bucket.index,
-        "launched": _at(step, bucket.launched_ns),
-        "pending": _at(step, passage.waits_for_ranks.begin_ns),
-        "begin": _at(step, passage.waits_for_ranks.end_ns),
-        "end": _at(step, (passage.wire or passage.waits_for_ranks).end_ns),
         "stretches": _stretches(step, stretches_of(step, rank, bucket.index)),
-        "lastGradient": _at(step, bucket.last_gradient_ns),
         "life": [_stage(step, rank, stage) for stage in words.life_of(step, rank, bucket)],
-        "lastRank": None if last is None else [last[1], _exact_ms(last[0] - bucket.launched_ns)],
-        "behind": [_exact_ms(bucket.held_ns), _exact_ms(passage.queues.length_ns)],
-        "wire": _on_the_wire(rank, bucket, passage.wire) if passage.wire else None,
-        "awaited": _exact_ms(bucket.awaited_ns),
+        "stood": f"Rank {rank.rank} stands still for it for {words.ms(bucket.awaited_ns)}.",
     }
 
 
@@ -126,22 +107,9 @@ def _stage(step: Step, rank: RankStep, stage: words.Stage) -> Json:
     interval = Interval(stage.begin_ns, stage.end_ns)
     return {
         "name": stage.name,
-        "begin": _at(step, stage.begin_ns),
-        "end": _at(step, stage.end_ns),
         "stretches": _stretches(step, stretches(interval, rank.waits, moves=stage.name == "on the wire")),
         "took": words.ms(interval.length_ns),
         "sentence": stage.sentence,
-    }
-
-
-def _on_the_wire(rank: RankStep, bucket: BucketHistory, wire: Interval) -> dict[str, float]:
-    """Meanwhile the rank ran backward, or did something else, or stood still. See [Note: exposed communication]."""
-    hidden_ns = bucket.hidden_ns(wire)
-    exposed_ns = measure_ns(intersection([wire], [span.interval for span in rank.waits]))
-    return {
-        "hidden": _exact_ms(hidden_ns),
-        "beside": _exact_ms(wire.length_ns - hidden_ns - exposed_ns),
-        "exposed": _exact_ms(exposed_ns),
     }
 
 
@@ -157,8 +125,8 @@ def _plan(step: Step, plan: Alternative) -> Json:
     return {
         "title": plan.title,
         "code": plan.code,
-        "length": _exact_ms(prediction.length_ns),
-        "exposed": _exact_ms(max(sum(span.length_ns for span in rank.waits) for rank in prediction.ranks)),
+        "length": prediction.length_ns / 1e6,
+        "exposed": max(sum(span.length_ns for span in rank.waits) for rank in prediction.ranks) / 1e6,
         "sizes": [bucket.nbytes for bucket in prediction.layout.buckets],
         "ranks": [
             {
@@ -179,7 +147,3 @@ def _at(step: Step, t_ns: int | None) -> float | None:
 
 def _ms(ns: int) -> float:
     return round(ns / 1e6, 3)
-
-
-def _exact_ms(ns: int) -> float:
-    return ns / 1e6

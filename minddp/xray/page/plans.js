@@ -3,41 +3,32 @@
 const NOTABLE_MISS = 0.1; // of the step: a model that is further off is no basis for a decision
 
 function renderPlans() {
-  const plans = showsTypical() ? exhibits[0].plans : [];
-  byId("plans").hidden = plans.length < 2;
+  const [{ typical, plans, model }] = exhibits;
+  byId("plans").hidden = !alone || state.steps[0] !== typical || plans.length < 2;
   if (byId("plans").hidden) return;
-  const chosen = plans[state.plan], most = Math.max(stepOf(0).length, ...plans.map((plan) => plan.length));
+  const step = stepOf(0), chosen = plans[state.plan];
+  const most = Math.max(step.length, ...plans.map((plan) => plan.length));
   const host = html("div.plan-chart", { id: "plan-chart" });
   fill("plans",
     html("h2", { id: "plans-title" }, "The same step under another plan, predicted"),
     html("p.soft", "Red: for how long the rank that stands still longest does so. Percentages are of the " +
       "recorded plan, predicted as well."),
-    html("div.plans", { role: "radiogroup", "aria-labelledby": "plans-title" },
-      measuredRow(most), plans.map((plan, k) => planRow(plan, k, most))),
+    html("div", { role: "radiogroup", "aria-labelledby": "plans-title" },
+      html("div.plan", html("span"),
+        lengthCells("measured", layoutOf(0).buckets.length, step.length, exposedIn(step), most)),
+      plans.map((plan, k) => planRow(plan, k, most))),
     modelWarning(plans[0]),
-    html("p.plan-code", codeOf(chosen)),
+    chosen.code !== "" && html("p", html("code", `DistributedDataParallel(model, ${chosen.code})`)),
     host,
-    html("p.note", exhibits[0].model));
+    html("p.soft", model));
   const ends = chosen.ranks.map(({ spans }) => spans.at(-1)[2]);
   chart(host, planChartRows(chosen), [0, Math.max(longest(), ...ends)]);
 }
 
-function measuredRow(most) {
-  const step = stepOf(0);
-  return html("div.plan.measured", html("span"), html("span", html("b", "measured")),
-    html("span.buckets.soft", plural(layoutOf(0).buckets.length, "bucket")),
-    lengthBar(step.length, exposedIn(step), most), html("span.time", ms(step.length)), html("span"));
-}
-
 function planRow(plan, k, most) {
-  const isChosen = k === state.plan;
-  const radio = { type: "radio", name: "plan", value: k, checked: isChosen, onchange: () => choosePlan(k) };
-  return html(`label.plan${isChosen ? ".on" : ""}`,
-    html("input", radio),
-    html("span", plan.title),
-    html("span.buckets.soft", plural(plan.sizes.length, "bucket")),
-    lengthBar(plan.length, plan.exposed, most),
-    html("span.time", ms(plan.length)),
+  const radio = { type: "radio", name: "plan", value: k, checked: k === state.plan, onchange: () => choosePlan(k) };
+  return html("label.plan", html("input", radio),
+    lengthCells(plan.title, plan.sizes.length, plan.length, plan.exposed, most),
     html("span.change.soft", k === 0 ? "" : changeFrom(exhibits[0].plans[0], plan)));
 }
 
@@ -51,15 +42,8 @@ function modelWarning(recorded) {
   const miss = recorded.length / stepOf(0).length - 1;
   if (Math.abs(miss) < NOTABLE_MISS) return null;
   const off = `${percent(Math.abs(miss))} ${miss > 0 ? "more" : "less"}`;
-  return html("p.callout.warning", html("b", "Do not rely on these times."),
+  return html("p.warning", html("b", "Do not rely on these times. "),
     `For the recorded plan the model says ${off} than was measured; it may be as wrong about the others.`);
-}
-
-function codeOf(plan) {
-  if (plan.code) return html("code", `DistributedDataParallel(model, ${plan.code})`);
-  return html("span.soft", state.plan === 0
-    ? "The recorded plan, predicted by the model: where the two rows below differ, the model is wrong."
-    : "The constructor's defaults.");
 }
 
 function choosePlan(k) {
@@ -70,9 +54,8 @@ function choosePlan(k) {
 
 /** The measured step and the predicted one, on the rank that stands still longest. */
 function planChartRows(chosen) {
-  const { ranks } = stepOf(0);
-  const r = ranks.findIndex((rank) => rank.parts[STILL] === exposedIn(stepOf(0)));
+  const { ranks } = stepOf(0), rank = stillest(stepOf(0));
   const layout = { params: [], buckets: chosen.sizes.map((nbytes) => ({ nbytes, params: [] })) };
-  const measured = { ...ranks[r], layout: layoutOf(0), label: "measured", sublabel: `rank ${ranks[r].rank}` };
-  return [measured, { ...measured, ...chosen.ranks[r], layout, label: "predicted" }];
+  const measured = { ...rank, layout: layoutOf(0), label: "measured" };
+  return [measured, { ...measured, ...chosen.ranks[ranks.indexOf(rank)], layout, label: "predicted" }];
 }

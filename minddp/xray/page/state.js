@@ -14,7 +14,7 @@ const state = {
   bucket: null, // its number; null if there is none to choose
   view: null, // [from, to], or null for the whole step
   allRanks: false,
-  plan: exhibits[0].bestPlan,
+  plan: 0,
 };
 
 const stepOf = (e) => exhibits[e].steps[state.steps[e]];
@@ -22,12 +22,12 @@ const layoutOf = (e) => exhibits[e].layouts[stepOf(e).layout];
 const fullName = (e, { rank }) => `${alone ? "" : `${exhibits[e].title}, `}rank ${rank}`;
 const selectedRank = () => stepOf(state.exhibit).ranks[state.rank];
 const selectedBucket = () => selectedRank().buckets.find((bucket) => bucket.index === state.bucket);
-const showsTypical = () => alone && state.steps[0] === exhibits[0].typical;
 const longest = () => Math.max(...exhibits.map((_, e) => stepOf(e).end));
 const view = () => state.view ?? [0, longest()];
 
-/** How long the rank that stands still longest does so. */
-const exposedIn = (step) => Math.max(...step.ranks.map((rank) => rank.parts[STILL]));
+/** The rank that stands still longest, and for how long it does. */
+const stillest = (step) => step.ranks.reduce((a, b) => (b.parts[STILL] > a.parts[STILL] ? b : a));
+const exposedIn = (step) => stillest(step).parts[STILL];
 
 /** Select the bucket that costs most. */
 function selectWorst() {

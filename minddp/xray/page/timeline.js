@@ -12,7 +12,6 @@ function renderTimeline() {
   const missing = sum(exhibits.map((_, e) => stepOf(e).ranks.length - shownRanks(e).length));
   byId("all-ranks").hidden = missing === 0;
   byId("all-ranks").textContent = `Show ${plural(missing, "more rank")}`;
-  renderOverview();
 }
 
 function timelineRow(e, r, isFirst) {
@@ -22,9 +21,7 @@ function timelineRow(e, r, isFirst) {
     exhibit: e,
     layout: layoutOf(e),
     label: `rank ${rank.rank}`,
-    sublabel: "computes",
     heading: !alone && isFirst && exhibits[e].title,
-    note: `${ms(stepOf(e).length)}, ${plural(layoutOf(e).buckets.length, "message")}`,
     pick: (bucket) => select(e, r, bucket),
   };
 }
@@ -35,24 +32,12 @@ function shownRanks(e) {
   return stepOf(e).ranks.map((_, r) => r).filter(isShown);
 }
 
-/** Which part of the step is in view, while that is not all. */
-function renderOverview() {
-  const [from, to] = view();
-  const share = (t) => `${((100 * t) / longest()).toFixed(3)}%`;
-  byId("overview").classList.toggle("idle", !state.view);
-  byId("overview").style.marginLeft = `${scale.left}px`;
-  byId("overview").firstElementChild.style.cssText = `left:${share(from)};width:${share(to - from)}`;
-}
-
 // ---------------------------------------------------------------------- what is selected
 
 function select(exhibit, rank, bucket) {
   Object.assign(state, { exhibit, rank, bucket });
   renderTimeline();
   renderBucket();
-  const stages = selectedBucket()?.life.map((stage) => `${stage.name} ${stage.took}`);
-  const name = `Bucket ${bucket}, rank ${selectedRank().rank}`;
-  byId("announcement").textContent = stages ? `${name}: ${stages.join(", ")}.` : "";
 }
 
 function selectNeighbour(by) {
@@ -97,24 +82,24 @@ function zoom(factor, around = centreOfInterest()) {
   show(around - (around - from) * factor, (to - from) * factor);
 }
 
-/** The selected bucket, if it is in view. */
-function centreOfInterest() {
-  const [from, to] = view();
-  const bucket = state.bucket === null ? null : selectedBucket();
-  const inView = bucket && bucket.end > from && bucket.pending < to;
-  return inView ? (bucket.pending + bucket.end) / 2 : (from + to) / 2;
-}
-
 function pan(pixels) {
   const [from, to] = view();
   show(from - (pixels / (scale.right - scale.left)) * (to - from), to - from);
 }
 
+/** From when to when a bucket is drawn; of one that is not drawn at all, nothing. */
+const extent = (bucket) => [bucket?.stretches[0]?.[0], bucket?.stretches.at(-1)?.[1]];
+
+/** The selected bucket, if it is in view. */
+function centreOfInterest() {
+  const [from, to] = view(), [begin, end] = extent(selectedBucket());
+  return end > from && begin < to ? (begin + end) / 2 : (from + to) / 2;
+}
+
 /** Move the view, if it is zoomed, so that a bucket can be seen. */
 function reveal(bucket) {
-  if (!state.view) return;
-  const [from, to] = state.view;
-  if (bucket.pending < from || bucket.end > to) show((bucket.pending + bucket.end - (to - from)) / 2, to - from);
+  const [from, to] = view(), [begin, end] = extent(bucket);
+  if (begin < from || end > to) show((begin + end - (to - from)) / 2, to - from);
 }
 
 // ---------------------------------------------------------------------- keys, mouse and fingers
@@ -125,125 +110,35 @@ const KEYS = {
   ArrowUp: () => selectRank(-1),
   ArrowDown: () => selectRank(1),
   w: () => zoom(0.6),
-  "+": () => zoom(0.6),
-  "=": () => zoom(0.6), // the key of "+", without shift
   s: () => zoom(1 / 0.6),
-  "-": () => zoom(1 / 0.6),
   a: () => pan(120),
   d: () => pan(-120),
   0: showAll,
-  Escape: showAll,
   p: () => alone && turnTo(state.steps[0] - 1),
   n: () => alone && turnTo(state.steps[0] + 1),
 };
 
-function listenToKeys(host) {
+/** Keys; a wheel with Ctrl, or a pinch on a touchpad; drags. A plain wheel scrolls the page, as everywhere. */
+function listenToTimeline(host) {
   host.addEventListener("keydown", (event) => {
     const action = event.ctrlKey || event.metaKey || event.altKey ? null : KEYS[event.key];
     if (!action) return;
     event.preventDefault();
     action();
   });
-}
-
-/** A plain wheel scrolls the page, as everywhere; with Ctrl, or by a pinch on a touchpad, it zooms. */
-function listenToWheel(host) {
-  const turn = (event) => {
-    const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-    const factor = Math.exp(clamp(event.deltaY, -60, 60) / 120);
-    if (event.ctrlKey || event.metaKey) zoom(factor, scale.t(placeOf(host, event)));
-    else if (isSideways) pan(-(event.deltaX || event.deltaY));
-    else return;
+  host.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
-  };
-  host.addEventListener("wheel", turn, { passive: false });
-  host.addEventListener("dblclick", (event) => zoom(event.shiftKey ? 2 : 0.5, scale.t(placeOf(host, event))));
-}
-
-const placeOf = (host, event) => event.clientX - host.getBoundingClientRect().left;
-
-/** One pointer drags the view, two pinch it, and one that hardly moves clicks. */
-function listenToPointers(host) {
-  const places = new Map(); // of the pointers that are down, by their id
+    const place = event.clientX - host.getBoundingClientRect().left;
+    zoom(Math.exp(clamp(event.deltaY, -60, 60) / 120), scale.t(place));
+  }, { passive: false });
   let travelled = 0;
-  const move = (event) => {
-    if (!places.has(event.pointerId)) return;
-    const [before, now] = [places.get(event.pointerId), placeOf(host, event)];
-    travelled += Math.abs(now - before);
-    places.set(event.pointerId, now);
+  host.addEventListener("pointerdown", () => (travelled = 0));
+  host.addEventListener("pointermove", (event) => {
+    if (event.buttons === 0) return;
+    travelled += Math.abs(event.movementX);
     if (travelled < DRAGGED) return;
     host.setPointerCapture(event.pointerId); // not before: a click would lose its target
-    host.classList.add("dragging");
-    const other = [...places].find(([id]) => id !== event.pointerId)?.[1];
-    if (other === undefined) pan(now - before);
-    else pinch(Math.abs(before - other), Math.abs(now - other), (now + other) / 2);
-  };
-  const release = (event) => {
-    places.delete(event.pointerId);
-    host.classList.remove("dragging");
-  };
-  host.addEventListener("pointerdown", (event) => {
-    places.set(event.pointerId, placeOf(host, event));
-    travelled = 0;
+    pan(event.movementX);
   });
-  host.addEventListener("pointermove", move);
-  host.addEventListener("pointerup", release);
-  host.addEventListener("pointercancel", release);
-  host.addEventListener("click", (event) => {
-    if (travelled < DRAGGED) event.target.closest(".bucket")?.pick();
-  });
-}
-
-function pinch(before, now, middle) {
-  if (now > 8) zoom(before / now, scale.t(middle)); // closer fingers say nothing exact
-}
-
-function listenToOverview(host) {
-  const moveTo = (event) => {
-    if (event.buttons === 0) return;
-    host.setPointerCapture(event.pointerId);
-    const [from, to] = view();
-    const centre = (placeOf(host, event) / host.clientWidth) * longest();
-    show(centre - (to - from) / 2, to - from);
-  };
-  host.addEventListener("pointerdown", moveTo);
-  host.addEventListener("pointermove", moveTo);
-}
-
-// ---------------------------------------------------------------------- what lies under the pointer
-
-/** A line through all ranks, with the time on the axis. */
-function showTime(host, event) {
-  host.querySelector(".cursor")?.remove();
-  const x = placeOf(host, event);
-  if (event.pointerType === "touch" || x < scale.left || x > scale.right) return;
-  const text = ms(scale.t(x)), half = textWidth(text) / 2 + 5;
-  const centre = clamp(x, half, host.clientWidth - half);
-  host.firstElementChild.append(svg("g.cursor",
-    svg("line", { x1: x, x2: x, y1: 17, y2: host.clientHeight }),
-    svg("rect", { x: centre - half, y: 0, width: 2 * half, height: 17, rx: 4 }),
-    svg("text", { x: centre, y: 12.5, "text-anchor": "middle" }, text)));
-}
-
-function listenForCursor(host) {
-  host.addEventListener("pointermove", (event) => showTime(host, event));
-  host.addEventListener("pointerleave", () => host.querySelector(".cursor")?.remove());
-}
-
-/** An element with a `tip()`, a title and lines, shows it next to the pointer. */
-function listenForTips() {
-  const tip = byId("tip");
-  document.addEventListener("pointermove", (event) => {
-    const target = event.pointerType === "touch" ? null : event.target;
-    const about = target?.closest && (target.closest(".bucket") ?? target).tip;
-    tip.hidden = !about;
-    if (!about) return;
-    const [title, ...lines] = about();
-    tip.replaceChildren(html("b", title), ...lines.filter(Boolean).map((line) => html("div", line)));
-    const { width, height } = tip.getBoundingClientRect();
-    const below = event.clientY + 18;
-    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - width - 8)}px`;
-    tip.style.top = `${below + height > innerHeight ? event.clientY - height - 12 : below}px`;
-  });
-  document.documentElement.addEventListener("pointerleave", () => (tip.hidden = true));
 }
