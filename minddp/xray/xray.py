@@ -182,6 +182,7 @@ class Window:
         """There will be no more steps."""
         if self._is_open:
             xray, self._xray, self._is_open = self._xray, None, False
+            assert xray is not None, "it is open"
             xray.stop(error)
             if error is None:
                 self._then(xray)
