@@ -25,7 +25,7 @@ from minddp.core import autograd
 class BackwardEnd:
     """Calls `on_begin(is_rest)` when a gradient enters at the outputs, and `on_end(is_nested)` after a backward.
 
-    `is_rest`: it enters at another output of the forward at whose outputs the last one has entered.
+    `is_rest`: it enters at another output of the forward whose backward was awaited last.
 
     Both are methods; their object is referenced weakly by the outputs. `futures` are waited for before
     backward returns: those of a buffer hook, for instance.
@@ -37,7 +37,7 @@ class BackwardEnd:
         self._awaited: set[int] = set()
         self._forward_was_nested = False
         self._awaits_entrance = False
-        self._num_forwards = self._last_entered = 0
+        self._num_forwards = self._last_awaited = 0
         self.futures: list[torch.futures.Future] = []
 
     def watch(self, output: Any) -> None:
@@ -47,10 +47,11 @@ class BackwardEnd:
         self._awaits_entrance = autograd.call_when_gradient_enters(output, self._enter, self._num_forwards)
 
     def _enter(self, forward: int, is_first: bool) -> None:
-        is_rest = is_first and forward == self._last_entered
-        self._awaits_entrance, self._last_entered = False, forward
+        self._awaits_entrance = False
         if self._on_begin is not None:
-            self._on_begin(is_rest)
+            self._on_begin(is_first and forward == self._last_awaited)
+        if self.is_awaited_here:
+            self._last_awaited = forward
 
     def await_end(self) -> bool:
         """Arrange for `on_end` to be called after the backward that is running. False if that was done before."""
