@@ -2,7 +2,7 @@
 PY  := .venv/bin/python
 BIN := .venv/bin
 
-.PHONY: demo test conformance fuzz bench plots gpu lint format types venv clean
+.PHONY: demo test check slow chromium conformance fuzz bench plots gpu lint format types venv clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list.
@@ -11,8 +11,22 @@ help:  ## Show this list.
 demo: venv  ## Train a small GPT on two ranks for a minute, then prove the bits equal torch's DDP.
 	$(BIN)/minddp demo
 
-test: venv  ## Run the tests (some ten minutes on 2 cores).
-	$(BIN)/pytest -q
+# Tests wait for other ranks half of the time, so two cores have work for three workers. `make gpu` runs tests/gpu.
+PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),3) --ignore tests/gpu
+
+test: venv  ## Run the tests that decide (some four minutes on 2 cores).
+	$(PYTEST) --dist worksteal -m "not slow"
+
+check: test slow lint types  ## Everything that a change must pass: all tests, lint, types (some fifteen minutes).
+
+slow: venv chromium  ## Run the tests that `make test` leaves out: frameworks, browser, benchmarks, conformance.
+	$(PYTEST) --dist loadfile -m slow
+
+chromium:  ## Install Chromium for the browser tests, as root on Debian; elsewhere they are skipped without it.
+	@command -v chromium || command -v chromium-browser || command -v google-chrome \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get && timeout 300 apt-get -qq update \
+	     && timeout 600 apt-get -qq install -y chromium >/dev/null; } \
+	|| echo "No Chromium here, and it could not be installed: tests/xray/test_browser.py will be skipped."
 
 conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; renew docs/conformance.md.
 	$(PY) -m tests.conformance --table docs/conformance.md

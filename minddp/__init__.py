@@ -27,8 +27,8 @@ __all__ = [
 # What many programs never ask for, and the module that has it.
 ON_DEMAND = {
     "install": "minddp.compat.install",
-    "register": "minddp.compat.recognition",
-    "unregister": "minddp.compat.recognition",
+    "register": "minddp.compat.install",
+    "unregister": "minddp.compat.install",
 }
 
 

@@ -1,17 +1,17 @@
 """The public wrapper: what happens at construction and around forward, in which order, and which module does it.
 
-    construction    check what was asked for                  options, delayed, placement
-                    meet: is it the same model everywhere?    agreement, by a transport
-                    give all of them rank 0's weights         replicas, buffers
-                    buckets, and hooks on parameters          reducer, with a plan
-    forward         is the model still that one?              roster
-                    do other ranks take part in this step?    join
-                    better buckets, now that they are known   reducer, tune
-                    rank 0's buffers for all                  buffers
-                    inputs where, and as what, they belong    placement, mixed_precision
+    construction    check the arguments                       options, modes/delayed, replicas/placement
+                    is it the same model on every rank?       replicas/agreement, by a transport
+                    give all of them rank 0's weights         replicas/broadcast, replicas/buffers
+                    buckets, and hooks on parameters          strategies, core/reducer
+    forward         is the module still that one?             replicas/module_watch
+                    do other ranks take part in this step?    modes/join
+                    rebuild the buckets in observed order     core/reducer, forecast
+                    rank 0's buffers for all                  replicas/buffers
+                    inputs on their device, in their dtype    replicas/placement, modes/mixed_precision
                     *the module runs*
-                    expect a backward                         reducer
-    backward        autograd calls the reducer's hooks; the wrapper need not be asked
+                    expect a backward                         core/reducer
+    backward        autograd calls the reducer's hooks, without the wrapper
 
 Torch's `DistributedDataParallel` is the model for everything visible here: the constructor's parameters, their
 order and defaults, the attributes, the errors. `torch/nn/parallel/distributed.py` is the source behind each
@@ -82,16 +82,16 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         init_sync: verify that replicas agree and broadcast rank 0's parameters and buffers.
         process_group: the ranks to average over; the default group if None.
         bucket_cap_mb: capacity of a bucket in MiB. By default 25, and 1 for the first bucket. "auto" observes
-            some steps and chooses the buckets that expose the least communication; see `tune/`.
+            some steps and chooses the buckets that expose the least communication; see `forecast/`.
         find_unused_parameters: parameters may go without gradient, and other ones on other ranks.
         check_reduction: deprecated; has no effect, as in torch.
         gradient_as_bucket_view: `.grad` shares memory with the buckets.
         static_graph: the same parameters are used in the same way in every iteration.
         delay_all_reduce_named_params: (name, parameter) pairs whose all-reduce waits for the gradient of
-            `param_to_hook_all_reduce`; see `delayed.py`.
+            `param_to_hook_all_reduce`; see `modes/delayed.py`.
         param_to_hook_all_reduce: see there.
         mixed_precision: torch's `_MixedPrecision`: dtypes in which to compute and to reduce; see
-            `mixed_precision.py`.
+            `modes/mixed_precision.py`.
         device_mesh: a one-dimensional mesh instead of a process group. Cut from a larger mesh, the other
             dimensions may be tensor parallelism.
         skip_all_reduce_unused_params: do not reduce buckets of unused parameters only; they must be the same
@@ -105,9 +105,9 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
         lazy_bucket_allocation: make the first buckets in the first backward, not at construction; later torch has
-            it, too. See `bucketing.py`.
+            it, too. See `core/bucket_store.py`.
         stuck_after_s: how long to wait for other ranks before asking them what is the matter; `None` never asks.
-            See `lookout/`.
+            See `watchdog/`.
 
     Attributes:
         module: the wrapped module.
@@ -244,7 +244,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         ]
 
     def _verify_that_ranks_agree(self, delayed: dict[str, nn.Parameter]) -> None:
-        """Before anything else is sent, and by the transport that every rank has. See `agreement.py`."""
+        """Before anything else is sent, and by the transport that every rank has. See `replicas/agreement.py`."""
         options, buffers, ignored = self._options, self._buffers_in_step.named, self.parameters_to_ignore
         travels = options.init_sync_buffers or options.forward_sync_buffers
         frozen = [(n, p) for n, p in self.module.named_parameters() if not (p.requires_grad or n in ignored)]
@@ -398,7 +398,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._reducer.reducing = HookReducing(checked, self._reducer.events, watch_future)
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
-        """Have each bucket's parameters stepped as soon as its averages are there; see `optimizer_overlap.py`.
+        """Step each bucket's parameters as soon as its averages are there; see `modes/optimizer_overlap.py`.
 
         The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
 

@@ -1,16 +1,47 @@
-"""Fixtures: pools of real ranks that live for the whole run. And what happens to options that torch lacks."""
+"""Fixtures: pools of real ranks that live for the whole run. Hooks: tiers, temporary files, options torch lacks.
+
+[Note: tiers]
+A test is in the slow tier if its file is in `SLOW`, or if it is marked `slow`. `make test` leaves that tier out and
+does not even import those files, since the frameworks take seconds. `make check` runs both tiers.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from tests.ranks import RankFailure, RankPool
+from tests.temporary_files import TemporaryFiles
+
+# Files and folders of the slow tier. See [Note: tiers].
+SLOW = [
+    Path(__file__).parent / name
+    for name in (
+        "benchmarks",
+        "compat/test_accelerate.py",
+        "compat/test_checkpoint.py",
+        "compat/test_execute.py",
+        "compat/test_lightning.py",
+        "compat/test_pipelining.py",
+        "compat/test_transformers.py",
+        "compat/test_zero.py",
+        "conformance",
+        "doctor/test_doctor_command.py",
+        "features/test_scripts.py",
+        "surface/test_compile.py",
+        "train/test_launch.py",
+        "train/test_trainer.py",
+        "transport/test_hierarchical_hosts.py",
+        "watchdog/test_stuck.py",
+        "xray/test_browser.py",
+    )
+]
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +69,24 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
         if unknown is not None and unknown[1] not in inspect.signature(TorchDDP).parameters:
             pytest.skip(f"the installed torch has no `{unknown[1]}`")
         raise
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the workers of pytest-xdist share the folder of the process above them
+        config.pluginmanager.register(TemporaryFiles())
+
+
+def is_slow(path: Path) -> bool:
+    return any(path.is_relative_to(slow) for slow in SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.path):
+            item.add_marker("slow")
+    # A test with a time limit of its own is long: it begins early, so that no worker ends with it alone.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)

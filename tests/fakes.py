@@ -101,20 +101,20 @@ class FakeDDP:
         self.events: list[Event] = []
         self.reducer.events.watch(self.events.append)
 
-    def __call__(self, *inputs: Any, sync: bool = True) -> Any:
+    def __call__(self, *inputs: Any, sync: bool = True, finalize_at_end: bool = True) -> Any:
         """A forward as the wrapper makes it; `sync=False` as under `no_sync`."""
         self.reducer.ensure_finished()
         self.reducer.rebuild_if_due()
         output = self.module(*inputs)
         if sync:
-            self.reducer.arm(output)
+            self.reducer.arm(output, finalize_at_end=finalize_at_end)
         return output
 
     def step(self, *inputs: Any) -> None:
         self(*inputs).sum().backward()
 
-    def told(self, *kinds: EventKind) -> list[str]:
-        """Events of these kinds since the last call, as text."""
+    def take_events(self, *kinds: EventKind) -> list[str]:
+        """Events of these kinds since the last call, as text; all kinds if none is given."""
         chosen = [str(event) for event in self.events if not kinds or event.kind in kinds]
         self.events.clear()
         return chosen

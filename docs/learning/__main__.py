@@ -5,25 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from docs.learning import pages, recorded
+from docs.learning import quotes, recorded
 from docs.learning.lessons import LESSONS, listing, run
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> int:
     match arguments:
         case []:
             print(listing())
         case ["fill"]:
-            pages.fill()
+            return quotes.fill()
         case ["record"]:
             recorded.record()
-            recorded.results.cache_clear()
-            pages.fill()
+            return quotes.fill()
         case [name] if name in LESSONS:
             print(run(LESSONS[name]))
         case _:
             raise SystemExit(f"There is no lesson `{' '.join(arguments)}`. Without a name, all of them are listed.")
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

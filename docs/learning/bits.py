@@ -1,4 +1,4 @@
-"""Where the last bits of a gradient come from: when it is divided, how, and in what order it is added up."""
+"""Where the last bits of a gradient come from: when and how it is divided, and the order of summation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMEL = 3000
 
 
 def overflow(_rank: int) -> str:
-    """Half precision, two ranks: the sum of two gradients does not fit, their mean does."""
+    """Half precision, two ranks: the sum of two gradients overflows, their mean does not."""
     first, second = torch.tensor(40_000.0, dtype=torch.half), torch.tensor(48_000.0, dtype=torch.half)
     return (
         f"largest number of float16  {torch.finfo(torch.half).max:g}\n"
@@ -26,7 +26,7 @@ def overflow(_rank: int) -> str:
 
 
 def reciprocal(_rank: int) -> str:
-    """Of a thousand gradients, how many differ if multiplied by 1/n rather than divided by n."""
+    """How many of a thousand gradients differ if they are multiplied by 1/n instead of divided by n."""
     gradients = numbers(seed=0)[:1000]
     rows = ["ranks  differ"]
     for n in range(2, 9):
@@ -36,7 +36,7 @@ def reciprocal(_rank: int) -> str:
 
 
 def order_of_sum(_rank: int) -> str:
-    """Three numbers, added in two orders; and a ring that adds each third of a buffer in another order."""
+    """Three numbers added in two orders; and a ring all-reduce, which adds each chunk in another order."""
     a, b, c = np.float32(1.0), np.float32(2.0**-24), np.float32(2.0**-24)
     return (
         f"(a + b) + c = {(a + b) + c:.10f}\n"
@@ -46,7 +46,7 @@ def order_of_sum(_rank: int) -> str:
 
 
 def moved_in_the_ring(n: int) -> str:
-    """The same gradients reduced by a ring in two layouts: as they are, and the first tenth moved to the end."""
+    """The same gradients reduced by a ring in two layouts: as given, and with the first tenth moved to the end."""
     gradients = [numbers(seed=rank).numpy() for rank in range(n)]
     moved = NUMEL // 10
     one = ring_all_reduce(gradients).results[0]
@@ -55,7 +55,7 @@ def moved_in_the_ring(n: int) -> str:
 
 
 def layout(_rank: int) -> str:
-    """The same gradients under minddp, in one bucket and in two: which bits differ."""
+    """The same gradients under minddp, in one bucket and in two: how many averages differ."""
     n = dist.get_world_size()
     differ = torch.cat([a != b for a, b in zip(averaged(25.0), averaged(0.001), strict=True)])
     return (

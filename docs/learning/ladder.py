@@ -1,4 +1,4 @@
-"""What each rung of `reference/` computes, sends and waits for, in order; and how long that took when recorded."""
+"""What each rung of `reference/` computes, sends and waits for, in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = "{:22}  {:32}  {}"
 
 @dataclass(frozen=True)
 class Config(recorder.Config):
-    """`benchmarks.ladder`, with the model of these pages."""
+    """As `benchmarks.ladder`, with the model of these pages."""
 
     batch_size: int = EXAMPLES_PER_RANK
     cap_mib: float = CAP_MIB
@@ -46,11 +46,11 @@ class Config(recorder.Config):
 
 
 def order(name: str, rank: int) -> str:
-    """What rung `name` does in a step: a row for each moment, the first one on top."""
+    """What rung `name` does in a step: a row for each event, the first one on top."""
     source = RungSource(name, small_net(), RUNGS[name])
     optimizer = torch.optim.SGD(source.rung.parameters(), lr=0.1)
     events: list[Event] = []
-    for _ in range(2):  # after the first step it is known which message carries what
+    for _ in range(2):  # the first step shows which message carries which gradients
         events.clear()
         source.watch(events.append)
         loss_of(source.rung, examples_of(rank)).backward()
@@ -58,7 +58,7 @@ def order(name: str, rank: int) -> str:
         source.unwatch(events.append)
         optimizer.step()
         optimizer.zero_grad()
-    rows = [("backward computes", "the wire is given", "the rank waits for"), *moments(events, source.layout())]
+    rows = [("backward computes", "the rank sends", "the rank waits for"), *moments(events, source.layout())]
     return "\n".join(COLUMNS.format(*row).rstrip() for row in rows)
 
 

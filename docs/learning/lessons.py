@@ -12,9 +12,9 @@ from docs.learning import bits, ladder, life, recorded, traps
 
 @dataclass(frozen=True)
 class Lesson:
-    """`show(rank)` runs on `ranks` ranks, and what it returns on rank 0 is what there is to see.
+    """`show(rank)` runs on `ranks` ranks; the lesson's output is what it returns on rank 0.
 
-    Without ranks it needs no process group; it is called as rank 0.
+    With `ranks=0` it needs no process group, and is called as rank 0.
     """
 
     question: str
@@ -23,14 +23,14 @@ class Lesson:
 
 
 def run(lesson: Lesson) -> str:
-    """Start the lesson's ranks and return what there is to see."""
+    """Start the lesson's ranks and return its output."""
     if not lesson.ranks:
         return lesson.show(0)
     return run_ranks(lesson.show, world_size=lesson.ranks, threads=1, timeout_s=120)[0]
 
 
 def listing() -> str:
-    """All lessons, and which question each of them answers."""
+    """All lessons, and the question that each answers."""
     return "\n".join(f"{name:14} {lesson.question}" for name, lesson in LESSONS.items())
 
 
@@ -57,13 +57,13 @@ LESSONS = {
     "first-step": Lesson("what happens in the very first step?", life.first_step),
     "step": Lesson("what happens in every later step?", life.later_step),
     "sums": Lesson("where did the milliseconds of the recorded step go?", recorded_sums, ranks=0),
-    "diary": Lesson("when did what befall one gradient in the recorded step?", recorded_diary, ranks=0),
-    "number": Lesson("what becomes of one element of one gradient?", life.number),
-    "homes": Lesson("where do the averages lie in the end?", life.homes),
+    "diary": Lesson("what happened to one gradient in the recorded step, and when?", recorded_diary, ranks=0),
+    "number": Lesson("how does one element of one gradient change on its way?", life.number),
+    "memory": Lesson("in which memory do the averages end?", life.memory),
     "parameter": Lesson("what if the hook's argument is averaged?", traps.parameter),
     "incoming": Lesson("what if gradients are averaged before they are accumulated?", traps.incoming),
     "readiness": Lesson("what if gradients leave in the order in which they become ready?", traps.readiness),
-    "unwaited": Lesson("what if nobody waits?", traps.unwaited),
+    "unwaited": Lesson("what if no rank waits?", traps.unwaited),
     "start": Lesson("what if the replicas do not start equal?", traps.start),
     "missing": Lesson("what if a parameter gets no gradient?", traps.missing),
     "micro-batches": Lesson("what does it cost to forget no_sync?", traps.every_micro_batch),

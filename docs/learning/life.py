@@ -1,4 +1,4 @@
-"""One gradient's way through minddp, and the step around it: plans, order of events, one number, where it ends."""
+"""One gradient's way through minddp, and the step around it: plans, order of events, one number, its last place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from minddp.xray.timeline import Activity, RankStep, Step
 from reference.interface import gradient
 
 OF_A_PARAMETER = (EventKind.PARAM_READY,)
-FROM_ANOTHER_THREAD = (EventKind.BUCKET_COMPLETED,)  # at any moment, so not part of what is always the same
+FROM_ANOTHER_THREAD = (EventKind.BUCKET_COMPLETED,)  # emitted at any moment, so their order varies
 ELEMENT = (3, 5)  # of the gradient that is followed; any will do
 LEARNING_RATE = 0.1
+COMPLETION_LIMIT_S = 60.0
 
 
 class Training:
@@ -40,12 +41,15 @@ class Training:
         self.optimizer.zero_grad()
 
     def watched_step(self, sink: EventSink = lambda event: None) -> list[Event]:
-        """The events of a step, which `sink` is told, too. All have been told when this returns."""
+        """Return the events of a step, and pass them to `sink`, too. Waits for those of other threads."""
         events: list[Event] = []
         for watcher in (events.append, sink):
             self.ddp._reducer.events.watch(watcher)
         self.step()
+        deadline = time.monotonic() + COMPLETION_LIMIT_S
         while is_under_way(events):
+            if time.monotonic() > deadline:
+                raise TimeoutError("A bucket was launched, but its completion was not reported.")
             time.sleep(0.001)
         return events
 
@@ -54,13 +58,13 @@ class Training:
 
 
 def is_under_way(events: Sequence[Event]) -> bool:
-    """Whether a completion is still to be told: that is done by another thread, at any moment."""
+    """True if the completion of a launched bucket is not yet among the events."""
     kinds = [event.kind for event in events]
     return kinds.count(EventKind.BUCKET_COMPLETED) < kinds.count(EventKind.BUCKET_LAUNCHED)
 
 
 def plan(rank: int) -> str:
-    """Which gradient travels in which bucket: as guessed, and as the first step has shown."""
+    """The bucket plan before the first backward, and after it."""
     training = Training(rank)
     guessed = str(training.ddp.plan)
     training.step()
@@ -69,19 +73,19 @@ def plan(rank: int) -> str:
 
 
 def first_step(rank: int) -> str:
-    """What minddp does in the very first step, in order."""
-    return "\n".join(told(Training(rank)))
+    """The events of the very first step, in order."""
+    return "\n".join(events_of(Training(rank)))
 
 
 def later_step(rank: int) -> str:
-    """What minddp does in every later step, in order."""
+    """The events of every later step, in order."""
     training = Training(rank)
     training.step()
     training.step()
-    return "\n".join(told(training))
+    return "\n".join(events_of(training))
 
 
-def told(training: Training) -> list[str]:
+def events_of(training: Training) -> list[str]:
     """The events of the next step, with names."""
     events = training.watched_step()
     names = training.names()
@@ -94,7 +98,7 @@ def in_words(event: Event, names: Sequence[str]) -> str:
 
 
 def number(rank: int) -> str:
-    """One element of one gradient, at every stage of its way, on both ranks."""
+    """One element of one gradient at every stage, on both ranks."""
     training = Training(rank)
     training.step()
     training.step()
@@ -102,12 +106,12 @@ def number(rank: int) -> str:
     seen: dict[str, float] = {}
 
     def look(event: Event) -> None:
-        at_home = event.subject == 2  # the bucket of the parameter that is followed
+        is_its_bucket = event.subject == 2  # for events of a bucket
         if event.kind is EventKind.PARAM_READY and training.names()[event.subject] == FOLLOWED:
             seen[".grad when its hook fires"] = gradient_of_followed(training)
-        elif event.kind is EventKind.BUCKET_READY and at_home:
+        elif event.kind is EventKind.BUCKET_READY and is_its_bucket:
             seen["in bucket 2, packed"] = float(view_of_followed(training)[ELEMENT])
-        elif event.kind is EventKind.BUCKET_WAITED and at_home:
+        elif event.kind is EventKind.BUCKET_WAITED and is_its_bucket:
             seen["in bucket 2, reduced"] = float(view_of_followed(training)[ELEMENT])
         elif event.kind is EventKind.BACKWARD_END:
             seen[".grad when backward returns"] = gradient_of_followed(training)
@@ -132,15 +136,15 @@ def gradient_of_followed(training: Training) -> float:
 
 
 def view_of_followed(training: Training) -> Tensor:
-    """Its place in its bucket. Not to be kept: a bucket that somebody else looks at takes new memory."""
+    """Its part of the bucket. Do not keep it: a bucket whose memory is referred to takes new memory."""
     slot = training.ddp.plan.slot_of[training.names().index(FOLLOWED)]
     bucket = training.ddp._reducer.buckets[slot.bucket]
     assert isinstance(bucket, Bucket)
     return bucket.views[bucket.spec.slots.index(slot)]
 
 
-def homes(rank: int) -> str:
-    """Whose `.grad` lies in a bucket when backward has returned, and whose was copied out of it."""
+def memory(rank: int) -> str:
+    """For each parameter, the memory of `.grad` when backward has returned: the bucket's or its own."""
     training = Training(rank)
     training.step()
     training.step()
@@ -159,7 +163,7 @@ def homes(rank: int) -> str:
 
 
 def sums(step: Step) -> str:
-    """Where the milliseconds of the recorded step go, on each rank."""
+    """The recorded step by activity, on each rank."""
     rows = [f"{'milliseconds':24}" + "".join(f"{f'rank {rank.rank}':>9}" for rank in step.ranks)]
     for activity in Activity:
         spent = [rank.parts_ns[activity] for rank in step.ranks]
@@ -167,7 +171,7 @@ def sums(step: Step) -> str:
             rows.append(row_of_ms(activity.value, spent))
         if activity is Activity.BACKWARD:
             packing = [sum(pack.length_ns for pack in rank.packs) for rank in step.ranks]
-            rows.append(row_of_ms("  of which packing", packing))
+            rows.append(row_of_ms("  including packing", packing))
     rows.append(row_of_ms("the step", [rank.length_ns for rank in step.ranks]))
     return "\n".join(rows)
 
@@ -177,21 +181,21 @@ def row_of_ms(what: str, ns_of_rank: Sequence[int]) -> str:
 
 
 def diary(step: Step, rank: RankStep) -> str:
-    """When what befell the gradient that the pages follow: milliseconds from the beginning of the step."""
+    """What happens to the gradient that the pages follow: milliseconds from the beginning of the step."""
     index = [param.name for param in rank.layout.params].index(FOLLOWED)
     bucket = next(b for b in rank.buckets if index in rank.layout.buckets[b.index].params)
     last, wire = step.last_launch(bucket.index), step.on_the_wire(bucket.index, rank)
     packs = [pack for pack in rank.packs if pack.bucket == bucket.index]
     moments = [
         (rank.ready_ns[index], f"its hook fires: {FOLLOWED}.grad is complete"),
-        (packs[-1].begin_ns, "its run begins to be packed"),
-        (packs[-1].end_ns, f"packed and scaled: bucket {bucket.index} is full"),
+        (packs[-1].begin_ns, "packing begins"),
+        (packs[-1].end_ns, f"packed and scaled: bucket {bucket.index} is ready"),
         (bucket.launched_ns, f"bucket {bucket.index} is launched here"),
-        (last and last[0], f"the last rank has launched it, rank {last and last[1]}"),
+        (last and last[0], f"rank {last and last[1]} has launched it, the last one to do so"),
         (wire and wire.begin_ns, "its bytes begin to move"),
         (bucket.completed_ns, f"the all-reduce is complete, {words.size(bucket.nbytes)}"),
         (rank.gradients_complete_ns, "backward has computed its last gradient, that of layer1.weight"),
-        (bucket.waited_ns, f"it is bucket {bucket.index}'s turn to be waited for, and the wait is over"),
+        (bucket.waited_ns, f"the wait for bucket {bucket.index} is over"),
         (bucket.unpacked_ns, "the average is in .grad"),
         (next(s.begin_ns for s in rank.spans if s.activity is Activity.OPTIMIZER), "the optimizer begins"),
     ]

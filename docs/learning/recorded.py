@@ -1,12 +1,12 @@
-"""Recorded steps: made here, kept in `recorded/`, and read again for pictures, tables and figures in the text.
+"""Recorded steps: made here, kept in `recorded/`, and read again for pictures, tables and figures.
 
-What is kept of a recording is its typical step, the one of median length. It can be opened at ui.perfetto.dev and
-by `minddp.xray.load`. Beside it lies what it was recorded on.
+Of each recording the typical step is kept, the one of median length. It can be opened at ui.perfetto.dev and by
+`minddp.xray.load`. `machine.json` describes the machine.
 
 [Note: what a recording has to show]
-Times differ from run to run, and the pages say things about them, such as that a bucket is hidden. Each such thing
-is written down in `CLAIMS`. A new recording that does not show one of them is refused: then either the machine was
-busy, or the page is wrong.
+Times differ from run to run, and the pages make claims about them, for instance that a bucket is hidden. Each claim
+is an entry of `CLAIMS`. A new recording that contradicts one of them is refused: either the machine was busy, or
+the page is wrong.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ FOLDER = Path(__file__).parent / "recorded"
 MACHINE = FOLDER / "machine.json"
 LADDER = FOLDER / "ladder.json"
 PICTURES = ("naive", "flat", "overlapped", "bucketed", "minddp")
-NAMES = {"torch's DDP": "torch"}  # where the title is not a word
+NAMES = {"torch's DDP": "torch"}  # of a recording, where its title is not one word
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a page says about times, and whether a recording shows it."""
+    """A statement of a page about times; `holds(steps)` is true if a recording shows it."""
 
     sentence: str
     holds: Callable[[dict[str, Step]], bool]
@@ -61,7 +61,7 @@ def length_ns(step: Step) -> float:
 
 
 def hidden(step: Step) -> float:
-    """The share of the communication for which the ranks did not stand still, as a mean."""
+    """The share of the communication that runs while the ranks compute, as a mean over the ranks."""
     return statistics.mean(step.overlap(rank) for rank in step.ranks)
 
 
@@ -71,7 +71,12 @@ CLAIMS = (
         lambda s: hidden(s["naive"]) == 0 and exposed_ns(s["naive"]) > length_ns(s["naive"]) / 3,
     ),
     Claim(
-        "flat: nothing is hidden; one message is waited for less than ten, and its copies take less than six do",
+        "naive: the six small messages take about as long as the four weights",
+        lambda s: 0.5 < times_on_the_wire(s["naive"])[1] / times_on_the_wire(s["naive"])[0] < 2,
+    ),
+    Claim(
+        "flat: nothing is hidden; the wait for one message is shorter than for ten, and its copies take less time "
+        "than naive's six small messages",
         lambda s: (
             hidden(s["flat"]) == 0
             and exposed_ns(s["flat"]) < exposed_ns(s["naive"])
@@ -83,10 +88,11 @@ CLAIMS = (
         lambda s: 0.1 < hidden(s["overlapped"]) < hidden(s["bucketed"]),
     ),
     Claim(
-        "bucketed: the ranks wait less than under flat and overlapped, and mostly for the last bucket; a step is "
-        "shorter than naive's",
+        "bucketed: most of the communication is hidden; the ranks wait less than under flat and overlapped, and "
+        "mostly for the last bucket; a step is shorter than naive's",
         lambda s: (
-            exposed_ns(s["bucketed"]) < min(exposed_ns(s["flat"]), exposed_ns(s["overlapped"]))
+            hidden(s["bucketed"]) > 0.5
+            and exposed_ns(s["bucketed"]) < min(exposed_ns(s["flat"]), exposed_ns(s["overlapped"]))
             and length_ns(s["bucketed"]) < length_ns(s["naive"])
             and waits_most_for_the_last(s["bucketed"])
         ),
@@ -124,15 +130,16 @@ def record() -> None:
     """
     config = Config()
     recordings = run_ranks(recordings_of_all, config, world_size=2, threads=1, timeout_s=config.timeout_s)[0]
-    results = [Result(recording) for recording in recordings]
-    not_shown = [claim.sentence for claim in CLAIMS if not claim.holds(steps_by_name(results))]
+    kept = [Result(recording) for recording in recordings]
+    not_shown = [claim.sentence for claim in CLAIMS if not claim.holds(steps_by_name(kept))]
     if not_shown:
         raise RuntimeError(
-            f"This recording does not show what the pages say: {'; '.join(not_shown)}. Nothing was kept. Let the "
-            f"machine be idle and record again, or change the pages."
+            f"This recording does not show what the pages say: {'; '.join(not_shown)}. Not kept. Record again "
+            f"on an idle machine, or change the pages."
         )
     FOLDER.mkdir(exist_ok=True)
-    Comparison(results).save(LADDER)
+    Comparison(kept).save(LADDER)
+    results.cache_clear()
     MACHINE.write_text(json.dumps(describe(), indent=1) + "\n")
     draw()
 
@@ -143,7 +150,7 @@ def recordings_of_all(rank: int, config: Config) -> list[Recording]:
 
 
 def typical_step_of(recording: Recording) -> Recording:
-    """Nothing but the typical step, on a clock that begins with it, and nothing that tells the machine's name."""
+    """The typical step alone, on a clock that begins with it, without the machine's name."""
     analysis = Analysis(recording)
     step = analysis.typical
     of_rank = {rank.rank: rank.interval for rank in step.ranks}
@@ -170,7 +177,7 @@ def typical_step_of(recording: Recording) -> Recording:
 
 
 def draw() -> None:
-    """A picture of each step that has a chapter, and one of all of these on one scale."""
+    """Draw each step that has a chapter, and all of them on one scale."""
     wanted = [result for result in results() if name_of(result) in PICTURES]
     for result in wanted:
         result.save(FOLDER.parent / "pictures" / f"{name_of(result)}.png")
@@ -200,7 +207,7 @@ def steps() -> dict[str, Step]:
 
 
 def machine() -> str:
-    """What the steps were recorded on, in a line."""
+    """The machine that recorded the steps, in a line."""
     described = json.loads(MACHINE.read_text())
     return (
         f"{described['cpu']}, {described['cores']} cores, {described['os'].split()[0]}, Python "
@@ -208,30 +215,32 @@ def machine() -> str:
     )
 
 
-def facts() -> dict[str, str]:
-    """Figures for the text: `NAME.step` and so on, means over the ranks."""
-    told = {"machine": machine(), "steps": str(Config().steps)}
-    for name, step in steps().items():
-        told |= {
-            f"{name}.step": words.ms(length_ns(step)),
-            f"{name}.exposed": words.ms(exposed_ns(step)),
-            f"{name}.backward": words.ms(spent_ns(step, Activity.BACKWARD)),
-            f"{name}.hidden": words.percent(hidden(step)),
-        }
-    large, small = times_on_the_wire(steps()["naive"])
-    pack, unpack = copies_of_flat(steps()["flat"])
-    figures = {"naive.large": large, "naive.small": small, "flat.pack": pack, "flat.unpack": unpack}
-    return told | {name: words.ms(ns) for name, ns in figures.items()}
+def figures(name: str) -> str:
+    """The times of a recorded step, as means over the ranks."""
+    step = steps()[name]
+    parts = [
+        f"A step takes {words.ms(length_ns(step))}",
+        f"backward {words.ms(spent_ns(step, Activity.BACKWARD))}",
+        f"exposed communication {words.ms(exposed_ns(step))}",
+        f"{words.percent(hidden(step))} of the communication is hidden",
+    ]
+    if name == "naive":
+        large, small = map(words.ms, times_on_the_wire(step))
+        parts.append(f"the four weights are on the wire for {large}, the six small gradients for {small}")
+    if name == "flat":
+        pack, unpack = map(words.ms, copies_of_flat(step))
+        parts.append(f"`pack` takes {pack}, `unpack` {unpack}")
+    return "; ".join(parts) + "."
 
 
 def copies_of_flat(step: Step) -> tuple[float, float]:
-    """How long the gradients take into the one message, and out of it: nanoseconds, means over the ranks."""
+    """Times to copy the gradients into the message and out of it: nanoseconds, means over the ranks."""
     packs = [(rank.buckets[0].launched_ns or 0) - (rank.gradients_complete_ns or 0) for rank in step.ranks]
     return statistics.mean(packs), spent_ns(step, Activity.COPY_BACK)
 
 
 def times_on_the_wire(step: Step) -> tuple[float, float]:
-    """Of messages of 1 MiB and more, and of smaller ones: nanoseconds, summed up, as means over the ranks."""
+    """Sums over the messages of 1 MiB and more, and over the smaller ones: nanoseconds, means over the ranks."""
     large, small = 0.0, 0.0
     for rank in step.ranks:
         for bucket in rank.buckets:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 WIDTH = 512  # a square weight of float32 is 1 MiB, a bias 2 KiB
 EXAMPLES_PER_RANK = 256
-CAP_MIB = 1.0  # of a bucket: a weight and whatever small comes before it
+CAP_MIB = 1.0  # of a bucket: one weight, and the small gradients before it
 FOLLOWED = "layer2.weight"  # the parameter whose gradient the pages follow
 
 

@@ -1,7 +1,7 @@
 """What goes wrong if one mechanism is left out: in most cases no error, only other numbers.
 
-Most lessons here use a module of a few weights whose gradients are given, so that it is plain which rank's
-gradient has gone where.
+Most lessons use a module of a few weights whose gradients are given, so that each result shows which gradients it
+contains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reference.overlapped import Overlapped
 
 
 class Given(nn.Module):
-    """Weights that are single numbers; called with their gradients, a loss that has these, computed in order."""
+    """Weights that are single numbers. Called with their gradients; returns a loss that has them."""
 
     def __init__(self, *names: str):
         super().__init__()
@@ -41,7 +41,7 @@ def grads(module: nn.Module) -> str:
 
 
 def on_every_rank(text: str) -> str:
-    """What every rank has to say, a line each."""
+    """The text of every rank, a line each."""
     texts: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(texts, text)
     return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
@@ -51,21 +51,21 @@ def on_every_rank(text: str) -> str:
 
 
 class AveragesTheParameter(Overlapped):
-    """Takes what the hook passes for the gradient."""
+    """Mistakes the hook's argument for the gradient."""
 
     def on_grad_accumulated(self, name: str, param: nn.Parameter) -> None:
         self.in_flight[name] = self.wire.average(param, label=name)  # it should be `param.grad`
 
 
 def parameter(rank: int) -> str:
-    """The hook's argument is averaged, which is the parameter."""
+    """The hook's argument, the parameter, is averaged."""
     wrong = trained(AveragesTheParameter(small_net()), rank, steps=5)
     right = trained(Overlapped(small_net()), rank, steps=5)
     return f"averaging `param`\n{wrong}\n\naveraging `param.grad`\n{right}"
 
 
 def trained(ddp: DataParallel, rank: int, steps: int) -> str:
-    """The loss on this rank step by step, and whether gradients and replicas are what they should be."""
+    """The loss on this rank step by step, and a check of gradients and replicas."""
     shards = [examples_of(rank) for rank in range(dist.get_world_size())]
     expected = oracle.mean_over_ranks(ddp.module, shards, loss_of)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
@@ -111,7 +111,7 @@ class AveragesTheIncoming(DataParallel):
         return grad
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
 
 def incoming(rank: int) -> str:
@@ -136,7 +136,7 @@ def accumulated(rung: type[DataParallel], rank: int) -> str:
 
 
 def readiness(rank: int) -> str:
-    """Each rank launches what is ready first, and the ranks differ in what that is."""
+    """Each rank launches gradients as they become ready, and the ranks differ in that order."""
     return (
         f"launched when ready (overlapped)\n{two_branches(Overlapped, rank)}\n\n"
         f"launched in plan order (bucketed)\n{two_branches(partial(Bucketed, cap_bytes=0), rank)}"
@@ -152,7 +152,7 @@ def two_branches(rung: Callable[[nn.Module], DataParallel], rank: int) -> str:
 
 
 def unwaited(rank: int) -> str:
-    """`.grad` is read before the all-reduce is through."""
+    """`.grad` is read before the all-reduce is complete."""
     ddp = Overlapped(Given("w"))
     store = dist.distributed_c10d._get_default_store()
     has_looked = f"docs/has looked/{store.add(f'docs/looks of rank {rank}', 1)}"
@@ -189,23 +189,23 @@ def start(rank: int) -> str:
 
 
 def missing(rank: int) -> str:
-    """A parameter takes no part in the loss, and nobody was told."""
+    """A parameter takes no part in the loss, without find_unused_parameters."""
     ddp = DistributedDataParallel(Given("used", "unused"))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ddp({"used": 1.0}).backward()
-    said = [f"{warning.category.__name__}: {warning.message}".rstrip() for warning in heard]
-    dist.barrier()  # so that neither rank finds the other one late
+    texts = [f"{warning.category.__name__}: {warning.message}".rstrip() for warning in caught]
+    dist.barrier()  # so that both ranks answer in time
     try:
         optimizer.step()
     except RuntimeError as error:
-        said.append(f"RuntimeError: {error}")
-    return "\n\n".join(said)
+        texts.append(f"RuntimeError: {error}")
+    return "\n\n".join(texts)
 
 
 def every_micro_batch(rank: int) -> str:
-    """Gradients accumulate over four micro-batches, with and without `no_sync`: what that costs."""
+    """Four micro-batches per optimizer step, with and without `no_sync`: messages and bytes."""
     lines = []
     for uses_no_sync in (False, True):
         ddp = Bucketed(small_net(), cap_bytes=int(CAP_MIB * MIB))

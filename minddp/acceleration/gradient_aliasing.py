@@ -15,8 +15,9 @@ used with find_unused_parameters: a gradient that no rank has used must stay as 
 would travel with it.
 
 The second half of the promise is kept before the buffer is filled again: if anything still refers to gradients
-aliased earlier (a script that keeps them, a view, a detached copy), the bucket leaves that memory to it, takes new
-memory, and aliases nothing again. So `.grad` behaves as if it had memory of its own.
+aliased earlier (a script that keeps them, a view, a detached copy, or `.grad` itself, which was not set to `None`
+and to which this backward adds), the bucket leaves that memory to it, takes new memory, and aliases nothing again.
+So `.grad` behaves as if it had memory of its own: packing, which scales in the buffer, never changes it.
 
 Aliasing as soon as a gradient is packed would save memory, but other hooks, and another wrapper that shares the
 parameter, may look at it until backward ends; and until then the engine itself refers to what has just arrived.
@@ -79,7 +80,7 @@ class BucketAliasing:
         self._flat = bucket.flat
         self._views = bucket.views
         self._may_be_aliased = [_is_worth_it(view) and _is_aligned(view) for view in bucket.views]
-        self._aliased: set[int] = set()
+        self._aliased = False
         self._references_of_ours = references_to_memory(bucket.flat)
 
     def alias(self, places: list[int]) -> list[int]:
@@ -94,20 +95,12 @@ class BucketAliasing:
         if param.grad is None or param.grad.stride() != view.stride() or not is_held_by_parameter_alone(param):
             return False
         param.grad = view_of(self._flat, self._slots[k], param)
-        self._aliased.add(k)
+        self._aliased = True
         return True
 
     def memory_is_held(self) -> bool:
         """As `core.bucket.Aliasing`."""
-        if not self._aliased:
-            return False
-        still_grads = sum(self._is_still_grad(k) for k in self._aliased)
-        tensors, to_storage = references_to_memory(self._flat)
-        return (tensors - still_grads, to_storage) != self._references_of_ours
-
-    def _is_still_grad(self, k: int) -> bool:
-        grad = self._params[k].grad
-        return grad is not None and grad.data_ptr() == self._views[k].data_ptr()
+        return self._aliased and references_to_memory(self._flat) != self._references_of_ours
 
 
 class MemoryReferences(NamedTuple):

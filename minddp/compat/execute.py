@@ -4,6 +4,9 @@
     minddp exec accelerate launch train.py  # another launcher
 
 `minddp run` is this and torchrun.
+
+The command's environment has one more folder at the head of PYTHONPATH; its `sitecustomize` installs minddp in each
+Python process when that imports torch. Processes started with `-I`, `-E`, `-S` or another PYTHONPATH escape.
 """
 
 from __future__ import annotations
@@ -11,9 +14,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from minddp.compat.environment import installing
+STARTUP_FOLDER = Path(__file__).parent / "startup"
+
+
+def installing(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment`, so changed. Where PYTHONPATH is unset or empty no empty entry is added: it would mean `.`"""
+    before = environment.get("PYTHONPATH", "")
+    others = [folder for folder in before.split(os.pathsep) if folder != str(STARTUP_FOLDER)] if before else []
+    return {**environment, "PYTHONPATH": os.pathsep.join([str(STARTUP_FOLDER), *others])}
 
 
 def main(arguments: Sequence[str]) -> int:

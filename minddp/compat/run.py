@@ -4,8 +4,8 @@
     minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
 
 The options are torchrun's own, read by its parser and carried out by its launcher. All that is added is the
-environment (`environment.py`), which reaches the ranks and whatever they spawn or start, however deep. For scripts
-that start their own ranks, and for other launchers, see `execute.py`.
+environment (see `execute.py`), which reaches the ranks and whatever they spawn or start, however deep. For scripts
+that start their own ranks, and for other launchers, there is `minddp exec`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 
-from minddp.compat.environment import installing
+from minddp.compat.execute import installing
 from minddp.compat.install import install
 
 

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minddp import ddp as core
 from minddp.comm_hooks import CommHook
-from minddp.compat import compiled, compiled_autograd
+from minddp.compat import compiled
 from minddp.compat.builtin_hooks import apply_optim_in_backward_hook, builtin_hook
 from minddp.compat.logger import Logger
 from minddp.compat.reducer_facade import ReducerFacade
@@ -54,10 +54,10 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def _connect(self) -> None:
         super()._connect()
         self._comm_hooks: list[tuple[Callable, object]] = []
-        self._use_python_reducer = compiled_autograd.is_wanted()
+        self._use_python_reducer = compiled.python_reducer_is_wanted()
         self._accum_grad_hooks: list[RemovableHandle] = []
         if self._use_python_reducer:
-            compiled_autograd.take_over(self)
+            compiled.take_over(self)
         else:
             compiled.keep_dynamo_out()
         self._lazy_init_ran = False

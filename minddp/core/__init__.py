@@ -1,1 +1,1 @@
-"""The algorithm of data parallelism, complete without the rest of the package. Begin with `reducer.py`."""
+"""The algorithm of data parallelism, complete but for the transports. Begin with `reducer.py`."""

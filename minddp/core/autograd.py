@@ -16,6 +16,7 @@ only holds a weak reference to its node, so what installs hooks must keep the no
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
@@ -44,11 +45,14 @@ class GradientHooks:
         self.params = params
         self.handler = handler
         self.on_error: Callable[[Exception], object] = _do_nothing
+        self._lock = threading.RLock()
         self._install()
 
     def _install(self) -> None:
+        # The engine has a thread for each device.
+        fire = self._fire_one_by_one if len({param.device for param in self.params}) > 1 else self._fire
         self.accumulators: list[Node] = [get_gradient_edge(param).node for param in self.params]
-        self._handles = [node.register_hook(partial(self._fire, i)) for i, node in enumerate(self.accumulators)]
+        self._handles = [node.register_hook(partial(fire, i)) for i, node in enumerate(self.accumulators)]
 
     def _fire(self, param: int, *_from_engine: object) -> None:
         try:
@@ -56,6 +60,10 @@ class GradientHooks:
         except Exception as error:
             self.on_error(error)
             raise
+
+    def _fire_one_by_one(self, param: int, *_from_engine: object) -> None:
+        with self._lock:
+            self._fire(param)
 
     def renew(self) -> None:
         """Move to the accumulators that the parameters have now: one whose dtype has changed has a new one."""
@@ -107,8 +115,10 @@ def inside_another_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> bool:
+def call_when_gradient_enters(output: Any, callback: Callable[[bool], None]) -> bool:
     """Call the method `callback` whenever a backward reaches a tensor within `output`. False if there is none.
+
+    Its argument is True the first time that this very tensor is reached.
 
     It is then in the backward that the user called. The parameters' own hooks do not know which that is: under
     reentrant checkpointing they fire in nested backwards, and the end of a nested backward is not the end. The
@@ -116,13 +126,20 @@ def call_when_gradient_enters(output: Any, callback: Callable[[], None]) -> bool
     """
     call = weakly(callback)
 
-    @unserializable_hook
-    def on_gradient(_grad: torch.Tensor) -> None:
-        call()
+    def hook() -> Callable[[torch.Tensor], None]:
+        reached: list[bool] = []
+
+        @unserializable_hook
+        def on_gradient(_grad: torch.Tensor) -> None:
+            is_first = not reached
+            reached.append(True)
+            call(is_first)
+
+        return on_gradient
 
     tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
     for tensor in tensors:
-        tensor.register_hook(on_gradient)
+        tensor.register_hook(hook())
     return bool(tensors)
 
 

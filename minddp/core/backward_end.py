@@ -3,9 +3,9 @@
 [Note: which backward ends]
 A pass ends with the backward that the user called. Under reentrant checkpointing, hooks fire in backwards that are
 nested in that one, and the end of a nested backward is not the end. A gradient that enters at the outputs is in the
-outer backward, so it asks for the end first. The first hook of a pass asks too, in case the outputs hold tensors
-where none were found, and so does the launch of the last bucket: what is complete may be finalized in a nested
-backward.
+outer backward, so it queues the end-of-backward callback first. The first hook of a pass asks too, in case the
+outputs hold tensors where none were found, and so does the launch of the last bucket: what is complete may be
+finalized in a nested backward.
 
 A backward that does not come in at the outputs, such as one of a penalty on a weight, is not the one that the
 forward announced, although its gradients belong to the pass. It settles nothing: `may_settle`.
@@ -23,13 +23,15 @@ from minddp.core import autograd
 
 
 class BackwardEnd:
-    """Calls `on_begin()` when a gradient enters at the outputs, and `on_end(is_nested)` when a backward is over.
+    """Calls `on_begin(is_first)` when a gradient enters at the outputs, and `on_end(is_nested)` after a backward.
 
-    Both are methods; their object is referenced weakly by the outputs. `futures` are complete when the end is over:
-    those of a buffer hook, for instance.
+    `is_first`: it enters at this one of the outputs for the first time.
+
+    Both are methods; their object is referenced weakly by the outputs. `futures` are waited for before
+    backward returns: those of a buffer hook, for instance.
     """
 
-    def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[], None] | None = None):
+    def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[bool], None] | None = None):
         self._on_begin = autograd.weakly(on_begin) if on_begin is not None else None
         self._on_end = autograd.weakly(on_end)
         self._awaited: set[int] = set()
@@ -42,10 +44,10 @@ class BackwardEnd:
         self._forward_was_nested = autograd.inside_another_backward()
         self._awaits_entrance = autograd.call_when_gradient_enters(output, self._enter)
 
-    def _enter(self) -> None:
+    def _enter(self, is_first: bool) -> None:
         self._awaits_entrance = False
         if self._on_begin is not None:
-            self._on_begin()
+            self._on_begin(is_first)
 
     def await_end(self) -> bool:
         """Arrange for `on_end` to be called after the backward that is running. False if that was done before."""
@@ -57,8 +59,10 @@ class BackwardEnd:
         return True
 
     def _end(self, backward: int) -> None:
-        self._awaited.discard(backward)
-        self._on_end(autograd.inside_another_backward() and not self._forward_was_nested)
+        try:
+            self._on_end(autograd.inside_another_backward() and not self._forward_was_nested)
+        finally:
+            self._awaited.discard(backward)
 
     @property
     def is_awaited(self) -> bool:

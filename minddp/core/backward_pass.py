@@ -140,8 +140,7 @@ class BackwardPass:
                 self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for mode in self.modes:
                 mode.after_unpack(bucket)
-        for mode in self.modes:
-            mode.closed()
+        self.close()
 
     def abandon(self) -> None:
         """An exception has ended the backward: let what is under way arrive, and drop it."""
@@ -150,6 +149,9 @@ class BackwardPass:
                 reduction.result()
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        self.close()
+
+    def close(self) -> None:
         for mode in self.modes:
             mode.closed()
 

@@ -8,10 +8,10 @@ where the optimizer will look.
   - *resident*: `.grad` is the bucket's own view object. Autograd accumulated straight into the buffer, the average
     lies there, and nothing is done. Only with gradient_as_bucket_view.
   - *bound*: `.grad` becomes the view. Only with gradient_as_bucket_view, where it is not the view yet.
-  - *aliased*: `.grad` becomes a tensor of its own over the bucket's memory, where that cannot be seen. Only with an
-    `Aliasing`, see acceleration/gradient_aliasing.py.
+  - *aliased*: `.grad` becomes a tensor of its own over the bucket's memory, where no other reference could notice.
+    Only with an `Aliasing`, see acceleration/gradient_aliasing.py.
   - *copied*: the average is written into the `.grad` that exists, or into a new one.
-`zero_grad(set_to_none=True)` ends a residence in every step, and the next packing copies.
+`zero_grad(set_to_none=True)` in every step makes autograd allocate new gradients, so packing copies them.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Aliasing(Protocol):
     """Lets gradients share the memory of one bucket instead of being copied. Made anew with each buffer."""
 
     def alias(self, places: list[int]) -> list[int]:
-        """Make the bucket's memory the gradient where that cannot be seen; return the other `places`."""
+        """Make the bucket's memory the gradient where no reference notices; return the other `places`."""
         ...
 
     def memory_is_held(self) -> bool:
-        """True if something besides the parameters still refers to memory that was shared."""
+        """True if something, a `.grad` perhaps, still refers to memory that was shared."""
         ...
 
 
@@ -153,7 +153,7 @@ class Bucket:
         # `grad.data = ...` has put other memory under a view
         is_moved = self.grads_are_views and list(map(torch.Tensor.data_ptr, self.views)) != self._addresses
         if is_held:
-            self._make_aliasing = None  # a script that keeps one gradient keeps the memory of all of the bucket
+            self._make_aliasing = None  # from now on: a gradient that is kept keeps the memory of the whole bucket
         if is_held or is_moved:
             self._take_memory()
 
@@ -195,7 +195,7 @@ class Bucket:
         for k in places:
             grad = self.params[k].grad
             if grad is None:
-                self.params[k].grad = grad_like(self.params[k], averages[k])
+                self.params[k].grad = averages[k].to(self.params[k].dtype, copy=True)
             elif grad.data_ptr() != averages[k].data_ptr():
                 sources.append(averages[k])
                 targets.append(grad)
@@ -204,10 +204,11 @@ class Bucket:
 
     def _adopt_existing_grads(self) -> None:
         """Move gradients that exist already into the buffer, when buckets are rebuilt."""
-        for param, view in zip(self.params, self.views, strict=True):
-            if param.grad is not None:
-                view.copy_(param.grad)
-                param.grad = view
+        with torch.no_grad():
+            for param, view in zip(self.params, self.views, strict=True):
+                if param.grad is not None:
+                    view.copy_(param.grad)
+                    param.grad = view
 
 
 def to_wire(flat: torch.Tensor) -> torch.Tensor:
@@ -227,23 +228,7 @@ def view_of(flat: torch.Tensor, slot: Slot, param: torch.Tensor) -> torch.Tensor
     channels_last or transposed), else row-major. To autograd it is a tensor, not a view of `flat`: a `.grad`
     that is a view could not be detached in place.
     """
-    strides = param.stride() if torch.ops.aten.is_non_overlapping_and_dense(param) else _row_major(param.size())
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(param)
+    strides = param.stride() if is_dense else torch.empty(param.size(), device="meta").stride()
     offset = flat.storage_offset() + slot.offset
     return flat.new_empty(0).set_(flat.untyped_storage(), offset, param.size(), strides)
-
-
-def _row_major(size: torch.Size) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(size):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def grad_like(param: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
-    """A new gradient for a parameter that had none, holding `average`, in autograd's layout."""
-    if torch.ops.aten.is_non_overlapping_and_dense(param):
-        fresh = torch.empty_strided(param.size(), param.stride(), dtype=param.dtype, device=param.device)
-    else:
-        fresh = torch.empty(param.size(), dtype=param.dtype, device=param.device)
-    return fresh.copy_(average)

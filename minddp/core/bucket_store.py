@@ -1,7 +1,7 @@
 """The current plan, the buckets made for it, and the one rebuild. See [Note: two plans].
 
 [Note: when buckets get their memory]
-With the plan, as torch does it, so that a model that is too large fails at construction. With
+Buckets are allocated with the plan, as in torch, so that a model that is too large fails at construction. With
 `lazy_bucket_allocation` the first buckets are made when the first backward needs them: until then, while the
 optimizer is made and a checkpoint is loaded, the room is free. A rebuild releases the old memory before it asks
 for the new.
@@ -74,7 +74,7 @@ class BucketStore:
         self.make_buckets(allocate)
 
     def make_buckets(self, allocate: Allocate, *, adopt_grads: bool = True) -> None:
-        """Have memory for the plan. Does nothing if there is.
+        """Allocate the plan's buckets unless they exist.
 
         `adopt_grads` moves gradients that exist into it, where they are to be views of it. Not in a backward: there
         a gradient is scaled by how it comes into its bucket, see [Note: the mean is taken first].

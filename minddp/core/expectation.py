@@ -30,6 +30,9 @@ class Expectation:
     is_static = False
     finds_unused = False
 
+    #: A backward may leave out some outputs. Another one, through those, is then reduced, too.
+    ends_with_each_backward = False
+
     #: Hooks are only counted (`record`), and everything is reduced when backward has ended.
     is_recording = False
 

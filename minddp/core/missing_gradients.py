@@ -1,10 +1,10 @@
-"""A backward has ended and some parameters have no gradient: say which, as early as it is certain.
+"""A backward has ended and some parameters have no gradient: say which, as soon as it is certain.
 
 [Note: unfinished reduction]
 A backward that leaves parameters out is not an error yet: a second backward through another output may bring
 the rest. It becomes one when the result is used. Torch notices at the next forward, one iteration
 too late: the optimizer has then already stepped with gradients that were not reduced, and the ranks have
-parted. minddp warns when a backward ends unfinished, once for each set of parameters, and arms a guard on the
+diverged. minddp warns when a backward ends unfinished, once for each set of parameters, and arms a guard on the
 optimizers: a step that would touch one of the module's parameters raises. The next forward raises too, as in torch.
 """
 

@@ -31,7 +31,7 @@ from minddp.core.plan import BucketSpec
 
 LARGE_BYTES = 64 * 1024  # from here on a gradient is a group by itself
 LARGE_BYTES_ON_GPU = 1024 * 1024
-GROUP_BYTES = 512 * 1024  # with their part of the buffer, small gradients fill half of a 2 MiB second-level cache
+GROUP_BYTES = 512 * 1024  # and as much of the buffer: half of a 2 MiB second-level cache
 
 grad_of = operator.attrgetter("grad")
 

@@ -1,8 +1,8 @@
-"""Whose gradient is there: what happens once per parameter and backward, and therefore hardly anything.
+"""Counts hooks. This runs once per parameter and backward, so it does little.
 
 [Note: the hook is bound]
 A hook costs what it executes times the number of parameters, and it runs between two kernels that have just
-filled the cache with other things. So a hook does not ask in which state the reducer is. It calls
+evicted its data from the cache. So a hook does not ask in which state the reducer is. It calls
 `GradientHooks.handler`, which the reducer binds anew when its phase changes: from the first gradient of a backward
 to the last, it is `Readiness.mark_ready` itself.
 

@@ -1,17 +1,18 @@
-"""The backward pass, from hook to `.grad`: hooks count, buckets leave in plan order, the end waits for them.
+"""The backward pass, from hook to `.grad`: hooks count, buckets are launched in plan order, the end waits for them.
 
     forward        backward begins          hooks              end of backward
     arm()     ->   first hook: a pass   ->  count, pack,   ->  wait in order, unpack,
                    is opened                launch             drop the pass
 
-- What triggers a launch? The last hook of a bucket's last pack group, once all buckets before it in the plan have
-  left: `BackwardPass._launch_ready_buckets`.
-- Where is the mean taken? While a group is packed: `PackGroup.pack`. See [Note: the mean is taken first].
+- What triggers a launch? The last hook of the pack group that fills last in a bucket, once all buckets before it in
+  the plan are launched: `BackwardPass._launch_ready_buckets`.
+- Where is the mean taken? While a group is packed, `PackGroup.pack`, unless the `Reducing` divides later or not at
+  all. See [Note: the mean is taken first].
 - What waits, and when? The end of backward, for one bucket after the other: `BackwardPass.wait_and_unpack`.
 - What does an exception leave behind? A pass, which the next forward drops: `ensure_finished`.
 
-What varies is a strategy: an `Expectation` (which gradients will come), a `Reducing` (what reduces a bucket), a
-`MakeBucket` (what a bucket is). `Mode`s are called on the way.
+Three parts are pluggable: an `Expectation` (which gradients will come), a `Reducing` (what reduces a bucket) and
+`MakeBucket` (what a bucket is). `Mode`s are called at the points that `Mode` lists.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from minddp.transport.protocols import Transport
 class Reducer:
     """Averages the gradients of `hooks.params` over the ranks of `transport` in every armed backward.
 
-    `modes` are called at their stations, in order. `num_passes` counts the synchronised backwards that have begun.
+    `modes` are called in order, at the points that `Mode` lists. `num_passes` counts synchronised backwards.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Reducer:
         self.unfinished = unfinished
         self.backward_end = BackwardEnd(self._on_backward_end, self._on_gradient_enters)
         self._finalizes_at_end = True
-        hooks.on_error = self.events.report
+        hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, hooks.remove).atexit = False
@@ -135,7 +136,9 @@ class Reducer:
     def _on_hook(self, param: int) -> None:
         """The gradient of `param` has been accumulated, and counting it is not all there is to do."""
         if self.phase is Phase.IDLE and not self.backward_end.is_awaited:
-            self.events.emit(EventKind.GRADIENT_KEPT, param)  # under no_sync, or again through one graph
+            self.events.emit(
+                EventKind.GRADIENT_KEPT, param
+            )  # no_sync, a second backward through one graph, or through an earlier forward
         elif self.phase is Phase.ARMED:
             self._open_pass(param)
             self.hooks.handler(param)
@@ -175,8 +178,11 @@ class Reducer:
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self) -> None:
+    def _on_gradient_enters(self, is_first: bool) -> None:
         """A backward comes in at the outputs: the one that the user called, not one nested in it."""
+        is_over = self.phase is Phase.IDLE and not self.backward_end.is_awaited
+        if is_first and is_over and self.expectation.ends_with_each_backward:
+            self._move_to(Phase.ARMED)  # the backward before came in at other outputs of the same forward
         if self.phase is Phase.ARMED and not self.backward_end.is_awaited_here:
             for mode in self.modes:
                 mode.backward_begins()
@@ -198,14 +204,15 @@ class Reducer:
             if self.current.all_launched:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self._end_pass(self.current)
-            elif is_nested or (self.expectation.is_recording and not self.backward_end.may_settle):
-                return  # another backward brings more
-            elif self.expectation.is_recording:
+            elif is_nested:
+                return  # the outer backward brings more
+            elif self.expectation.is_recording and self.backward_end.may_settle:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self.reduce_recorded()
             else:
                 self._move_to(Phase.INCOMPLETE)
-                self.unfinished.warn(self.current.readiness.missing(), self.transport.rank)
+                if not self.expectation.is_recording:
+                    self.unfinished.warn(self.current.readiness.missing(), self.transport.rank)
                 self.unfinished.guard(self._unfinished)
 
     def reduce_recorded(self) -> None:
@@ -263,6 +270,8 @@ class Reducer:
     def move_to(self, transport: Transport, reducing: Reducing) -> None:
         """Go on with other ranks, whatever has become of the last backward. The buckets are rebuilt anew."""
         self.transport, self.reducing = transport, reducing
+        if self.current is not None:
+            self.current.close()
         self.backward_end.forget()
         self.store.await_another_order()
         self.expectation.forget()

@@ -37,6 +37,7 @@ class FindUnused(Expectation):
     """
 
     finds_unused = True
+    ends_with_each_backward = True
 
     def __init__(self, params: Sequence[torch.nn.Parameter], hooks: autograd.GradientHooks, *, skips_buckets: bool):
         super().__init__(params)

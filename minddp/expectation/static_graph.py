@@ -90,3 +90,5 @@ class StaticGraph(Expectation):
     def forget(self) -> None:
         if self.usage is not None:
             self.usage.clear()
+        if self.is_recording:
+            self._hook_counts = [0] * len(self.params)

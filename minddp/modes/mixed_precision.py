@@ -130,7 +130,7 @@ class MixedPrecision(Mode):
     def before_unpack(self) -> None:
         self.restore()
 
-    def _on_backward(self) -> None:
+    def _on_backward(self, _is_first: bool) -> None:
         self._lower()
         _cast_grads(self._params.values())
         autograd.call_at_end_of_backward(self.restore)

@@ -211,9 +211,9 @@ def test_a_failing_hook_is_named_and_the_next_step_works(hook: Any, error: type,
         ddp.step(X)
     for _ in range(2):
         module.zero_grad()
-        ddp.told()
+        ddp.take_events()
         ddp.step(X)
-        assert ddp.told(EventKind.BACKWARD_END) == ["backward ends"]
+        assert ddp.take_events(EventKind.BACKWARD_END) == ["backward ends"]
         assert torch.equal(module.bias.grad, torch.ones(2))
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 import minddp
-from minddp.compat import recognition
+from minddp.compat import install as recognition
 from tests.ranks import RankPool
 
 

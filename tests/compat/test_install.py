@@ -16,7 +16,7 @@ import torch.distributed.checkpoint.state_dict
 import torch.nn.parallel.distributed
 
 import minddp
-from minddp.compat import recognition
+from minddp.compat import install as recognition
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_importing_minddp_imports_nothing_of_this() -> None:
     program = """
 import sys, minddp
 assert not {"minddp.compat.install", "minddp.compat.run", "minddp.compat.execute"} & set(sys.modules)
-assert minddp.register.__module__ == "minddp.compat.recognition"
+assert minddp.register.__module__ == "minddp.compat.install"
 try:
     minddp.nonsense
 except AttributeError as error:

@@ -39,6 +39,7 @@ def run(*arguments: str, cwd: Path) -> tuple[int, str]:
     return process.returncode, output
 
 
+@pytest.mark.slow
 def test_a_script_and_its_children_get_minddp_and_the_same_bits(pair, tmp_path: Path) -> None:
     options = ["--nproc-per-node", "2", script.__file__, str(tmp_path), "--epochs", "3"]
     status, output = run(*options, cwd=tmp_path)

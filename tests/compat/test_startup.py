@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minddp.compat.environment import STARTUP_FOLDER, installing
+from minddp.compat.execute import STARTUP_FOLDER, installing
 
 TORCH = "ready = False\nimport torch.part\nready = True\n"
 MINDDP = "import torch\ndef install():\n    print('installed, torch ready:', torch.ready)\n"

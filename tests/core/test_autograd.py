@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from minddp.core import autograd
-from minddp.expectation.find_unused import out_of_reach_of
 
 
 class Recorder:
@@ -163,20 +162,22 @@ def test_a_nested_backward_is_told_from_the_outer_one() -> None:
 
 def test_the_beginning_is_told_for_whichever_output_comes_first() -> None:
     weight = torch.nn.Parameter(torch.tensor(2.0))
-    began: list[int] = []
+    began: list[bool] = []
     outputs = {"a": [weight * 1, weight.detach()], "b": (weight * 3,)}
 
     class Listener:
-        def note(self) -> None:
-            began.append(len(began))
+        def note(self, is_first: bool) -> None:
+            began.append(is_first)
 
     listener = Listener()
     autograd.call_when_gradient_enters(outputs, listener.note)
     outputs["b"][0].backward(retain_graph=True)
-    assert began == [0]
+    outputs["b"][0].backward(retain_graph=True)
+    outputs["a"][0].backward(retain_graph=True)
+    assert began == [True, False, True]
     del listener  # only referenced weakly: the outputs may outlive it
     outputs["b"][0].backward()
-    assert began == [0]
+    assert began == [True, False, True]
 
 
 def test_tensors_are_found_within_containers_and_dataclasses() -> None:
@@ -204,8 +205,63 @@ def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
     hooks.remove()
 
 
-def test_a_walk_finds_what_no_path_leads_to() -> None:
-    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    nodes = [get_gradient_edge(param).node for param in (used, unused)]
-    assert out_of_reach_of([(used * 2).grad_fn], nodes) == [1]
-    assert out_of_reach_of([], nodes) == [0, 1]
+def test_an_error_in_a_hook_is_reported_and_raised() -> None:
+    params = two_params()
+    reported: list[Exception] = []
+
+    def fail(param: int) -> None:
+        raise OSError(f"no room for {param}")
+
+    hooks = autograd.GradientHooks(params, fail)
+    hooks.on_error = reported.append
+    with pytest.raises(OSError, match="no room for 1"):
+        (params[1] * 1).backward()
+    assert list(map(str, reported)) == ["no room for 1"]
+    hooks.remove()
+
+
+def test_the_handler_may_be_exchanged_while_hooks_are_there() -> None:
+    params = two_params()
+    calls: list[str] = []
+    hooks = autograd.GradientHooks(params, lambda param: calls.append(f"one {param}"))
+    params[0].pow(2).backward()
+    hooks.handler = lambda param: calls.append(f"other {param}")
+    params[0].pow(2).backward()
+    assert calls == ["one 0", "other 0"]
+    hooks.remove()
+
+
+def test_a_method_referenced_weakly_does_nothing_once_its_object_is_gone() -> None:
+    class Owner:
+        def double(self, value: int) -> int:
+            return 2 * value
+
+    owner = Owner()
+    call = autograd.weakly(owner.double)
+    assert call(4) == 8
+    del owner
+    assert call(4) is None
+
+
+def test_outputs_without_a_graph_cannot_show_a_beginning() -> None:
+    recorder = Recorder([])
+    weight = torch.nn.Parameter(torch.ones(1))
+    assert autograd.call_when_gradient_enters({"a": weight * 1}, recorder.on_grad_accumulated)
+    assert not autograd.call_when_gradient_enters([torch.ones(1), weight, "text"], recorder.on_grad_accumulated)
+
+
+@pytest.mark.parametrize(("other_device", "waits"), [("cpu", False), ("meta", True)])
+def test_hooks_of_several_devices_fire_one_by_one(other_device: str, waits: bool) -> None:
+    """The engine has a thread for each device."""
+    params = [torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1, device=other_device))]
+    free: list[bool] = []
+
+    def handler(_param: int) -> None:
+        other = threading.Thread(target=lambda: free.append(hooks._lock.acquire(timeout=0.05)))
+        other.start()
+        other.join()
+
+    hooks = autograd.GradientHooks(params, handler)
+    (params[0] * 1).backward()
+    assert free == [not waits]
+    hooks.remove()

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 import minddp
-from minddp.core.events import EventKind
+from minddp.core.bucket import Bucket
+from minddp.core.bucket_store import BucketStore
+from minddp.core.events import EventKind, EventStream
+from minddp.core.packing import LARGE_BYTES
+from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 
@@ -52,7 +56,7 @@ def test_lazily_a_rank_without_inputs_makes_them_too() -> None:
     assert ddp.transport.calls == [("allocate", 13), ("all_reduce", 13)]
 
 
-def test_a_rebuild_lets_go_of_the_old_memory_first() -> None:
+def test_a_rebuild_releases_the_old_memory_first() -> None:
     alive: list[int] = []
 
     class Watching(CountingTransport):
@@ -66,7 +70,7 @@ def test_a_rebuild_lets_go_of_the_old_memory_first() -> None:
     assert alive == [0, 0]
 
 
-def test_who_begins_to_watch_late_hears_of_no_end_whose_launch_it_has_missed() -> None:
+def test_a_late_sink_gets_no_completion_of_an_earlier_launch() -> None:
     class Slow(FakeTransport):
         callbacks: ClassVar[list[Any]] = []
 
@@ -86,7 +90,7 @@ def test_who_begins_to_watch_late_hears_of_no_end_whose_launch_it_has_missed() -
     for callback in transport.callbacks:
         callback(transport)
     assert late == []
-    assert ddp.told(EventKind.BUCKET_COMPLETED) == ["bucket completed: 0"]
+    assert ddp.take_events(EventKind.BUCKET_COMPLETED) == ["bucket completed: 0"]
 
 
 def _trains_alike(rank: int, lazy: bool, options: dict[str, Any]) -> list[torch.Tensor]:
@@ -114,3 +118,74 @@ def _trains_alike(rank: int, lazy: bool, options: dict[str, Any]) -> list[torch.
 def test_when_they_are_made_decides_no_bits(ranks: Any, options: dict[str, Any]) -> None:
     for eager, lazy in zip(*(ranks(3).run(_trains_alike, lazy, options) for lazy in (False, True)), strict=True):
         assert all(map(torch.equal, eager, lazy))
+
+
+# ------------------------------------------------------------------ pack groups and the order of readiness
+
+
+def store_of(*sizes: int, **options: Any) -> BucketStore:
+    params = [nn.Parameter(torch.ones(size)) for size in sizes]
+    specs = [ParamSpec(f"p{i}", p.numel(), p.dtype, p.device) for i, p in enumerate(params)]
+    return BucketStore(params, specs, make_bucket, [0], [8, 16], **options)
+
+
+def make_bucket(*args: Any) -> Bucket:
+    return Bucket(*args[:-1], adopt_grads=args[-1])
+
+
+def test_pack_groups_are_numbered_through_all_buckets() -> None:
+    large = LARGE_BYTES // 4
+    store = store_of(1, large, 2)
+    store.adopt(plan_from_groups(store.plan.params, [[2, 1, 0]], "hand"), FakeTransport().allocate)
+    assert store.groups == [(0, 0), (0, 1)]
+    assert store.members == [[2, 0], [1]]
+    assert store.group_of == [0, 1, 0]
+    assert store.groups_per_bucket == [2]
+    store.adopt(plan_from_groups(store.plan.params, [[1], [0, 2]], "hand"), FakeTransport().allocate)
+    assert store.groups == [(0, 0), (1, 0)]
+    assert store.group_of == [1, 0, 1]
+    assert store.groups_per_bucket == [1, 1]
+
+
+def test_an_observed_order_leads_to_one_rebuild() -> None:
+    store, transport, events = store_of(1, 1, 1), FakeTransport(), EventStream()
+    assert store.awaits_order
+    assert not store.rebuild_if_due(transport, events)
+    store.observe([1, 2, 0])
+    assert store.rebuild_if_due(transport, events)
+    assert [[slot.param for slot in spec.slots] for spec in store.plan.buckets] == [[1, 2], [0]]
+    assert not store.awaits_order
+    assert not store.rebuild_if_due(transport, events)
+    assert transport.calls == [("broadcast from 0", 3)]
+
+
+def test_other_ranks_agree_on_an_order_anew() -> None:
+    store = store_of(1, 1, 1)
+    store.observe([1, 2, 0])
+    store.await_another_order()
+    assert not store.rebuild_if_due(FakeTransport(), EventStream()), "it was observed with the former ranks"
+    store.observe([1, 2, 0])
+    store.rebuild_if_due(FakeTransport(), EventStream())
+    store.await_another_order()
+    assert store.awaits_order
+
+
+def test_a_small_bucket_may_come_last() -> None:
+    store = store_of(1, 1, 1, small_last_bucket=True)
+    store.observe([0, 1, 2])
+    store.rebuild_if_due(FakeTransport(), EventStream())
+    assert [[slot.param for slot in spec.slots] for spec in store.plan.buckets] == [[0], [2, 1]]
+
+
+def test_without_rebuild_no_order_is_awaited() -> None:
+    assert not store_of(1, rebuilds=False).awaits_order
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_gradients_move_into_new_memory_only_between_backwards(adopts: bool) -> None:
+    """See [Note: the mean is taken first]: what moves in a backward would be scaled as if it had lain there."""
+    ddp = FakeDDP(two_layers(), gradient_as_bucket_view=True, lazy_bucket_allocation=True)
+    ddp(torch.ones(1, 2), sync=False).sum().backward()
+    grads = [param.grad for param in ddp.module.parameters()]
+    ddp.reducer.store.make_buckets(ddp.transport.allocate, adopt_grads=adopts)
+    assert [param.grad is grad for param, grad in zip(ddp.reducer.params, grads, strict=True)] == [not adopts] * 4

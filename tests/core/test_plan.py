@@ -120,6 +120,13 @@ def test_small_last_bucket_counts_capacities_from_the_end() -> None:
     assert param_lists(plan) == [[1, 0], [3, 2], [4]]
 
 
+def test_buckets_leave_in_the_order_in_which_they_fill_up() -> None:
+    """Two dtypes: the bucket that is opened first has the last gradient."""
+    specs = [*specs_of(1, 1, 1), *specs_of(1, dtype=torch.float64)]
+    plan = plan_from_readiness(specs, [0, 3, 1, 2], [12])
+    assert param_lists(plan) == [[3], [0, 1, 2]]
+
+
 @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3], [0, 1, 2, 2], []])
 def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
     with pytest.raises(ValueError, match="each of 3 parameters once"):

@@ -1,39 +1,44 @@
-"""Who is still awaited: parameters one by one, or runs as a whole, and from the one to the other."""
+"""Readiness: hooks count down parameters, parameters count down pack groups."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from minddp.core.readiness import Countdown
+from minddp.core.bucket import Bucket
+from minddp.core.bucket_store import BucketStore
+from minddp.core.events import Event, EventKind, EventStream
+from minddp.core.packing import LARGE_BYTES
+from minddp.core.plan import ParamSpec
+from minddp.core.readiness import Readiness
+from minddp.options import UNBOUNDED
 
-MEMBERS = [[2, 0], [1], [4, 3, 5]]
+LARGE = LARGE_BYTES // 4
+SIZES = (1, LARGE, 1, LARGE, 1, 1)  # one bucket with three pack groups: 1 and 3 are alone
 
 
 class Twice(Exception):
-    """As the reducer raises it."""
+    """What `on_ready_twice` raises here."""
 
 
 class Log:
-    """A watcher that notes what it hears, and lets everything be counted."""
+    """Notes which groups are ready."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
-        self.fails = False
+        self.groups: list[tuple[int, ...]] = []
+        self.events = EventStream()
+        params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+        specs = [ParamSpec(f"p{i}", p.numel(), p.dtype, p.device) for i, p in enumerate(params)]
+        self.store = BucketStore(params, specs, Bucket, [UNBOUNDED], [UNBOUNDED])
 
-    def attend(self, param: int) -> bool:
-        self.heard.append(f"attend {param}")
-        return True
+    def readiness(self, hooks_left: list[int]) -> Readiness:
+        return Readiness(hooks_left, self.store, self.events, self.on_group_ready, self.on_ready_twice)
 
-    def on_run_ready(self, run: int) -> None:
-        if self.fails:
-            raise OSError("no room")
-        self.heard.append(f"run {run}")
+    def on_group_ready(self, group: int) -> None:
+        self.groups.append(tuple(sorted(self.store.members[group])))
 
     def on_ready_twice(self, param: int) -> None:
         raise Twice(param)
-
-    def note_error(self, error: Exception) -> None:
-        self.heard.append(f"error {error!r}")
 
 
 @pytest.fixture
@@ -41,133 +46,85 @@ def log() -> Log:
     return Log()
 
 
-def countdown(log: Log, *, as_a_whole: bool) -> Countdown:
-    counts = Countdown(log)
-    counts.regroup(MEMBERS)
-    counts.is_watched = False
-    counts.restart(as_a_whole=as_a_whole)
-    return counts
+SMALL_ONES = (0, 2, 4, 5)
 
 
-def test_a_run_is_ready_with_the_last_of_its_parameters(log: Log) -> None:
-    counts = countdown(log, as_a_whole=False)
-    for param in (3, 0, 4, 2, 5, 1):
-        counts.on_grad_accumulated(param)
-    assert log.heard == ["run 0", "run 2", "run 1"]
-    assert counts.last_of_runs == [2, 1, 5]
-    assert counts.missing() == []
+def test_a_group_is_ready_with_the_last_of_its_parameters(log: Log) -> None:
+    readiness = log.readiness([1] * 6)
+    for param in (3, 0, 4, 2):
+        readiness.mark_ready(param)
+    assert log.groups == [(3,)]
+    readiness.mark_ready(5)
+    assert log.groups == [(3,), SMALL_ONES]
+    assert readiness.missing() == [1]
+    readiness.mark_ready(1)
+    assert log.groups == [(3,), SMALL_ONES, (1,)]
+    assert readiness.missing() == []
+    assert readiness.ready_order == [3, 0, 4, 2, 5, 1]
 
 
-def test_a_run_that_is_awaited_as_a_whole_is_ready_at_once(log: Log) -> None:
-    counts = countdown(log, as_a_whole=True)
-    counts.strike_off_run(2)
-    assert log.heard == ["run 2"]
-    assert counts.missing() == [0, 1, 2]
-    counts.strike_off_run(1)
-    counts.strike_off_run(0)
-    assert counts.missing() == []
-    assert counts.last_of_runs == [0, 1, 5]  # nobody has counted who came last
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_hook_that_fires_once_too_often_is_reported_and_not_counted(log: Log, again: int) -> None:
+    readiness = log.readiness([1] * 6)
+    readiness.mark_ready(again)
+    with pytest.raises(Twice, match=str(again)):
+        readiness.mark_ready(again)
+    with pytest.raises(Twice, match=str(again)):
+        readiness.mark_ready(again)
+    assert readiness.ready_order == [again]
+    assert log.groups == ([(1,)] if again == 1 else [])
 
 
-@pytest.mark.parametrize("again", [0, 1, 2])
-def test_a_run_cannot_be_ready_twice(log: Log, again: int) -> None:
-    counts = countdown(log, as_a_whole=True)
-    for run in range(3):
-        counts.strike_off_run(run)
-    with pytest.raises(Twice, match=str(counts.last_of_runs[again])):
-        counts.strike_off_run(again)
-    assert log.heard == ["run 0", "run 1", "run 2"]
-
-
-def test_from_the_middle_on_each_is_counted_of_runs_that_are_not_ready(log: Log) -> None:
-    counts = countdown(log, as_a_whole=True)
-    counts.strike_off_run(0)
-    for _ in range(2):  # the second time there is nothing left to do
-        counts.count_each()
-        assert counts.missing() == [1, 3, 4, 5]
-    with pytest.raises(Twice, match="1"):
-        counts.strike_off_run(1)
-    for param in (5, 1, 3):
-        counts.strike_off(param)
-    assert counts.missing() == [4]
-    counts.strike_off(4)
-    assert log.heard == ["run 0", "run 1", "run 2"]
-    with pytest.raises(Twice, match="2"):
-        counts.strike_off(2)  # of the run that was ready as a whole
-
-
-def test_one_that_is_awaited_with_its_run_is_not_counted_by_itself(log: Log) -> None:
-    counts = countdown(log, as_a_whole=True)
-    with pytest.raises(Twice, match="4"):
-        counts.strike_off(4)
-
-
-@pytest.mark.parametrize("was_whole", [False, True])
-@pytest.mark.parametrize("as_a_whole", [False, True])
-def test_a_new_backward_awaits_all_whatever_has_become_of_the_last(
-    log: Log, was_whole: bool, as_a_whole: bool
-) -> None:
-    counts = countdown(log, as_a_whole=was_whole)
-    if was_whole:
-        counts.strike_off_run(2)
-    else:
-        counts.strike_off(4)
-    counts.restart(as_a_whole=as_a_whole)
-    assert counts.missing() == list(range(6))
-    log.heard.clear()
-    if as_a_whole:
-        for run in range(3):
-            counts.strike_off_run(run)
-    else:
-        for param in range(6):
-            counts.strike_off(param)
-    assert sorted(log.heard) == ["run 0", "run 1", "run 2"]
-    assert counts.missing() == []
-
-
-def test_other_groups_begin_anew(log: Log) -> None:
-    counts = countdown(log, as_a_whole=True)
-    counts.regroup([[1, 0]])
-    assert counts.missing() == []
-    assert counts.run_of == {0: 0, 1: 0}
-    counts.restart(as_a_whole=False)
-    counts.strike_off(0)
-    counts.strike_off(1)
-    assert log.heard == ["run 0"]
-
-
-# ------------------------------------------------------------------ the hook
-
-
-def test_who_is_watched_is_attended_to_first(log: Log) -> None:
-    counts = countdown(log, as_a_whole=False)
-    counts.is_watched = True
-    counts.on_grad_accumulated(1, None, None)
-    assert log.heard == ["attend 1", "run 1"]
-
-
-def test_who_only_wants_to_know_is_told_before(log: Log) -> None:
-    counts = countdown(log, as_a_whole=False)
-    counts.tell_ready = lambda param: log.heard.append(f"ready {param}")
-    counts.on_grad_accumulated(1)
-    assert log.heard == ["ready 1", "run 1"]
-
-
-@pytest.mark.parametrize("is_watched", [False, True])
-def test_an_error_in_a_hook_is_noted_once_and_raised(log: Log, is_watched: bool) -> None:
-    """Wherever it comes from: the engine raises it past the wrapper."""
-    counts = countdown(log, as_a_whole=False)
-    counts.is_watched, log.fails = is_watched, True
-    with pytest.raises(OSError, match="no room"):
-        counts.on_grad_accumulated(1)
-    assert log.heard == ["attend 1"] * is_watched + ["error OSError('no room')"]
-    counts.is_watched = False
+def test_a_parameter_is_ready_when_its_hook_has_fired_as_often_as_expected(log: Log) -> None:
+    readiness = log.readiness([1, 3, 1, 1, 1, 1])
+    for left in (3, 2, 1):
+        assert (1 in readiness.missing(), readiness.hooks_left[1]) == (True, left)
+        readiness.mark_ready(1)
+    assert log.groups == [(1,)]
     with pytest.raises(Twice):
-        counts.on_grad_accumulated(1)
-    assert log.heard[-1] == "error Twice(1)"
+        readiness.mark_ready(1)
 
 
-def test_hooks_outlive_their_wrapper_and_do_nothing_then(log: Log) -> None:
-    counts = Countdown(Log())
-    counts.regroup(MEMBERS)
-    counts.on_grad_accumulated(1)
+def test_a_parameter_without_hooks_is_not_missing_and_counts_once_it_is_marked_unused(log: Log) -> None:
+    readiness = log.readiness([0, 0, 1, 1, 1, 1])
+    assert readiness.missing() == [2, 3, 4, 5]
+    readiness.mark_unused(1)
+    readiness.mark_unused(0)
+    assert log.groups == [(1,)]
+    assert readiness.ready_order == [1, 0]
+    for param in (0, 1):
+        with pytest.raises(Twice, match=str(param)):
+            readiness.mark_ready(param)
+
+
+def test_a_parameter_that_is_found_unused_and_then_used_is_ready_twice(log: Log) -> None:
+    with pytest.raises(Twice, match="2"):
+        log.readiness([1, 1, 0, 1, 1, 1]).mark_ready(2)
+
+
+def test_the_expected_counts_are_not_changed(log: Log) -> None:
+    """An expectation hands out the same list for every backward."""
+    expected = [1] * 6
+    log.readiness(expected).mark_ready(0)
+    assert expected == [1] * 6
+
+
+def test_one_backward_does_not_count_for_another(log: Log) -> None:
+    log.readiness([1] * 6).mark_ready(1)
+    readiness = log.readiness([1] * 6)
+    readiness.mark_ready(1)
+    assert log.groups == [(1,), (1,)]
+    assert readiness.missing() == [0, 2, 3, 4, 5]
+
+
+def test_each_parameter_is_an_event_before_its_group_is_ready(log: Log) -> None:
+    seen: list[object] = []
+    log.events.watch(seen.append)
+    log.groups = seen  # type: ignore[assignment]
+    readiness = log.readiness([2, 1, 1, 1, 1, 1])
+    readiness.mark_ready(0)
+    readiness.mark_ready(1)
+    readiness.mark_ready(0)
+    readiness.mark_unused(3)
+    ready = [Event(EventKind.PARAM_READY, param) for param in (1, 0, 3)]
+    assert seen == [ready[0], (1,), ready[1], ready[2], (3,)]

@@ -1,4 +1,4 @@
-"""The pages of docs/learning quote outputs, code, figures and links. Here all are made anew and compared."""
+"""The pages of docs/learning quote outputs, code and figures. Here cog makes them anew and compares."""
 
 from __future__ import annotations
 
@@ -11,51 +11,45 @@ from pathlib import Path
 import pytest
 
 from benchmarks.machine import describe
-from docs.learning import pages, recorded
-from docs.learning.lessons import LESSONS, Lesson
+from docs.learning import lessons, quotes, recorded
 from minddp.xray.timeline import Activity
+from tests.docs.links import pictures
 from tests.ranks import RankPool
 
 LARGEST_PICTURE = 150_000
-OTHER_PAGES = [pages.ROOT / "docs" / name for name in ("README.md", "xray.md")]
-SHOWN = [(page, command) for page in pages.pages() for command in pages.outputs(page.read_text())]
 
 
-def by_name(page: Path) -> str:
-    return page.name
-
-
-@pytest.mark.parametrize(("page", "command"), SHOWN, ids=[f"{page.stem}: {command}" for page, command in SHOWN])
-def test_a_command_prints_what_the_page_shows(page: Path, command: str, ranks: Callable[[int], RankPool]) -> None:
-    def run(lesson: Lesson) -> str:
+@pytest.fixture(autouse=True)
+def _lessons_run_on_ranks_that_are_there(monkeypatch: pytest.MonkeyPatch, ranks: Callable[[int], RankPool]) -> None:
+    def run(lesson: lessons.Lesson) -> str:
         return ranks(lesson.ranks).run(lesson.show)[0] if lesson.ranks else lesson.show(0)
 
-    assert pages.output_of(command, run) == pages.outputs(page.read_text())[command]
+    monkeypatch.setattr(lessons, "run", run)
 
 
-@pytest.mark.parametrize("page", pages.pages(), ids=by_name)
-def test_code_and_figures_are_those_of_the_files(page: Path) -> None:
-    text = page.read_text()
-    assert pages.with_figures(pages.with_code(text), recorded.facts()) == text
+@pytest.mark.parametrize("page", quotes.pages(), ids=lambda page: page.name)
+def test_what_a_page_quotes_is_still_true(page: Path) -> None:
+    assert quotes.run_cog("--check", "--diff", str(page)) == 0
 
 
-@pytest.mark.parametrize("page", [*pages.pages(), *OTHER_PAGES], ids=by_name)
-def test_links_lead_where_they_say(page: Path) -> None:
-    links = pages.links(page.read_text())
-    assert links
-    assert [fault for link in links if (fault := pages.fault_of(link, page))] == []
+def test_every_lesson_is_on_a_page() -> None:
+    calls = [call for page in quotes.pages() for call in quotes.blocks(page.read_text())]
+    commands = [found[1] for call in calls if (found := re.fullmatch(r'output\("(.*)"\)', call))]
+    assert {quotes.lesson_in(command) for command in commands} - {None} == lessons.LESSONS.keys()
 
 
-def test_every_lesson_is_on_a_page_and_every_command_exists() -> None:
-    shown = {pages.lesson_in(command) for _, command in SHOWN} - {None}
-    assert shown == LESSONS.keys()
-
-
-def test_every_time_in_the_text_is_a_figure_of_the_recording() -> None:
+def test_every_time_on_a_page_is_one_of_the_recording() -> None:
     """A time written by hand would be true of no machine."""
-    for page in pages.pages():
-        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        assert re.findall(r"[\d.,]+ ?(?:ms|µs|seconds)\b(?!<!--)", prose) == [], page.name
+    for page in quotes.pages():
+        prose = quotes.BLOCK.sub("", page.read_text())
+        assert re.findall(r"[\d.,]+ ?(?:ms|µs|seconds)\b", prose) == [], page.name
+
+
+def test_every_output_and_piece_of_code_is_quoted_by_cog() -> None:
+    for page in quotes.pages():
+        by_hand = quotes.BLOCK.sub("", page.read_text())
+        assert "```console" not in by_hand, page.name
+        assert "```python" not in by_hand, page.name
 
 
 # ------------------------------------------------------------------ recordings and pictures
@@ -66,14 +60,14 @@ def test_the_recording_shows_what_the_pages_say(claim: recorded.Claim) -> None:
     assert claim.holds(recorded.steps())
 
 
-def test_the_recording_tells_its_machine_and_not_whose_it_is() -> None:
+def test_the_recording_describes_its_machine_without_its_name() -> None:
     assert json.loads(recorded.MACHINE.read_text()).keys() == describe().keys()
     for path in recorded.FOLDER.iterdir():
         assert platform.node() not in path.read_text()
     assert {rank.host for result in recorded.results() for rank in result.recording.ranks} == {"one machine"}
 
 
-def test_what_is_kept_is_a_whole_step_of_both_ranks() -> None:
+def test_a_recording_is_a_whole_step_of_both_ranks() -> None:
     for step in recorded.steps().values():
         assert step.complete
         assert [rank.rank for rank in step.ranks] == [0, 1]
@@ -84,8 +78,8 @@ def test_what_is_kept_is_a_whole_step_of_both_ranks() -> None:
 
 
 def test_all_pictures_are_shown_and_small() -> None:
-    shown = {(page.parent / picture) for page in pages.pages() for picture in pages.pictures(page.read_text())}
-    assert shown == set((pages.FOLDER / "pictures").iterdir())
+    shown = {page.parent / picture for page in quotes.pages() for picture in pictures(page.read_text())}
+    assert shown == set((quotes.FOLDER / "pictures").iterdir())
     for picture in shown:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.stat().st_size < LARGEST_PICTURE
@@ -93,69 +87,44 @@ def test_all_pictures_are_shown_and_small() -> None:
 
 # ------------------------------------------------------------------ the checks themselves
 
-PAGE = """
-# A heading, of `two` parts
-```console
-$ python -m docs.learning reciprocal
+PAGE = """before
+<!-- [[[cog output("python -m docs.learning reciprocal") ]]] -->
 nothing
-```
-It took 7 ms<!-- naive.step --> and 3%<!-- naive.hidden -->.
-
-<!-- code: reference/naive.py Naive -->
-```python
-pass
-```
+<!-- [[[end]]] -->
+between
+<!-- [[[cog code("reference/naive.py", "Naive") ]]] -->
+<!-- [[[end]]] -->
+<!-- [[[cog figures("naive") ]]] -->
+<!-- [[[end]]] -->
+after
 """
 
 
-def test_filling_replaces_outputs_code_and_figures_and_nothing_else() -> None:
-    facts = {"naive.step": "12.5 ms", "naive.hidden": "0%"}
-    filled = pages.with_figures(pages.with_code(pages.with_outputs(PAGE, lambda command: f"of {command}\n")), facts)
-    source = pages.source_of(pages.ROOT / "reference" / "naive.py", "Naive")
+def test_filling_replaces_what_is_quoted_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert quotes.run_cog("--check", str(page)) != 0
+    assert quotes.run_cog("-r", str(page)) == 0
+    filled = page.read_text()
+    shown = quotes.blocks(filled)
+    command = "python -m docs.learning reciprocal"
+    source = quotes.source_of(quotes.ROOT / "reference" / "naive.py", "Naive")
     assert "def synchronize(self) -> None:\n" in source
     assert '"""' not in source
-    assert filled == (
-        PAGE.replace("nothing", "of python -m docs.learning reciprocal")
-        .replace("7 ms", "12.5 ms")
-        .replace("3%", "0%")
-        .replace("pass\n", source)
-    )
-
-
-@pytest.mark.parametrize(
-    ("link", "fault"),
-    [
-        ("[`Bucket.pack`](../../minddp/core/bucket.py)", None),
-        (
-            "[`Bucket.unheard_of`](../../minddp/core/bucket.py)",
-            "../../minddp/core/bucket.py does not define Bucket.unheard_of",
-        ),
-        ("[`LARGE_BYTES`](../../minddp/core/packing.py)", None),
-        ("[`bucket.py`](../../minddp/core/bucket.py)", None),
-        ("[gone](../../minddp/gone.py)", "../../minddp/gone.py does not exist"),
-        ("[`[Note: launch order]`](../../minddp/core/plan.py)", None),
-        (
-            "[`[Note: lunch order]`](../../minddp/core/plan.py)",
-            "../../minddp/core/plan.py has no [Note: lunch order]",
-        ),
-        ("[a heading](#a-heading-of-two-parts)", None),
-        ("[no heading](#another)", " has no heading #another"),
-        ("[torch](https://pytorch.org)", None),
-    ],
-)
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, link: str, fault: str | None) -> None:
-    page = pages.FOLDER / "README.md" if "../" in link else tmp_path / "page.md"
-    if page.parent == tmp_path:
-        page.write_text(PAGE)
-    [found] = pages.links(link)
-    assert pages.fault_of(found, page) == fault
+    assert shown == {
+        f'output("{command}")': f"```console\n$ {command}\n{lessons.run(lessons.LESSONS['reciprocal'])}\n```\n",
+        'code("reference/naive.py", "Naive")': f"```python\n{source}```\n",
+        'figures("naive")': f"*{recorded.figures('naive')}*\n",
+    }
+    assert quotes.BLOCK.sub("", filled) == quotes.BLOCK.sub("", PAGE)
+    assert quotes.run_cog("--check", str(page)) == 0
 
 
 def test_code_that_is_gone_is_an_error() -> None:
     with pytest.raises(LookupError, match=r"does not define `Naive\.hurry`"):
-        pages.source_of(pages.ROOT / "reference" / "naive.py", "Naive.hurry")
+        quotes.source_of(quotes.ROOT / "reference" / "naive.py", "Naive.hurry")
 
 
 def test_only_python_is_run_for_a_page() -> None:
     with pytest.raises(ValueError, match="only commands of `python`"):
-        pages.printed_by("rm -r x")
+        quotes.printed_by("rm -r x")

@@ -72,7 +72,7 @@ def _play(rank: int, case: dict[str, Any]) -> list[Any]:
         {"dtype": torch.float16, "options": {"gradient_as_bucket_view": True}, "overflow_at": 3},
         {"dtype": torch.bfloat16, "hook": default_hooks.fp16_compress_hook},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_autocast_and_loss_scaling(ranks: Any, case: dict[str, Any]) -> None:
     ranks(2).run(_play, case)

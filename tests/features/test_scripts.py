@@ -1,8 +1,7 @@
 """What scripts do with gradients and wrappers, played with both classes: none of it may tell them apart.
 
-Each script is one habit of training loops, kept up for some steps: under the first plan, under the final one, and
-when speakers are in office ([Note: one hook per run]). The model has gradients large enough to be handed over, and
-others that are too small ([Note: handing gradients over]).
+Each script is one habit of training loops, kept up for some steps: under the first plan and under the final one.
+The model has gradients large enough to be aliased, and others that are too small ([Note: gradient aliasing]).
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from tests.features.beside import Snapshot, Trail, Wrap, assert_same, play, rand
 
 Script = Callable[..., Trail]
 
-WIDTH = 128  # a weight of 128 x 128 floats is just large enough to be handed over
+WIDTH = 128  # a weight of 128 x 128 floats is just large enough to be aliased
 STEPS = 6
-CALM_STEPS = 3  # before something changes: one per plan, and one in which speakers are elected
+CALM_STEPS = 3  # before something changes: one per plan, and one more
 
 
 def layers() -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""Pools of ranks for this folder: as the others, but with less to do for the garbage collector."""
+"""Pools of ranks for this folder: as the others, but with more time for a collective."""
 
 from __future__ import annotations
 

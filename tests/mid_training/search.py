@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from tests.mid_training.script import Line, Script
 from tests.mid_training.side import SUBJECT
 from tests.mid_training.verdict import play_script
 from tests.parity.scenario import Options
-from tests.ranks import RankFailure, RankPool, on_one_thread
+from tests.ranks import RankFailure, RankPool
 
 LIMIT_S = 30.0
 MOST_SHRINKS = 120
@@ -23,15 +22,7 @@ _LONGEST_TRACE = 20
 
 def new_pool(world_size: int) -> RankPool:
     """Its group waits longer than any script may take: a hang must not look like an error that is raised."""
-    pool = RankPool(world_size, group_timeout_s=120.0, grace_s=2.0)
-    pool.prepare = frozen_on_one_thread
-    return pool
-
-
-def frozen_on_one_thread(rank: int) -> None:
-    """Without going through all of torch's objects in each garbage collection, an eighth of a script's time."""
-    on_one_thread(rank)
-    gc.freeze()
+    return RankPool(world_size, group_timeout_s=120.0, grace_s=2.0)
 
 
 @dataclass

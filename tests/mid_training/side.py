@@ -49,11 +49,7 @@ def subject_of(name: str, transport: str) -> Callable[..., nn.Module]:
 
     def wrap(model: nn.Module, **options: Any) -> nn.Module:
         more = {} if issubclass(wrapper, TorchDDP) else {"transport": transport}
-        ddp = wrapper(model, **options, **more)
-        speakers = getattr(getattr(ddp, "_reducer", None), "_speakers", None)
-        if speakers is not None and hasattr(speakers, "may_be_elected"):
-            speakers.may_be_elected = False  # a known fault: a gradient that is accumulated twice goes unnoticed
-        return ddp
+        return wrapper(model, **options, **more)
 
     return wrap
 

@@ -21,6 +21,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 import minddp
+from minddp.modes.mixed_precision import MixedPrecision
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.features.streams import streams_of_a_cpu
 from tests.ranks import RankFailure
@@ -504,3 +505,47 @@ def _refusals(rank: int) -> list[str]:
 def test_what_cannot_work_is_refused(ranks: Any) -> None:
     for said, (_, expected) in zip(ranks(2).run(_refusals)[0], REFUSED, strict=True):
         assert re.match(expected, said), said
+
+
+# ------------------------------------------------------------------ the mode by itself
+
+
+def lowered() -> tuple[nn.Module, MixedPrecision]:
+    module = nn.Linear(2, 2)
+    config = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return module, MixedPrecision(config, module, ignored=(), sparse=())
+
+
+def test_parameters_are_low_from_forward_to_the_end_of_backward_and_so_are_gradients() -> None:
+    module, mode = lowered()
+    full = module.weight.data
+    module.weight.grad = torch.ones(2, 2)
+    renewed: list[str] = []
+    (x,), _ = mode.begin_forward((torch.ones(1, 2),), {}, lambda: renewed.append("hooks"))
+    output = module(x)
+    mode.end_forward(output)
+    assert {t.dtype for t in (x, output, module.weight, module.weight.grad)} == {torch.bfloat16}
+    assert renewed == ["hooks"]
+    output.sum().backward()
+    assert {t.dtype for t in (module.weight, module.weight.grad, module.bias.grad)} == {torch.float32}
+    assert module.weight.data_ptr() == full.data_ptr()
+    assert torch.equal(module.weight.grad, torch.full((2, 2), 2.0))
+
+
+def test_without_gradients_parameters_are_full_again_after_forward() -> None:
+    module, mode = lowered()
+    with torch.no_grad():
+        (x,), _ = mode.begin_forward((torch.ones(1, 2),), {}, lambda: None)
+        mode.end_forward(module(x))
+    assert module.weight.dtype is torch.float32
+
+
+def test_what_is_written_to_a_low_parameter_is_an_error() -> None:
+    module, mode = lowered()
+    (x,), _ = mode.begin_forward((torch.ones(1, 2),), {}, lambda: None)
+    mode.end_forward(module(x))
+    with torch.no_grad():
+        module.weight.add_(1)
+    with pytest.raises(RuntimeError, match="are lost: weight"):
+        mode.restore()
+    assert module.weight.dtype is torch.float32

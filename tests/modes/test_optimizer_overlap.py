@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import minddp
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
+from tests.fakes import FakeDDP
 from tests.ranks import RankPool
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -110,3 +111,16 @@ def test_only_the_chosen_parameters_are_stepped() -> None:
 def test_an_optimizer_that_evaluates_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match="LBFGS evaluates the model"):
         OverlappedOptimizer(torch.optim.LBFGS(layers().parameters()), [])
+
+
+def test_each_bucket_is_stepped_when_it_is_unpacked() -> None:
+    model = layers()
+    ddp = FakeDDP(model, bucket_cap_mb_list=[0])
+    handle = OverlappedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ddp.reducer.modes)
+    before = [param.clone() for param in model.parameters()]
+    ddp.step(torch.ones(2, 8))
+    after = [param.clone() for param in model.parameters()]
+    assert not any(map(torch.equal, before, after))
+    handle.remove()
+    ddp.step(torch.ones(2, 8))
+    assert all(map(torch.equal, after, model.parameters()))

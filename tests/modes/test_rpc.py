@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from minddp.core.autograd import distributed_context
+from minddp.modes.rpc import RpcGradients
 from tests.parity.compare import difference
 from tests.ranks import RankPool
 
@@ -33,18 +34,15 @@ def pool() -> Iterator[RankPool]:
 
 
 def _have_rpc(rank: int) -> None:
-    """Join the RPC group, unless this process has."""
+    """Join the RPC group, unless this process has. The ranks meet in a file of rank 0."""
     if rpc.api._is_current_rpc_agent_set():
         return
-    options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + _shared_path(), rpc_timeout=30)
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
-
-
-def _shared_path() -> str:
-    """Rank 0 says where."""
-    where = [tempfile.mkdtemp(prefix="minddp-rpc-") + "/store" if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(where)
-    return str(where[0])
+    with tempfile.TemporaryDirectory(prefix="minddp-rpc-") as folder:
+        meeting = [folder]
+        dist.broadcast_object_list(meeting)
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting[0]}/store", rpc_timeout=30)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
+        dist.barrier()
 
 
 class Net(nn.Module):
@@ -176,3 +174,65 @@ def test_what_only_other_ranks_use_is_named(pool: RankPool) -> None:
 def test_without_rpc_there_is_no_context() -> None:
     """In this process, which has no RPC."""
     assert distributed_context() is None
+
+
+# ------------------------------------------------------------------ the mode by itself
+
+
+class Context:
+    """A distributed autograd context without RPC: its gradients, by parameter."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_entered: bool = True):
+        self.params = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+        self.gradients: dict[torch.Tensor, torch.Tensor] = {}
+        monkeypatch.setattr("minddp.core.autograd.distributed_context", lambda: 7 if is_entered else None)
+        monkeypatch.setattr(dist_autograd, "get_gradients", {7: self.gradients}.__getitem__)
+        self.mode = RpcGradients(self.params, ["a", "b", "c"])
+
+    def bring(self, *params: int) -> None:
+        for param in params:
+            self.gradients[self.params[param]] = torch.full((2,), float(param))
+
+
+def test_gradients_of_the_context_are_shown_from_packing_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(monkeypatch)
+    mode, params = context.mode, context.params
+    before = params[1].grad = torch.full((2,), 9.0)
+    context.bring(0, 1)
+    mode.armed()
+    mode.opened(0)
+    mode.before_pack([0, 1])
+    assert [param.grad.tolist() for param in params[:2]] == [[0.0, 0.0], [1.0, 1.0]]
+    params[0].grad = torch.full((2,), 5.0)  # the average, as another tensor
+    params[1].grad.fill_(6)  # and in place
+    mode.closed()
+    assert params[0].grad is None
+    assert params[1].grad is before
+    assert [grad.tolist() for grad in context.gradients.values()] == [[5.0, 5.0], [6.0, 6.0]]
+    mode.closed()
+    assert params[1].grad is before, "there is nothing left to restore"
+
+
+def test_an_average_of_other_ranks_alone_has_no_place_in_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(monkeypatch)
+    context.bring(0)
+    context.mode.armed()
+    context.mode.opened(0)
+    context.mode.before_pack([0, 1, 2])
+    context.params[2].grad = torch.ones(2)
+    with pytest.raises(RuntimeError, match="only other ranks have used: c"):
+        context.mode.closed()
+    assert all(param.grad is None for param in context.params)
+
+
+@pytest.mark.parametrize("is_entered", [True, False])
+def test_an_ordinary_backward_is_left_alone(is_entered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a context, where its gradient is not one of the context's."""
+    context = Context(monkeypatch, is_entered=is_entered)
+    context.params[0].grad = grad = torch.ones(2)
+    context.mode.armed()
+    context.mode.opened(0)
+    context.mode.before_pack([0, 1, 2])
+    assert context.params[0].grad is grad
+    context.mode.closed()
+    assert context.params[0].grad is grad

@@ -40,6 +40,7 @@ def test_a_missing_script_is_an_error_at_once(capsys: pytest.CaptureFixture[str]
     assert "there is no script 'no_such_script.py'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
     """Also when it fails later: what was recorded is saved, and the failure is the command's."""
     note = tmp_path / "note"
@@ -58,6 +59,7 @@ def test_a_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
     assert (tmp_path / "step.html").exists()
 
 
+@pytest.mark.slow
 def test_the_demo_records_both_wrappers(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     done = run("--task", "digits", "--out", str(tmp_path), "--steps", "3:5", "--bucket-cap-mb", "0.02")

@@ -130,12 +130,12 @@ def test_a_hook_emits_its_gradient_also_in_the_quick_path() -> None:
     ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     for _ in range(3):
         step(ddp)
-    ddp.told()
+    ddp.take_events()
     attended = []
     attend = ddp.reducer.attend
     ddp.reducer.attend = lambda param: attended.append(param) or attend(param)
     step(ddp)
-    assert ddp.told(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (3, 2, 1, 0)]
+    assert ddp.take_events(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (3, 2, 1, 0)]
     assert attended == [3]
 
 
@@ -149,7 +149,7 @@ def test_a_sink_that_was_removed_gets_no_events() -> None:
     seen.clear()
     step(ddp)
     assert seen == []
-    assert ddp.told(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (1, 0)] * 2
+    assert ddp.take_events(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (1, 0)] * 2
 
 
 def test_the_layout_is_that_of_the_plan() -> None:

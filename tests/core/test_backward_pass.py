@@ -1,0 +1,206 @@
+"""The phases and what one backward remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from minddp.core.backward_pass import ALLOWED, WITH_GUARD, WITH_PASS, BackwardPass, Phase
+from minddp.core.bucket import Bucket
+from minddp.core.bucket_store import BucketStore
+from minddp.core.events import EventStream
+from minddp.core.expectation import Expectation, Expected
+from minddp.core.mode import Mode
+from minddp.core.packing import LARGE_BYTES
+from minddp.core.plan import BucketSpec, ParamSpec
+from minddp.core.reducer import Reducer
+from minddp.core.reduction import MeanBeforeSum
+from minddp.options import UNBOUNDED
+from tests.fakes import FakeTransport
+
+
+class Bare:
+    """A reducer's phase without the reducer."""
+
+    def __init__(self, phase: Phase):
+        self.phase = phase
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+
+
+@pytest.mark.parametrize("start", Phase)
+@pytest.mark.parametrize("end", Phase)
+def test_a_transition_that_is_not_allowed_is_an_error(start: Phase, end: Phase) -> None:
+    reducer = Bare(start)
+    if end in ALLOWED[start]:
+        Reducer._move_to(reducer, end)
+        assert reducer.phase is end
+    else:
+        with pytest.raises(RuntimeError, match=f"phase {start.name} cannot become {end.name}"):
+            Reducer._move_to(reducer, end)
+        assert reducer.phase is start
+
+
+def test_every_phase_is_reached_from_idle_and_leads_back() -> None:
+    def reached_from(phase: Phase) -> set[Phase]:
+        seen, ahead = set(), [phase]
+        while ahead:
+            for following in ALLOWED[ahead.pop()] - seen:
+                seen.add(following)
+                ahead.append(following)
+        return seen
+
+    assert all(reached_from(phase) == set(Phase) for phase in Phase)
+
+
+def test_a_guard_stands_only_where_there_is_a_pass() -> None:
+    assert WITH_GUARD < WITH_PASS
+    assert set(Phase) - WITH_PASS == {Phase.IDLE, Phase.ARMED}
+
+
+# ------------------------------------------------------------------ one pass, without a reducer
+
+
+class Calls:
+    """The parts that a pass needs, and notes of what it asks them for."""
+
+    def __init__(self, sizes: Sequence[int] = (1, 1, 1), *, expectation: type[Expectation] = Expectation):
+        self.log: list[str] = []
+        self.params = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+        for param in self.params:
+            param.grad = torch.full_like(param, 4.0)
+        specs = [ParamSpec(f"p{i}", p.numel(), p.dtype, p.device) for i, p in enumerate(self.params)]
+        self.store = BucketStore(self.params, specs, self.make_bucket, [0], [0])
+        self.transport = FakeTransport(world_size=4)
+        self.store.make_buckets(self.transport.allocate)
+        self.reducing = MeanBeforeSum(self.transport, lambda: 4, divides_resident=False, divides_copied=False)
+        self.expectation = expectation(self.params)
+        self.events = EventStream()
+        self.events.watch(lambda event: self.log.append(str(event)))
+
+    def make_bucket(self, *args: Any) -> Bucket:
+        return Bucket(*args[:-1], adopt_grads=args[-1])
+
+    def on_all_launched(self) -> None:
+        self.log.append("all launched")
+
+    def on_ready_twice(self, param: int) -> None:
+        self.log.append(f"twice: {param}")
+
+    def backward_pass(self, *modes: Mode) -> BackwardPass:
+        return BackwardPass(
+            self.store,
+            self.expectation,
+            self.reducing,
+            modes,
+            self.events,
+            self.on_all_launched,
+            self.on_ready_twice,
+        )
+
+    def take(self, *words: str) -> list[str]:
+        """Notes that begin with one of these words, since the last call."""
+        log, self.log = [line for line in self.log if line.startswith(words)], []
+        return log
+
+
+def test_buckets_leave_from_the_head_of_the_plan() -> None:
+    """Three buckets: parameters 2, 1, 0."""
+    calls = Calls()
+    current = calls.backward_pass()
+    current.open(0)
+    for param, launched in ((0, []), (1, []), (2, [0, 1, 2])):
+        current.readiness.mark_ready(param)
+        expected = [f"bucket launched: {bucket}" for bucket in launched]
+        assert calls.take("bucket launched", "all") == expected + ["all launched"] * bool(launched)
+        assert current.all_launched == bool(launched)
+
+
+def test_a_bucket_waits_for_all_of_its_pack_groups() -> None:
+    calls = Calls((1, LARGE_BYTES, 1))
+    calls.store = BucketStore(calls.params, calls.store.plan.params, calls.make_bucket, [UNBOUNDED], [UNBOUNDED])
+    calls.store.make_buckets(calls.transport.allocate)
+    current = calls.backward_pass()
+    assert current.groups_left == [2]
+    for param, left in ((1, 1), (0, 1), (2, 0)):
+        assert current.reductions == []
+        current.readiness.mark_ready(param)
+        assert current.groups_left == [left]
+    assert calls.take("bucket ready", "bucket launched") == ["bucket ready: 0", "bucket launched: 0"]
+
+
+def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
+    calls = Calls()
+    current = calls.backward_pass()
+    current.mark_unused([])
+    for param in range(3):
+        current.readiness.mark_ready(param)
+    assert [bucket.wire.tolist() for bucket in calls.store.buckets] == [[1.0]] * 3
+    current.wait_and_unpack(untouched=None)
+    assert [param.grad.tolist() for param in calls.params] == [[4.0]] * 3
+    assert calls.take("bucket waited", "bucket unpacked") == [
+        line for bucket in range(3) for line in (f"bucket waited: {bucket}", f"bucket unpacked: {bucket}")
+    ]
+
+
+def test_what_no_rank_has_used_stays_as_it_is() -> None:
+    calls = Calls()
+    current = calls.backward_pass()
+    for param in range(3):
+        current.readiness.mark_ready(param)
+        calls.params[param].grad = torch.full((1,), 9.0)
+    current.wait_and_unpack(untouched=[False, True, False])
+    assert [param.grad.tolist() for param in calls.params] == [[4.0], [9.0], [4.0]]
+
+
+class LeavesOut(Expectation):
+    """Parameter 2 is unused, and its bucket is skipped."""
+
+    def open(self) -> Expected:
+        return Expected([1, 1, 0], [2])
+
+    def skips(self, bucket: BucketSpec) -> bool:
+        return bucket.slots[0].param == 2
+
+
+def test_unused_parameters_are_ready_at_once_and_last_in_the_observed_order() -> None:
+    calls = Calls(expectation=LeavesOut)
+    current = calls.backward_pass()
+    current.open(1)
+    assert calls.take("parameter ready") == ["parameter ready: 2"]
+    for param in (1, 0):
+        current.readiness.mark_ready(param)
+    assert current.ready_order() == [1, 0, 2]
+    assert current.reductions[0] is None, "skipped"
+    calls.params[2].grad = kept = torch.full((1,), 9.0)
+    current.wait_and_unpack(untouched=None)
+    assert calls.params[2].grad is kept
+    assert calls.transport.count("all_reduce") == 2
+
+
+def test_abandoning_waits_for_what_is_under_way_even_if_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        def result(self) -> torch.Tensor:
+            raise OSError("the peer is gone")
+
+    calls = Calls()
+    current = calls.backward_pass()
+    current.readiness.mark_ready(2)
+    current.readiness.mark_ready(1)
+    current.reductions.insert(0, Failing())
+    current.abandon()
+    assert all(reduction.work._done for reduction in current.reductions[1:])
+    assert "the peer is gone" in caplog.text
+    assert calls.take("bucket unpacked") == []
+
+
+def test_a_hook_too_many_is_passed_on() -> None:
+    calls = Calls()
+    current = calls.backward_pass()
+    for _ in range(2):
+        current.readiness.mark_ready(1)
+    assert calls.take("twice") == ["twice: 1"]

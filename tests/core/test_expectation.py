@@ -1,0 +1,79 @@
+"""The rule: every parameter's gradient comes once. Exceptions are tested in tests/expectation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from minddp.core.expectation import Expectation
+from tests.fakes import FakeDDP
+from tests.modules import Heads
+
+
+def test_every_hook_fires_once_and_no_parameter_is_unused() -> None:
+    expectation = Expectation([nn.Parameter(torch.ones(1)) for _ in range(3)])
+    assert expectation.last_unused is None
+    assert expectation.open() == ([1, 1, 1], [])
+    assert expectation.last_unused == []
+    assert expectation.close() is None
+
+
+def test_hooks_are_not_wrapped_and_nothing_is_exchanged() -> None:
+    ddp = FakeDDP(Heads())
+    expectation = ddp.reducer.expectation
+    handler = [].append
+    assert expectation.observing(handler) is handler
+    expectation.all_launched(ddp.transport)
+    expectation.shadow(ddp.transport)
+    assert ddp.transport.calls == []
+    assert not any(expectation.skips(spec) for spec in ddp.reducer.plan.buckets)
+
+
+class Noting(Expectation):
+    """The rule, and a note of each call."""
+
+    def __init__(self, params: list[nn.Parameter]):
+        super().__init__(params)
+        self.calls: list[str] = []
+
+    def __getattribute__(self, name: str) -> object:
+        if name in {method for method in vars(Expectation) if not method.startswith("_")} - NO_CALLS:
+            super().__getattribute__("calls").append(name)
+        return super().__getattribute__(name)
+
+
+NO_CALLS = {"is_static", "finds_unused", "is_recording", "is_settling", "observing"}
+
+
+@pytest.fixture
+def noted() -> tuple[FakeDDP, list[str]]:
+    ddp = FakeDDP(Heads())
+    expectation = Noting(ddp.reducer.params)
+    ddp.reducer.expect(expectation)
+    return ddp, expectation.calls
+
+
+def test_the_reducer_calls_it_in_the_order_of_its_methods(noted: tuple[FakeDDP, list[str]]) -> None:
+    ddp, calls = noted
+    left, right = ddp(torch.ones(1, 2))
+    (left + right).sum().backward()
+    assert calls == ["forward_begins", "armed", "backward_begins", "open", "skips", "all_launched", "close"]
+
+
+def test_it_forgets_a_backward_that_reaches_no_parameter(noted: tuple[FakeDDP, list[str]]) -> None:
+    ddp, calls = noted
+    x = torch.ones(1, 2, requires_grad=True)
+    torch.autograd.grad(ddp(x)[0].sum(), x)
+    assert calls == ["forward_begins", "armed", "backward_begins", "forget_backward"]
+
+
+def test_it_reverts_a_backward_that_an_exception_has_ended(noted: tuple[FakeDDP, list[str]]) -> None:
+    ddp, calls = noted
+    ddp.module.left.weight.register_hook(lambda _grad: 1 / 0)
+    left, right = ddp(torch.ones(1, 2))
+    with pytest.raises(ZeroDivisionError):
+        (left + right).sum().backward()
+    calls.clear()
+    ddp.reducer.ensure_finished()
+    assert calls == ["revert", "forward_begins"]

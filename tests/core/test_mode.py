@@ -1,0 +1,208 @@
+"""The stations at which a mode is called, in each way that a backward can end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from minddp.core.bucket import GradientBucket
+from minddp.core.mode import Mode
+from minddp.modes.join import shadow_backward
+from tests.fakes import FakeDDP, FakeTransport
+from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales
+
+X = torch.ones(1, 2)
+
+
+class Stations(Mode):
+    """Notes where it was called, and with what."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def armed(self) -> None:
+        self.log.append("armed")
+
+    def backward_begins(self) -> None:
+        self.log.append("backward begins")
+
+    def opened(self, param: int) -> None:
+        self.log.append(f"opened by {param}")
+
+    def before_pack(self, params: Sequence[int]) -> None:
+        self.log.append(f"before pack {list(params)}")
+
+    def before_unpack(self) -> None:
+        self.log.append("before unpack")
+
+    def after_unpack(self, bucket: GradientBucket) -> None:
+        self.log.append(f"after unpack {bucket.spec.index}")
+
+    def closed(self) -> None:
+        self.log.append("closed")
+
+    def take(self) -> list[str]:
+        log, self.log = self.log, []
+        return log
+
+
+def with_stations(module: nn.Module, **options: Any) -> tuple[FakeDDP, Stations]:
+    ddp, stations = FakeDDP(module, FakeTransport(), bucket_cap_mb_list=[0], **options), Stations()
+    ddp.reducer.modes.append(stations)
+    return ddp, stations
+
+
+BEGIN = ["armed", "backward begins", "opened by 1"]
+PACKED = ["before pack [1]", "before pack [0]"]
+END = ["before unpack", "after unpack 0", "after unpack 1", "closed"]
+
+
+def test_every_station_is_there() -> None:
+    stations = {name for name in vars(Mode) if not name.startswith("_")}
+    assert stations == vars(Stations).keys() & stations
+
+
+def test_a_mode_may_leave_stations_out() -> None:
+    ddp = FakeDDP(nn.Linear(2, 2))
+    ddp.reducer.modes.append(Mode())
+    ddp.step(X)
+    assert ddp.transport.count("all_reduce") == 1
+
+
+def test_a_backward_that_ends_as_it_should() -> None:
+    ddp, stations = with_stations(Scales([0, 1]))
+    for _ in range(2):
+        ddp.step(X)
+        assert stations.take() == [*BEGIN, *PACKED, *END]
+
+
+def test_modes_take_turns() -> None:
+    ddp, one = with_stations(Scales([0, 1]))
+    other = Stations()
+    other.log = one.log
+    ddp.reducer.modes.append(other)
+    ddp.step(X)
+    assert one.log == [line for line in [*BEGIN, *PACKED, *END] for _ in range(2)]
+
+
+def test_under_no_sync_there_is_none() -> None:
+    ddp, stations = with_stations(Scales([0, 1]))
+    ddp(X, sync=False).sum().backward()
+    assert stations.take() == []
+
+
+def test_a_backward_whose_beginning_is_not_seen() -> None:
+    ddp, stations = with_stations(HidesItsOutput(Scales([0, 1])))
+    ddp(X).tensor.sum().backward()
+    assert stations.take() == ["armed", "opened by 1", *PACKED, *END]
+
+
+class TwoOutputs(nn.Module):
+    """The second output is computed from the first, so a backward enters at both before it reaches a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = Scales([0, 1])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.scales(x)
+        return y, y * 2
+
+
+def test_a_backward_that_enters_at_two_outputs_begins_once() -> None:
+    ddp, stations = with_stations(TwoOutputs())
+    one, other = ddp(X)
+    (one + other).sum().backward()
+    assert stations.take() == [*BEGIN, *PACKED, *END]
+
+
+def test_a_backward_that_reaches_no_parameter() -> None:
+    ddp, stations = with_stations(Scales([0, 1]))
+    x = X.clone().requires_grad_()
+    torch.autograd.grad(ddp(x).sum(), x)
+    assert stations.take() == BEGIN[:2]
+    ddp.step(X)
+    assert stations.take() == [*BEGIN, *PACKED, *END]
+
+
+def test_a_backward_that_leaves_parameters_out_and_one_that_brings_them() -> None:
+    ddp, stations = with_stations(Heads())  # left 0, 1; right 2, 3
+    left, right = ddp(X)
+    with pytest.warns(UserWarning, match="has brought no gradient"):
+        left.sum().backward()
+    first = stations.take()
+    assert first[:3] == ["armed", "backward begins", first[2]]
+    assert sorted(first[3:]) == ["before pack [0]", "before pack [1]"]
+    right.sum().backward()
+    second = stations.take()
+    assert sorted(second[:2]) == ["before pack [2]", "before pack [3]"]
+    assert second[2:] == ["before unpack", *[f"after unpack {bucket}" for bucket in range(4)], "closed"]
+
+
+def test_a_backward_that_its_caller_finalizes() -> None:
+    ddp, stations = with_stations(Scales([0, 1]))
+    ddp(X, finalize_at_end=False).sum().backward()
+    assert stations.take() == [*BEGIN, *PACKED]
+    ddp.reducer.finish()
+    assert stations.take() == END
+
+
+def test_a_backward_that_an_exception_ends() -> None:
+    ddp, stations = with_stations(Scales([0, 1], explode_after=0))
+    ddp.module.explosive.arm()
+    with pytest.raises(KeyError):
+        ddp.step(X)
+    assert stations.take() == [*BEGIN, *PACKED[:1]]
+    ddp.module.explosive.arm(False)
+    ddp.step(X)
+    assert stations.take() == ["closed", *BEGIN, *PACKED, *END]
+
+
+def test_a_backward_after_which_the_ranks_change() -> None:
+    ddp, stations = with_stations(Heads())
+    with pytest.warns(UserWarning, match="has brought no gradient"):
+        ddp(X)[0].sum().backward()
+    stations.take()
+    ddp.reducer.move_to(ddp.transport, ddp.reducer.reducing)
+    assert stations.take() == ["closed"]
+    ddp.reducer.move_to(ddp.transport, ddp.reducer.reducing)
+    assert stations.take() == []
+
+
+def test_a_backward_in_which_a_bucket_is_skipped() -> None:
+    ddp, stations = with_stations(Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    ddp(X)[0].sum().backward()
+    assert stations.take()[-6:] == ["before unpack", *[f"after unpack {b}" for b in range(4)], "closed"]
+
+
+@pytest.fixture
+def static() -> tuple[FakeDDP, Stations]:
+    return with_stations(Scales([0, 1]), static_graph=True)
+
+
+def test_a_backward_that_only_shows_what_comes(static: tuple[FakeDDP, Stations]) -> None:
+    """The first one of a static graph packs at its end, in the order of the parameters."""
+    ddp, stations = static
+    ddp.step(X)
+    assert stations.take() == [*BEGIN, *reversed(PACKED), *END]
+    ddp.step(X)
+    assert stations.take() == [*BEGIN, *PACKED, *END]
+
+
+def test_a_nested_backward_does_not_begin_again() -> None:
+    ddp, stations = with_stations(Checkpointed())
+    ddp.step(X)
+    log = stations.take()
+    assert log[:2] == ["armed", "backward begins"]
+    assert [line.split()[0] for line in log[2:]] == ["opened", *["before"] * 5, *["after"] * 4, "closed"]
+
+
+def test_a_rank_without_inputs_calls_none() -> None:
+    ddp, stations = with_stations(Scales([0, 1]))
+    shadow_backward(ddp.reducer)
+    assert stations.take() == []
+    assert ddp.transport.count("all_reduce") == 2

@@ -1,0 +1,190 @@
+"""Which options give which strategies, and that what only accelerates changes no bit."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from minddp.acceleration.gradient_aliasing import GradientAliasing
+from minddp.core.bucket import Bucket, GradDtypes
+from minddp.core.expectation import Expectation
+from minddp.core.reducer import Reducer
+from minddp.core.reduction import MeanBeforeSum
+from minddp.expectation.find_unused import FindUnused
+from minddp.expectation.static_graph import StaticGraph
+from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
+from minddp.modes.rpc import RpcGradients
+from minddp.modes.sparse import SparseBucket
+from minddp.platform.acceleration_switch import VARIABLE
+from minddp.strategies import Strategies
+from tests.fakes import FakeDDP, FakeTransport, options
+
+
+def reducer_of(module: nn.Module | None = None, *, sparse: tuple[str, ...] = (), **changed: Any) -> Reducer:
+    named = list((module or nn.Linear(2, 2)).named_parameters())
+    return Strategies(options(**changed), named, sparse, lambda: 2.0).reducer(FakeTransport())
+
+
+def modes_of(reducer: Reducer) -> list[type]:
+    return [type(mode) for mode in reducer.modes]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "finds_unused", "rebuilds"),
+    [
+        ({}, Expectation, False, True),
+        ({"find_unused_parameters": True}, FindUnused, True, False),
+        ({"static_graph": True}, StaticGraph, False, True),
+        ({"static_graph": True, "find_unused_parameters": True}, StaticGraph, True, True),
+    ],
+)
+def test_expectations(changed: dict[str, bool], kind: type, finds_unused: bool, rebuilds: bool) -> None:
+    reducer = reducer_of(**changed)
+    assert type(reducer.expectation) is kind
+    assert (reducer.expectation.finds_unused, reducer.store.rebuilds) == (finds_unused, rebuilds)
+
+
+@pytest.mark.parametrize("other", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_without_parameters_nothing_is_expected(other: dict[str, bool]) -> None:
+    """All are delayed."""
+    assert type(reducer_of(nn.Identity(), **other).expectation) is Expectation
+
+
+@pytest.mark.parametrize("other", [{"find_unused_parameters": True}, {"static_graph": True}])
+@pytest.mark.parametrize("skips", [False, True])
+def test_buckets_of_unused_parameters_are_skipped_if_asked(skips: bool, other: dict[str, bool]) -> None:
+    reducer = reducer_of(skip_all_reduce_unused_params=skips, **other)
+    reducer.expectation.last_unused = [0, 1]
+    assert reducer.expectation.skips(reducer.plan.buckets[0]) == skips
+
+
+@pytest.mark.parametrize(
+    ("changed", "divides_copied", "divides_resident"),
+    [
+        ({}, False, False),
+        ({"gradient_as_bucket_view": True}, False, True),
+        ({"batched_grad_copy": True}, True, True),
+    ],
+)
+def test_how_gradients_are_scaled(changed: dict[str, bool], divides_copied: bool, divides_resident: bool) -> None:
+    reducer = reducer_of(**changed)
+    assert type(reducer.reducing) is MeanBeforeSum
+    scaling = reducer.reducing.open()
+    assert (scaling.divisor, scaling.divide_copied, scaling.divide_resident) == (
+        2.0,
+        divides_copied,
+        divides_resident,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "aliases"),
+    [
+        ({}, True),
+        ({"static_graph": True}, True),
+        ({"static_graph": True, "find_unused_parameters": True}, True),
+        ({"find_unused_parameters": True}, False),
+        ({"gradient_as_bucket_view": True}, False),
+    ],
+)
+def test_where_gradients_may_alias_the_bucket(changed: dict[str, bool], aliases: bool) -> None:
+    reducer = reducer_of(**changed)
+    assert modes_of(reducer) == [RpcGradients, GradientAliasing][: 1 + aliases]
+    assert (reducer.buckets[0].aliasing is not None) == aliases
+    assert reducer.buckets[0].grads_are_views == changed.get("gradient_as_bucket_view", False)
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_mixed_precision_divides_the_sum_and_copies_gradients(views: bool) -> None:
+    module = nn.Linear(2, 2)
+    config = SimpleNamespace(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=None)
+    mode = MixedPrecision(config, module, ignored=(), sparse=())
+    named = list(module.named_parameters())
+    strategies = Strategies(options(gradient_as_bucket_view=views), named, (), lambda: 2.0, mode)
+    reducer = strategies.reducer(FakeTransport())
+    assert type(reducer.reducing) is MeanAfterSum
+    assert modes_of(reducer) == [RpcGradients, MixedPrecision]
+    assert reducer.buckets[0].dtypes == GradDtypes(torch.bfloat16, torch.float32)
+    assert not reducer.buckets[0].grads_are_views
+
+
+def test_sparse_gradients_have_buckets_of_their_own() -> None:
+    module = nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2))
+    reducer = reducer_of(module, sparse=("0.weight",))
+    kinds = {tuple(bucket.names): type(bucket) for bucket in reducer.buckets}
+    assert kinds == {("0.weight",): SparseBucket, ("1.weight", "1.bias"): Bucket}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_when_buckets_are_made(lazy: bool) -> None:
+    assert bool(reducer_of(lazy_bucket_allocation=lazy).buckets) != lazy
+
+
+@pytest.mark.parametrize(
+    ("changed", "before", "after"),
+    [
+        ({"bucket_cap_mb": 0}, 1, 3),
+        ({"bucket_cap_mb_list": [0]}, 3, 3),
+        ({"find_unused_parameters": True, "bucket_cap_mb": 0}, 3, 3),
+        ({"static_graph": True, "bucket_cap_mb": 0}, 1, 3),
+    ],
+)
+def test_capacities_before_and_after_the_rebuild(changed: dict[str, Any], before: int, after: int) -> None:
+    reducer = reducer_of(nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(3)]), **changed)
+    assert len(reducer.buckets) == before
+    reducer.store.observe([0, 1, 2])
+    reducer.rebuild_if_due()
+    assert len(reducer.buckets) == after
+
+
+# ------------------------------------------------------------------ MINDDP_ACCELERATION
+
+
+def three_steps(**changed: Any) -> tuple[FakeDDP, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    ddp = FakeDDP(nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128)), FakeTransport(3), **changed)
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=0.1, momentum=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=step != 1)
+            ddp.step(torch.randn(4, 128))
+            optimizer.step()
+    return ddp, [param.detach().clone() for param in ddp.module.parameters()]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}],
+    ids=["default", "views", "find unused", "static"],
+)
+def test_switched_off_buckets_do_not_alias_and_bits_are_the_same(
+    changed: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, accelerated = three_steps(**changed)
+    monkeypatch.setenv(VARIABLE, "off")
+    plain, values = three_steps(**changed)
+    assert modes_of(plain.reducer) == [RpcGradients]
+    assert all(bucket.aliasing is None for bucket in plain.reducer.buckets)
+    assert all(map(torch.equal, accelerated, values))
+
+
+def test_switched_off_no_gradient_lies_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(ddp: FakeDDP) -> list[bool]:
+        memory = {bucket.flat.untyped_storage().data_ptr() for bucket in ddp.reducer.buckets}
+        return [param.grad.untyped_storage().data_ptr() in memory for param in ddp.module.parameters()]
+
+    assert any(share(three_steps()[0]))
+    monkeypatch.setenv(VARIABLE, "off")
+    assert not any(share(three_steps()[0]))
+
+
+def test_another_value_of_the_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    with pytest.raises(ValueError, match=f'{VARIABLE} must be "on" or "off", but is \'0\''):
+        reducer_of()
