@@ -13,7 +13,6 @@ from minddp.core.autograd import GradientHooks
 from minddp.core.bucket import Allocate, Bucket, GradDtypes, GradientBucket, MakeBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.expectation import Expectation
-from minddp.core.missing_gradients import UnfinishedReduction
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import DivisorOfBackward, MeanBeforeSum, Reducing
@@ -26,7 +25,7 @@ from minddp.options import Options
 from minddp.platform.acceleration_switch import acceleration_is_on
 from minddp.replicas.agreement import serial_number
 from minddp.transport.protocols import Transport
-from minddp.watchdog.missing_elsewhere import ask_what_is_missing
+from minddp.watchdog.missing_gradients import UnfinishedReduction
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Strategies:
             store,
             self.expectation(hooks),
             self.all_reduce(transport),
-            UnfinishedReduction(params, names, serial_number(names, transport), ask_what_is_missing),
+            UnfinishedReduction(params, names, serial_number(names, transport)),
             [RpcGradients(params, names), *filter(None, (aliasing, self.mixed_precision))],
         )
 

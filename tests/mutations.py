@@ -111,7 +111,7 @@ _BUCKET = "core/test_bucket.py"
 _STORE = "core/test_bucket_store.py"
 _PASS = "core/test_backward_pass.py"
 _END = "core/test_backward_end.py"
-_MISSING = "core/test_missing_gradients.py"
+_MISSING = "watchdog/test_missing_gradients.py"
 _MODE = "core/test_mode.py"
 _REDUCER = "core/test_reducer.py"
 _READINESS = "core/test_readiness.py"
@@ -481,28 +481,28 @@ _BY_UNIT_TESTS = (
     ),
     Mutation(
         "let optimizers step on what is not averaged",
-        "core/missing_gradients.py",
+        "watchdog/missing_gradients.py",
         "if any(id(param) in ours for param in stepped):",
         "if False:",
         f"{_MISSING}::test_the_optimizer_is_stopped_in_the_same_iteration",
     ),
     Mutation(
         "stop every optimizer",
-        "core/missing_gradients.py",
+        "watchdog/missing_gradients.py",
         "if any(id(param) in ours for param in stepped):",
         "if True:",
         f"{_MISSING}::test_an_unrelated_optimizer_is_not_hindered",
     ),
     Mutation(
         "warn of the same parameters each time",
-        "core/missing_gradients.py",
+        "watchdog/missing_gradients.py",
         "if tuple(missing) not in self._warned_of:",
         "if True:",
         f"{_MISSING}::test_each_set_of_missing_parameters_is_one_warning",
     ),
     Mutation(
         "blame parameters that are not frozen",
-        "core/missing_gradients.py",
+        "watchdog/missing_gradients.py",
         "if not self._params[param].requires_grad]",
         "]",
         f"{_MISSING}::test_parameters_that_have_been_frozen_are_named",

@@ -115,10 +115,10 @@ def inside_another_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def call_when_gradient_enters(output: Any, callback: Callable[[bool], None]) -> bool:
+def call_when_gradient_enters(output: Any, callback: Callable[..., None], *args: Any) -> bool:
     """Call the method `callback` whenever a backward reaches a tensor within `output`. False if there is none.
 
-    Its argument is True the first time that this very tensor is reached.
+    It gets `args` and True if this very tensor is reached for the first time.
 
     It is then in the backward that the user called. The parameters' own hooks do not know which that is: under
     reentrant checkpointing they fire in nested backwards, and the end of a nested backward is not the end. The
@@ -133,7 +133,7 @@ def call_when_gradient_enters(output: Any, callback: Callable[[bool], None]) -> 
         def on_gradient(_grad: torch.Tensor) -> None:
             is_first = not reached
             reached.append(True)
-            call(is_first)
+            call(*args, is_first)
 
         return on_gradient
 

@@ -23,9 +23,9 @@ from minddp.core import autograd
 
 
 class BackwardEnd:
-    """Calls `on_begin(is_first)` when a gradient enters at the outputs, and `on_end(is_nested)` after a backward.
+    """Calls `on_begin(is_rest)` when a gradient enters at the outputs, and `on_end(is_nested)` after a backward.
 
-    `is_first`: it enters at this one of the outputs for the first time.
+    `is_rest`: it enters at another output of the forward at whose outputs the last one has entered.
 
     Both are methods; their object is referenced weakly by the outputs. `futures` are waited for before
     backward returns: those of a buffer hook, for instance.
@@ -37,17 +37,20 @@ class BackwardEnd:
         self._awaited: set[int] = set()
         self._forward_was_nested = False
         self._awaits_entrance = False
+        self._num_forwards = self._last_entered = 0
         self.futures: list[torch.futures.Future] = []
 
     def watch(self, output: Any) -> None:
         """A forward has returned `output`: notice when a backward enters there."""
         self._forward_was_nested = autograd.inside_another_backward()
-        self._awaits_entrance = autograd.call_when_gradient_enters(output, self._enter)
+        self._num_forwards += 1
+        self._awaits_entrance = autograd.call_when_gradient_enters(output, self._enter, self._num_forwards)
 
-    def _enter(self, is_first: bool) -> None:
-        self._awaits_entrance = False
+    def _enter(self, forward: int, is_first: bool) -> None:
+        is_rest = is_first and forward == self._last_entered
+        self._awaits_entrance, self._last_entered = False, forward
         if self._on_begin is not None:
-            self._on_begin(is_first)
+            self._on_begin(is_rest)
 
     def await_end(self) -> bool:
         """Arrange for `on_end` to be called after the backward that is running. False if that was done before."""

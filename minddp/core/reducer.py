@@ -26,9 +26,9 @@ from minddp.core.backward_end import BackwardEnd
 from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
+from minddp.core.errors import Unfinished, not_finalized, ready_twice, still_running
 from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
-from minddp.core.missing_gradients import UnfinishedReduction, not_finalized, ready_twice, still_running
 from minddp.core.mode import Mode
 from minddp.core.plan import BucketPlan
 from minddp.core.reduction import Reducing
@@ -48,7 +48,7 @@ class Reducer:
         store: BucketStore,
         expectation: Expectation,
         reducing: Reducing,
-        unfinished: UnfinishedReduction,
+        unfinished: Unfinished,
         modes: Sequence[Mode] = (),
     ):
         self.hooks = hooks
@@ -178,11 +178,11 @@ class Reducer:
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self, is_first: bool) -> None:
+    def _on_gradient_enters(self, is_rest: bool) -> None:
         """A backward comes in at the outputs: the one that the user called, not one nested in it."""
         is_over = self.phase is Phase.IDLE and not self.backward_end.is_awaited
-        if is_first and is_over and self.expectation.ends_with_each_backward:
-            self._move_to(Phase.ARMED)  # the backward before came in at other outputs of the same forward
+        if is_rest and is_over and self.expectation.ends_with_each_backward:
+            self._move_to(Phase.ARMED)
         if self.phase is Phase.ARMED and not self.backward_end.is_awaited_here:
             for mode in self.modes:
                 mode.backward_begins()

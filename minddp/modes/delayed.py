@@ -20,9 +20,9 @@ from torch import nn
 
 from minddp.core import autograd
 from minddp.core.backward_end import BackwardEnd
-from minddp.core.missing_gradients import OptimizerGuard
 from minddp.replicas import broadcast as replicas
 from minddp.transport.protocols import Transport, Work
+from minddp.watchdog.missing_gradients import OptimizerGuard
 
 
 def delayed_parameters(

@@ -19,8 +19,8 @@ class Owner:
         self.asks_on_begin = asks_on_begin
         self.backward_end = BackwardEnd(self.on_end, self.on_begin)
 
-    def on_begin(self, is_first: bool) -> None:
-        self.log.append("begin" if is_first else "begin again")
+    def on_begin(self, is_rest: bool) -> None:
+        self.log.append("begin at another output" if is_rest else "begin")
         if self.asks_on_begin:
             self.ask()
 

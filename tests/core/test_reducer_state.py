@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from minddp.core.backward_pass import Phase
-from minddp.core.missing_gradients import not_finalized
+from minddp.core.errors import not_finalized
 from tests.fakes import FakeDDP
 from tests.reducer_state import StateWatch
 
@@ -16,7 +16,7 @@ MOST = 40
 def test_few_combinations_of_state_occur(request: pytest.FixtureRequest, state_watch: StateWatch) -> None:
     """Each one more is a case that the reader of the reducer has to think of."""
     names = {item.path.name for item in request.session.items}
-    if not {"test_reducer.py", "test_bucket_store.py", "test_missing_gradients.py", "test_mode.py"} <= names:
+    if not {"test_reducer.py", "test_bucket_store.py", "test_mode.py"} <= names:
         pytest.skip("only part of the core's tests has run")
     seen = sorted(state_watch.seen, key=str)
     assert {state.phase for state in seen} == set(Phase) - {Phase.FINALIZING}, "which no transition ends in"

@@ -6,7 +6,7 @@ import time
 
 import torch.distributed as dist
 
-from minddp.watchdog.missing_elsewhere import ask_what_is_missing
+from minddp.watchdog.missing_gradients import ask_what_is_missing
 from tests.fakes import FakeTransport
 
 

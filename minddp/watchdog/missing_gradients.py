@@ -10,6 +10,7 @@ optimizers: a step that would touch one of the module's parameters raises. The n
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,48 +24,40 @@ from minddp.core.autograd import weakly
 from minddp.core.expectation import Expectation
 from minddp.transport.protocols import Transport
 
+#: Asks the other ranks what they miss: (occasion, the same on every rank; names missing here; transport).
+AskOthers = Callable[[str, str, Transport], str]
+
+PATIENCE_S = 1.0
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _ALL_IS_SAID = (
     "These are all; no need to set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
 )
 _OUTPUTS = "by making sure all `forward` function outputs participate in calculating loss"
 
-#: Asks the other ranks what they miss: (occasion, the same on every rank; names missing here; transport).
-AskOthers = Callable[[str, str, Transport], str]
 
+def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patience_s: float = PATIENCE_S) -> str:
+    """Send the other ranks what is `missing` here and receive what is missing there, as lines of text.
 
-def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
-    """The error for a parameter whose hook fired more often in one backward than it should."""
-    if static_graph:
-        return RuntimeError(
-            f"Your training graph has changed in this iteration, e.g., one parameter is unused in first "
-            f"iteration, but then got used in the second iteration. this is not compatible with static_graph "
-            f"set to True. The parameter is `{name}` (index {index}); pass static_graph=False."
-        )
-    return RuntimeError(
-        f"Expected to mark a variable ready only once. Parameter at index {index} with name {name} has been "
-        f"marked as ready twice: its gradient was accumulated more than once in this backward. That happens "
-        f"when it is used outside `forward`, when several reentrant `checkpoint` calls share it, or when it "
-        f"was found unused and then used in a nested backward. Use checkpoint(..., use_reentrant=False), or "
-        f"static_graph=True if every iteration has the same graph."
-    )
-
-
-def still_running() -> RuntimeError:
-    """The error for a forward within a backward of the same wrapper."""
-    return RuntimeError(
-        "Expected to have finished reduction in the prior iteration before starting a new one: a backward of "
-        "this wrapper is still running, and has called its forward, in a hook perhaps. Call the module there, "
-        "without its wrapper, or wait until backward has ended."
-    )
-
-
-def not_finalized() -> RuntimeError:
-    """The error for gradients that are used before `finalize_backward` was called."""
-    return RuntimeError(
-        "The last backward has not been finalized, so `.grad` holds gradients that are not averaged. Call "
-        "finalize_backward(), or leave `require_manual_backward_finalization` at False."
-    )
+    Goes through the store, since the collectives may be what is stuck. `occasion` is the same on every rank. A rank
+    whose gradients are complete does not take part, so at most `patience_s` seconds are waited for it.
+    """
+    store, rank = transport.store, transport.rank
+    if store is None or transport.world_size == 1:
+        return ""
+    keys = {other: f"minddp/unfinished/{occasion}/{other}" for other in range(transport.world_size)}
+    store.set(keys.pop(rank), missing)
+    deadline = time.monotonic() + patience_s
+    while not store.check(list(keys.values())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    lines = []
+    for other, key in keys.items():
+        if store.check([key]):
+            lines.append(f"Parameters which did not receive grad for rank {other}: {store.get(key).decode()}\n")
+        else:
+            lines.append(
+                f"Rank {other} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
+            )
+    return "".join(lines)
 
 
 class OptimizerGuard:
@@ -94,11 +87,15 @@ class OptimizerGuard:
 class UnfinishedReduction:
     """Gradients of a wrapper that have not arrived: warning, guard and error. See [Note: unfinished reduction].
 
-    `serial` names the wrapper, the same on every rank. `elsewhere` asks the other ranks what they miss.
+    `serial` names the wrapper, the same on every rank.
     """
 
     def __init__(
-        self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str, elsewhere: AskOthers
+        self,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        serial: str,
+        elsewhere: AskOthers = ask_what_is_missing,
     ):
         self.serial = serial
         self._params = params

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from minddp.core.errors import ready_twice
 from minddp.core.expectation import Expectation
-from minddp.core.missing_gradients import OptimizerGuard, UnfinishedReduction, ready_twice
+from minddp.watchdog.missing_gradients import OptimizerGuard, UnfinishedReduction
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Heads, Scales
 
