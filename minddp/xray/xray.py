@@ -35,10 +35,9 @@ class XRay:
         ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`.
         title: its name in pictures; by default the module's class.
         capacity: how many events are kept, the latest; all pictures show how many were dropped.
-        first_step: the number of the first step recorded; by default the number of synchronised backwards before
-        it. save_to: files to save at the end, also if an exception ends the recording: then with this rank's events
-        up to
-            that, and with the rank in the files' names.
+        first_step: the number of the first step recorded; by default the number of synchronised backwards before.
+        save_to: files to save at the end, also if an exception ends the recording: then each rank saves its own
+            events up to that, with its number in the files' names.
         limit_s: how long to wait at the end for other ranks that record.
     """
 
@@ -180,7 +179,7 @@ class Window:
 
     def close(self, error: BaseException | None = None) -> None:
         """There will be no more steps."""
-        if self._is_open:
+        if self._is_open and self._xray is not None:
             xray, self._xray, self._is_open = self._xray, None, False
             assert xray is not None, "it is open"
             xray.stop(error)
