@@ -8,6 +8,7 @@ the new code into the functions that exist, which everything that has imported t
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import inspect
 import io
@@ -20,7 +21,6 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 from tests.mutations import Mutation
 from tests.ranks import CONTEXT, on_one_thread
@@ -32,7 +32,7 @@ NO_MUTATION = "none"
 class Mutants:
     """One process that runs the tests of `mutations`, and first all of them without any."""
 
-    def __init__(self, mutations: Sequence[Mutation], limit_s: float = 20.0):
+    def __init__(self, mutations: Sequence[Mutation], limit_s: float = 50.0):
         self._results: dict[str, str] = {}
         self._pipe, theirs = CONTEXT.Pipe(duplex=False)
         self._process = CONTEXT.Process(target=_serve, args=(theirs, mutations, limit_s), daemon=True)
@@ -76,25 +76,31 @@ class _ForkPerMutation:
         self._mutations = mutations
         self._pipe = pipe
         self._limit_s = limit_s
+        self._failed: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        everything = 5 * self._limit_s
-        self._pipe.send((NO_MUTATION, _in_a_fork(everything, _first_failure, session.items, None)))
+        gc.freeze()  # a collection in a fork would look at all that has been imported, and copy its pages
+        everything = 2 * self._limit_s
+        self._pipe.send((NO_MUTATION, _in_a_fork(everything, self._first_failure, session.items, None)))
         for mutation in self._mutations:
             name = f"tests/{mutation.tests}"
             items = [item for item in session.items if item.nodeid.startswith(name)]
-            self._pipe.send((mutation.name, _in_a_fork(self._limit_s, _first_failure, items, mutation)))
+            self._pipe.send((mutation.name, _in_a_fork(self._limit_s, self._first_failure, items, mutation)))
         return True
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(report.nodeid)
 
-def _first_failure(items: Sequence[pytest.Item], mutation: Mutation | None) -> str:
-    if mutation is not None:
-        apply(mutation)
-    for item, following in zip(items, [*items[1:], None], strict=True):
-        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
-            return item.nodeid
-    return ""
+    def _first_failure(self, items: Sequence[pytest.Item], mutation: Mutation | None) -> str:
+        if mutation is not None:
+            apply(mutation)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._failed:
+                return self._failed[0]
+        return ""
 
 
 def _in_a_fork(limit_s: float, function: Any, *args: Any) -> str:
@@ -110,9 +116,9 @@ def _in_a_fork(limit_s: float, function: Any, *args: Any) -> str:
             os._exit(0)
     theirs.close()
     try:
-        return ours.recv() if ours.poll(limit_s) else "tests/: took too long"
+        return ours.recv() if ours.poll(limit_s) else "took too long"
     except EOFError:
-        return "tests/: died"
+        return "the process has died"
     finally:
         ours.close()
         os.kill(child, signal.SIGKILL)

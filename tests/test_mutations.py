@@ -39,7 +39,7 @@ def mutants(request: pytest.FixtureRequest) -> Iterator[Mutants]:
     """Runs the mutations of all tests that have been asked for."""
     calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
     chosen = {call.params["mutation"] for call in calls if "mutation" in call.params}
-    mutants = Mutants([mutation for mutation in BY_UNIT_TESTS if mutation in chosen], TIME_LIMIT_S)
+    mutants = Mutants([mutation for mutation in BY_UNIT_TESTS if mutation in chosen])
     yield mutants
     mutants.kill()
 

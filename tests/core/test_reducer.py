@@ -298,6 +298,7 @@ def test_a_reentrant_checkpoint_is_reduced_once() -> None:
     assert ddp.transport.count("all_reduce") == 8
 
 
+@pytest.mark.filterwarnings("error:This backward has brought no gradient")
 def test_the_first_gradient_may_come_in_a_nested_backward() -> None:
     """Nothing shows in the output, so only the nested backward is known at first; its end is not the end."""
     ddp = FakeDDP(HidesItsOutput(Checkpointed()))
