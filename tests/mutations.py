@@ -480,17 +480,24 @@ _BY_UNIT_TESTS = (
         "core/test_expectation.py::test_every_hook_fires_once_and_no_parameter_is_unused",
     ),
     Mutation(
+        "give a static graph the words of another one",
+        "core/errors.py",
+        "if static_graph:",
+        "if not static_graph:",
+        f"{_MISSING}::test_ready_twice_names_the_parameter",
+    ),
+    Mutation(
         "let optimizers step on what is not averaged",
         "watchdog/missing_gradients.py",
-        "if any(id(param) in ours for param in stepped):",
-        "if False:",
+        "any(id(param) in ours for param in stepped)",
+        "False",
         f"{_MISSING}::test_the_optimizer_is_stopped_in_the_same_iteration",
     ),
     Mutation(
         "stop every optimizer",
         "watchdog/missing_gradients.py",
-        "if any(id(param) in ours for param in stepped):",
-        "if True:",
+        "any(id(param) in ours for param in stepped)",
+        "True",
         f"{_MISSING}::test_an_unrelated_optimizer_is_not_hindered",
     ),
     Mutation(
@@ -1189,15 +1196,15 @@ _BY_UNIT_TESTS = (
     Mutation(
         "reduce one of two backwards through one forward",
         "core/reducer.py",
-        "if is_first and is_over and self.expectation.ends_with_each_backward:",
+        "if is_rest and is_over and self.expectation.ends_with_each_backward:",
         "if False:",
         f"{_FIND_UNUSED}::test_a_second_backward_through_other_outputs_is_reduced_too",
     ),
     Mutation(
         "reduce what comes again through one output",
-        "core/reducer.py",
-        "if is_first and is_over and self.expectation.ends_with_each_backward:",
-        "if is_over and self.expectation.ends_with_each_backward:",
+        "core/backward_end.py",
+        "self._on_begin(is_first and forward == self._last_awaited)",
+        "self._on_begin(forward == self._last_awaited)",
         f"{_FIND_UNUSED}::test_a_second_backward_through_the_same_output_stays_local",
     ),
     Mutation(

@@ -174,6 +174,7 @@ class Reducer:
         static = self.expectation.is_static
         if static and self.phase is Phase.ACCUMULATING:
             self._move_to(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
+            self.unfinished.guard(self._unfinished)
         raise ready_twice(param, self.plan.params[param].name, static_graph=static)
 
     # ------------------------------------------------------------------ the end of backward

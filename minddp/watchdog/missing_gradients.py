@@ -70,15 +70,17 @@ class OptimizerGuard:
         ours = {id(param) for param in params}
         make_error = weakly(error) if isinstance(error, MethodType) else error
 
+        weak_self = weakref.ref(self)
+
         def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             stepped = (param for group in optimizer.param_groups for param in group["params"])
-            if any(id(param) in ours for param in stepped):
+            is_up = weak_self() is not None  # it may be collected at any moment, also while hooks are called
+            if is_up and any(id(param) in ours for param in stepped):
                 error = make_error()
                 if error is not None:
                     raise error
 
         self._handle = register_optimizer_step_pre_hook(before_step)
-        weakref.finalize(self, self._handle.remove).atexit = False
 
     def lift(self) -> None:
         self._handle.remove()

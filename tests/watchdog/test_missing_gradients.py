@@ -202,9 +202,6 @@ def test_a_guard_refers_to_its_owner_weakly_and_goes_with_it() -> None:
     optimizer.step()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="a guard is removed while the optimizer iterates over the hooks"
-)
 def test_a_guard_may_be_collected_while_an_optimizer_steps() -> None:
     """The garbage collector may run at any moment, also while an unrelated optimizer calls its hooks."""
     module = Heads()
@@ -222,7 +219,6 @@ def test_a_guard_may_be_collected_while_an_optimizer_steps() -> None:
     assert param.item() == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the reducer becomes INCOMPLETE without a guard")
 def test_a_static_graph_that_changes_stops_the_optimizer() -> None:
     """Its gradients are not averaged."""
     ddp = FakeDDP(Heads(), static_graph=True)
