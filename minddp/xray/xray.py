@@ -181,7 +181,6 @@ class Window:
         """There will be no more steps."""
         if self._is_open and self._xray is not None:
             xray, self._xray, self._is_open = self._xray, None, False
-            assert xray is not None, "it is open"
             xray.stop(error)
             if error is None:
                 self._then(xray)

@@ -9,6 +9,7 @@ from torch import nn
 
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import plan_from_registration
+from minddp.core.reducer import Reducer
 from minddp.xray import record
 from minddp.xray.record import Recorder, interpolate
 from minddp.xray.recording import Layout
@@ -125,18 +126,17 @@ def step(ddp: FakeDDP) -> None:
     ddp(torch.ones(2, 4)).sum().backward()
 
 
-def test_a_hook_emits_its_gradient_also_in_the_quick_path() -> None:
-    """See [Note: the hot path]: when the plan is final, `attend` is no longer called for each parameter."""
+def test_a_hook_emits_its_gradient_also_in_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See [Note: the hook is bound]: after the first gradient `_on_hook` is no longer called for each parameter."""
     ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     for _ in range(3):
         step(ddp)
     ddp.take_events()
-    attended = []
-    attend = ddp.reducer.attend
-    ddp.reducer.attend = lambda param: attended.append(param) or attend(param)
+    slow, on_hook = [], Reducer._on_hook
+    monkeypatch.setattr(Reducer, "_on_hook", lambda self, param: slow.append(param) or on_hook(self, param))
     step(ddp)
     assert ddp.take_events(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (3, 2, 1, 0)]
-    assert attended == [3]
+    assert slow == [3]
 
 
 def test_a_sink_that_was_removed_gets_no_events() -> None:
