@@ -211,7 +211,7 @@ _BY_UNIT_TESTS = (
         "core/autograd.py",
         "weak_method = weakref.WeakMethod(method)",
         "weak_method = partial(getattr, method, '__call__')",
-        "core/test_autograd.py::test_the_beginning_is_told_for_whichever_output_comes_first",
+        "core/test_autograd.py::test_the_beginning_is_reported_for_each_output",
     ),
     Mutation(
         "leave hooks on old accumulators",
@@ -1184,7 +1184,7 @@ _BY_UNIT_TESTS = (
         "core/autograd.py",
         "is_first = not reached",
         "is_first = True",
-        "core/test_autograd.py::test_the_beginning_is_told_for_whichever_output_comes_first",
+        "core/test_autograd.py::test_the_beginning_is_reported_for_each_output",
     ),
     Mutation(
         "await an end no more while it is called",

@@ -130,7 +130,7 @@ def test_a_hook_sees_the_bucket_as_torch_shows_it() -> None:
     set_hook(ddp, CommHook.checked("state", look))
     ddp.step(X)
     assert seen == [("state", 0, False, [(3,)]), ("state", 1, True, [(3, 2)])]
-    assert ddp.transport.calls == [], "the hook reduces, nobody else"
+    assert ddp.transport.calls == [], "only the hook reduces"
     assert torch.equal(module.bias.grad, torch.ones(3)), "nothing is divided"
 
 

@@ -140,7 +140,7 @@ def test_the_callback_does_not_run_after_an_exception() -> None:
     assert called == []
 
 
-def test_a_nested_backward_is_told_from_the_outer_one() -> None:
+def test_a_nested_backward_differs_from_the_outer_one() -> None:
     weight = torch.nn.Parameter(torch.tensor(2.0))
     nested: list[bool] = []
 
@@ -160,7 +160,7 @@ def test_a_nested_backward_is_told_from_the_outer_one() -> None:
     assert nested == [True, False]
 
 
-def test_the_beginning_is_told_for_whichever_output_comes_first() -> None:
+def test_the_beginning_is_reported_for_each_output() -> None:
     weight = torch.nn.Parameter(torch.tensor(2.0))
     began: list[bool] = []
     outputs = {"a": [weight * 1, weight.detach()], "b": (weight * 3,)}

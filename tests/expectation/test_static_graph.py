@@ -142,7 +142,7 @@ def test_one_that_only_other_ranks_have_used_gets_the_average() -> None:
         assert ddp.reducer.expectation.last_unused == [2, 3]
 
 
-def test_who_uses_what_is_exchanged_once() -> None:
+def test_marks_are_exchanged_once() -> None:
     ddp = static(Heads())
     for _ in range(3):
         ddp(X)[0].sum().backward()
@@ -212,7 +212,7 @@ def test_an_interrupted_second_backward_keeps_what_is_recorded() -> None:
     assert ddp.reducer.phase is Phase.IDLE
 
 
-def test_a_rank_that_shadows_the_first_backward_learns_who_uses_what_and_records_later() -> None:
+def test_a_rank_that_shadows_the_first_backward_exchanges_marks_and_records_later() -> None:
     active, shadow = (static(Scales([1, 0]), bucket_cap_mb_list=ONE_EACH) for _ in range(2))
     for _ in range(3):
         active.step(X)

@@ -35,7 +35,7 @@ def test_a_gradient_that_is_undefined_is_not_marked() -> None:
     assert (handled, usage.finish_exchange()) == ([0], [True])
 
 
-def test_who_used_them_all_has_nothing_to_read() -> None:
+def test_a_rank_that_used_them_all_has_nothing_to_read() -> None:
     usage, unused = exchanged([0, 1, 2], [True] * 3)
     assert usage.sums.tolist() == [2, 2, 2]
     assert usage.sums.dtype is torch.int32

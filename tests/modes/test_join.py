@@ -268,7 +268,7 @@ def _without_any_input(rank: int, options: dict[str, Any], steps: int) -> None:
                     torch.testing.assert_close(param.grad, lone / dist.get_world_size())
 
 
-def test_what_nobody_uses_keeps_its_missing_gradient(ranks: Any) -> None:
+def test_an_unused_parameter_keeps_its_missing_gradient(ranks: Any) -> None:
     """Torch's joined ranks answer with uninitialised memory, so that everything seems used."""
     ranks(2).run(_without_any_input, {"find_unused_parameters": True}, 4)
 

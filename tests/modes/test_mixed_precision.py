@@ -1,6 +1,6 @@
 """mixed_precision: the same bits as torch's where torch's are right, the right ones where they are not.
 
-Torch's first backward (of a static graph the first two) averages memory that nobody has written to, so parity is
+Torch's first backward (of a static graph the first two) averages memory that was never written to, so parity is
 looked for in the steps after; what that leaves out is compared with the arithmetic itself, `averages_of`.
 """
 

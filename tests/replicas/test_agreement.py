@@ -62,7 +62,7 @@ def on_all_ranks(sides: Sequence[Replica]) -> list[Any]:
 
 
 def outcomes(*sides: Replica) -> list[str]:
-    """What each rank is told."""
+    """The message on each rank."""
     results = on_all_ranks(sides)
     return [str(result) if isinstance(result, RuntimeError) else "agreed" for result in results]
 

@@ -1,4 +1,4 @@
-"""Replicas: told apart on every rank when they differ, made equal when they do not. On real ranks."""
+"""Replicas: differences are named on every rank; equal models get equal weights. On real ranks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_parameter_that_differs_is_named_on_every_rank(
 @pytest.mark.parametrize(
     ("change", "counts", "name"), [("count", (4, 5), "extra.weight"), ("frozen", (4, 3), "odd.weight")]
 )
-def test_another_number_of_parameters_is_told_on_every_rank(
+def test_another_number_of_parameters_is_named_on_every_rank(
     ranks: Any, change: str, counts: tuple[int, int], name: str, odd_rank: int
 ) -> None:
     usual, odd = counts

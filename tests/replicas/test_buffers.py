@@ -75,7 +75,7 @@ def test_what_changes_is_noticed_at_the_next_look(change: Callable[[nn.Module], 
     _holds_those_of(buffers, module)
 
 
-def test_who_has_none_may_get_some() -> None:
+def test_a_module_without_buffers_may_get_some() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     buffers = Buffers(module, ())
     assert buffers.named == {}

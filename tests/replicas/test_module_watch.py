@@ -65,7 +65,7 @@ STRAYS = {
 
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("change", STRAYS)
-def test_a_parameter_that_nobody_reduces_is_named(change: Callable[[nn.Module], None], everywhere: bool) -> None:
+def test_a_parameter_that_is_not_reduced_is_named(change: Callable[[nn.Module], None], everywhere: bool) -> None:
     module = model()
     roster = roster_of(module)
     look_all_around(roster)
