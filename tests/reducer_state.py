@@ -101,15 +101,5 @@ def check_pass(reducer: Reducer) -> None:
 
 def check_guard(reducer: Reducer) -> None:
     """The guard is set right after the move, so this holds when a transition is over."""
-    if lacks_guard(reducer):
-        return
     guarded = reducer.unfinished.is_guarded
     assert guarded == (reducer.phase in WITH_GUARD), f"in phase {reducer.phase.name} there is a guard: {guarded}"
-
-
-def lacks_guard(reducer: Reducer) -> bool:
-    """A known fault: a static graph that changes leaves the reducer INCOMPLETE and optimizers free to step.
-
-    `test_a_static_graph_that_changes_stops_the_optimizer` expects the failure; both go when it is mended.
-    """
-    return reducer.phase is Phase.INCOMPLETE and reducer.expectation.is_static and not reducer.unfinished.is_guarded
