@@ -34,12 +34,15 @@ SLOW = [
         "conformance",
         "doctor/test_doctor_command.py",
         "features/test_scripts.py",
+        "mid_training/test_faults.py",
         "surface/test_compile.py",
+        "train/test_demo.py",
         "train/test_launch.py",
         "train/test_trainer.py",
         "transport/test_hierarchical_hosts.py",
         "watchdog/test_stuck.py",
         "xray/test_browser.py",
+        "xray/test_window.py",
     )
 ]
 
