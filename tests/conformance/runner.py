@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -72,12 +73,13 @@ def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
     """Whatever the stages send. A few exist at a time: while some run tests, the next one is importing."""
     waiting = deque(programmes)
     stages: dict[Connection, Any] = {}
-    descriptor, slots = tempfile.mkstemp(prefix="conformance-slots-")
-    os.close(descriptor)
+    folder = tempfile.mkdtemp(prefix="conformance-")  # also for the stages' files, as a stage may be killed
+    slots = Path(folder) / "slots"
+    slots.touch()
     try:
         while waiting or stages:
             while waiting and len(stages) <= jobs:
-                pipe, process = _start_stage(waiting.popleft(), Path(slots), jobs)
+                pipe, process = _start_stage(waiting.popleft(), slots, jobs)
                 stages[pipe] = process
             for ready in wait(list(stages)):
                 pipe = cast("Connection", ready)
@@ -90,7 +92,7 @@ def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
             process.terminate()
         for process in stages.values():
             process.join(10)
-        os.unlink(slots)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start_stage(programme: Programme, slots: Path, jobs: int) -> tuple[Connection, Any]:

@@ -64,7 +64,7 @@ def serve(programme: Programme, slots_at: Path, jobs: int, results: Connection) 
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that running tests are ended, too
     slots = Slots(slots_at, jobs)
-    with tempfile.TemporaryDirectory(prefix="conformance-") as scratch, results:
+    with tempfile.TemporaryDirectory(dir=slots_at.parent) as scratch, results:
         slot = slots.wait()
         try:
             module = _set(programme, Path(scratch))
