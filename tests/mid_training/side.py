@@ -177,7 +177,7 @@ class Side:
         self.handles = []
 
     def start_over(self) -> None:
-        """A new wrapper around the model as it is now: torch's is of no use after a backward that failed."""
+        """A new wrapper around the model as it is now: torch's old one would raise after a backward that failed."""
         self.ddp._remove_autograd_hooks()
         self.ddp = self.wrap(self.model, init_sync=False)
         if self.hook_name is not None:

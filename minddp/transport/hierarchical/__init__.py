@@ -12,7 +12,7 @@ have local rank i on their host, one of each host. An all-reduce is then
     |chunk 1|   |chunk 1|         |chunk 1|   |chunk 1|     lane 1: ranks 1 and 3
     +-------+   +-------+         +-------+   +-------+
 
-    1. reduce   in memory, rank 0 adds chunk 0 of ranks 0 and 1, and rank 1 adds their chunk 1; host B likewise
+    1. reduce   in memory, rank 0 adds chunk 0 of ranks 0 and 1, and rank 1 adds their chunk 1; so does host B
     2. cross    lane 0 all-reduces chunk 0 by gloo, and lane 1 at the same time chunk 1
     3. copy     rank 0 writes chunk 0 into the bucket of rank 1, and rank 1 chunk 1 into that of rank 0
 
