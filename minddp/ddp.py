@@ -471,11 +471,11 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         """
         self.process_group = process_group
         self._transport = self._open_transport(self._transport_kind)
-        self._divisor.move_to(self._transport)
+        self._divisor.change_ranks(self._transport)
         all_reduce = self._strategies.all_reduce(self._transport)
-        self._reducer.move_to(self._transport, self._reducer.reducing if self._comm_hook else all_reduce)
+        self._reducer.change_ranks(self._transport, self._reducer.reducing if self._comm_hook else all_reduce)
         if self._delayed is not None:
-            self._delayed.move_to(self._transport)
+            self._delayed.change_ranks(self._transport)
 
     # ------------------------------------------------------------------ copies and pickles
 

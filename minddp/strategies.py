@@ -59,6 +59,7 @@ class Strategies:
         )
         if not self.options.lazy_bucket_allocation:
             store.make_buckets(transport.allocate)
+            store.move_grads_in()
         hooks = GradientHooks(params)
         return Reducer(
             hooks,
@@ -90,11 +91,11 @@ class Strategies:
         )
 
         def make_bucket(
-            spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate, adopt_grads: bool
+            spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate
         ) -> GradientBucket:
             if spec.sparse:
                 return SparseBucket(spec, params, names)
-            return dense(spec, params, names, allocate, adopt_grads=adopt_grads)
+            return dense(spec, params, names, allocate)
 
         return make_bucket
 

@@ -114,7 +114,6 @@ _END = "core/test_backward_end.py"
 _MISSING = "watchdog/test_missing_gradients.py"
 _MODE = "core/test_mode.py"
 _REDUCER = "core/test_reducer.py"
-_READINESS = "core/test_readiness.py"
 _ALIASING = "acceleration/test_gradient_aliasing.py"
 _FIND_UNUSED = "expectation/test_find_unused.py"
 _STATIC = "expectation/test_static_graph.py"
@@ -307,8 +306,8 @@ _BY_UNIT_TESTS = (
     Mutation(
         "leave modes open after an exception",
         "core/backward_pass.py",
-        "        self.close()\n\n    def close",
-        "\n    def close",
+        "        self.close()\n        self.expectation",
+        "        self.expectation",
         f"{_MODE}::test_a_backward_that_an_exception_ends",
     ),
     Mutation(
@@ -389,11 +388,11 @@ _BY_UNIT_TESTS = (
         f"{_ALIASING}::test_an_average_that_lies_elsewhere_is_copied",
     ),
     Mutation(
-        "adopt gradients without their values",
+        "move gradients in without their values",
         "core/bucket.py",
-        "                view.copy_(param.grad)\n",
+        "                view.copy_(param.grad.detach())\n",
         "",
-        f"{_BUCKET}::test_gradients_that_exist_are_adopted_where_they_are_to_be_views",
+        f"{_BUCKET}::test_gradients_that_exist_move_in_where_they_are_to_be_views",
     ),
     Mutation(
         "send complex numbers as they are",
@@ -438,10 +437,10 @@ _BY_UNIT_TESTS = (
         f"{_REDUCER}::test_the_rebuild_follows_rank_0s_order",
     ),
     Mutation(
-        "adopt gradients in backward",
+        "move gradients in in backward",
         "core/bucket_store.py",
-        "                    adopt_grads,\n",
-        "                    True,\n",
+        "        self.make_buckets(allocate)\n        for bucket",
+        "        self.make_buckets(allocate)\n        self.move_grads_in()\n        for bucket",
         f"{_STORE}::test_gradients_move_into_new_memory_only_between_backwards",
     ),
     Mutation(
@@ -475,8 +474,8 @@ _BY_UNIT_TESTS = (
     Mutation(
         "expect each hook twice",
         "core/expectation.py",
-        "return Expected([1] * len(self.params), [])",
-        "return Expected([2] * len(self.params), [])",
+        "return [1] * len(self.params)",
+        "return [2] * len(self.params)",
         "core/test_expectation.py::test_every_hook_fires_once_and_no_parameter_is_unused",
     ),
     Mutation(
@@ -621,80 +620,80 @@ _BY_UNIT_TESTS = (
     ),
     Mutation(
         "count a hook that fires again",
-        "core/readiness.py",
+        "core/backward_pass.py",
         "            if left < 0:",
         "            if False:",
-        f"{_READINESS}::test_a_hook_that_fires_once_too_often_is_reported_and_not_counted",
+        f"{_PASS}::test_a_hook_that_fires_once_too_often_is_reported_and_not_counted",
     ),
     Mutation(
         "observe the reverse order",
-        "core/readiness.py",
+        "core/backward_pass.py",
         "self.ready_order.append(param)",
         "self.ready_order.insert(0, param)",
-        f"{_READINESS}::test_a_group_is_ready_with_the_last_of_its_parameters",
+        f"{_PASS}::test_a_group_is_ready_with_the_last_of_its_parameters",
     ),
     Mutation(
         "await hooks of unused parameters",
-        "core/readiness.py",
+        "core/backward_pass.py",
         "        self.hooks_left[param] = 1\n",
         "        self.hooks_left[param] = 2\n",
-        f"{_READINESS}::test_a_parameter_without_hooks_is_not_missing_and_counts_once_it_is_marked_unused",
+        f"{_PASS}::test_a_parameter_without_hooks_is_not_missing_and_counts_once_it_is_marked_unused",
     ),
     Mutation(
         "count down what is expected of all backwards",
-        "core/readiness.py",
-        "self.hooks_left = list(hooks_left)",
-        "self.hooks_left = hooks_left",
-        f"{_READINESS}::test_the_expected_counts_are_not_changed",
+        "expectation/static_graph.py",
+        "return list(self._hook_counts)",
+        "return self._hook_counts",
+        f"{_STATIC}::test_hooks_are_counted_in_the_first_backward_and_expected_in_all_others",
     ),
     Mutation(
         "miss what has arrived",
-        "core/readiness.py",
+        "core/backward_pass.py",
         "if left > 0]",
         "if left >= 0]",
-        f"{_READINESS}::test_a_group_is_ready_with_the_last_of_its_parameters",
+        f"{_PASS}::test_a_group_is_ready_with_the_last_of_its_parameters",
     ),
     Mutation(
         "pack a group with its first gradient",
-        "core/readiness.py",
-        "        if not self._params_left[group]:",
+        "core/backward_pass.py",
+        "        if not self.params_left[group]:",
         "        if True:",
-        f"{_READINESS}::test_a_group_is_ready_with_the_last_of_its_parameters",
+        f"{_PASS}::test_a_group_is_ready_with_the_last_of_its_parameters",
     ),
     Mutation(
         "bind the slow hook in every phase",
         "core/reducer.py",
-        "only_counts = self.phase is Phase.ACCUMULATING and not self.expectation.is_recording",
-        "only_counts = False",
+        "if self.current is not None and self.phase is Phase.ACCUMULATING and not self.expectation.is_recording:",
+        "if False:",
         f"{_REDUCER}::test_the_events_of_a_step",
     ),
     Mutation(
         "count hooks in a backward that is recorded",
         "core/reducer.py",
-        "only_counts = self.phase is Phase.ACCUMULATING and not self.expectation.is_recording",
-        "only_counts = self.phase is Phase.ACCUMULATING",
+        "if self.current is not None and self.phase is Phase.ACCUMULATING and not self.expectation.is_recording:",
+        "if self.current is not None and self.phase is Phase.ACCUMULATING:",
         f"{_STATIC}::test_a_layer_in_two_checkpoints_is_reduced_once_and_right",
     ),
     Mutation(
         "mark no use",
         "core/reducer.py",
-        "self.hooks.handler = handler if opens else self.expectation.observing(handler)",
+        "self.hooks.handler = handler if opens_pass else self.expectation.wrap_hook(handler)",
         "self.hooks.handler = handler",
         f"{_FIND_UNUSED}::test_use_under_no_sync_counts",
     ),
     Mutation(
         "go on with a static graph that has changed",
         "core/reducer.py",
-        "            self._move_to(Phase.INCOMPLETE)  # what was recorded",
+        "            self._enter(Phase.INCOMPLETE)  # what was recorded",
         "            pass  # what was recorded",
         f"{_REDUCER}::test_after_that_error_a_static_graph_does_not_go_on",
     ),
     Mutation(
         "keep what an interrupted backward has noted",
-        "core/reducer.py",
-        "            self.expectation.revert()\n",
+        "core/backward_pass.py",
+        "        self.expectation.abandon()\n",
         "",
-        "core/test_expectation.py::test_it_reverts_a_backward_that_an_exception_has_ended",
+        "core/test_expectation.py::test_it_abandons_a_backward_that_an_exception_has_ended",
     ),
     Mutation(
         "abandon nothing",
@@ -790,7 +789,7 @@ _BY_UNIT_TESTS = (
     Mutation(
         "expect an end of a former backward",
         "core/reducer.py",
-        "        self.backward_end.forget()\n        self.expectation.forward_begins()",
+        "        self.backward_end.reset()\n        self.expectation.forward_begins()",
         "        self.expectation.forward_begins()",
         f"{_REDUCER}::test_after_an_interrupted_backward_others_may_stay_local",
     ),
@@ -845,16 +844,16 @@ _BY_UNIT_TESTS = (
     ),
     Mutation(
         "skip buckets unasked",
-        "expectation/find_unused.py",
-        "return self._skips_buckets and all(",
+        "core/expectation.py",
+        "return self.skips_buckets and all(",
         "return all(",
         f"{_FIND_UNUSED}::test_otherwise_they_are",
     ),
     Mutation(
         "believe a backward that has reached nothing",
         "expectation/find_unused.py",
-        "    def forget_backward(self) -> None:\n        self._left_out = None",
-        "    def forget_backward(self) -> None:\n        pass",
+        "    def backward_was_empty(self) -> None:\n        self._left_out = None",
+        "    def backward_was_empty(self) -> None:\n        pass",
         f"{_FIND_UNUSED}::test_a_backward_that_reaches_no_parameter_says_nothing_of_the_next",
     ),
     Mutation(
@@ -874,7 +873,7 @@ _BY_UNIT_TESTS = (
     Mutation(
         "keep marks of an interrupted backward",
         "expectation/find_unused.py",
-        "        self.usage.revert()",
+        "        self.usage.abandon()",
         "        pass",
         f"{_FIND_UNUSED}::test_marks_of_an_interrupted_backward_do_not_count",
     ),
@@ -888,8 +887,8 @@ _BY_UNIT_TESTS = (
     Mutation(
         "count an interrupted recording",
         "expectation/static_graph.py",
-        "            self.usage.revert()\n        if self.is_recording:",
-        "            self.usage.revert()\n        if False:",
+        "            self.usage.abandon()\n        if self.is_recording:",
+        "            self.usage.abandon()\n        if False:",
         f"{_STATIC}::test_what_an_interrupted_recording_has_counted_is_forgotten",
     ),
     Mutation(

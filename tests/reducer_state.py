@@ -21,7 +21,7 @@ TRANSITIONS = (
     "rebuild_if_due",
     "reduce_recorded",
     "finish",
-    "move_to",
+    "change_ranks",
     "expect",
     "adopt",
     "_on_hook",
@@ -44,7 +44,7 @@ class ReducerState(NamedTuple):
     has_rebuilt: bool
     order_is_observed: bool
     is_recording: bool
-    is_settling: bool
+    order_is_provisional: bool
 
     @classmethod
     def of(cls, reducer: Reducer) -> ReducerState:
@@ -59,7 +59,7 @@ class ReducerState(NamedTuple):
             has_rebuilt=reducer.store.has_rebuilt,
             order_is_observed=reducer.store._observed_order is not None,
             is_recording=reducer.expectation.is_recording,
-            is_settling=reducer.expectation.is_settling,
+            order_is_provisional=reducer.expectation.order_is_provisional,
         )
 
 
@@ -73,13 +73,13 @@ class StateWatch:
         """Watch every reducer until `monkeypatch` is undone."""
         for name in TRANSITIONS:
             monkeypatch.setattr(Reducer, name, self._watching(getattr(Reducer, name)))
-        enter = Reducer._enter
+        set_phase = Reducer._set_phase
 
-        def enter_and_check(reducer: Reducer, phase: Phase) -> None:
-            enter(reducer, phase)
+        def set_and_check(reducer: Reducer, phase: Phase) -> None:
+            set_phase(reducer, phase)
             check_pass(reducer)
 
-        monkeypatch.setattr(Reducer, "_enter", enter_and_check)
+        monkeypatch.setattr(Reducer, "_set_phase", set_and_check)
 
     def _watching(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)

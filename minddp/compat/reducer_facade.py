@@ -126,7 +126,7 @@ class ReducerFacade:
 
     def _reset_state(self) -> None:
         """Forget the last backward, whatever has become of it, and the order of the first."""
-        self._reducer.move_to(self._reducer.transport, self._reducer.reducing)
+        self._reducer.change_ranks(self._reducer.transport, self._reducer.reducing)
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         self._ddp.move_to_group(new_process_group)

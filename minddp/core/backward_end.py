@@ -8,7 +8,7 @@ outputs hold tensors where none were found, and so does the launch of the last b
 finalized in a nested backward.
 
 A backward that does not come in at the outputs, such as one of a penalty on a weight, is not the one that the
-forward announced, although its gradients belong to the pass. It settles nothing: `may_settle`.
+forward announced, although its gradients belong to the pass. It completes no recording: `came_in_at_outputs`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class BackwardEnd:
         return autograd.current_backward() in self._awaited
 
     @property
-    def may_settle(self) -> bool:
+    def came_in_at_outputs(self) -> bool:
         """True if a gradient has entered at the outputs, or cannot be seen to."""
         return not self._awaits_entrance
 
@@ -88,6 +88,6 @@ class BackwardEnd:
         if futures:
             torch.futures.wait_all(futures)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Expect no end any more."""
         self._awaited.clear()

@@ -1,10 +1,21 @@
-"""The phases of a reducer, and one backward: count, pack, launch, wait, unpack."""
+"""The phases of a reducer, and one backward: count, pack, launch, wait, unpack.
+
+[Note: the hook is bound]
+A hook costs what it executes times the number of parameters, and it runs between two kernels that have just
+evicted its data from the cache. So a hook does not ask in which state the reducer is. It calls
+`GradientHooks.handler`, which the reducer binds anew when its phase changes: from the first gradient of a backward
+to the last, it is `BackwardPass.mark_ready` itself.
+
+[Note: once per backward]
+A gradient that is accumulated again after it was counted would be missing from the average, or be added to it
+unreduced. So every parameter keeps its hook in every step, and one that fires more often than expected is an error.
+"""
 
 from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -15,7 +26,6 @@ from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
-from minddp.core.readiness import Readiness
 from minddp.core.reduction import Reducing, Reduction
 
 _log = logging.getLogger(__name__)
@@ -49,11 +59,15 @@ WITH_GUARD = {Phase.INCOMPLETE, Phase.REDUCING}
 class BackwardPass:
     """One synchronised backward: made when the first hook fires, dropped at the end.
 
-    Nothing in it is reset by hand, so nothing is left half reset by an exception. `readiness` counts hooks.
-    `groups_left[b]` is how many pack groups bucket b waits for. `reductions[b]` is `None` where a bucket was
-    skipped; buckets from `len(reductions)` on have not been launched. `unused` are the parameters that this rank
-    leaves out.
-    `on_all_launched()` and `on_ready_twice(param)` are methods of the reducer, referenced weakly.
+    Nothing in it is reset by hand, so nothing is left half reset by an exception.
+    `hooks_left[i]` is how often the hook of parameter i has still to fire: 0 where this backward leaves it out,
+    more than 1 where a static graph gives one parameter several gradients. `ready_order` are the parameters that
+    are ready, in that order. `params_left[g]` is how many parameters pack group g waits for, `groups_left[b]` how
+    many pack groups bucket b waits for. `reductions[b]` is `None` where a bucket was skipped; buckets from
+    `len(reductions)` on have not been launched.
+
+    The engine refers to the pass by the hooks, so the pass refers only weakly to what may refer to the wrapper: to
+    the methods of the reducer, `on_all_launched()` and `on_ready_twice(param)`, and to a user's communication hook.
     """
 
     def __init__(
@@ -68,15 +82,18 @@ class BackwardPass:
     ):
         self.store = store
         self.expectation = expectation
-        self.reducing = reducing
         self.modes = modes
         self.events = events
         self.scaling = reducing.open()
+        self.hooks_left = expectation.open()
+        self.params_left = [len(params) for params in store.members]
         self.groups_left = list(store.groups_per_bucket)
+        self.ready_order: list[int] = []
         self.reductions: list[Reduction | None] = []
-        hooks_left, self.unused = expectation.open()
-        self.readiness = Readiness(hooks_left, store, events, weakly(self._pack_group), weakly(on_ready_twice))
+        self._group_of = store.group_of
+        self._reduce = weakly(reducing.launch)
         self._on_all_launched = weakly(on_all_launched)
+        self._on_ready_twice = weakly(on_ready_twice)
 
     def open(self, param: int) -> None:
         """The gradient of `param` is the first to arrive."""
@@ -84,10 +101,36 @@ class BackwardPass:
             mode.opened(param)
         self.mark_unused(self.unused)
 
-    def mark_unused(self, params: Sequence[int]) -> None:
+    @property
+    def unused(self) -> list[int]:
+        """The parameters that this rank leaves out."""
+        return self.expectation.last_unused or []
+
+    def mark_ready(self, param: int) -> None:
+        """A hook has fired. See [Note: the hook is bound]."""
+        left = self.hooks_left[param] - 1
+        self.hooks_left[param] = left
+        if left:
+            if left < 0:
+                self._on_ready_twice(param)
+            return
+        self.ready_order.append(param)
+        if self.events.sink is not None:
+            self.events.sink(Event(EventKind.PARAM_READY, param))
+        group = self._group_of[param]
+        self.params_left[group] -= 1
+        if not self.params_left[group]:
+            self._pack_group(group)
+
+    def mark_unused(self, params: Iterable[int]) -> None:
         """No hooks will fire for these parameters: they count as ready."""
         for param in params:
-            self.readiness.mark_unused(param)
+            self.hooks_left[param] = 1
+            self.mark_ready(param)
+
+    def missing(self) -> list[int]:
+        """The parameters that are still awaited, in order."""
+        return [param for param, left in enumerate(self.hooks_left) if left > 0]
 
     def _pack_group(self, group: int) -> None:
         """All gradients of a pack group are there. See [Note: pack groups]."""
@@ -114,7 +157,7 @@ class BackwardPass:
     def _launch(self, bucket: GradientBucket) -> Reduction:
         index = bucket.spec.index
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction = self.reducing.launch(bucket, is_last=bucket is self.store.buckets[-1])
+        reduction: Reduction = self._reduce(bucket, is_last=bucket is self.store.buckets[-1])
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction
@@ -123,11 +166,14 @@ class BackwardPass:
     def all_launched(self) -> bool:
         return len(self.reductions) == len(self.groups_left)
 
-    def wait_and_unpack(self, untouched: Sequence[bool] | None) -> None:
+    def wait_and_unpack(self) -> None:
         """Wait for the buckets in launch order and put the averages where the optimizer will look.
 
-        `untouched`: per parameter, True if no rank has used it; its gradient stays as it is.
+        The gradient of a parameter that no rank has used stays as it is.
         """
+        untouched = self.expectation.close()
+        if self.expectation.finds_unused or self.expectation.is_static:
+            self.events.emit(EventKind.USAGE_EXCHANGED)
         for mode in self.modes:
             mode.before_unpack()
         for bucket, reduction in zip(self.store.buckets, self.reductions, strict=True):
@@ -144,18 +190,20 @@ class BackwardPass:
 
     def abandon(self) -> None:
         """An exception has ended the backward: let what is under way arrive, and drop it."""
+        self.events.emit(EventKind.ERROR)
         for reduction in filter(None, self.reductions):
             try:
                 reduction.result()
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
         self.close()
+        self.expectation.abandon()
 
     def close(self) -> None:
         for mode in self.modes:
             mode.closed()
 
-    def ready_order(self) -> list[int]:
+    def observed_order(self) -> list[int]:
         """Every parameter once: as they became ready, and then those that are unused."""
         unused = set(self.unused)
-        return [param for param in self.readiness.ready_order if param not in unused] + self.unused
+        return [param for param in self.ready_order if param not in unused] + self.unused

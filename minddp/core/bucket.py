@@ -42,6 +42,10 @@ class GradientBucket(Protocol):
         """This rank's scaled gradients as they travel."""
         ...
 
+    def move_grads_in(self) -> None:
+        """Move gradients that exist into the buffer, where they are to be views of it."""
+        ...
+
     def begin_pass(self) -> None:
         """Called before the first gradient is packed."""
         ...
@@ -56,15 +60,10 @@ class GradientBucket(Protocol):
 
 
 class MakeBucket(Protocol):
-    """Makes a bucket with memory of its own. `adopt_grads`: gradients that are to be views move there at once."""
+    """Makes a bucket with memory of its own."""
 
     def __call__(
-        self,
-        spec: BucketSpec,
-        params: list[torch.nn.Parameter],
-        names: list[str],
-        allocate: Allocate,
-        adopt_grads: bool,
+        self, spec: BucketSpec, params: list[torch.nn.Parameter], names: list[str], allocate: Allocate
     ) -> GradientBucket: ...
 
 
@@ -105,7 +104,6 @@ class Bucket:
         allocate: Allocate,
         *,
         grads_are_views: bool = False,
-        adopt_grads: bool = False,
         dtypes: GradDtypes = GradDtypes(),
         make_aliasing: Callable[[Bucket], Aliasing] | None = None,
     ):
@@ -117,8 +115,6 @@ class Bucket:
         self._allocate = allocate
         self._make_aliasing = make_aliasing
         self._take_memory()
-        if grads_are_views and adopt_grads:
-            self._adopt_existing_grads()
 
     def _take_memory(self) -> None:
         """A new buffer, the old one being left to whatever still refers to it."""
@@ -146,6 +142,12 @@ class Bucket:
         """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`."""
         flat = from_wire(wire, self.spec)
         return [view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True)]
+
+    def move_grads_in(self) -> None:
+        for param, view in zip(self.params, self.views, strict=True):
+            if self.grads_are_views and param.grad is not None:
+                view.copy_(param.grad.detach())
+                param.grad = view
 
     def begin_pass(self) -> None:
         """Take other memory where the present one is not the bucket's alone any more."""
@@ -191,24 +193,14 @@ class Bucket:
 
     def _copy(self, averages: list[torch.Tensor], places: Sequence[int]) -> None:
         """Write the averages into the gradients that exist, and make those that do not."""
-        sources, targets = [], []
-        for k in places:
-            grad = self.params[k].grad
+        grads = [self.params[k].grad for k in places]
+        existing = [grad for grad in grads if grad is not None]
+        if existing:
+            pairs = zip(grads, places, strict=True)
+            torch._foreach_copy_(existing, [averages[k] for grad, k in pairs if grad is not None])
+        for grad, k in zip(grads, places, strict=True):
             if grad is None:
                 self.params[k].grad = averages[k].to(self.params[k].dtype, copy=True)
-            elif grad.data_ptr() != averages[k].data_ptr():
-                sources.append(averages[k])
-                targets.append(grad)
-        if targets:
-            torch._foreach_copy_(targets, sources)
-
-    def _adopt_existing_grads(self) -> None:
-        """Move gradients that exist already into the buffer, when buckets are rebuilt."""
-        with torch.no_grad():
-            for param, view in zip(self.params, self.views, strict=True):
-                if param.grad is not None:
-                    view.copy_(param.grad)
-                    param.grad = view
 
 
 def to_wire(flat: torch.Tensor) -> torch.Tensor:

@@ -72,13 +72,10 @@ class BucketStore:
         """Release the buckets and make those of `plan`."""
         self._follow(plan)
         self.make_buckets(allocate)
+        self.move_grads_in()
 
-    def make_buckets(self, allocate: Allocate, *, adopt_grads: bool = True) -> None:
-        """Allocate the plan's buckets unless they exist.
-
-        `adopt_grads` moves gradients that exist into it, where they are to be views of it. Not in a backward: there
-        a gradient is scaled by how it comes into its bucket, see [Note: the mean is taken first].
-        """
+    def make_buckets(self, allocate: Allocate) -> None:
+        """Allocate the plan's buckets unless they exist."""
         if not self.buckets:
             self.buckets = [
                 self._make_bucket(
@@ -86,10 +83,24 @@ class BucketStore:
                     [self._params[slot.param] for slot in spec.slots],
                     self.plan.names(spec.index),
                     allocate,
-                    adopt_grads,
                 )
                 for spec in self.plan.buckets
             ]
+
+    def begin_pass(self, allocate: Allocate) -> None:
+        """A backward begins that is reduced."""
+        self.make_buckets(allocate)
+        for bucket in self.buckets:
+            bucket.begin_pass()
+
+    def move_grads_in(self) -> None:
+        """Move gradients that exist into the buckets, where they are to be views.
+
+        Not in a backward: how a gradient comes into its bucket decides how it is scaled there. See [Note: the mean
+        is taken first].
+        """
+        for bucket in self.buckets:
+            bucket.move_grads_in()
 
     # ------------------------------------------------------------------ the rebuild
 

@@ -57,6 +57,14 @@ def still_running() -> RuntimeError:
     )
 
 
+def nothing_to_finalize() -> RuntimeError:
+    """The error for `finish` without a backward that awaits it."""
+    return RuntimeError(
+        "There is no backward to finalize: none was synchronised since the last one was finalized, or not all "
+        "of its gradients have arrived. See `should_finalize_after_backward`."
+    )
+
+
 def not_finalized() -> RuntimeError:
     """The error for gradients that are used before `finalize_backward` was called."""
     return RuntimeError(

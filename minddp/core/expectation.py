@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -13,17 +13,12 @@ from minddp.transport.protocols import Transport
 HookHandler = Callable[[int], object]
 
 
-class Expected(NamedTuple):
-    """`hooks_left[i]`: how often parameter i's hook will fire. `unused`: the parameters that get no gradient."""
-
-    hooks_left: list[int]
-    unused: list[int]
-
-
 class Expectation:
     """Each parameter's hook fires once. A subclass expects otherwise; the reducer calls methods in this order.
 
-    `last_unused` are the parameters that this rank left out of the last backward; `None` before the first one.
+    `last_unused` are the parameters that this rank leaves out of this backward, or left out of the last one; `None`
+    before the first one. `skips_buckets`: buckets of such parameters only are not reduced
+    (skip_all_reduce_unused_params).
     """
 
     #: What errors say of it: the graph never changes; parameters may be unused.
@@ -37,13 +32,14 @@ class Expectation:
     is_recording = False
 
     #: The next backward only shows what later ones will bring, so its order is not yet the order of readiness.
-    is_settling = False
+    order_is_provisional = False
 
-    def __init__(self, params: Sequence[torch.nn.Parameter]):
+    def __init__(self, params: Sequence[torch.nn.Parameter], *, skips_buckets: bool = False):
         self.params = params
+        self.skips_buckets = skips_buckets
         self.last_unused: list[int] | None = None
 
-    def observing(self, handler: HookHandler) -> HookHandler:
+    def wrap_hook(self, handler: HookHandler) -> HookHandler:
         """What a hook calls, in any backward, to do `handler` and note what the expectation needs."""
         return handler
 
@@ -56,24 +52,26 @@ class Expectation:
     def backward_begins(self) -> None:
         """A gradient has entered at the outputs; none has reached a parameter yet."""
 
-    def forget_backward(self) -> None:
+    def backward_was_empty(self) -> None:
         """That backward has reached no parameter; there may be another."""
 
-    def open(self) -> Expected:
-        """The first gradient has arrived: what will this backward bring? Called within the backward."""
+    def open(self) -> list[int]:
+        """The first gradient has arrived: how often will each hook fire in this backward? Called within it.
+
+        Sets `last_unused`: for these no hook is expected, and the count is 0.
+        """
         self.last_unused = []
-        return Expected([1] * len(self.params), [])
+        return [1] * len(self.params)
 
     def record(self, param: int) -> None:
         """A hook has fired in a backward that is recorded."""
 
-    def recorded(self) -> list[int]:
-        """The recorded backward has ended: the parameters that it left out."""
-        return []
+    def recorded(self) -> None:
+        """The recorded backward has ended. Sets `last_unused`."""
 
     def skips(self, bucket: BucketSpec) -> bool:
         """True if no rank needs to reduce this bucket."""
-        return False
+        return self.skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
 
     def all_launched(self, transport: Transport) -> None:
         """All buckets are under way; begin to exchange what must be known of the other ranks."""
@@ -82,11 +80,11 @@ class Expectation:
         """Backward has ended. Per parameter, True if no rank has used it; `None` if there is no such parameter."""
         return None
 
-    def revert(self) -> None:
-        """An exception has ended the backward: forget it."""
+    def abandon(self) -> None:
+        """An exception has ended the backward: nothing that it has shown counts."""
 
     def shadow(self, transport: Transport) -> None:
         """Take part in what the other ranks exchange, having used nothing. See modes/join.py."""
 
-    def forget(self) -> None:
-        """The ranks have changed: forget what was noted for the next reduction."""
+    def reset(self) -> None:
+        """The ranks have changed: drop what was noted for the next reduction."""

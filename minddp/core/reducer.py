@@ -26,7 +26,7 @@ from minddp.core.backward_end import BackwardEnd
 from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.errors import Unfinished, not_finalized, ready_twice, still_running
+from minddp.core.errors import Unfinished, not_finalized, nothing_to_finalize, ready_twice, still_running
 from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
@@ -58,13 +58,14 @@ class Reducer:
         self.expectation = expectation
         self.reducing = reducing
         self.modes = list(modes)
+        self.unfinished = unfinished
         self.events = EventStream()
         self.phase = Phase.IDLE
         self.current: BackwardPass | None = None
         self.num_passes = 0
-        self.unfinished = unfinished
         self.backward_end = BackwardEnd(self._on_backward_end, self._on_gradient_enters)
         self._finalizes_at_end = True
+        self._slow_hook = autograd.weakly(self._on_hook)
         hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
@@ -89,7 +90,7 @@ class Reducer:
         if not self.params:  # all of them are delayed
             return
         is_first = self.num_passes == 0 and self.phase is Phase.IDLE
-        self._move_to(Phase.ARMED)
+        self._enter(Phase.ARMED)
         self._finalizes_at_end = finalize_at_end
         for mode in self.modes:
             mode.armed()
@@ -110,11 +111,9 @@ class Reducer:
         if self.phase is Phase.REDUCING:
             raise self.events.report(not_finalized())
         if self.current is not None:
-            self.events.emit(EventKind.ERROR)
             self.current.abandon()
-            self.expectation.revert()
-            self._move_to(Phase.IDLE)
-        self.backward_end.forget()
+            self._enter(Phase.IDLE)
+        self.backward_end.reset()
         self.expectation.forward_begins()
 
     def rebuild_if_due(self) -> bool:
@@ -125,20 +124,17 @@ class Reducer:
 
     def _bind_hooks(self) -> None:
         """See [Note: the hook is bound]."""
-        only_counts = self.phase is Phase.ACCUMULATING and not self.expectation.is_recording
-        if only_counts and self.current is not None:
-            handler = self.current.readiness.mark_ready
-        else:
-            handler = autograd.weakly(self._on_hook)
-        opens = self.phase is Phase.ARMED  # which binds anew before the first gradient is counted
-        self.hooks.handler = handler if opens else self.expectation.observing(handler)
+        handler = self._slow_hook
+        if self.current is not None and self.phase is Phase.ACCUMULATING and not self.expectation.is_recording:
+            handler = self.current.mark_ready
+        opens_pass = self.phase is Phase.ARMED  # which binds anew before the first gradient is counted
+        self.hooks.handler = handler if opens_pass else self.expectation.wrap_hook(handler)
 
     def _on_hook(self, param: int) -> None:
         """The gradient of `param` has been accumulated, and counting it is not all there is to do."""
         if self.phase is Phase.IDLE and not self.backward_end.is_awaited:
-            self.events.emit(
-                EventKind.GRADIENT_KEPT, param
-            )  # no_sync, a second backward through one graph, or through an earlier forward
+            # no_sync, a second backward through one graph, or through an earlier forward
+            self.events.emit(EventKind.GRADIENT_KEPT, param)
         elif self.phase is Phase.ARMED:
             self._open_pass(param)
             self.hooks.handler(param)
@@ -146,7 +142,7 @@ class Reducer:
             self._await_end()  # also of the outer backward, if the first hook was in a nested one
             self.expectation.record(param)
         elif self.phase is Phase.INCOMPLETE:  # a further backward brings more
-            self._move_to(Phase.ACCUMULATING)
+            self._enter(Phase.ACCUMULATING)
             self._await_end()
             self.hooks.handler(param)
         else:  # all buckets are under way, or have been finalized in a backward that was nested in this one
@@ -154,15 +150,12 @@ class Reducer:
 
     def _open_pass(self, param: int) -> None:
         """The first hook of an armed backward, that of `param`."""
-        self.store.make_buckets(self.transport.allocate, adopt_grads=False)
-        for bucket in self.buckets:
-            bucket.begin_pass()
+        self.store.begin_pass(self.transport.allocate)
         strategies = (self.expectation, self.reducing, self.modes)
-        self.current = BackwardPass(
-            self.store, *strategies, self.events, self._on_all_launched, self._on_ready_twice
-        )
+        callbacks = (self._on_all_launched, self._on_ready_twice)
+        self.current = BackwardPass(self.store, *strategies, self.events, *callbacks)
         self.num_passes += 1
-        self._move_to(Phase.ACCUMULATING)
+        self._enter(Phase.ACCUMULATING)
         self._await_end()
         self.current.open(param)
 
@@ -173,7 +166,7 @@ class Reducer:
     def _on_ready_twice(self, param: int) -> None:
         static = self.expectation.is_static
         if static and self.phase is Phase.ACCUMULATING:
-            self._move_to(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
+            self._enter(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
             self.unfinished.guard(self._unfinished)
         raise ready_twice(param, self.plan.params[param].name, static_graph=static)
 
@@ -183,7 +176,7 @@ class Reducer:
         """A backward comes in at the outputs: the one that the user called, not one nested in it."""
         is_over = self.phase is Phase.IDLE and not self.backward_end.is_awaited
         if is_rest and is_over and self.expectation.ends_with_each_backward:
-            self._move_to(Phase.ARMED)
+            self._enter(Phase.ARMED)
         if self.phase is Phase.ARMED and not self.backward_end.is_awaited_here:
             for mode in self.modes:
                 mode.backward_begins()
@@ -195,11 +188,11 @@ class Reducer:
         if self.phase is not Phase.IDLE and self.backward_end.await_end():
             self.events.emit(EventKind.BACKWARD_BEGIN)
             if self.phase is Phase.INCOMPLETE:
-                self._move_to(Phase.ACCUMULATING)
+                self._enter(Phase.ACCUMULATING)
 
     def _on_backward_end(self, is_nested: bool) -> None:
         if self.current is None or self.phase is Phase.REDUCING:
-            self.expectation.forget_backward()  # it has reached no parameter, or ends a second time
+            self.expectation.backward_was_empty()  # it has reached no parameter, or ends a second time
             return
         with self.events.reporting():
             if self.current.all_launched:
@@ -207,21 +200,20 @@ class Reducer:
                 self._end_pass(self.current)
             elif is_nested:
                 return  # the outer backward brings more
-            elif self.expectation.is_recording and self.backward_end.may_settle:
+            elif self.expectation.is_recording and self.backward_end.came_in_at_outputs:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self.reduce_recorded()
             else:
-                self._move_to(Phase.INCOMPLETE)
+                self._enter(Phase.INCOMPLETE)
                 if not self.expectation.is_recording:
-                    self.unfinished.warn(self.current.readiness.missing(), self.transport.rank)
+                    self.unfinished.warn(self.current.missing(), self.transport.rank)
                 self.unfinished.guard(self._unfinished)
 
     def reduce_recorded(self) -> None:
         """Backward has only recorded what it brings (the first one of a static graph): reduce it all at once."""
         if self.current is None or not self.expectation.is_recording:
             return
-        self.current.unused = self.expectation.recorded()
-        self._bind_hooks()
+        self.expectation.recorded()
         self.current.mark_unused(range(len(self.params)))
         self._end_pass(self.current)
 
@@ -230,7 +222,7 @@ class Reducer:
         if self._finalizes_at_end:
             self._finalize(current)
         else:
-            self._move_to(Phase.REDUCING)
+            self._enter(Phase.REDUCING)
             self.unfinished.guard(not_finalized)
 
     def finish(self) -> None:
@@ -241,42 +233,36 @@ class Reducer:
         """
         with self.events.reporting():
             if self.current is None or not self.current.all_launched:
-                raise RuntimeError(
-                    "There is no backward to finalize: none was synchronised since the last one was finalized, or "
-                    "not all of its gradients have arrived. See `should_finalize_after_backward`."
-                )
+                raise nothing_to_finalize()
             self._finalize(self.current)
 
     def _finalize(self, current: BackwardPass) -> None:
-        self._move_to(Phase.FINALIZING)
+        self._enter(Phase.FINALIZING)
         observes_order = self.awaits_order
-        untouched = self.expectation.close()
-        if self.expectation.finds_unused or self.expectation.is_static:
-            self.events.emit(EventKind.USAGE_EXCHANGED)
-        current.wait_and_unpack(untouched)
+        current.wait_and_unpack()
         if observes_order:
-            self.store.observe(current.ready_order())
-        self._move_to(Phase.IDLE)
+            self.store.observe(current.observed_order())
+        self._enter(Phase.IDLE)
         self.backward_end.wait_for_futures()
         self.events.emit(EventKind.BACKWARD_END)
 
     def _unfinished(self) -> Exception:
         assert self.current is not None
         self.events.emit(EventKind.ERROR)
-        missing = self.current.readiness.missing()
+        missing = self.current.missing()
         return self.events.report(self.unfinished.error(missing, self.transport, self.expectation, self.num_passes))
 
     # ------------------------------------------------------------------ changed after construction
 
-    def move_to(self, transport: Transport, reducing: Reducing) -> None:
+    def change_ranks(self, transport: Transport, reducing: Reducing) -> None:
         """Go on with other ranks, whatever has become of the last backward. The buckets are rebuilt anew."""
         self.transport, self.reducing = transport, reducing
         if self.current is not None:
             self.current.close()
-        self.backward_end.forget()
+        self.backward_end.reset()
         self.store.await_another_order()
-        self.expectation.forget()
-        self._enter(Phase.IDLE)
+        self.expectation.reset()
+        self._set_phase(Phase.IDLE)
 
     def expect(self, expectation: Expectation) -> None:
         """Expect other gradients; before the first backward. Its order is trusted for the rebuild."""
@@ -297,18 +283,15 @@ class Reducer:
 
     @property
     def awaits_order(self) -> bool:
-        """True if the buckets are rebuilt after this backward: the first one, but in a static graph the second.
-
-        All ranks agree on it, also one that has only shadowed the first backward and has yet to record its graph.
-        """
-        return self.store.awaits_order and not self.expectation.is_settling
-
-    def _move_to(self, phase: Phase) -> None:
-        if phase not in ALLOWED[self.phase]:
-            raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become {phase.name}.")
-        self._enter(phase)
+        """True if buckets are rebuilt after this backward. Ranks agree, also one that has shadowed the first."""
+        return self.store.awaits_order and not self.expectation.order_is_provisional
 
     def _enter(self, phase: Phase) -> None:
+        if phase not in ALLOWED[self.phase]:
+            raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become {phase.name}.")
+        self._set_phase(phase)
+
+    def _set_phase(self, phase: Phase) -> None:
         self.unfinished.lift_guard()
         if phase is Phase.IDLE:
             self.current = None

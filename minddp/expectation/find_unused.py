@@ -22,8 +22,7 @@ import torch
 from torch.autograd.graph import Node
 
 from minddp.core import autograd
-from minddp.core.expectation import Expectation, Expected, HookHandler
-from minddp.core.plan import BucketSpec
+from minddp.core.expectation import Expectation, HookHandler
 from minddp.expectation.usage_map import UsageMap
 from minddp.transport.protocols import Transport
 
@@ -31,24 +30,20 @@ NAME_IN_PROFILES = "torch.distributed.ddp.reducer::search_unused_parameters"  # 
 
 
 class FindUnused(Expectation):
-    """Asks the engine which parameters a backward leaves out; exchanges which ones any rank has used.
-
-    `skips_buckets`: do not reduce buckets of unused parameters only (skip_all_reduce_unused_params).
-    """
+    """Asks the engine which parameters a backward leaves out; exchanges which ones any rank has used."""
 
     finds_unused = True
     ends_with_each_backward = True
 
     def __init__(self, params: Sequence[torch.nn.Parameter], hooks: autograd.GradientHooks, *, skips_buckets: bool):
-        super().__init__(params)
+        super().__init__(params, skips_buckets=skips_buckets)
         self._hooks = hooks
-        self._skips_buckets = skips_buckets
         self.usage = UsageMap(params)
         self._outside_forward: set[int] = set()
         self._left_out: list[int] | None = None  # by the coming backward, if that is known
         self._output_nodes: list[Node] = []  # of the forward whose backward is due
 
-    def observing(self, handler: HookHandler) -> HookHandler:
+    def wrap_hook(self, handler: HookHandler) -> HookHandler:
         return self.usage.marking(handler)
 
     def forward_begins(self) -> None:
@@ -70,10 +65,10 @@ class FindUnused(Expectation):
                 nodes = enumerate(self._hooks.accumulators)
                 self._left_out = [param for param, node in nodes if not autograd.will_be_reached(node)]
 
-    def forget_backward(self) -> None:
+    def backward_was_empty(self) -> None:
         self._left_out = None
 
-    def open(self) -> Expected:
+    def open(self) -> list[int]:
         if self._output_nodes and self._left_out is None:  # no gradient has entered at the outputs yet
             self._left_out = out_of_reach_of(self._output_nodes, self._hooks.accumulators)
         self.backward_begins()
@@ -88,10 +83,7 @@ class FindUnused(Expectation):
                 stacklevel=2,
             )
         left_out = set(unused)
-        return Expected([int(param not in left_out) for param in range(len(self.params))], unused)
-
-    def skips(self, bucket: BucketSpec) -> bool:
-        return self._skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
+        return [int(param not in left_out) for param in range(len(self.params))]
 
     def all_launched(self, transport: Transport) -> None:
         self.usage.begin_exchange(transport)
@@ -101,13 +93,13 @@ class FindUnused(Expectation):
         self.usage.clear()
         return untouched
 
-    def revert(self) -> None:
-        self.usage.revert()
+    def abandon(self) -> None:
+        self.usage.abandon()
 
     def shadow(self, transport: Transport) -> None:
         self.usage.shadow(transport)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.usage.clear()
 
 

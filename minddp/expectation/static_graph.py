@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from minddp.core import autograd
-from minddp.core.expectation import Expectation, Expected, HookHandler
-from minddp.core.plan import BucketSpec
+from minddp.core.expectation import Expectation, HookHandler
 from minddp.expectation.usage_map import UsageMap
 from minddp.transport.protocols import Transport
 
@@ -22,49 +21,47 @@ from minddp.transport.protocols import Transport
 class StaticGraph(Expectation):
     """Records one backward and expects the same of all others.
 
-    `finds_unused` and `skips_buckets`: find_unused_parameters and skip_all_reduce_unused_params were set, too.
+    `finds_unused`: find_unused_parameters was set, too.
     """
 
     is_static = True
 
     def __init__(self, params: Sequence[torch.nn.Parameter], *, finds_unused: bool, skips_buckets: bool):
-        super().__init__(params)
+        super().__init__(params, skips_buckets=skips_buckets)
         self.finds_unused = finds_unused
-        self._skips_buckets = skips_buckets
         self.is_recording = True
         self._hook_counts = [0] * len(params)
         self.usage: UsageMap | None = UsageMap(params)  # until it is exchanged
         self._untouched: Sequence[bool] | None = None
 
     @property
-    def is_settling(self) -> bool:  # type: ignore[override]
+    def order_is_provisional(self) -> bool:  # type: ignore[override]
         return self.usage is not None
 
     def armed(self, output: Any, *, is_first: bool) -> None:
         if self.usage is not None:
             self.usage.grads_are_in_context = autograd.distributed_context() is not None
 
-    def observing(self, handler: HookHandler) -> HookHandler:
+    def wrap_hook(self, handler: HookHandler) -> HookHandler:
         return handler if self.usage is None else self.usage.marking(handler)
 
-    def open(self) -> Expected:
-        self.last_unused = [param for param, count in enumerate(self._hook_counts) if not count]
+    def open(self) -> list[int]:
         if self.usage is not None:
             self.usage.begin_pass()
         if self.is_recording:
-            return Expected([1] * len(self.params), [])
-        return Expected(list(self._hook_counts), list(self.last_unused))
+            return super().open()
+        self._set_last_unused()
+        return list(self._hook_counts)
 
     def record(self, param: int) -> None:
         self._hook_counts[param] += 1
 
-    def recorded(self) -> list[int]:
+    def recorded(self) -> None:
         self.is_recording = False
-        self.last_unused = [param for param, count in enumerate(self._hook_counts) if not count]
-        return list(self.last_unused)
+        self._set_last_unused()
 
-    def skips(self, bucket: BucketSpec) -> bool:
-        return self._skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
+    def _set_last_unused(self) -> None:
+        self.last_unused = [param for param, count in enumerate(self._hook_counts) if not count]
 
     def all_launched(self, transport: Transport) -> None:
         if self.usage is not None:
@@ -76,9 +73,9 @@ class StaticGraph(Expectation):
             self.usage = None
         return self._untouched
 
-    def revert(self) -> None:
+    def abandon(self) -> None:
         if self.usage is not None:
-            self.usage.revert()
+            self.usage.abandon()
         if self.is_recording:
             self._hook_counts = [0] * len(self.params)
 
@@ -87,7 +84,7 @@ class StaticGraph(Expectation):
             self._untouched = self.usage.shadow(transport)
             self.usage = None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         if self.usage is not None:
             self.usage.clear()
         if self.is_recording:

@@ -43,8 +43,8 @@ class UsageMap:
         """Remember the marks so far, for the case that the pass does not come to its end."""
         self._marks_before = list(self._marks)
 
-    def revert(self) -> None:
-        """Forget what the interrupted pass has marked; marks from under no_sync stay."""
+    def abandon(self) -> None:
+        """Drop what the interrupted pass has marked; marks from under no_sync stay."""
         if self._work is not None:
             self._work.wait()
         self._marks = self._marks_before

@@ -82,7 +82,7 @@ class DelayedAllReduce:
         with torch.no_grad():
             replicas.broadcast_coalesced(self._transport, self._params, source)
 
-    def move_to(self, transport: Transport) -> None:
+    def change_ranks(self, transport: Transport) -> None:
         """Go on with other ranks."""
         self._transport = transport
 
@@ -158,7 +158,7 @@ class DelayedAllReduce:
         """An exception may have ended the last backward before its end was called."""
         if self._under_way is not None:
             self._on_backward_end()
-        self._backward_end.forget()
+        self._backward_end.reset()
 
     def _lift_guard(self) -> None:
         if self._guard is not None:

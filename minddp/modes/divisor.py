@@ -33,7 +33,7 @@ class Divisor:
         self._weights: tuple[Work, torch.Tensor, float] | None = None
         self._side_stream: torch.cuda.Stream | None = None
 
-    def move_to(self, transport: Transport) -> None:
+    def change_ranks(self, transport: Transport) -> None:
         """Go on with other ranks."""
         self._transport, self._active, self._weights = transport, None, None
 

@@ -27,6 +27,9 @@ class SparseBucket:
         self.names = names
         self.wire = _nothing(params[0])
 
+    def move_grads_in(self) -> None:
+        """A sparse gradient is never a view."""
+
     def begin_pass(self) -> None:
         """Release what the last backward has packed."""
         self.wire = _nothing(self.params[0])

@@ -40,7 +40,7 @@ def progress_of(reducer: Reducer, *, accumulates: bool) -> Progress:
     """Where the reducer is. Called from another thread: it looks and changes nothing."""
     current, plan = reducer.current, reducer.plan
     missing: dict[int, tuple[str, ...]] = {}
-    for param in current.readiness.missing() if current is not None else ():
+    for param in current.missing() if current is not None else ():
         bucket = plan.slot_of[param].bucket
         missing[bucket] = (*missing.get(bucket, ()), plan.params[param].name)
     return Progress(reducer.phase.name, reducer.num_passes, accumulates, missing)

@@ -138,7 +138,7 @@ def test_after_an_exception_the_end_is_awaited_until_it_is_forgotten() -> None:
     x.register_hook(lambda _grad: seen.append(owner.backward_end.is_awaited_here))
     (x * 1).sum().backward()
     assert seen == [False], "it was another backward"
-    owner.backward_end.forget()
+    owner.backward_end.reset()
     assert not owner.backward_end.is_awaited
     asking(owner)(x * 1).sum().backward()
     assert owner.log == ["asked", "asked", "end"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ import torch
 from minddp.core.backward_pass import ALLOWED, WITH_GUARD, WITH_PASS, BackwardPass, Phase
 from minddp.core.bucket import Bucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.events import EventStream
-from minddp.core.expectation import Expectation, Expected
+from minddp.core.events import Event, EventKind, EventStream
+from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
 from minddp.core.packing import LARGE_BYTES
 from minddp.core.plan import BucketSpec, ParamSpec
@@ -28,7 +27,7 @@ class Bare:
     def __init__(self, phase: Phase):
         self.phase = phase
 
-    def _enter(self, phase: Phase) -> None:
+    def _set_phase(self, phase: Phase) -> None:
         self.phase = phase
 
 
@@ -37,11 +36,11 @@ class Bare:
 def test_a_transition_that_is_not_allowed_is_an_error(start: Phase, end: Phase) -> None:
     reducer = Bare(start)
     if end in ALLOWED[start]:
-        Reducer._move_to(reducer, end)
+        Reducer._enter(reducer, end)
         assert reducer.phase is end
     else:
         with pytest.raises(RuntimeError, match=f"phase {start.name} cannot become {end.name}"):
-            Reducer._move_to(reducer, end)
+            Reducer._enter(reducer, end)
         assert reducer.phase is start
 
 
@@ -74,16 +73,13 @@ class Calls:
         for param in self.params:
             param.grad = torch.full_like(param, 4.0)
         specs = [ParamSpec(f"p{i}", p.numel(), p.dtype, p.device) for i, p in enumerate(self.params)]
-        self.store = BucketStore(self.params, specs, self.make_bucket, [0], [0])
+        self.store = BucketStore(self.params, specs, Bucket, [0], [0])
         self.transport = FakeTransport(world_size=4)
         self.store.make_buckets(self.transport.allocate)
         self.reducing = MeanBeforeSum(self.transport, lambda: 4, divides_resident=False, divides_copied=False)
         self.expectation = expectation(self.params)
         self.events = EventStream()
         self.events.watch(lambda event: self.log.append(str(event)))
-
-    def make_bucket(self, *args: Any) -> Bucket:
-        return Bucket(*args[:-1], adopt_grads=args[-1])
 
     def on_all_launched(self) -> None:
         self.log.append("all launched")
@@ -114,7 +110,7 @@ def test_buckets_leave_from_the_head_of_the_plan() -> None:
     current = calls.backward_pass()
     current.open(0)
     for param, launched in ((0, []), (1, []), (2, [0, 1, 2])):
-        current.readiness.mark_ready(param)
+        current.mark_ready(param)
         expected = [f"bucket launched: {bucket}" for bucket in launched]
         assert calls.take("bucket launched", "all") == expected + ["all launched"] * bool(launched)
         assert current.all_launched == bool(launched)
@@ -122,13 +118,13 @@ def test_buckets_leave_from_the_head_of_the_plan() -> None:
 
 def test_a_bucket_waits_for_all_of_its_pack_groups() -> None:
     calls = Calls((1, LARGE_BYTES, 1))
-    calls.store = BucketStore(calls.params, calls.store.plan.params, calls.make_bucket, [UNBOUNDED], [UNBOUNDED])
+    calls.store = BucketStore(calls.params, calls.store.plan.params, Bucket, [UNBOUNDED], [UNBOUNDED])
     calls.store.make_buckets(calls.transport.allocate)
     current = calls.backward_pass()
     assert current.groups_left == [2]
     for param, left in ((1, 1), (0, 1), (2, 0)):
         assert current.reductions == []
-        current.readiness.mark_ready(param)
+        current.mark_ready(param)
         assert current.groups_left == [left]
     assert calls.take("bucket ready", "bucket launched") == ["bucket ready: 0", "bucket launched: 0"]
 
@@ -138,9 +134,9 @@ def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
     current = calls.backward_pass()
     current.mark_unused([])
     for param in range(3):
-        current.readiness.mark_ready(param)
+        current.mark_ready(param)
     assert [bucket.wire.tolist() for bucket in calls.store.buckets] == [[1.0]] * 3
-    current.wait_and_unpack(untouched=None)
+    current.wait_and_unpack()
     assert [param.grad.tolist() for param in calls.params] == [[4.0]] * 3
     assert calls.take("bucket waited", "bucket unpacked") == [
         line for bucket in range(3) for line in (f"bucket waited: {bucket}", f"bucket unpacked: {bucket}")
@@ -151,17 +147,19 @@ def test_what_no_rank_has_used_stays_as_it_is() -> None:
     calls = Calls()
     current = calls.backward_pass()
     for param in range(3):
-        current.readiness.mark_ready(param)
+        current.mark_ready(param)
         calls.params[param].grad = torch.full((1,), 9.0)
-    current.wait_and_unpack(untouched=[False, True, False])
+    calls.expectation.close = lambda: [False, True, False]
+    current.wait_and_unpack()
     assert [param.grad.tolist() for param in calls.params] == [[4.0], [9.0], [4.0]]
 
 
 class LeavesOut(Expectation):
     """Parameter 2 is unused, and its bucket is skipped."""
 
-    def open(self) -> Expected:
-        return Expected([1, 1, 0], [2])
+    def open(self) -> list[int]:
+        self.last_unused = [2]
+        return [1, 1, 0]
 
     def skips(self, bucket: BucketSpec) -> bool:
         return bucket.slots[0].param == 2
@@ -173,11 +171,11 @@ def test_unused_parameters_are_ready_at_once_and_last_in_the_observed_order() ->
     current.open(1)
     assert calls.take("parameter ready") == ["parameter ready: 2"]
     for param in (1, 0):
-        current.readiness.mark_ready(param)
-    assert current.ready_order() == [1, 0, 2]
+        current.mark_ready(param)
+    assert current.observed_order() == [1, 0, 2]
     assert current.reductions[0] is None, "skipped"
     calls.params[2].grad = kept = torch.full((1,), 9.0)
-    current.wait_and_unpack(untouched=None)
+    current.wait_and_unpack()
     assert calls.params[2].grad is kept
     assert calls.transport.count("all_reduce") == 2
 
@@ -189,8 +187,8 @@ def test_abandoning_waits_for_what_is_under_way_even_if_it_fails(caplog: pytest.
 
     calls = Calls()
     current = calls.backward_pass()
-    current.readiness.mark_ready(2)
-    current.readiness.mark_ready(1)
+    current.mark_ready(2)
+    current.mark_ready(1)
     current.reductions.insert(0, Failing())
     current.abandon()
     assert all(reduction.work._done for reduction in current.reductions[1:])
@@ -202,5 +200,114 @@ def test_a_hook_too_many_is_passed_on() -> None:
     calls = Calls()
     current = calls.backward_pass()
     for _ in range(2):
-        current.readiness.mark_ready(1)
+        current.mark_ready(1)
     assert calls.take("twice") == ["twice: 1"]
+
+
+# ------------------------------------------------------------------ counting
+
+LARGE = LARGE_BYTES // 4
+SIZES = (1, LARGE, 1, LARGE, 1, 1)  # one bucket with three pack groups: 1 and 3 are alone
+
+
+class Twice(Exception):
+    """What `on_ready_twice` raises here."""
+
+
+class Log(Calls):
+    """Notes which groups are ready."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZES)
+        self.groups: list[object] = []
+        self.store = BucketStore(self.params, self.store.plan.params, Bucket, [UNBOUNDED], [UNBOUNDED])
+
+    def counting(self, hooks_left: list[int]) -> BackwardPass:
+        self.expectation.open = lambda: list(hooks_left)
+        current = self.backward_pass()
+        current._pack_group = lambda group: self.groups.append(tuple(sorted(self.store.members[group])))
+        return current
+
+    def on_ready_twice(self, param: int) -> None:
+        raise Twice(param)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+SMALL_ONES = (0, 2, 4, 5)
+
+
+def test_a_group_is_ready_with_the_last_of_its_parameters(log: Log) -> None:
+    current = log.counting([1] * 6)
+    for param in (3, 0, 4, 2):
+        current.mark_ready(param)
+    assert log.groups == [(3,)]
+    current.mark_ready(5)
+    assert log.groups == [(3,), SMALL_ONES]
+    assert current.missing() == [1]
+    current.mark_ready(1)
+    assert log.groups == [(3,), SMALL_ONES, (1,)]
+    assert current.missing() == []
+    assert current.ready_order == [3, 0, 4, 2, 5, 1]
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_hook_that_fires_once_too_often_is_reported_and_not_counted(log: Log, again: int) -> None:
+    current = log.counting([1] * 6)
+    current.mark_ready(again)
+    with pytest.raises(Twice, match=str(again)):
+        current.mark_ready(again)
+    with pytest.raises(Twice, match=str(again)):
+        current.mark_ready(again)
+    assert current.ready_order == [again]
+    assert log.groups == ([(1,)] if again == 1 else [])
+
+
+def test_a_parameter_is_ready_when_its_hook_has_fired_as_often_as_expected(log: Log) -> None:
+    current = log.counting([1, 3, 1, 1, 1, 1])
+    for left in (3, 2, 1):
+        assert (1 in current.missing(), current.hooks_left[1]) == (True, left)
+        current.mark_ready(1)
+    assert log.groups == [(1,)]
+    with pytest.raises(Twice):
+        current.mark_ready(1)
+
+
+def test_a_parameter_without_hooks_is_not_missing_and_counts_once_it_is_marked_unused(log: Log) -> None:
+    current = log.counting([0, 0, 1, 1, 1, 1])
+    assert current.missing() == [2, 3, 4, 5]
+    current.mark_unused([1, 0])
+    assert log.groups == [(1,)]
+    assert current.ready_order == [1, 0]
+    for param in (0, 1):
+        with pytest.raises(Twice, match=str(param)):
+            current.mark_ready(param)
+
+
+def test_a_parameter_that_is_found_unused_and_then_used_is_ready_twice(log: Log) -> None:
+    with pytest.raises(Twice, match="2"):
+        log.counting([1, 1, 0, 1, 1, 1]).mark_ready(2)
+
+
+def test_one_backward_does_not_count_for_another(log: Log) -> None:
+    log.counting([1] * 6).mark_ready(1)
+    current = log.counting([1] * 6)
+    current.mark_ready(1)
+    assert log.groups == [(1,), (1,)]
+    assert current.missing() == [0, 2, 3, 4, 5]
+
+
+def test_each_parameter_is_an_event_before_its_group_is_ready(log: Log) -> None:
+    seen: list[object] = []
+    log.events.watch(seen.append)
+    log.groups = seen  # type: ignore[assignment]
+    current = log.counting([2, 1, 1, 1, 1, 1])
+    current.mark_ready(0)
+    current.mark_ready(1)
+    current.mark_ready(0)
+    current.mark_unused([3])
+    ready = [Event(EventKind.PARAM_READY, param) for param in (1, 0, 3)]
+    assert seen == [ready[0], (1,), ready[1], ready[2], (3,)]

@@ -128,27 +128,31 @@ def test_an_untouched_gradient_stays_as_it_is(had_one: bool, views: bool) -> Non
 # ------------------------------------------------------------------ resident and bound
 
 
-def test_gradients_that_exist_are_adopted_where_they_are_to_be_views() -> None:
+def test_gradients_that_exist_move_in_where_they_are_to_be_views() -> None:
     params = params_of_all_kinds()
     before = grads_of(params)
     params[0].grad = None
-    bucket = bucket_of(params, grads_are_views=True, adopt_grads=True)
+    bucket = bucket_of(params, grads_are_views=True)
+    bucket.move_grads_in()
     assert params[0].grad is None
     assert all(param.grad is view for param, view in zip(params[1:], bucket.views[1:], strict=True))
     assert_same_bits(grads_of(params[1:]), before[1:])
 
 
-@pytest.mark.parametrize("options", [{}, {"grads_are_views": True}, {"adopt_grads": True}])
-def test_otherwise_they_are_left_where_they_are(options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("views", [False, True])
+def test_otherwise_they_are_left_where_they_are(views: bool) -> None:
     params = params_of_all_kinds()
     grads = [param.grad for param in params]
-    bucket_of(params, **options)
+    bucket = bucket_of(params, grads_are_views=views)
+    if not views:
+        bucket.move_grads_in()
     assert all(param.grad is grad for param, grad in zip(params, grads, strict=True))
 
 
 def test_a_resident_gradient_is_the_average_already() -> None:
     params = params_of_all_kinds()
-    bucket = bucket_of(params, grads_are_views=True, adopt_grads=True)
+    bucket = bucket_of(params, grads_are_views=True)
+    bucket.move_grads_in()
     pack(bucket, RESIDENT)
     bucket.flat.mul_(WORLD)
     averages = [view.clone() for view in bucket.views]

@@ -126,11 +126,7 @@ def test_when_they_are_made_decides_no_bits(ranks: Any, options: dict[str, Any])
 def store_of(*sizes: int, **options: Any) -> BucketStore:
     params = [nn.Parameter(torch.ones(size)) for size in sizes]
     specs = [ParamSpec(f"p{i}", p.numel(), p.dtype, p.device) for i, p in enumerate(params)]
-    return BucketStore(params, specs, make_bucket, [0], [8, 16], **options)
-
-
-def make_bucket(*args: Any) -> Bucket:
-    return Bucket(*args[:-1], adopt_grads=args[-1])
+    return BucketStore(params, specs, Bucket, [0], [8, 16], **options)
 
 
 def test_pack_groups_are_numbered_through_all_buckets() -> None:
@@ -181,11 +177,14 @@ def test_without_rebuild_no_order_is_awaited() -> None:
     assert not store_of(1, rebuilds=False).awaits_order
 
 
-@pytest.mark.parametrize("adopts", [False, True])
-def test_gradients_move_into_new_memory_only_between_backwards(adopts: bool) -> None:
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_gradients_move_into_new_memory_only_between_backwards(in_backward: bool) -> None:
     """See [Note: the mean is taken first]: what moves in a backward would be scaled as if it had lain there."""
     ddp = FakeDDP(two_layers(), gradient_as_bucket_view=True, lazy_bucket_allocation=True)
     ddp(torch.ones(1, 2), sync=False).sum().backward()
     grads = [param.grad for param in ddp.module.parameters()]
-    ddp.reducer.store.make_buckets(ddp.transport.allocate, adopt_grads=adopts)
-    assert [param.grad is grad for param, grad in zip(ddp.reducer.params, grads, strict=True)] == [not adopts] * 4
+    if in_backward:
+        ddp.reducer.store.begin_pass(ddp.transport.allocate)
+    else:
+        ddp.reducer.adopt(ddp.reducer.plan)
+    assert [param.grad is grad for param, grad in zip(ddp.reducer.params, grads, strict=True)] == [in_backward] * 4

@@ -14,7 +14,7 @@ from tests.modules import Heads
 def test_every_hook_fires_once_and_no_parameter_is_unused() -> None:
     expectation = Expectation([nn.Parameter(torch.ones(1)) for _ in range(3)])
     assert expectation.last_unused is None
-    assert expectation.open() == ([1, 1, 1], [])
+    assert expectation.open() == [1, 1, 1]
     assert expectation.last_unused == []
     assert expectation.close() is None
 
@@ -23,7 +23,7 @@ def test_hooks_are_not_wrapped_and_nothing_is_exchanged() -> None:
     ddp = FakeDDP(Heads())
     expectation = ddp.reducer.expectation
     handler = [].append
-    assert expectation.observing(handler) is handler
+    assert expectation.wrap_hook(handler) is handler
     expectation.all_launched(ddp.transport)
     expectation.shadow(ddp.transport)
     assert ddp.transport.calls == []
@@ -43,7 +43,7 @@ class Noting(Expectation):
         return super().__getattribute__(name)
 
 
-NO_CALLS = {"is_static", "finds_unused", "is_recording", "is_settling", "observing"}
+NO_CALLS = {"is_static", "finds_unused", "is_recording", "order_is_provisional", "wrap_hook"}
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def test_the_reducer_calls_it_in_the_order_of_its_methods(noted: tuple[FakeDDP, 
     assert calls == ["forward_begins", "armed", "backward_begins", "open", "skips", "all_launched", "close"]
 
 
-def test_it_forgets_a_backward_that_reaches_no_parameter(noted: tuple[FakeDDP, list[str]]) -> None:
+def test_it_notices_a_backward_that_reaches_no_parameter(noted: tuple[FakeDDP, list[str]]) -> None:
     ddp, calls = noted
     x = torch.ones(1, 2, requires_grad=True)
     torch.autograd.grad(ddp(x)[0].sum(), x)
-    assert calls == ["forward_begins", "armed", "backward_begins", "forget_backward"]
+    assert calls == ["forward_begins", "armed", "backward_begins", "backward_was_empty"]
 
 
-def test_it_reverts_a_backward_that_an_exception_has_ended(noted: tuple[FakeDDP, list[str]]) -> None:
+def test_it_abandons_a_backward_that_an_exception_has_ended(noted: tuple[FakeDDP, list[str]]) -> None:
     ddp, calls = noted
     ddp.module.left.weight.register_hook(lambda _grad: 1 / 0)
     left, right = ddp(torch.ones(1, 2))
@@ -76,4 +76,4 @@ def test_it_reverts_a_backward_that_an_exception_has_ended(noted: tuple[FakeDDP,
         (left + right).sum().backward()
     calls.clear()
     ddp.reducer.ensure_finished()
-    assert calls == ["revert", "forward_begins"]
+    assert calls == ["abandon", "forward_begins"]

@@ -167,9 +167,9 @@ def test_a_backward_after_which_the_ranks_change() -> None:
     with pytest.warns(UserWarning, match="has brought no gradient"):
         ddp(X)[0].sum().backward()
     stations.take()
-    ddp.reducer.move_to(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
     assert stations.take() == ["closed"]
-    ddp.reducer.move_to(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
     assert stations.take() == []
 
 

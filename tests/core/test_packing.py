@@ -66,7 +66,8 @@ def test_a_batched_copy_is_divided(dtype: torch.dtype) -> None:
 def test_a_resident_gradient_is_divided(scaling: Scaling) -> None:
     params = params_of_all_kinds()
     before = grads_of(params)
-    bucket = bucket_of(params, grads_are_views=True, adopt_grads=True)
+    bucket = bucket_of(params, grads_are_views=True)
+    bucket.move_grads_in()
     pack(bucket, scaling)
     assert_same_bits(bucket.views, [grad / WORLD for grad in before])
 
@@ -112,7 +113,8 @@ def test_a_group_that_is_not_contiguous_gets_the_same_bits(
 
 def test_a_replaced_gradient_is_copied_and_bound_anew_while_its_neighbours_are_divided() -> None:
     params = params_of_all_kinds()
-    bucket = bucket_of(params, grads_are_views=True, adopt_grads=True)
+    bucket = bucket_of(params, grads_are_views=True)
+    bucket.move_grads_in()
     replacement = torch.randn_like(params[0])
     params[0].grad = replacement.clone()
     before = grads_of(params)

@@ -509,7 +509,7 @@ def test_other_ranks_are_moved_to_whatever_has_become_of_the_last_backward() -> 
         warnings.simplefilter("ignore")
         ddp(X)[0].sum().backward()
     others = FakeTransport(world_size=3)
-    ddp.reducer.move_to(others, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(others, ddp.reducer.reducing)
     assert ddp.reducer.phase is Phase.IDLE
     torch.optim.SGD(ddp.module.parameters(), lr=0.1).step()
     ddp.reducer.rebuild_if_due()

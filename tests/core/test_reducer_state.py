@@ -44,4 +44,4 @@ def test_a_guard_in_the_wrong_phase_is_noticed() -> None:
 def test_a_transition_to_the_wrong_phase_is_noticed() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
     with pytest.raises(AssertionError, match="in phase FINALIZING there is a pass: False"):
-        ddp.reducer._enter(Phase.FINALIZING)
+        ddp.reducer._set_phase(Phase.FINALIZING)

@@ -99,5 +99,5 @@ def test_under_join_the_active_ranks_count_for_one_backward() -> None:
 def test_other_ranks_begin_without_weights() -> None:
     divisor = Divisor(FakeTransport(world_size=4), "mean")
     divisor.weigh(3.0, CPU)
-    divisor.move_to(FakeTransport(world_size=5))
+    divisor.change_ranks(FakeTransport(world_size=5))
     assert divisor.for_this_backward() == 5
