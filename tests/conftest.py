@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from tests.ranks import RankFailure, RankPool
-from tests.temporary_files import TemporaryFiles
+from tests.temporary_files import PREFIX, TemporaryFiles
 
 # Files and folders of the slow tier. See [Note: tiers].
 SLOW = [
@@ -75,7 +76,8 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # the workers of pytest-xdist share the folder of the process above them
+    # Workers of pytest-xdist, and runs that tests start, share the folder of the run above them.
+    if not Path(tempfile.gettempdir()).name.startswith(PREFIX):
         config.pluginmanager.register(TemporaryFiles())
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+PREFIX = "ddp-tests-"
+
 # Left by torch's compiler, by torchrun (two), and by processes that were killed before they removed it.
 TOLERATED = ("torchinductor_*", "torchelastic_*", "pytorch-errorfile-*", "pymp-*")
 
@@ -22,7 +24,7 @@ class TemporaryFiles:
         self.patience_s = patience_s  # processes that have just been killed may still hold their files
         get_temp_dir()  # that of multiprocessing lives as long as this process, so it comes before
         self.before = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
-        self.folder = Path(tempfile.mkdtemp(prefix="ddp-tests-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.left: list[str] = []
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.folder)
