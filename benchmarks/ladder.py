@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import minddp
 from benchmarks.launch import run_ranks
 from minddp.core.events import Event, EventKind, EventSink
-from minddp.xray.recording import BucketInfo, Layout, ParamInfo
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.xray.result import Result
 from minddp.xray.sources import Source
 from minddp.xray.xray import XRay
@@ -151,13 +151,9 @@ class RungSource:
     def topic(self) -> str:
         return f"minddp/ladder/{self.title}/{self.steps_taken}"
 
-    def layout(self) -> Layout:
-        params = tuple(ParamInfo(name, param.numel(), param.nbytes) for name, param in self._named)
-        buckets = []
-        for label in self._seen:
-            members = self._members(label)
-            buckets.append(BucketInfo(members, sum(params[member].nbytes for member in members)))
-        return Layout(params, tuple(buckets), "messages as they were sent")
+    def plan(self) -> BucketPlan:
+        params = [ParamSpec(name, param.numel(), param.dtype, param.device) for name, param in self._named]
+        return plan_from_groups(params, [*map(self._members, self._seen)], "messages as they were sent")
 
     def watch(self, sink: EventSink) -> None:
         self._sink = sink

@@ -13,8 +13,8 @@ from benchmarks import ladder as recorder
 from benchmarks.ladder import RungSource
 from docs.learning.small_net import CAP_MIB, EXAMPLES_PER_RANK, examples_of, loss_of, small_net
 from minddp.core.events import Event, EventKind
+from minddp.core.plan import BucketPlan
 from minddp.xray import words
-from minddp.xray.recording import Layout
 from reference.automatic import Automatic
 from reference.bucketed import MIB, Bucketed
 from reference.flat import Flat
@@ -58,17 +58,17 @@ def order(name: str, rank: int) -> str:
         source.unwatch(events.append)
         optimizer.step()
         optimizer.zero_grad()
-    rows = [("backward computes", "the rank sends", "the rank waits for"), *moments(events, source.layout())]
+    rows = [("backward computes", "the rank sends", "the rank waits for"), *moments(events, source.plan())]
     return "\n".join(COLUMNS.format(*row).rstrip() for row in rows)
 
 
-def moments(events: Sequence[Event], layout: Layout) -> list[tuple[str, str, str]]:
+def moments(events: Sequence[Event], plan: BucketPlan) -> list[tuple[str, str, str]]:
     rows = []
     for kind, subject in events:
         if kind is EventKind.PARAM_READY:
-            rows.append((layout.params[subject].name, "", ""))
+            rows.append((plan.params[subject].name, "", ""))
         elif kind is EventKind.BUCKET_LAUNCHED:
-            names, nbytes = layout.names(subject), layout.buckets[subject].nbytes
+            names, nbytes = plan.names(subject), plan.buckets[subject].nbytes
             what = names[0] if len(names) == 1 else f"{len(names)} gradients"
             rows.append(("", f"{subject}: {what}, {words.size(nbytes)}", ""))
         elif kind is EventKind.GRADIENTS_COMPLETE:

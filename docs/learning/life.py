@@ -182,8 +182,8 @@ def row_of_ms(what: str, ns_of_rank: Sequence[int]) -> str:
 
 def diary(step: Step, rank: RankStep) -> str:
     """What happens to the gradient that the pages follow: milliseconds from the beginning of the step."""
-    index = [param.name for param in rank.layout.params].index(FOLLOWED)
-    bucket = next(b for b in rank.buckets if index in rank.layout.buckets[b.index].params)
+    index = [param.name for param in rank.plan.params].index(FOLLOWED)
+    bucket = next(b for b in rank.buckets if index in [slot.param for slot in rank.plan.buckets[b.index].slots])
     last, wire = step.last_launch(bucket.index), step.on_the_wire(bucket.index, rank)
     packs = [pack for pack in rank.packs if pack.bucket == bucket.index]
     moments = [

@@ -27,7 +27,7 @@ from docs.learning.ladder import Config
 from docs.learning.small_net import FOLLOWED
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
-from minddp.xray.recording import RankRecording, Recording, Stamped
+from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
 from minddp.xray.result import Comparison, Result, load
 from minddp.xray.timeline import Activity, Step
 from reference.bucketed import MIB
@@ -166,7 +166,7 @@ def typical_step_of(recording: Recording) -> Recording:
                 for t, kind, subject in rank.events
                 if begin_ns <= t < end_ns
             ),
-            layouts=(dataclasses.replace(rank.layout_at(begin_ns), since_ns=0),),
+            layouts=(Layout(rank.plan_at(begin_ns)),),
             stopped_ns=end_ns - step.begin_ns,
             first_step=step.number,
         )

@@ -16,7 +16,8 @@ from __future__ import annotations
 import enum
 import logging
 import statistics
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,44 +69,33 @@ class Tuning:
         )
 
 
-@dataclass
-class Stamps:
-    """The clock's marks of one backward, which are read later. See [Note: stamps]."""
-
-    begin: Any
-    ready: dict[int, Any] = field(default_factory=dict)
-    gradients_complete: Any = None
-    end: Any = None
-
-    def read(self, clock: Clock) -> Observed:
-        """The times between the marks. Waits for the end of the backward."""
-        ready_s = {param: clock.computed_s(self.begin, mark) for param, mark in self.ready.items()}
-        return Observed(
-            ready_s,
-            max([clock.computed_s(self.begin, self.gradients_complete), *ready_s.values()]),  # of any thread
-            clock.seconds(self.begin, self.gradients_complete),
-            clock.seconds(self.begin, self.end),
-        )
+ENDS = tuple(map(Event, (EventKind.BACKWARD_BEGIN, EventKind.GRADIENTS_COMPLETE, EventKind.BACKWARD_END)))
 
 
 class Observer:
-    """An event sink that stamps whole backwards."""
+    """An event sink that stamps whole backwards; `passes` are the stamps of each, by event. See [Note: stamps]."""
 
     def __init__(self, clock: Clock) -> None:
-        self.passes: list[Stamps] = []
+        self.passes: list[dict[Event, Any]] = []
         self._clock = clock
-        self._current = Stamps(None)
+        self._current: dict[Event, Any] = {}
 
     def __call__(self, event: Event) -> None:
-        if event.kind is EventKind.PARAM_READY:
-            self._current.ready[event.subject] = self._clock.stamp()
-        elif event.kind is EventKind.BACKWARD_BEGIN:
-            self._current = Stamps(self._clock.stamp())
-        elif event.kind is EventKind.GRADIENTS_COMPLETE:
-            self._current.gradients_complete = self._clock.stamp()
-        elif event.kind is EventKind.BACKWARD_END:
-            self._current.end = self._clock.stamp()
+        if event.kind is EventKind.BACKWARD_BEGIN:
+            self._current = {}
+        if event.kind is EventKind.PARAM_READY or event in ENDS:
+            self._current[event] = self._clock.stamp()
+        if event.kind is EventKind.BACKWARD_END:
             self.passes.append(self._current)
+
+
+def observed(stamps: Mapping[Event, Any], clock: Clock) -> Observed:
+    """The times between the stamps of one backward. Waits for its end."""
+    begin, complete, end = (stamps[event] for event in ENDS)
+    ready = {event.subject: stamp for event, stamp in stamps.items() if event.kind is EventKind.PARAM_READY}
+    ready_s = {param: clock.computed_s(begin, stamp) for param, stamp in ready.items()}
+    computed_s = max([clock.computed_s(begin, complete), *ready_s.values()])  # of any thread
+    return Observed(ready_s, computed_s, clock.seconds(begin, complete), clock.seconds(begin, end))
 
 
 class _Stage(enum.Enum):
@@ -182,7 +172,7 @@ class AutoBuckets:
         params = self._reducer.params
         rows = []
         for stamps in self._observer.passes[WARM_UP_STEPS:]:
-            seen = stamps.read(self._clock)
+            seen = observed(stamps, self._clock)
             ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]
             rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])
         medians = [statistics.median(column) for column in zip(*rows, strict=True)]

@@ -81,16 +81,11 @@ def measure_link(
     medians = []
     for nbytes in sizes_bytes:
         tensor = transport.allocate(nbytes // 4, torch.float32, device).zero_()
-        medians.append(statistics.median(_seconds_of_all_reduces(transport, tensor, clock)))
+        stamps = [clock.stamp()]
+        for _ in range(_REPEATS):  # on a GPU all are enqueued before one is read, as in a backward
+            transport.all_reduce(tensor).wait()
+            stamps.append(clock.stamp())
+        medians.append(statistics.median(clock.seconds(*ends) for ends in itertools.pairwise(stamps)))
     own = torch.tensor(medians, dtype=torch.float64, device=device)
     slowest = torch.stack(list(transport.all_gather(own))).amax(0).tolist()
     return fit_link(dict(zip(sizes_bytes, slowest, strict=True)))
-
-
-def _seconds_of_all_reduces(transport: Transport, tensor: torch.Tensor, clock: Clock) -> list[float]:
-    """The durations of several, one after the other. On a GPU all are enqueued first, as in a backward."""
-    stamps = [clock.stamp()]
-    for _ in range(_REPEATS):
-        transport.all_reduce(tensor).wait()
-        stamps.append(clock.stamp())
-    return [clock.seconds(first, last) for first, last in itertools.pairwise(stamps)]

@@ -8,7 +8,7 @@ from functools import cached_property
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
 from minddp.xray.timeline import Step, typical
-from minddp.xray.what_if import Alternative, Fit, Prediction, alternatives, fit, with_other_ranks
+from minddp.xray.what_if import Alternative, Fit, alternatives, fit, with_other_ranks
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Analysis:
         return alternatives(self.typical, self.fit.link)
 
     @cached_property
-    def with_other_ranks(self) -> dict[int, Prediction]:
+    def with_other_ranks(self) -> dict[int, Step]:
         """The typical step with more ranks; empty where the latency of a message is not known."""
         if not self.plans or self.fit is None or not self.fit.separates_latency:
             return {}

@@ -56,7 +56,7 @@ class _Process:
         for pack in rank.packs:
             yield self._slice(COMPUTES, "pack", pack.interval, {"bucket": pack.bucket})
         for param, t_ns in rank.ready_ns.items():
-            yield self._event("i", COMPUTES, rank.layout.params[param].name, t_ns, s="t", cat="gradient ready")
+            yield self._event("i", COMPUTES, rank.plan.params[param].name, t_ns, s="t", cat="gradient ready")
         for bucket in rank.buckets:
             passage = step.passage(bucket.index, rank)
             if passage is not None:
@@ -67,20 +67,20 @@ class _Process:
         slice_ = Interval(passage.waits_for_ranks.begin_ns, (wire or passage.waits_for_ranks).end_ns)
         seconds = (wire or slice_).length_ns / 1e9
         details = {
-            "parameters": rank.layout.names(bucket.index),
+            "parameters": rank.plan.names(bucket.index),
             "bytes": bucket.nbytes,
             "MiB per second": round(bucket.nbytes / 2**20 / seconds, 1) if seconds else None,
             "held for ms": bucket.held_ns / 1e6,
             "queues for ms": passage.queues.length_ns / 1e6,
-            "hidden ms": (bucket.hidden_ns(wire) if wire else 0) / 1e6,
+            "hidden ms": (rank.hidden_ns(wire) if wire else 0) / 1e6,
             "rank stands still for ms": bucket.awaited_ns / 1e6,
         }
         yield self._slice(BUCKETS, f"bucket {bucket.index}", slice_, details)
         if wire:
             yield self._slice(BUCKETS, "on the wire", wire, {})
-        if bucket.last_gradient_ns is not None:
+        if bucket.fills is not None:
             arrow = {"id": f"{self.pid}.{step.number}.{bucket.index}", "cat": "bucket"}
-            yield self._event("s", COMPUTES, "last gradient", bucket.last_gradient_ns, **arrow)
+            yield self._event("s", COMPUTES, "last gradient", bucket.fills.end_ns, **arrow)
             yield self._event("f", BUCKETS, "last gradient", slice_.begin_ns, bp="e", **arrow)
 
     def _slice(self, tid: int, name: str, interval: Interval, args: dict[str, Any]) -> Event:

@@ -12,16 +12,6 @@ from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.timeline import Activity, RankStep, Step
 
-# The summands of a step.
-PARTS = {
-    "forward": (Activity.FORWARD, Activity.BUFFERS, Activity.REBUILD),
-    "loss": (Activity.LOSS,),
-    "backward": (Activity.BACKWARD,),
-    "exposed communication": (Activity.EXPOSED,),
-    "copy back": (Activity.COPY_BACK,),
-    "optimizer": (Activity.OPTIMIZER,),
-    "rest": (Activity.OTHER,),
-}
 MOST_COLUMNS, MOST_WITH_SHARES = 8, 3
 
 
@@ -46,8 +36,8 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
 
 
 def _in_a_line(name: str, step: Step) -> str:
-    messages = count(len(step.layout.buckets), "message")
-    return f"{name}: {words.ms(step.length_ns)} a step, {messages}, {size(step.layout.nbytes)} in all."
+    messages = count(len(step.plan.buckets), "message")
+    return f"{name}: {words.ms(step.length_ns)} a step, {messages}, {size(step.plan.nbytes)} in all."
 
 
 def _facts(analysis: Analysis) -> str:
@@ -66,11 +56,12 @@ def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     table.add_column("milliseconds", style="dim")
     for name, _, _ in columns:
         table.add_column(name, justify="right")
-    for name, activities in PARTS.items():
-        sums = [sum(rank.parts_ns[activity] for activity in activities) for _, _, rank in columns]
-        shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(sums, columns, strict=True)]
-        style = "red" if Activity.EXPOSED in activities and max(shares) > 0.02 else ""
-        table.add_row(name, *map(cell, sums, shares), style=style)
+    for activity in Activity:
+        times = [rank.parts_ns[activity] for _, _, rank in columns]
+        shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(times, columns, strict=True)]
+        style = "red" if activity is Activity.EXPOSED and max(shares) > 0.02 else ""
+        if any(times):
+            table.add_row(activity.value, *map(cell, times, shares), style=style)
     table.add_row("a step", *(cell(rank.length_ns, 1.0) for _, _, rank in columns), style="bold")
     table.add_row("communication hidden", *(f"{step.overlap(rank):.0%}" for _, step, rank in columns))
     return table

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from minddp.platform import wording
 from minddp.platform.clock_offset import ClockOffset, answer_for_offset, ask_for_offset
 from minddp.xray.recording import RankRecording
+from minddp.xray.sources import Source
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ class Gathered:
 class Peers:
     """The ranks that record, as one of them sees them. See [Note: which ranks record]."""
 
-    def __init__(self, store: dist.Store | None, topic: str, rank: int, world_size: int, limit_s: float):
-        self._rank, self._world_size, self._limit_s = rank, world_size, limit_s
+    def __init__(self, source: Source, limit_s: float):
+        self._rank, self._world_size, self._limit_s = source.rank, source.world_size, limit_s
         self._store: dist.Store | None = None
-        if store is not None:
-            times = store.add(f"{topic}/{rank}", 1)  # a rank may begin several times before the same step
+        if (store := source.store) is not None:
+            topic = source.topic
+            times = store.add(f"{topic}/{self._rank}", 1)  # a rank may begin several times before the same step
             self._store = dist.PrefixStore(f"{topic}/{times}", store)
-            self._store.set(f"records/{rank}", "yes")
+            self._store.set(f"records/{self._rank}", "yes")
 
     def gather(self, ours: RankRecording) -> Gathered:
         """All recordings on the first rank, with the offsets of their clocks; elsewhere our own."""

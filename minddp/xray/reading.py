@@ -6,11 +6,12 @@ events  ->  parts  ->  spans that tile the step   (forward, loss, backward, expo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minddp.core.events import EventKind
-from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
+from minddp.core.plan import BucketPlan
+from minddp.xray.recording import RankRecording, Recording, Stamped
 from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
 
 
@@ -120,9 +121,10 @@ _BEGINS = {
 
 def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
     events, begin_ns = _with_waits(part.events), part.events[0].t_ns
-    # A rebuild within the first forward decides the layout of this very step.
-    layout = recording.layout_at(next((t for t, kind, _ in events if kind is EventKind.BACKWARD_BEGIN), begin_ns))
+    # A rebuild within the first forward decides the plan of this very step.
+    plan = recording.plan_at(next((t for t, kind, _ in events if kind is EventKind.BACKWARD_BEGIN), begin_ns))
     spans = tuple(span for span in _tile(events, part.end_ns) if span.length_ns)
+    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
     return RankStep(
         rank=recording.rank,
         number=number,
@@ -130,8 +132,9 @@ def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
         spans=spans,
         packs=tuple(_packs(events)),
         ready_ns={subject: t for t, kind, subject in events if kind is EventKind.PARAM_READY},
-        buckets=tuple(_histories(events, layout, spans)),
-        layout=layout,
+        gradients_complete_ns=when.get((EventKind.GRADIENTS_COMPLETE, -1)),
+        buckets=tuple(_histories(when, plan, spans)),
+        plan=plan,
         complete=part.complete,
     )
 
@@ -164,26 +167,24 @@ def _packs(events: Sequence[Stamped]) -> Iterator[Span]:
             yield Span(Activity.BACKWARD, since_ns, t_ns, subject)
 
 
-def _histories(events: Sequence[Stamped], layout: Layout, spans: Sequence[Span]) -> Iterator[BucketHistory]:
-    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
-    gradients_complete_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
-    for index, bucket in enumerate(layout.buckets):
-        arrivals = [(t_ns, p) for p in bucket.params if (t_ns := when.get((EventKind.PARAM_READY, p))) is not None]
-        first, last = (min(arrivals), max(arrivals)) if arrivals else ((None, None), (None, None))
+def _histories(
+    when: Mapping[tuple[EventKind, int], int], plan: BucketPlan, spans: Sequence[Span]
+) -> Iterator[BucketHistory]:
+    for index, bucket in enumerate(plan.buckets):
+        ready = [(when.get((EventKind.PARAM_READY, slot.param)), slot.param) for slot in bucket.slots]
+        arrivals = [(t_ns, param) for t_ns, param in ready if t_ns is not None]
         completed_ns = when.get((EventKind.BUCKET_COMPLETED, index))
         waited_ns = when.get((EventKind.BUCKET_WAITED, index))
         yield BucketHistory(
             index=index,
             nbytes=bucket.nbytes,
-            last_param=last[1],
-            first_gradient_ns=first[0],
-            last_gradient_ns=last[0],
+            fills=Interval(min(arrivals)[0], max(arrivals)[0]) if arrivals else None,
+            last_param=max(arrivals)[1] if arrivals else None,
             ready_ns=when.get((EventKind.BUCKET_READY, index)),
             launched_ns=when.get((EventKind.BUCKET_LAUNCHED, index)),
             completed_ns=waited_ns if completed_ns is None else completed_ns,
             waited_ns=waited_ns,
             unpacked_ns=when.get((EventKind.BUCKET_UNPACKED, index)),
-            gradients_complete_ns=gradients_complete_ns,
             awaited_ns=sum(s.length_ns for s in spans if s.activity is Activity.EXPOSED and s.bucket == index),
             completion_was_seen=completed_ns is not None,
         )

@@ -19,7 +19,6 @@ import platform
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,8 +54,8 @@ class Recorder:
         self._ring: deque[tuple[int, int, Event, Any]] = deque(maxlen=self._capacity)
         device = self._source.device
         self._device_clock = DeviceClock(device) if device.type == "cuda" else None
-        self._sink = self._device_sink(self._device_clock) if self._device_clock else self._host_sink()
-        self._first_layout = self._source.layout()
+        self._sink = self._new_sink()
+        self._first_plan = self._source.plan()
         self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
         self._optimizer_hooks: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(partial(self._emit, EventKind.OPTIMIZER_BEGIN)),
@@ -105,14 +104,12 @@ class Recorder:
     def _emit(self, kind: EventKind, *_: Any) -> None:
         self._sink(Event(kind))
 
-    def _host_sink(self) -> EventSink:
-        """See [Note: the cost of recording]."""
+    def _new_sink(self) -> EventSink:
+        """See [Note: the cost of recording] and [Note: times on a GPU]."""
         append, serial, clock = self._ring.append, itertools.count().__next__, now_ns
-        return lambda event: append((serial(), clock(), event, None))
-
-    def _device_sink(self, device_clock: DeviceClock) -> EventSink:
-        """See [Note: times on a GPU]."""
-        append, serial, clock, stamp = self._ring.append, itertools.count().__next__, now_ns, device_clock.stamp
+        if (device_clock := self._device_clock) is None:
+            return lambda event: append((serial(), clock(), event, None))
+        stamp = device_clock.stamp
         self._first_stamp = stamp()
         device_clock.seconds(self._first_stamp, self._first_stamp)  # waits for the device to reach it
         self._first_ns = now_ns()
@@ -124,24 +121,19 @@ class Recorder:
         rows = list(self._ring)
         dropped = rows[0][0] if rows else 0  # the serial number of the oldest event that is left
         times = [t_ns for _, t_ns, _, _ in rows]
-        if self._device_clock is not None:
-            times = interpolate(times, [self._device_ns(self._device_clock, stamp) for *_, stamp in rows])
+        if (clock := self._device_clock) is not None:
+            seconds = [None if stamp is None else clock.seconds(self._first_stamp, stamp) for *_, stamp in rows]
+            times = interpolate(times, [None if s is None else self._first_ns + round(s * 1e9) for s in seconds])
         events = [Stamped(t_ns, *event) for t_ns, (_, _, event, _) in zip(times, rows, strict=True)]
         return tuple(sorted(events, key=lambda event: event.t_ns)), dropped
 
-    def _device_ns(self, device_clock: DeviceClock, stamp: Any) -> int | None:
-        """When the device reached a stamp, on the host's clock."""
-        return (
-            None if stamp is None else self._first_ns + round(device_clock.seconds(self._first_stamp, stamp) * 1e9)
-        )
-
     def _layouts(self, events: tuple[Stamped, ...]) -> tuple[Layout, ...]:
-        """A rebuild changes the layout, as a rule once in a training; of several, the last one counts."""
-        last = self._source.layout()
+        """A rebuild changes the plan, as a rule once in a training; of several, the last one counts."""
+        last = self._source.plan()
         rebuilt_ns = next((t for t, kind, _ in reversed(events) if kind is EventKind.BUCKETS_REBUILT), None)
         if rebuilt_ns is None:
-            return (last,)
-        return (self._first_layout, replace(last, since_ns=rebuilt_ns))
+            return (Layout(last),)
+        return (Layout(self._first_plan), Layout(last, rebuilt_ns))
 
 
 def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list[int]:

@@ -1,19 +1,20 @@
 """A recording: plain data, the same in memory, in a file and between ranks.
 
 A `Recording` holds a `RankRecording` for each rank that took part; that holds stamped events and the layouts by
-which they are read: which parameter travelled in which bucket, and since when.
+which they are read: which parameter travelled in which bucket, and since when. A file keeps neither the devices of
+parameters nor that a gradient is sparse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from minddp.core.events import EventKind
-from minddp.core.plan import BucketPlan, ParamSpec
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.platform.clock_offset import ClockOffset
 
 UNKNOWN_OFFSET = ClockOffset(0, None)
@@ -28,53 +29,11 @@ class Stamped(NamedTuple):
     subject: int = -1
 
 
-@dataclass(frozen=True)
-class ParamInfo:
-    """A parameter's name and the size of its gradient; `dtype` as torch names it, such as "float32"."""
+class Layout(NamedTuple):
+    """A bucket plan, and since when it is in use."""
 
-    name: str
-    numel: int
-    nbytes: int
-    dtype: str = "float32"
-
-
-@dataclass(frozen=True)
-class BucketInfo:
-    """One message: the parameters in it, by index, and its size."""
-
-    params: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which gradient travels in which bucket; `buckets` in launch order. Valid from `since_ns` on."""
-
-    params: tuple[ParamInfo, ...]
-    buckets: tuple[BucketInfo, ...]
-    origin: str
+    plan: BucketPlan
     since_ns: int = 0
-
-    @classmethod
-    def of(cls, plan: BucketPlan, since_ns: int = 0) -> Layout:
-        return cls(
-            tuple(ParamInfo(p.name, p.numel, p.nbytes, str(p.dtype).removeprefix("torch.")) for p in plan.params),
-            tuple(BucketInfo(tuple(slot.param for slot in b.slots), b.nbytes) for b in plan.buckets),
-            plan.origin,
-            since_ns,
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return sum(bucket.nbytes for bucket in self.buckets)
-
-    def names(self, bucket: int) -> list[str]:
-        return [self.params[param].name for param in self.buckets[bucket].params]
-
-    def specs(self) -> list[ParamSpec]:
-        """The parameters as the planner sees them. Devices are not recorded: all count as one."""
-        cpu = torch.device("cpu")
-        return [ParamSpec(p.name, p.numel, getattr(torch, p.dtype), cpu) for p in self.params]
 
 
 @dataclass(frozen=True)
@@ -100,10 +59,10 @@ class RankRecording:
     clock: ClockOffset = UNKNOWN_OFFSET
     error: str | None = None
 
-    def layout_at(self, t_ns: int) -> Layout:
-        """The layout that was valid at `t_ns`; the first one if that was earlier."""
-        valid = [layout for layout in self.layouts if layout.since_ns <= t_ns]
-        return valid[-1] if valid else self.layouts[0]
+    def plan_at(self, t_ns: int) -> BucketPlan:
+        """The plan that was in use at `t_ns`; the first one if that was earlier."""
+        in_use = [layout.plan for layout in self.layouts if layout.since_ns <= t_ns]
+        return in_use[-1] if in_use else self.layouts[0].plan
 
     def on_the_clock_of_the_first_rank(self) -> RankRecording:
         """The same with all times moved by the clock's offset."""
@@ -111,7 +70,7 @@ class RankRecording:
         return replace(
             self,
             events=tuple(Stamped(t + by, kind, subject) for t, kind, subject in self.events),
-            layouts=tuple(replace(layout, since_ns=layout.since_ns + by) for layout in self.layouts),
+            layouts=tuple(Layout(plan, since_ns + by) for plan, since_ns in self.layouts),
             stopped_ns=self.stopped_ns + by,
             clock=replace(self.clock, offset_ns=0),
         )
@@ -173,7 +132,7 @@ def _rank_to_dict(rank: RankRecording) -> dict[str, Any]:
     return {
         **{field.name: getattr(rank, field.name) for field in fields(rank)},
         "clock": [rank.clock.offset_ns, rank.clock.error_ns],
-        "layouts": [asdict(layout) for layout in rank.layouts],
+        "layouts": [_layout_to_dict(layout) for layout in rank.layouts],
         "events": [[t, kind.name, subject] for t, kind, subject in rank.events],
     }
 
@@ -187,7 +146,20 @@ def _rank_from_dict(data: Mapping[str, Any]) -> RankRecording:
     return RankRecording(**{**data, **nested})
 
 
+def _layout_to_dict(layout: Layout) -> dict[str, Any]:
+    plan, since_ns = layout
+    params = [
+        {"name": p.name, "numel": p.numel, "nbytes": p.nbytes, "dtype": str(p.dtype).removeprefix("torch.")}
+        for p in plan.params
+    ]
+    buckets = [
+        {"params": [slot.param for slot in bucket.slots], "nbytes": bucket.nbytes} for bucket in plan.buckets
+    ]
+    return {"params": params, "buckets": buckets, "origin": plan.origin, "since_ns": since_ns}
+
+
 def _layout_from_dict(data: Mapping[str, Any]) -> Layout:
-    params = tuple(ParamInfo(**param) for param in data["params"])
-    buckets = tuple(BucketInfo(tuple(bucket["params"]), bucket["nbytes"]) for bucket in data["buckets"])
-    return Layout(params, buckets, data["origin"], data["since_ns"])
+    cpu = torch.device("cpu")
+    specs = [ParamSpec(p["name"], p["numel"], getattr(torch, p["dtype"]), cpu) for p in data["params"]]
+    groups = [bucket["params"] for bucket in data["buckets"]]
+    return Layout(plan_from_groups(specs, groups, data["origin"]), data["since_ns"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -24,10 +24,14 @@ WRITERS: dict[str, Callable[[Sequence[Analysis], Path], object]] = {
 
 
 class Comparison:
-    """Several recordings side by side; `results` has one element if it is a `Result`."""
+    """Several recordings side by side; or a single one, if it is a `Result` or an `XRay`."""
 
-    def __init__(self, results: Sequence[Result]):
-        self.results = tuple(results)
+    def __init__(self, results: Iterable[Result]):
+        self._results = tuple(results)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return self._results
 
     def save(self, path: str | Path) -> None:
         """Write a page (.html), a Chrome trace that can be loaded again (.json) or a picture (.png), by the suffix.
@@ -57,6 +61,10 @@ class Comparison:
         if all(result.is_first for result in self.results):
             explain([result.analysis for result in self.results], console or Console())
 
+    def compare(self, *others: Comparison) -> Comparison:
+        """These recordings and others, on one scale."""
+        return Comparison(result for shown in (self, *others) for result in shown.results)
+
 
 class Result(Comparison):
     """One recording. On other ranks than the one that `is_first` nothing is written or printed."""
@@ -69,10 +77,6 @@ class Result(Comparison):
     @cached_property
     def analysis(self) -> Analysis:
         return Analysis(self.recording)
-
-    def compare(self, *others: Result) -> Comparison:
-        """This recording and others, on one scale."""
-        return Comparison([self, *others])
 
 
 def load(path: str | Path) -> Result | Comparison:

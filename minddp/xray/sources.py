@@ -26,9 +26,9 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minddp.core.autograd import tensors_in
-from minddp.core.events import Event, EventKind, EventSink
+from minddp.core.events import EventKind, EventSink, EventStream
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.ddp import DistributedDataParallel
-from minddp.xray.recording import BucketInfo, Layout, ParamInfo
 
 
 class Source(Protocol):
@@ -55,7 +55,7 @@ class Source(Protocol):
     @property
     def steps_taken(self) -> int: ...
 
-    def layout(self) -> Layout:
+    def plan(self) -> BucketPlan:
         """Which gradient travels in which bucket now."""
         ...
 
@@ -94,8 +94,8 @@ class MinddpSource:
     def steps_taken(self) -> int:
         return self._reducer.num_passes
 
-    def layout(self) -> Layout:
-        return Layout.of(self._reducer.plan)
+    def plan(self) -> BucketPlan:
+        return self._reducer.plan
 
 
 class NativeSource:
@@ -113,10 +113,9 @@ class NativeSource:
         group: Any = ddp.process_group
         named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
         self._ddp, self._group = ddp, group
-        self._sink: EventSink | None = None
-        self._params = tuple(
-            ParamInfo(name, p.numel(), p.nbytes, str(p.dtype).removeprefix("torch.")) for name, p in named
-        )
+        self._events = EventStream()
+        self.watch, self.unwatch, self._emit = self._events.watch, self._events.unwatch, self._events.emit
+        self._params = [ParamSpec(name, p.numel(), p.dtype, p.device) for name, p in named]
         self._index_of = {param: index for index, (_, param) in enumerate(named)}
         self._buckets: dict[int, tuple[int, ...]] = {}
         self._in_backward = False
@@ -143,23 +142,10 @@ class NativeSource:
     def topic(self) -> str:
         return f"minddp/xray/torch/{self.title}/{self.steps_taken}"
 
-    def layout(self) -> Layout:
+    def plan(self) -> BucketPlan:
         """As the hook has seen it; before the first backward only the parameters are known."""
-        buckets = (
-            BucketInfo(members, sum(self._params[p].nbytes for p in members))
-            for _, members in sorted(self._buckets.items())
-        )
-        return Layout(self._params, tuple(buckets), "as torch's wrapper has it")
-
-    def watch(self, sink: EventSink) -> None:
-        self._sink = sink
-
-    def unwatch(self, sink: EventSink) -> None:
-        self._sink = None
-
-    def _emit(self, kind: EventKind, subject: int = -1) -> None:
-        if self._sink is not None:
-            self._sink(Event(kind, subject))
+        groups = [self._buckets[index] for index in sorted(self._buckets)]
+        return plan_from_groups(self._params, groups, "as torch's wrapper has it")
 
     # ------------------------------------------------------------------ hooks
 
@@ -197,13 +183,13 @@ class NativeSource:
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket as torch does without a hook. See [Note: the hook that stays]."""
         index = bucket.index()
-        if index not in self._buckets or self._sink is not None:
+        if index not in self._buckets or self._events.sink is not None:
             self._buckets[index] = tuple(self._index_of[param] for param in bucket.parameters())
         self._emit(EventKind.BUCKET_READY, index)
         tensor = bucket.buffer().mul_(1 / self.world_size)
         self._emit(EventKind.BUCKET_LAUNCHED, index)
         future = self._group.allreduce([tensor]).get_future()
-        if self._sink is not None:
+        if self._events.sink is not None:
             future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
         return future.then(lambda done: done.value()[0])
 

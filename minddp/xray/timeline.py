@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from minddp.xray.recording import Layout
+from minddp.core.plan import BucketPlan
 
 
 class Interval(NamedTuple):
@@ -95,22 +95,19 @@ class Span:
 class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if that did not happen.
 
-    `last_param` is the one whose gradient arrived last. `ready_ns`: all gradients are packed.
-    `gradients_complete_ns`: backward has nothing left to compute. `awaited_ns`: how long the rank stood still for
-    this bucket.
+    It `fills` from its first gradient to its last, that of `last_param`. `ready_ns`: all gradients are packed.
+    `awaited_ns`: how long the rank stood still for this bucket.
     """
 
     index: int
     nbytes: int
-    last_param: int | None
-    first_gradient_ns: int | None
-    last_gradient_ns: int | None
-    ready_ns: int | None
-    launched_ns: int | None
-    completed_ns: int | None
-    waited_ns: int | None
-    unpacked_ns: int | None
-    gradients_complete_ns: int | None
+    fills: Interval | None = None
+    last_param: int | None = None
+    ready_ns: int | None = None
+    launched_ns: int | None = None
+    completed_ns: int | None = None
+    waited_ns: int | None = None
+    unpacked_ns: int | None = None
     awaited_ns: int = 0
     completion_was_seen: bool = True
 
@@ -120,11 +117,6 @@ class BucketHistory:
         if self.ready_ns is None or self.launched_ns is None:
             return 0
         return max(0, self.launched_ns - self.ready_ns)
-
-    def hidden_ns(self, of: Interval) -> int:
-        """How much of an interval lies beside backward, rather than after it."""
-        end_ns = of.end_ns if self.gradients_complete_ns is None else self.gradients_complete_ns
-        return Interval(of.begin_ns, min(of.end_ns, end_ns)).length_ns
 
 
 class Passage(NamedTuple):
@@ -142,8 +134,8 @@ class Passage(NamedTuple):
 class RankStep:
     """One step on one rank. `spans` tile it without gap or overlap; `packs` lie within backward.
 
-    `ready_ns` gives for each parameter when its gradient arrived. A step that ended with an error, or whose
-    backward has no recorded end, is not `complete`.
+    `ready_ns` gives for each parameter when its gradient arrived; at `gradients_complete_ns` backward has nothing
+    left to compute. A step that ended with an error, or whose backward has no recorded end, is not `complete`.
     """
 
     rank: int
@@ -152,8 +144,9 @@ class RankStep:
     spans: tuple[Span, ...]
     packs: tuple[Span, ...]
     ready_ns: Mapping[int, int]
+    gradients_complete_ns: int | None
     buckets: tuple[BucketHistory, ...]
-    layout: Layout
+    plan: BucketPlan
     complete: bool
 
     @property
@@ -170,9 +163,14 @@ class RankStep:
         """The times in which the rank stood still for communication."""
         return [span for span in self.spans if span.activity is Activity.EXPOSED]
 
-    @property
-    def gradients_complete_ns(self) -> int | None:
-        return next((b.gradients_complete_ns for b in self.buckets), None)
+    def exposed(self, intervals: Iterable[Interval]) -> list[Interval]:
+        """The parts of `intervals` in which the rank stood still."""
+        return intersection(intervals, [span.interval for span in self.waits])
+
+    def hidden_ns(self, of: Interval) -> int:
+        """How much of an interval lies beside backward, rather than after it."""
+        end_ns = of.end_ns if self.gradients_complete_ns is None else self.gradients_complete_ns
+        return Interval(of.begin_ns, min(of.end_ns, end_ns)).length_ns
 
 
 @dataclass(frozen=True)
@@ -204,8 +202,8 @@ class Step:
         return max(rank.interval.end_ns for rank in self.ranks)
 
     @property
-    def layout(self) -> Layout:
-        return self.ranks[0].layout
+    def plan(self) -> BucketPlan:
+        return self.ranks[0].plan
 
     def last_launch(self, bucket: int) -> tuple[int, int] | None:
         """When the last rank launched the bucket, and which rank that was. None if not all were recorded.
@@ -241,12 +239,11 @@ class Step:
     def overlap(self, rank: RankStep) -> float:
         """The share of the communication for which the rank did not stand still; 1 if there was none."""
         wires = [wire for b in rank.buckets if (wire := self.on_the_wire(b.index, rank)) is not None]
-        exposed_ns = measure_ns(intersection(wires, [span.interval for span in rank.waits]))
-        return 1 - exposed_ns / measure_ns(wires) if measure_ns(wires) else 1.0
+        return 1 - measure_ns(rank.exposed(wires)) / measure_ns(wires) if measure_ns(wires) else 1.0
 
 
 def typical(steps: Sequence[Step]) -> Step:
-    """The step that stands for the others: the one of median length among those with the final layout.
+    """The step that stands for the others: the one of median length among those with the final plan.
 
     Raises:
         ValueError: there is no step at all.
@@ -257,6 +254,6 @@ def typical(steps: Sequence[Step]) -> Step:
             "recording. Put `with minddp.xray(ddp)` around at least one whole step."
         )
     candidates = [step for step in steps if step.complete] or list(steps)
-    final = [step for step in candidates if step.layout.buckets == candidates[-1].layout.buckets]
+    final = [step for step in candidates if step.plan.buckets == candidates[-1].plan.buckets]
     median = statistics.median_low(step.length_ns for step in final)
     return next(step for step in final if step.length_ns == median)

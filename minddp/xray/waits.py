@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from minddp.xray.timeline import Interval, RankStep, Span, Step, intersection
+from minddp.xray.timeline import Interval, RankStep, Step
 
 
 class Stretch(NamedTuple):
@@ -30,13 +29,13 @@ def stretches_of(step: Step, rank: RankStep, bucket: int) -> list[Stretch]:
     passage = step.passage(bucket, rank)
     if passage is None:
         return []
-    waits = stretches(passage.waits_for_ranks, rank.waits, moves=False)
-    return [*waits, *(stretches(passage.wire, rank.waits, moves=True) if passage.wire else [])]
+    waits = stretches(passage.waits_for_ranks, rank, moves=False)
+    return [*waits, *(stretches(passage.wire, rank, moves=True) if passage.wire else [])]
 
 
-def stretches(whole: Interval, waits: Iterable[Span], *, moves: bool) -> list[Stretch]:
+def stretches(whole: Interval, rank: RankStep, *, moves: bool) -> list[Stretch]:
     """A time of a bucket, divided where its rank begins or ceases to stand still."""
-    exposed = intersection([whole], [span.interval for span in waits])
+    exposed = rank.exposed([whole])
     edges = [whole.begin_ns, *(t_ns for interval in exposed for t_ns in interval), whole.end_ns]
     return [
         Stretch(begin_ns, end_ns, moves, (begin_ns, end_ns) in exposed)
@@ -83,10 +82,8 @@ def worst_wait(step: Step) -> Wait | None:
 
 
 def total_by_cause(step: Step, rank: RankStep) -> dict[Cause, int]:
-    total: Counter[Cause] = Counter()
-    for wait in waits_of(step, rank):
-        total.update(wait.ns_by_cause)
-    return {cause: total[cause] for cause in Cause}
+    waits = waits_of(step, rank)
+    return {cause: sum(wait.ns_by_cause.get(cause, 0) for wait in waits) for cause in Cause}
 
 
 def _causes(step: Step, rank: RankStep, bucket: int, wait: Interval) -> dict[Cause, int]:

@@ -21,22 +21,19 @@ from minddp.forecast.planner import plan_buckets
 from minddp.forecast.step_model import Message, simulate
 from minddp.options import MIB, BucketCaps
 from minddp.platform.wording import size
-from minddp.xray.recording import Layout
-from minddp.xray.timeline import Activity, Interval, RankStep, Span, Step
+from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A link as the recorded messages show it: their number, and how many different sizes they had."""
+    """A link as the recorded messages show it, and their number.
+
+    Messages of one size do not show which part of their time was latency; it then counts as none.
+    """
 
     link: Link
     messages: int
-    sizes: int
-
-    @property
-    def separates_latency(self) -> bool:
-        """Messages of one size do not show which part of their time was latency; it then counts as none."""
-        return self.sizes > 1
+    separates_latency: bool
 
 
 def fit(steps: Sequence[Step]) -> Fit | None:
@@ -53,49 +50,33 @@ def fit(steps: Sequence[Step]) -> Fit | None:
     medians = {nbytes: statistics.median(times) for nbytes, times in times_of.items()}
     (nbytes, seconds), *others = medians.items()
     link = fit_link(medians) if others else Link(0.0, nbytes / seconds)
-    return Fit(link, sum(map(len, times_of.values())), len(medians))
+    return Fit(link, sum(map(len, times_of.values())), separates_latency=bool(others))
 
 
 # ---------------------------------------------------------------------- a prediction
 
 
-@dataclass(frozen=True)
-class PredictedRank:
-    """One rank's step, tiled by `spans`: as recorded in backward, then waits and copies, then the recorded rest."""
+def predict(step: Step, plan: BucketPlan, link: Link) -> Step:
+    """`step`, which must be complete, with its gradients in the buckets of `plan`.
 
-    spans: tuple[Span, ...]
-
-    @property
-    def length_ns(self) -> int:
-        return self.spans[-1].end_ns - self.spans[0].begin_ns
-
-    @property
-    def waits(self) -> list[Span]:
-        return [span for span in self.spans if span.activity is Activity.EXPOSED]
+    Each rank is as recorded in backward, then waits and copies, then as recorded again. Buckets are launched when
+    the wire is free for them, on all ranks alike.
+    """
+    messages = [
+        Message(bucket.nbytes, _ready_s(step, [slot.param for slot in bucket.slots])) for bucket in plan.buckets
+    ]
+    wires = [Interval(*(step.begin_ns + round(t * 1e9) for t in transfer)) for transfer in simulate(messages, link)]
+    return replace(step, ranks=tuple(_predicted_rank(rank, plan, wires) for rank in step.ranks))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The step with `layout`; `wires` are when each bucket's bytes move, on all ranks alike."""
-
-    layout: Layout
-    wires: tuple[Interval, ...]
-    ranks: tuple[PredictedRank, ...]
-
-    @property
-    def length_ns(self) -> int:
-        return max(rank.length_ns for rank in self.ranks)
-
-
-def predict(step: Step, layout: Layout, link: Link) -> Prediction:
-    """`step`, which must be complete, with its gradients in the buckets of `layout`."""
-    messages = [Message(bucket.nbytes, _ready_s(step, bucket.params)) for bucket in layout.buckets]
-    wires = tuple(
-        Interval(*(step.begin_ns + round(t * 1e9) for t in transfer)) for transfer in simulate(messages, link)
+def _predicted_rank(rank: RankStep, plan: BucketPlan, wires: Sequence[Interval]) -> RankStep:
+    spans = tuple(span for span in _predicted_spans(rank, plan, wires) if span.length_ns)
+    buckets = tuple(
+        BucketHistory(bucket.index, bucket.nbytes, launched_ns=wire.begin_ns, completed_ns=wire.end_ns)
+        for bucket, wire in zip(plan.buckets, wires, strict=True)
     )
-    spans = (_predicted_spans(rank, layout, wires) for rank in step.ranks)
-    ranks = tuple(PredictedRank(tuple(span for span in of_rank if span.length_ns)) for of_rank in spans)
-    return Prediction(layout, wires, ranks)
+    interval = Interval(spans[0].begin_ns, spans[-1].end_ns)
+    return replace(rank, interval=interval, spans=spans, buckets=buckets, plan=plan)
 
 
 def _ready_s(step: Step, params: Sequence[int]) -> float:
@@ -108,15 +89,15 @@ def _ready_s(step: Step, params: Sequence[int]) -> float:
     return (ready_ns - step.begin_ns) / 1e9
 
 
-def _predicted_spans(rank: RankStep, layout: Layout, wires: Sequence[Interval]) -> Iterator[Span]:
+def _predicted_spans(rank: RankStep, plan: BucketPlan, wires: Sequence[Interval]) -> Iterator[Span]:
     now_ns = complete_ns = _complete_ns(rank)
-    copy_ns_per_byte = rank.parts_ns[Activity.COPY_BACK] / max(1, layout.nbytes)
+    copy_ns_per_byte = rank.parts_ns[Activity.COPY_BACK] / max(1, plan.nbytes)
     yield from (span for span in rank.spans if span.end_ns <= complete_ns)
-    for index, (bucket, wire) in enumerate(zip(layout.buckets, wires, strict=True)):
+    for bucket, wire in zip(plan.buckets, wires, strict=True):
         copy_begins_ns = max(now_ns, wire.end_ns)
         copy_ends_ns = copy_begins_ns + round(copy_ns_per_byte * bucket.nbytes)
-        yield Span(Activity.EXPOSED, now_ns, copy_begins_ns, index)
-        yield Span(Activity.COPY_BACK, copy_begins_ns, copy_ends_ns, index)
+        yield Span(Activity.EXPOSED, now_ns, copy_begins_ns, bucket.index)
+        yield Span(Activity.COPY_BACK, copy_begins_ns, copy_ends_ns, bucket.index)
         now_ns = copy_ends_ns
     for span in rank.spans:
         if span.end_ns > complete_ns and span.activity not in (Activity.EXPOSED, Activity.COPY_BACK):
@@ -139,25 +120,24 @@ class Alternative:
 
     title: str
     code: str
-    prediction: Prediction
+    prediction: Step
 
 
 def alternatives(step: Step, link: Link) -> list[Alternative]:
     """The recorded plan, then settings from few buckets to many, then a computed plan; each partition once."""
-    recorded = Alternative("as recorded", "", predict(step, step.layout, link))
-    others = {_partition(step.layout): recorded}
+    recorded = Alternative("as recorded", "", predict(step, step.plan, link))
+    others = {_partition(step.plan): recorded}
     for title, code, plan in [*_settings(step), _computed(step, link)]:
-        layout = Layout.of(plan)
-        if _partition(layout) not in others:
-            others[_partition(layout)] = Alternative(title, code, predict(step, layout, link))
+        if _partition(plan) not in others:
+            others[_partition(plan)] = Alternative(title, code, predict(step, plan, link))
     recorded, *rest = others.values()
-    return [recorded, *sorted(rest, key=lambda plan: ("auto" in plan.code, len(plan.prediction.layout.buckets)))]
+    return [recorded, *sorted(rest, key=lambda other: ("auto" in other.code, len(other.prediction.plan.buckets)))]
 
 
 def _settings(step: Step) -> Iterator[tuple[str, str, BucketPlan]]:
     """Common settings, from one bucket to one per parameter."""
-    specs, order = step.layout.specs(), ready_order(step)
-    total_mib = step.layout.nbytes / MIB
+    specs, order = step.plan.params, ready_order(step)
+    total_mib = step.plan.nbytes / MIB
     largest = math.floor(math.log2(max(total_mib, 2**-8) / 1.5))
     halves = [2.0**exponent for exponent in range(largest, largest - 5, -1)]
     settings: list[tuple[str, float | None]] = [
@@ -174,23 +154,23 @@ def _settings(step: Step) -> Iterator[tuple[str, str, BucketPlan]]:
 
 def _computed(step: Step, link: Link) -> tuple[str, str, BucketPlan]:
     """The plan that `bucket_cap_mb="auto"` makes of these times."""
-    ready_s = [_ready_s(step, [param]) for param in range(len(step.layout.params))]
-    plan = plan_buckets(step.layout.specs(), ready_s, link)
+    ready_s = [_ready_s(step, [param]) for param in range(len(step.plan.params))]
+    plan = plan_buckets(step.plan.params, ready_s, link)
     return "computed for this step", 'bucket_cap_mb="auto"', plan
 
 
 def ready_order(step: Step) -> list[int]:
     """The order in which gradients arrived on the first rank; those that did not, last."""
     ready_ns = step.ranks[0].ready_ns
-    return sorted(range(len(step.layout.params)), key=lambda param: ready_ns.get(param, math.inf))
+    return sorted(range(len(step.plan.params)), key=lambda param: ready_ns.get(param, math.inf))
 
 
-def _partition(layout: Layout) -> Sequence[frozenset[int]]:
-    return tuple(frozenset(bucket.params) for bucket in layout.buckets)
+def _partition(plan: BucketPlan) -> Sequence[frozenset[int]]:
+    return tuple(frozenset(slot.param for slot in bucket.slots) for bucket in plan.buckets)
 
 
-def with_other_ranks(step: Step, link: Link) -> dict[int, Prediction]:
+def with_other_ranks(step: Step, link: Link) -> dict[int, Step]:
     """The recorded plan with 2, 4 and 8 times as many ranks in a ring; none for one rank, which sends nothing."""
     ranks = step.world_size
     numbers = [ranks * factor for factor in (2, 4, 8)] if ranks > 1 else []
-    return {n: predict(step, step.layout, link.with_ranks(n, instead_of=ranks)) for n in numbers}
+    return {n: predict(step, step.plan, link.with_ranks(n, instead_of=ranks)) for n in numbers}

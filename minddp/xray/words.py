@@ -12,7 +12,7 @@ from minddp.platform.wording import count, joined, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.xray.analysis import Analysis
 from minddp.xray.recording import Recording
-from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Step, intersection, measure_ns
+from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Step, measure_ns
 from minddp.xray.waits import Cause, Wait, worst_wait
 
 NEGLIGIBLE = 0.01  # of a step
@@ -160,42 +160,40 @@ def facts(recording: Recording) -> list[str]:
 
 
 class Stage(NamedTuple):
-    """A part of a bucket's life: its name, its begin and end, and what it is, in a sentence."""
+    """A part of a bucket's life: its name, its time, and what it is, in a sentence."""
 
     name: str
-    begin_ns: int
-    end_ns: int
+    interval: Interval
     sentence: str
 
 
 def life_of(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
     """A bucket's life on one rank, stage by stage, without those that did not happen."""
-    return [stage for stage in _stages(step, rank, bucket) if stage.end_ns >= stage.begin_ns]
+    return [stage for stage in _stages(step, rank, bucket) if stage.interval.end_ns >= stage.interval.begin_ns]
 
 
 def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage]:
-    if bucket.first_gradient_ns is not None and bucket.last_gradient_ns is not None:
-        gradients = count(len(rank.layout.buckets[bucket.index].params), "gradient")
-        took, last_param = ms(bucket.last_gradient_ns - bucket.first_gradient_ns), bucket.last_param
-        name = "an unknown parameter" if last_param is None else f"`{rank.layout.params[last_param].name}`"
-        sentence = f"{gradients} within {took}; the last is {name}."
-        yield Stage("fills", bucket.first_gradient_ns, bucket.last_gradient_ns, sentence)
+    if bucket.fills is not None and bucket.last_param is not None:
+        gradients = count(len(rank.plan.buckets[bucket.index].slots), "gradient")
+        name = rank.plan.params[bucket.last_param].name
+        sentence = f"{gradients} within {ms(bucket.fills.length_ns)}; the last is `{name}`."
+        yield Stage("fills", bucket.fills, sentence)
     passage = step.passage(bucket.index, rank)
     if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
         return
-    yield Stage("held", bucket.ready_ns, bucket.launched_ns, _held_sentence(bucket))
+    yield Stage("held", Interval(bucket.ready_ns, bucket.launched_ns), _held_sentence(bucket))
     if passage.queues.length_ns:
         sentence = f"Bucket {bucket.index - 1} is still on the wire for {ms(passage.queues.length_ns)}."
-        yield Stage("queues", *passage.queues, sentence)
+        yield Stage("queues", passage.queues, sentence)
     last = step.last_launch(bucket.index)
     if passage.wire is None:
         sentence = "It never arrived: what the other ranks did with it is not known."
-        yield Stage("waits for ranks", *passage.waits_for_ranks, sentence)
+        yield Stage("waits for ranks", passage.waits_for_ranks, sentence)
         return
     if last is not None:
         sentence = _ranks_sentence(rank, last[1], passage.waits_for_ranks)
-        yield Stage("waits for ranks", *passage.waits_for_ranks, sentence)
-    yield Stage("on the wire", *passage.wire, _wire_sentence(rank, bucket, passage.wire))
+        yield Stage("waits for ranks", passage.waits_for_ranks, sentence)
+    yield Stage("on the wire", passage.wire, _wire_sentence(rank, bucket, passage.wire))
 
 
 def _held_sentence(bucket: BucketHistory) -> str:
@@ -216,8 +214,8 @@ def _ranks_sentence(rank: RankStep, last_rank: int, waits: Interval) -> str:
 def _wire_sentence(rank: RankStep, bucket: BucketHistory, wire: Interval) -> str:
     took_ns = max(1, wire.length_ns)
     seen = "" if bucket.completion_was_seen else " at most (its completion was not seen)"
-    exposed_ns = measure_ns(intersection([wire], [span.interval for span in rank.waits]))
+    exposed_ns = measure_ns(rank.exposed([wire]))
     return (
         f"{size(bucket.nbytes)} in {ms(took_ns)}{seen}, {size(bucket.nbytes / took_ns * 1e9)} a second: "
-        f"{ms(bucket.hidden_ns(wire))} hidden by backward, {ms(exposed_ns)} exposed."
+        f"{ms(rank.hidden_ns(wire))} hidden by backward, {ms(exposed_ns)} exposed."
     )

@@ -111,12 +111,13 @@ def record(settings: Settings, world: World, steps: range, save_to: Sequence[Pat
     """Train up to the end of `steps`, and return their recording."""
     trainer = Trainer(settings, world)
     batches = iter(trainer.batches)
-    kept: list[XRay] = []
-    with Window(trainer.ddp, steps, title=TITLES[settings.task], save_to=save_to, then=kept.append) as window:
-        for number in range(steps.stop):
-            window.before_step(number)
+    x = XRay(trainer.ddp, title=TITLES[settings.task], first_step=steps.start, save_to=save_to)
+    for _ in range(steps.start):
+        trainer.optimizer_step(batches)
+    with x:
+        for _ in steps:
             trainer.optimizer_step(batches)
-    return kept[0].result
+    return x.result
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 LIMIT_S = 30.0
 
 
-class XRay:
+class XRay(Comparison):
     """A recording, and its `result` when it is over.
 
     Any ranks may record, one or all; their recordings are gathered at the end, on the first of them. See
@@ -67,9 +66,8 @@ class XRay:
 
     def start(self) -> None:
         """Record from now on. Between two steps, so that the first one is whole."""
-        source = self._source
         self._result = None
-        self._peers = Peers(source.store, source.topic, source.rank, source.world_size, self._limit_s)
+        self._peers = Peers(self._source, self._limit_s)
         self._recorder.start()
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -87,14 +85,14 @@ class XRay:
         self._result = Result(recording, is_first=gathered.is_first)
         for path in self._save_to:
             if error is None:
-                self.result.save(path)
+                self.save(path)
             else:
                 self._save_alone(Path(path))
 
     def _save_alone(self, path: Path) -> None:
         own = path.with_name(f"{path.stem}.rank{self._source.rank}{path.suffix}")
         try:
-            self.result.save(own)
+            self.save(own)
             _log.warning("Saved what was recorded before the exception: %s", own)
         except Exception as failure:  # the exception that ended the recording matters more
             _log.warning("Could not save %s: %s", own, failure)
@@ -112,17 +110,9 @@ class XRay:
             )
         return self._result
 
-    def save(self, path: str | Path) -> None:
-        """See `Result.save`."""
-        self.result.save(path)
-
-    def explain(self, console: Console | None = None) -> None:
-        """See `Result.explain`."""
-        self.result.explain(console)
-
-    def compare(self, *others: XRay | Result) -> Comparison:
-        """See `Result.compare`."""
-        return self.result.compare(*(other.result if isinstance(other, XRay) else other for other in others))
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return (self.result,)
 
 
 def _source_of(ddp: Any) -> Source:
@@ -135,7 +125,7 @@ def _source_of(ddp: Any) -> Source:
         return MinddpSource(ddp)
     if isinstance(ddp, TorchDDP):
         return NativeSource.of(ddp)
-    if all(hasattr(ddp, name) for name in ("watch", "unwatch", "layout", "topic")):
+    if all(hasattr(ddp, name) for name in ("watch", "unwatch", "plan", "topic")):
         return ddp
     raise TypeError(
         f"minddp.xray records a DistributedDataParallel, minddp's or torch's, but got {type(ddp).__name__}. "

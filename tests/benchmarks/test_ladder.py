@@ -50,9 +50,9 @@ def test_a_rung_is_seen_as_it_describes_itself(
             launched = [bucket.launched_ns for bucket in rank.buckets]
             assert sum(t_ns <= rank.gradients_complete_ns for t_ns in launched) == in_backward
             for bucket in rank.buckets:
-                assert bucket.last_gradient_ns <= bucket.launched_ns <= bucket.completed_ns
+                assert bucket.fills.end_ns <= bucket.launched_ns <= bucket.completed_ns
                 assert bucket.completion_was_seen
-            assert sorted(p for b in rank.layout.buckets for p in b.params) == list(range(6))
+            assert sorted(slot.param for b in rank.plan.buckets for slot in b.slots) == list(range(6))
 
 
 def all_recorded(rank: int, folder: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from minddp.core.events import Event, EventKind
 from minddp.forecast import gradient_clock
-from minddp.forecast.auto_buckets import Observer
+from minddp.forecast.auto_buckets import Observer, observed
 from minddp.forecast.gradient_clock import DeviceClock, HostClock, clock_of
 from minddp.forecast.step_model import Observed
 from tests.forecast.made_up import FakeDevice
@@ -35,7 +35,7 @@ def test_a_backward_is_timed_by_the_device_and_read_later(monkeypatch: pytest.Mo
     assert device.waits == 0, "a step that is observed waits for nothing"
     expected = Observed({1: 0.003, 0: 0.006}, computed_s=0.009, gradients_complete_s=0.009, end_s=0.012)
     for stamps in observer.passes:
-        seen = stamps.read(clock)
+        seen = observed(stamps, clock)
         assert seen.ready_s == pytest.approx(expected.ready_s)
         assert seen.gradients_complete_s == seen.computed_s, "a device is taken to compute whenever it can"
         assert (seen.gradients_complete_s, seen.end_s) == pytest.approx(
@@ -90,7 +90,7 @@ def observed_on(host: FakeHost, spans: list[tuple[int, float, float]], monkeypat
             host.thread = thread
             host.pass_time(computing_s, waiting_s)
             observer(event)
-    return observer.passes[0].read(HostClock())
+    return observed(observer.passes[0], HostClock())
 
 
 def test_a_host_tells_computing_from_waiting_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from minddp.core.events import EventKind as K
-from minddp.xray.recording import BucketInfo, ClockOffset, Layout, ParamInfo, RankRecording, Recording, Stamped
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.xray.recording import ClockOffset, Layout, RankRecording, Recording, Stamped
 
 MS = 1_000_000  # nanoseconds
 MIB = 2**20
@@ -54,23 +57,21 @@ class Track:
         return at_ns
 
 
-def layout(sizes_mib: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> Layout:
+def layout(sizes_mib: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> BucketPlan:
     """`sizes_mib[b]` are the sizes of bucket b's parameters; parameters are numbered in launch order."""
-    params: list[ParamInfo] = []
-    buckets = []
+    params: list[ParamSpec] = []
+    groups = []
     for sizes in sizes_mib:
         first = len(params)
         for size in sizes:
             name = names[len(params)] if names else f"layer{len(params)}.weight"
-            numel = round(size * MIB / 4)
-            params.append(ParamInfo(name, numel, 4 * numel))
-        members = tuple(range(first, len(params)))
-        buckets.append(BucketInfo(members, sum(params[p].nbytes for p in members)))
-    return Layout(tuple(params), tuple(buckets), "order of readiness")
+            params.append(ParamSpec(name, round(size * MIB / 4), torch.float32, torch.device("cpu")))
+        groups.append(range(first, len(params)))
+    return plan_from_groups(params, groups, "order of readiness")
 
 
 def recording(
-    ranks: Sequence[Rank], plan: Layout, *, steps: int = 1, wire: Wire = Wire(), title: str = "made up"
+    ranks: Sequence[Rank], plan: BucketPlan, *, steps: int = 1, wire: Wire = Wire(), title: str = "made up"
 ) -> Recording:
     """`steps` equal steps of all `ranks`; rank r's step begins `late_ms` after that of the first."""
     tracks = [Track() for _ in ranks]
@@ -81,7 +82,7 @@ def recording(
     return Recording(title, tuple(_rank_recording(r, track, plan, len(ranks)) for r, track in enumerate(tracks)))
 
 
-def _step(ranks: Sequence[Rank], tracks: Sequence[Track], plan: Layout, wire: Wire) -> None:
+def _step(ranks: Sequence[Rank], tracks: Sequence[Track], plan: BucketPlan, wire: Wire) -> None:
     launches = [_until_gradients_complete(rank, track, plan) for rank, track in zip(ranks, tracks, strict=True)]
     free_ns = 0
     completed = []
@@ -95,7 +96,7 @@ def _step(ranks: Sequence[Rank], tracks: Sequence[Track], plan: Layout, wire: Wi
         _from_gradients_complete(rank, track, completed)
 
 
-def _until_gradients_complete(rank: Rank, track: Track, plan: Layout) -> list[int]:
+def _until_gradients_complete(rank: Rank, track: Track, plan: BucketPlan) -> list[int]:
     """When each bucket is launched."""
     track.now_ns += round(rank.late_ms * MS)
     track.emit(K.FORWARD_BEGIN)
@@ -103,8 +104,8 @@ def _until_gradients_complete(rank: Rank, track: Track, plan: Layout) -> list[in
     track.emit(K.BACKWARD_BEGIN, after_ms=rank.loss_ms)
     launched = []
     for index, bucket in enumerate(plan.buckets):
-        for param in bucket.params:
-            track.emit(K.PARAM_READY, param, after_ms=rank.backward_ms / len(plan.params))
+        for slot in bucket.slots:
+            track.emit(K.PARAM_READY, slot.param, after_ms=rank.backward_ms / len(plan.params))
         track.emit(K.PACK_BEGIN, index)
         track.emit(K.PACK_END, index, after_ms=rank.pack_ms)
         track.emit(K.BUCKET_READY, index)
@@ -124,7 +125,7 @@ def _from_gradients_complete(rank: Rank, track: Track, completed: Sequence[int])
     track.now_ns += round(rank.other_ms * MS)
 
 
-def _rank_recording(rank: int, track: Track, plan: Layout, world_size: int) -> RankRecording:
+def _rank_recording(rank: int, track: Track, plan: BucketPlan, world_size: int) -> RankRecording:
     return RankRecording(
         rank=rank,
         world_size=world_size,
@@ -132,7 +133,7 @@ def _rank_recording(rank: int, track: Track, plan: Layout, world_size: int) -> R
         device="cpu",
         backend="gloo",
         events=tuple(sorted(track.events, key=lambda event: event.t_ns)),
-        layouts=(plan,),
+        layouts=(Layout(plan),),
         stopped_ns=track.now_ns,
         capacity=1000,
         clock=ClockOffset(0, 0),

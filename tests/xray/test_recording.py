@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from minddp.core.events import EventKind
+from minddp.core.plan import plan_from_registration
 from minddp.xray.recording import ClockOffset, Layout, Recording
 from tests.xray.made_up import Rank, layout, recording
 
@@ -25,7 +26,7 @@ def test_another_format_is_refused() -> None:
 
 def test_all_times_move_with_the_clock() -> None:
     rank = recording([Rank()], PLAN).ranks[0]
-    layouts = (*rank.layouts, replace(PLAN, since_ns=50))
+    layouts = (*rank.layouts, Layout(PLAN, 50))
     moved = replace(rank, layouts=layouts, clock=ClockOffset(-7, 3)).on_the_clock_of_the_first_rank()
     assert [after.t_ns - before.t_ns for before, after in zip(rank.events, moved.events, strict=True)] == [
         -7
@@ -45,19 +46,17 @@ def test_the_clock_error_of_a_recording_is_the_largest_one(errors: list[int | No
 
 
 def test_a_layout_is_valid_from_its_time_on() -> None:
-    early, late = PLAN, replace(layout([[1], [2, 3]]), since_ns=100)
-    rank = replace(recording([Rank()], PLAN).ranks[0], layouts=(early, late))
-    assert [rank.layout_at(t) for t in (-5, 0, 99, 100)] == [early, early, early, late]
+    early, late = PLAN, layout([[1], [2, 3]])
+    rank = replace(recording([Rank()], PLAN).ranks[0], layouts=(Layout(early), Layout(late, 100)))
+    assert [rank.plan_at(t) for t in (-5, 0, 99, 100)] == [early, early, early, late]
 
 
-def test_a_layout_is_what_the_planner_made_of_it() -> None:
-    from minddp.core.plan import plan_from_registration
-
-    plan = plan_from_registration(PLAN.specs(), [2**20])
-    made = Layout.of(plan, since_ns=5)
-    assert [made.names(b) for b in range(len(made.buckets))] == [plan.names(b) for b in range(len(plan.buckets))]
-    assert made.nbytes == plan.nbytes == PLAN.nbytes
-    assert made.since_ns == 5
+def test_a_plan_that_the_planner_made_survives_json_but_for_its_capacities() -> None:
+    plan = plan_from_registration(PLAN.params, [2**20])
+    made = recording([Rank()], plan)
+    (found, since_ns), *_ = Recording.from_dict(json.loads(json.dumps(made.to_dict()))).ranks[0].layouts
+    assert [found.names(b) for b in range(len(found.buckets))] == [plan.names(b) for b in range(len(plan.buckets))]
+    assert (found.params, found.nbytes, found.origin, since_ns) == (plan.params, plan.nbytes, plan.origin, 0)
 
 
 def test_every_kind_of_event_has_its_own_name() -> None:

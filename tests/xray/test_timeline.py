@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.events import EventKind as K
+from minddp.core.plan import BucketPlan
 from minddp.xray.reading import steps_of, steps_of_rank
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
 from minddp.xray.timeline import Activity, Interval, Passage, intersection, measure_ns, typical, union
@@ -16,7 +17,7 @@ from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients
 
 
-def alone(events: list[tuple[int, K] | tuple[int, K, int]], plan: Layout = PLAN) -> RankRecording:
+def alone(events: list[tuple[int, K] | tuple[int, K, int]], plan: BucketPlan = PLAN) -> RankRecording:
     """One rank that has seen these events; times in milliseconds."""
     stamped = tuple(Stamped(t * MS, *rest) for t, *rest in events)
     first = recording([Rank()], plan).ranks[0]
@@ -47,7 +48,7 @@ def test_the_history_of_a_bucket() -> None:
     (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
     first, second = step.ranks[0].buckets
     assert first.last_param == 1
-    assert [t and t / MS for t in (first.first_gradient_ns, first.last_gradient_ns)] == [18, 25]
+    assert first.fills == Interval(18 * MS, 25 * MS)
     assert [t and t / MS for t in (first.launched_ns, first.completed_ns, first.waited_ns)] == [25, 28, 32]
     assert (first.awaited_ns, second.awaited_ns) == (0, 2.5 * MS)
     assert step.on_the_wire(0, step.ranks[0]) == Interval(25 * MS, 28 * MS)
@@ -174,10 +175,12 @@ def test_parts_of_forward_are_distinguished() -> None:
 
 
 def test_a_rebuild_within_a_step_decides_the_layout_of_that_step() -> None:
-    other = replace(layout([[1], [1], [2]]), since_ns=3 * MS)
+    other = layout([[1], [1], [2]])
     events = [(0, K.FORWARD_BEGIN), (3, K.BUCKETS_REBUILT, 3), (4, K.FORWARD_END), (5, K.BACKWARD_BEGIN)]
-    (step,) = steps_of_rank(replace(alone([*events, (6, K.BACKWARD_END)]), layouts=(PLAN, other)))
-    assert step.layout == other
+    (step,) = steps_of_rank(
+        replace(alone([*events, (6, K.BACKWARD_END)]), layouts=(Layout(PLAN), Layout(other, 3 * MS)))
+    )
+    assert step.plan == other
 
 
 def test_a_step_that_an_error_cut_short_is_there_up_to_the_error() -> None:

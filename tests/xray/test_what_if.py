@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minddp.core.plan import BucketPlan, plan_from_groups
 from minddp.forecast.link import Link
 from minddp.xray.reading import steps_of
-from minddp.xray.recording import BucketInfo, Layout
-from minddp.xray.timeline import Activity, Step
+from minddp.xray.timeline import Activity, Interval, Step
 from minddp.xray.what_if import alternatives, fit, predict, ready_order, with_other_ranks
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
@@ -17,14 +18,16 @@ WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
 LINK = Link(0.5e-3, MIB / 4 * 1e3)
 
 
-def regrouped(plan: Layout, counts: list[int]) -> Layout:
+def regrouped(plan: BucketPlan, counts: list[int]) -> BucketPlan:
     """The same parameters in the same order, `counts[b]` of them in bucket b."""
-    buckets, first = [], 0
-    for count in counts:
-        members = tuple(range(first, first + count))
-        buckets.append(BucketInfo(members, sum(plan.params[p].nbytes for p in members)))
-        first += count
-    return Layout(plan.params, tuple(buckets), "by hand")
+    ends = list(accumulate(counts))
+    return plan_from_groups(plan.params, [range(*ends) for ends in pairwise([0, *ends])], "by hand")
+
+
+def wires(predicted: Step) -> list[Interval]:
+    """When the bytes of each bucket move, on the first rank."""
+    found = [predicted.on_the_wire(bucket.index, predicted.ranks[0]) for bucket in predicted.ranks[0].buckets]
+    return [wire for wire in found if wire is not None]
 
 
 def test_the_wire_is_found_in_the_recording() -> None:
@@ -32,7 +35,7 @@ def test_the_wire_is_found_in_the_recording() -> None:
     assert found is not None
     assert found.link.latency_s == pytest.approx(LINK.latency_s, rel=1e-3)
     assert found.link.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
-    assert (found.messages, found.sizes) == (6, 3)
+    assert (found.messages, found.separates_latency) == (6, True)
 
 
 def steps_by(wires: list[Wire], sizes: list[list[float]]) -> list[Step]:
@@ -75,21 +78,19 @@ def test_a_prediction_is_what_the_step_would_have_been(
     (truth,) = steps_of(recording(ranks, other, wire=WIRE))
     predicted = predict(step, other, LINK)
     for found, true in zip(predicted.ranks, truth.ranks, strict=True):
-        assert sum(wait.length_ns for wait in found.waits) == pytest.approx(
-            true.parts_ns[Activity.EXPOSED], abs=100
-        )
+        assert found.parts_ns[Activity.EXPOSED] == pytest.approx(true.parts_ns[Activity.EXPOSED], abs=100)
         assert found.length_ns - step.ranks[0].parts_ns[Activity.OTHER] == pytest.approx(
             true.length_ns - truth.ranks[0].parts_ns[Activity.OTHER], abs=100
         )
-        for wire, history in zip(predicted.wires, true.buckets, strict=True):
+        for wire, history in zip(wires(predicted), true.buckets, strict=True):
             assert wire.end_ns == pytest.approx(history.completed_ns, abs=100)
 
 
 def test_buckets_leave_in_the_order_of_the_plan() -> None:
     plan = layout([[1], [1]])
     (step,) = steps_of(recording([Rank()], plan, wire=WIRE))
-    backwards = Layout(plan.params, tuple(reversed(plan.buckets)), "by hand")
-    first, second = predict(step, backwards, LINK).wires
+    backwards = plan_from_groups(plan.params, [[1], [0]], "by hand")
+    first, second = wires(predict(step, backwards, LINK))
     launches = [bucket.launched_ns for bucket in step.ranks[0].buckets]
     assert first.begin_ns == pytest.approx(launches[1], abs=100), "what leaves first is ready last"
     assert second.begin_ns == first.end_ns
@@ -114,13 +115,15 @@ def test_copying_back_overlaps_with_what_is_still_on_the_wire() -> None:
 def test_the_recorded_plan_comes_first_and_no_partition_twice() -> None:
     plans = alternatives(STEP, LINK)
     assert plans[0].title == "as recorded"
-    assert plans[0].prediction.layout == STEP.layout
-    partitions = [tuple(frozenset(b.params) for b in plan.prediction.layout.buckets) for plan in plans]
+    assert plans[0].prediction.plan == STEP.plan
+    partitions = [
+        tuple(frozenset(s.param for s in b.slots) for b in plan.prediction.plan.buckets) for plan in plans
+    ]
     assert len(set(partitions)) == len(partitions)
 
 
 def test_from_one_bucket_to_one_per_parameter() -> None:
-    counts = {plan.title: len(plan.prediction.layout.buckets) for plan in alternatives(STEP, LINK)}
+    counts = {plan.title: len(plan.prediction.plan.buckets) for plan in alternatives(STEP, LINK)}
     assert counts["one bucket"] == 1
     assert counts["a bucket per parameter"] == 12
     assert counts["buckets of 4 MiB"] == 3
@@ -150,19 +153,19 @@ def test_gradients_that_never_came_are_last_in_order() -> None:
 def test_a_bucket_none_of_which_came_leaves_when_backward_ends() -> None:
     rank = STEP.ranks[1]
     step = replace(STEP, ranks=(STEP.ranks[0], replace(rank, ready_ns={0: rank.ready_ns[0]})))
-    predicted = predict(step, step.layout, Link(0.0, 1e12))
-    assert predicted.wires[0].begin_ns == pytest.approx(STEP.ranks[0].buckets[0].launched_ns, abs=100)
-    assert predicted.wires[1].begin_ns == pytest.approx(rank.gradients_complete_ns, abs=100)
+    predicted = predict(step, step.plan, Link(0.0, 1e12))
+    assert wires(predicted)[0].begin_ns == pytest.approx(STEP.ranks[0].buckets[0].launched_ns, abs=100)
+    assert wires(predicted)[1].begin_ns == pytest.approx(rank.gradients_complete_ns, abs=100)
 
 
 def test_more_ranks_in_a_ring_take_longer_over_the_same_wires() -> None:
     """2 ranks: 2 rounds with half of the bytes; 4 ranks: 6 with a quarter. So 3 latencies for one, 1.5 bytes."""
     predicted = with_other_ranks(STEP, LINK)
     assert list(predicted) == [4, 8, 16]
-    wire = predicted[4].wires[0]
-    nbytes = STEP.layout.buckets[0].nbytes
+    wire = wires(predicted[4])[0]
+    nbytes = STEP.plan.buckets[0].nbytes
     assert wire.length_ns / 1e9 == pytest.approx(3 * 0.5e-3 + 1.5 * nbytes / LINK.bytes_per_s)
-    lengths = [predict(STEP, STEP.layout, LINK).length_ns, *(step.length_ns for step in predicted.values())]
+    lengths = [predict(STEP, STEP.plan, LINK).length_ns, *(step.length_ns for step in predicted.values())]
     assert lengths == sorted(lengths)
 
 

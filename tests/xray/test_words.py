@@ -94,11 +94,12 @@ def test_the_life_of_a_bucket_has_no_gap_from_its_first_gradient_to_its_arrival(
     for rank in step.ranks:
         for bucket in rank.buckets:
             life = words.life_of(step, rank, bucket)
-            assert life[0].begin_ns == bucket.first_gradient_ns
-            assert life[-1].end_ns == bucket.completed_ns
+            assert bucket.fills is not None
+            assert life[0].interval.begin_ns == bucket.fills.begin_ns
+            assert life[-1].interval.end_ns == bucket.completed_ns
             assert [stage.name for stage in life][-1] == "on the wire"
             for before, after in pairwise(life):
-                assert after.begin_ns == before.end_ns
+                assert after.interval.begin_ns == before.interval.end_ns
 
 
 def test_a_bucket_that_never_completed_has_lived_up_to_its_launch() -> None:

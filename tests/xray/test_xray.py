@@ -67,12 +67,12 @@ def test_all_ranks_are_gathered_on_the_first(ranks: Callable[[int], RankPool], t
     assert len(steps) == 2
     for step in steps:
         assert step.complete
-        assert len(step.layout.buckets) == 4
+        assert len(step.plan.buckets) == 4
         for rank in step.ranks:
             assert len(rank.ready_ns) == 8
             for bucket in rank.buckets:
                 assert bucket.completion_was_seen
-                assert bucket.last_gradient_ns <= bucket.launched_ns <= bucket.completed_ns <= bucket.waited_ns
+                assert bucket.fills.end_ns <= bucket.launched_ns <= bucket.completed_ns <= bucket.waited_ns
             assert rank.parts_ns[Activity.OPTIMIZER] > 0
             assert sum(rank.parts_ns.values()) == rank.length_ns
     assert (tmp_path / "step.json").exists()

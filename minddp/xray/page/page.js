@@ -9,14 +9,12 @@ function render() {
   renderPlans();
 }
 
+/** A button with a `data-key` does what that key does. */
 function listenToButtons() {
-  const onClick = (id, action) => byId(id).addEventListener("click", action);
-  onClick("zoom-in", () => zoom(0.6));
-  onClick("zoom-out", () => zoom(1 / 0.6));
-  onClick("zoom-fit", showAll);
-  onClick("step-before", () => turnTo(state.steps[0] - 1));
-  onClick("step-after", () => turnTo(state.steps[0] + 1));
-  onClick("all-ranks", () => {
+  for (const button of document.querySelectorAll("[data-key]")) {
+    button.addEventListener("click", () => KEYS[button.dataset.key]());
+  }
+  byId("all-ranks").addEventListener("click", () => {
     state.allRanks = true;
     renderTimeline();
   });

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from minddp.core.plan import BucketPlan
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
-from minddp.xray.recording import Layout, Recording
-from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
+from minddp.xray.recording import Recording
+from minddp.xray.timeline import Activity, BucketHistory, RankStep, Span, Step
 from minddp.xray.waits import Cause, Stretch, stretches, stretches_of, total_by_cause, worst_wait
 from minddp.xray.what_if import Alternative
 
@@ -35,26 +36,22 @@ def payload(analyses: Sequence[Analysis]) -> Json:
 
 def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
     recording, steps, typical = analysis.recording, analysis.steps, analysis.typical
-    layouts: list[Layout] = []
-    for step in steps:
-        if step.layout not in layouts:
-            layouts.append(step.layout)
-    plans = analysis.plans if alone else []
+    layouts = list(dict.fromkeys(step.plan for step in steps))
     return {
         "title": name,
         "facts": words.facts(recording),
         "typical": steps.index(typical),
-        "steps": [_step(recording, step, layouts.index(step.layout)) for step in steps],
-        "layouts": [_layout(layout) for layout in layouts],
-        "plans": [_plan(typical, plan) for plan in plans],
+        "steps": [_step(recording, step, layouts.index(step.plan)) for step in steps],
+        "layouts": [_layout(plan) for plan in layouts],
+        "plans": [_plan(plan) for plan in analysis.plans] if alone else [],
         "model": " ".join(words.model_sentences(analysis)),
     }
 
 
-def _layout(layout: Layout) -> Json:
+def _layout(plan: BucketPlan) -> Json:
     return {
-        "params": [[param.name, param.nbytes] for param in layout.params],
-        "buckets": [{"params": list(bucket.params), "nbytes": bucket.nbytes} for bucket in layout.buckets],
+        "params": [[param.name, param.nbytes] for param in plan.params],
+        "buckets": [{"params": [slot.param for slot in b.slots], "nbytes": b.nbytes} for b in plan.buckets],
     }
 
 
@@ -104,11 +101,10 @@ def _bucket(step: Step, rank: RankStep, bucket: BucketHistory) -> Json:
 
 
 def _stage(step: Step, rank: RankStep, stage: words.Stage) -> Json:
-    interval = Interval(stage.begin_ns, stage.end_ns)
     return {
         "name": stage.name,
-        "stretches": _stretches(step, stretches(interval, rank.waits, moves=stage.name == "on the wire")),
-        "took": words.ms(interval.length_ns),
+        "stretches": _stretches(step, stretches(stage.interval, rank, moves=stage.name == "on the wire")),
+        "took": words.ms(stage.interval.length_ns),
         "sentence": stage.sentence,
     }
 
@@ -120,23 +116,23 @@ def _stretches(step: Step, drawn: Iterable[Stretch]) -> list[list[float | None]]
     ]
 
 
-def _plan(step: Step, plan: Alternative) -> Json:
-    prediction = plan.prediction
+def _plan(plan: Alternative) -> Json:
+    step = plan.prediction
     return {
         "title": plan.title,
         "code": plan.code,
-        "length": prediction.length_ns / 1e6,
-        "exposed": max(sum(span.length_ns for span in rank.waits) for rank in prediction.ranks) / 1e6,
-        "sizes": [bucket.nbytes for bucket in prediction.layout.buckets],
+        "length": step.length_ns / 1e6,
+        "exposed": max(rank.parts_ns[Activity.EXPOSED] for rank in step.ranks) / 1e6,
+        "sizes": [bucket.nbytes for bucket in step.plan.buckets],
         "ranks": [
             {
                 "spans": [_span(step, span) for span in rank.spans],
                 "buckets": [
-                    {"index": index, "stretches": _stretches(step, stretches(wire, rank.waits, moves=True))}
-                    for index, wire in enumerate(prediction.wires)
+                    {"index": bucket.index, "stretches": _stretches(step, stretches_of(step, rank, bucket.index))}
+                    for bucket in rank.buckets
                 ],
             }
-            for rank in prediction.ranks
+            for rank in step.ranks
         ],
     }
 
