@@ -45,11 +45,13 @@ class Net(nn.Module):
 DELAYED = ["inner.words.weight", "inner.picture.weight", "inner.last.bias"]
 
 
-def wrapped(wrap: Wrap, net: nn.Module, names: list[str] = DELAYED, **options: Any) -> Any:
+def wrapped(
+    wrap: Wrap, net: nn.Module, names: list[str] = DELAYED, trigger: str = "inner.first.weight", **options: Any
+) -> Any:
     return wrap(
         net,
         delay_all_reduce_named_params=[(name, net.get_parameter(name)) for name in names],
-        param_to_hook_all_reduce=net.get_parameter("inner.first.weight"),
+        param_to_hook_all_reduce=net.get_parameter(trigger),
         **options,
     )
 
@@ -236,7 +238,7 @@ def test_what_cannot_be_is_refused(names: list[str], words: str) -> None:
     pair = Pair()
     pair.other = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     with pytest.raises(ValueError, match=words):
-        DelayedAllReduce({name: pair.get_parameter(name) for name in names}, pair.first.weight, FakeTransport())
+        wrapped(minddp.DistributedDataParallel, pair, names, trigger="first.weight")
 
 
 def _unknown_name(rank: int) -> str:
