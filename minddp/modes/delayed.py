@@ -13,7 +13,7 @@ sign never comes, is an error.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -62,6 +62,12 @@ def delayed_parameters(
         other = "reduction" if mixed_precision is None else "mixed_precision"
         raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
     return delayed
+
+
+def names_of(module: nn.Module, delayed: Iterable[nn.Parameter]) -> set[str]:
+    """All names of these parameters: under another name a tied one must not be reduced once more."""
+    params = set(delayed)
+    return {name for name, param in module.named_parameters(remove_duplicate=False) if param in params}
 
 
 class DelayedAllReduce:

@@ -127,7 +127,12 @@ def _average(rank: int, kind: str) -> None:
     net = Net().to(torch.float64 if kind == "double" else torch.float32)
     alone = Net().to(net.inner.first.weight.dtype)
     alone.load_state_dict(net.state_dict())
-    ddp = wrapped(minddp.DistributedDataParallel, net)
+    if kind == "tied":
+        net.inner.other_words = nn.Embedding(6, 4)
+        net.inner.other_words.weight = net.inner.words.weight
+        ddp = wrapped(minddp.DistributedDataParallel, net, ["inner.other_words.weight", *DELAYED[1:]])
+    else:
+        ddp = wrapped(minddp.DistributedDataParallel, net)
     x = random(4, 4, rank=rank).to(net.inner.first.weight.dtype)
     for _ in range(2):
         loss = ddp(x).square().mean()
@@ -146,7 +151,11 @@ def _average(rank: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "dropped after the forward", "replaced after the forward", "graph of the gradients", "double"]
+    "kind",
+    [
+        *["plain", "dropped after the forward", "replaced after the forward"],
+        *["graph of the gradients", "double", "tied"],
+    ],
 )
 def test_the_average_is_in_place_when_backward_returns(ranks: Any, kind: str) -> None:
     ranks(2).run(_average, kind)
