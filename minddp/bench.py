@@ -11,13 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 
-def main(arguments: Sequence[str]) -> int:
+
+def main(arguments: Sequence[str], repository: Path = REPOSITORY) -> int:
     """Run `python -m benchmarks` with `arguments`; returns its exit status."""
-    return run(arguments, repository=Path(__file__).resolve().parent.parent)
-
-
-def run(arguments: Sequence[str], repository: Path) -> int:
     if not (repository / "benchmarks" / "__main__.py").is_file():
         print(
             f"minddp bench: there are no benchmarks in {repository}. They are a part of minddp's repository that "

@@ -36,7 +36,7 @@ from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan
 from minddp.forecast import AutoBuckets, Tuning, clock_of
-from minddp.modes.delayed import DelayedAllReduce, delayed_parameters
+from minddp.modes.delayed import DelayedAllReduce, delayed_parameters, names_of
 from minddp.modes.divisor import Divisor
 from minddp.modes.join import UnevenInputs
 from minddp.modes.mixed_precision import MixedPrecision
@@ -179,7 +179,10 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             mixed_precision=mixed_precision,
         )
         self.process_group = resolve_group(process_group, device_mesh, module)
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) | set(delayed)
+        self.parameters_to_ignore = {
+            *getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
+            *names_of(module, delayed.values()),
+        }
         check_module(module, self.parameters_to_ignore, delayed.values())
         if self._options.tunes_buckets:
             clock_of(param.device for param in module.parameters())  # raises where nothing can be timed
@@ -236,12 +239,16 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     # ------------------------------------------------------------------ the other ranks
 
     def _reduced_params(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters to reduce: those that require grad, in registration order, tied ones once."""
-        return [
-            (name, param)
-            for name, param in self.module.named_parameters()
-            if param.requires_grad and name not in self.parameters_to_ignore
-        ]
+        """Parameters to reduce: those that require grad, in registration order, tied ones once.
+
+        As torch, a tied parameter is left out only if it is ignored in each submodule that has it.
+        """
+        first_name: dict[nn.Parameter, str] = {}
+        for prefix, submodule in self.module.named_modules():
+            for name, param in submodule.named_parameters(prefix, recurse=False):
+                if param.requires_grad and name not in self.parameters_to_ignore:
+                    first_name.setdefault(param, name)
+        return [(name, param) for param, name in first_name.items()]
 
     def _verify_that_ranks_agree(self, delayed: dict[str, nn.Parameter]) -> None:
         """Before anything else is sent, and by the transport that every rank has. See `replicas/agreement.py`."""

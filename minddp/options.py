@@ -40,7 +40,6 @@ class BucketCaps:
         cap_mb: float | None,
         cap_mb_list: Sequence[float] | None,
         first_cap_mb: float | None = None,
-        default_mb: float = 25,
     ) -> BucketCaps:
         """Torch's rule: a small first bucket of 1 MiB, but only where the capacity was left to default.
 
@@ -49,7 +48,7 @@ class BucketCaps:
         if cap_mb_list:
             each = tuple(int(mb * MIB) for mb in cap_mb_list)
             return cls(max(each), max(each), each)
-        rest_bytes = int((default_mb if cap_mb is None else cap_mb) * MIB)
+        rest_bytes = int((25 if cap_mb is None else cap_mb) * MIB)
         if first_cap_mb is not None:
             return cls(int(first_cap_mb * MIB), rest_bytes)
         if cap_mb is not None:
@@ -121,14 +120,13 @@ class Options:
             TypeError: an argument is of the wrong type.
             ValueError: a capacity is negative or not finite, or two arguments exclude each other.
         """
-        for name, value in (flags | {"init_sync": init_sync}).items():
+        others = {
+            "init_sync": init_sync,
+            "broadcast_buffers": broadcast_buffers,
+            "forward_sync_buffers": forward_sync_buffers,
+        }
+        for name, value in (flags | others).items():
             _check_flag(name, value)
-        for name, optional in (
-            ("broadcast_buffers", broadcast_buffers),
-            ("forward_sync_buffers", forward_sync_buffers),
-        ):
-            if optional is not None:
-                _check_flag(name, optional)
         tunes_buckets = bucket_cap_mb == "auto"
         cap_mb = None if tunes_buckets else cast("float | None", bucket_cap_mb)
         _check_caps(cap_mb, bucket_cap_mb_list, first_bucket_cap_mb)
@@ -189,21 +187,19 @@ def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first
             f"`first_bucket_cap_mb` ({first_cap_mb}) and `bucket_cap_mb_list` ({list(cap_mb_list)}) exclude each "
             f"other: the list begins with the first bucket's capacity."
         )
-    for name, caps in (
-        ("bucket_cap_mb", [cap_mb]),
-        ("first_bucket_cap_mb", [first_cap_mb]),
-        ("bucket_cap_mb_list", cap_mb_list or []),
-    ):
-        for cap in caps:
-            if cap is None and name != "bucket_cap_mb_list":
-                continue
-            if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
-                or_auto = ' or "auto"' if name == "bucket_cap_mb" else ""
-                raise TypeError(
-                    f"`{name}` takes mebibytes as numbers{or_auto}, but got {cap!r} ({type(cap).__name__})."
-                )
-            if not 0 <= cap < UNBOUNDED / MIB:
-                raise ValueError(f"`{name}` takes a finite number of mebibytes, 0 or more, but got {cap!r}.")
+    given = [("bucket_cap_mb_list", cap) for cap in cap_mb_list or ()]
+    if cap_mb is not None:
+        given.append(("bucket_cap_mb", cap_mb))
+    if first_cap_mb is not None:
+        given.append(("first_bucket_cap_mb", first_cap_mb))
+    for name, cap in given:
+        if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
+            or_auto = ' or "auto"' if name == "bucket_cap_mb" else ""
+            raise TypeError(
+                f"`{name}` takes mebibytes as numbers{or_auto}, but got {cap!r} ({type(cap).__name__})."
+            )
+        if not 0 <= cap < UNBOUNDED / MIB:
+            raise ValueError(f"`{name}` takes a finite number of mebibytes, 0 or more, but got {cap!r}.")
 
 
 def _check_that_buckets_can_be_tuned(

@@ -349,6 +349,26 @@ def test_what_torch_is_told_to_ignore_is_ignored(ranks: Any) -> None:
     assert rank_0[:2] == [0.0, 0.0]
 
 
+def _tied_and_ignored(rank: int, names: list[str]) -> list[torch.Tensor]:
+    grads = []
+    for cls in BOTH:
+        torch.manual_seed(0)
+        net = Net()
+        net._ddp_params_and_buffers_to_ignore = names
+        ddp = cls(net)
+        ddp(inputs(rank)).square().sum().backward()
+        grads.append(net.body.weight.grad)
+    return grads
+
+
+@pytest.mark.parametrize("names", [["body.weight"], ["head.weight"], ["body.weight", "head.weight"]])
+def test_a_tied_parameter_is_left_out_only_if_it_is_ignored_everywhere(ranks: Any, names: list[str]) -> None:
+    sides = ranks(2).run(_tied_and_ignored, names)
+    for theirs, ours in sides:
+        assert torch.equal(ours, theirs)
+    assert torch.equal(sides[0][1], sides[1][1]) == (len(names) == 1)
+
+
 def _buffers_in_graph(rank: int) -> None:
     """Two forwards before a backward: the broadcast in between must not look like a change to autograd."""
 

@@ -26,24 +26,19 @@ import torch
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
-_PACKAGE = "minddp"
+from minddp.options import MIB
 
 
-def keep_dynamo_out() -> None:
-    """Put minddp's files on dynamo's skip list. May be called often. Imports dynamo, as torch's class does."""
+def set_skipped(is_skipped: bool) -> None:
+    """Put minddp's files on dynamo's skip list, or take them off it: compiled autograd traces through the wrapper.
+
+    Imports dynamo, as torch's class does.
+    """
     from torch._dynamo import trace_rules
 
-    here = str(Path(__file__).parent.parent)
-    if not any(str(path).rstrip("/") == here for path in trace_rules.SKIP_DIRS):
-        trace_rules.add(_PACKAGE)
-
-
-def let_dynamo_in() -> None:
-    """Take minddp's files off the skip list again: compiled autograd traces through the wrapper."""
-    from torch._dynamo import trace_rules
-
-    here = str(Path(__file__).parent.parent)
-    trace_rules.SKIP_DIRS[:] = [path for path in trace_rules.SKIP_DIRS if str(path).rstrip("/") != here]
+    here = f"{Path(__file__).parent.parent}/"
+    others = [path for path in trace_rules.SKIP_DIRS if path != here]
+    trace_rules.SKIP_DIRS[:] = [*others, here] if is_skipped else others
     trace_rules._recompile_re()
 
 
@@ -68,9 +63,6 @@ class active:
         torch_ddp._active_ddp_module = self._before
 
 
-MIB = 1024 * 1024
-
-
 def python_reducer_is_wanted() -> bool:
     """True if dynamo's configuration asks for it. Torch's constructor looks at the same setting."""
     from torch._dynamo.utils import get_optimize_ddp_mode
@@ -79,8 +71,7 @@ def python_reducer_is_wanted() -> bool:
 
 
 def take_over(ddp: Any) -> None:
-    """Replace the reducer's hooks by traceable ones, and configure dynamo and inductor."""
-    let_dynamo_in()
+    """Replace the reducer's hooks by traceable ones, and configure inductor."""
     torch._inductor.config._fuse_ddp_communication = True  # type: ignore[assignment]
     torch._inductor.config._fuse_ddp_bucket_size = ddp.bucket_bytes_cap // MIB  # type: ignore[assignment]
     ddp._reducer.hooks.remove()

@@ -36,27 +36,20 @@ CPP_NAMES = {
     torch.complex64: "c10::complex<float>",
     torch.complex128: "c10::complex<double>",
 }
-# Logged variables of the environment: those of every backend, and those of one. The first that is set counts.
-VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "": {
-        "master_port": ("MASTER_PORT",),
-        "master_addr": ("MASTER_ADDR",),
-        "torch_distributed_debug": ("TORCH_DISTRIBUTED_DEBUG",),
-        "cuda_visible_devices": ("CUDA_VISIBLE_DEVICES",),
-    },
-    "gloo": {
-        "gloo_socket_ifname": ("GLOO_SOCKET_IFNAME",),
-        "gloo_device_transport": ("GLOO_DEVICE_TRANSPORT",),
-    },
-    "nccl": {
-        "nccl_socket_ifname": ("NCCL_SOCKET_IFNAME",),
-        "nccl_blocking_wait": ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
-        "nccl_async_error_handling": ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
-        "nccl_debug": ("NCCL_DEBUG",),
-        "nccl_nthreads": ("NCCL_NTHREADS",),
-        "nccl_ib_timeout": ("NCCL_IB_TIMEOUT",),
-    },
+# Variables of the environment that are logged, in lower case: those of every backend, and those of one.
+VARIABLES = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
+BACKEND_VARIABLES = {
+    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+    "nccl": (
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_BLOCKING_WAIT",
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_DEBUG",
+        "NCCL_NTHREADS",
+        "NCCL_IB_TIMEOUT",
+    ),
 }
+RENAMED = ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING")  # today with TORCH_ before it, which counts first
 
 
 @dataclass(frozen=True)
@@ -91,49 +84,44 @@ class Logger(dist.Logger):
         self.iteration = 0
         self.sample_rate = 100
         self.sampled: SampledIteration | None = None
+        self._set_construction_data(ddp)
 
-    # ------------------------------------------------------------------ called by the wrapper
-
-    def set_construction_data_and_log(
-        self,
-        module_name: str,
-        device_ids: list[int],
-        output_device: int,
-        broadcast_buffers: bool,
-        has_sync_bn: bool,
-        static_graph: bool,
-    ) -> None:
-        """What is known from the beginning; `output_device` is -1 if there is none."""
-        reducer = self._ddp._reducer
-        params, options = reducer.plan.params, self._ddp._options
-        if static_graph:
+    def _set_construction_data(self, ddp: Any) -> None:
+        """What is known from the beginning."""
+        plan = ddp._reducer.plan
+        if ddp.static_graph:
             self._set_static_graph()
         self._strs |= {
-            "module_name": module_name,
-            "device_ids": _joined(device_ids),
-            "dtypes": _joined(sorted({_cpp_name(param.dtype) for param in params})),
-            "bucket_sizes": _bucket_sizes(reducer.plan),
-            "initial_bucket_size_limits": _bucket_caps(reducer.plan),
+            "module_name": type(ddp.module).__name__,
+            "device_ids": _joined(ddp.device_ids or ()),
+            "dtypes": _joined(
+                sorted({CPP_NAMES.get(p.dtype, str(p.dtype).removeprefix("torch.")) for p in plan.params})
+            ),
+            "bucket_sizes": _bucket_sizes(plan),
+            "initial_bucket_size_limits": _bucket_caps(plan),
         }
         self._ints |= {
             "iteration": 0,
-            "num_parameter_tensors": len(params),
-            "total_parameter_size_bytes": sum(param.nbytes for param in params),
-            "is_multi_device_module": int(self._ddp.is_multi_device_module),
-            "output_device": output_device,
-            "broadcast_buffers": int(broadcast_buffers),
-            "has_sync_bn": int(has_sync_bn),
-            "bucket_cap_bytes": options.caps.rest_bytes,
-            "find_unused_parameters": int(options.find_unused_parameters),
-            "gradient_as_bucket_view": int(options.gradient_as_bucket_view),
+            "num_parameter_tensors": len(plan.params),
+            "total_parameter_size_bytes": sum(param.nbytes for param in plan.params),
+            "is_multi_device_module": int(ddp.is_multi_device_module),
+            "output_device": -1 if ddp.output_device is None else ddp.output_device,
+            "broadcast_buffers": int(ddp.forward_sync_buffers),
+            "has_sync_bn": int(any(isinstance(child, nn.SyncBatchNorm) for child in ddp.module.modules())),
+            "bucket_cap_bytes": ddp.bucket_bytes_cap,
+            "find_unused_parameters": int(ddp.find_unused_parameters),
+            "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
         }
-        self.set_group(self._ddp.process_group)
+        self.set_group(ddp.process_group)
+
+    # ------------------------------------------------------------------ called by the wrapper
 
     def set_group(self, group: dist.ProcessGroup) -> None:
         """The present group, and what the environment sets for its backend."""
         backend = group.name()
-        variables = VARIABLES[""] | VARIABLES.get(backend, {})
-        self._strs |= {name: _first_set(keys) for name, keys in variables.items()}
+        for name in (*VARIABLES, *BACKEND_VARIABLES.get(backend, ())):
+            value = os.environ.get(f"TORCH_{name}") if name in RENAMED else None
+            self._strs[name.lower()] = os.environ.get(name, "N/A") if value is None else value
         self._strs["backend_name"] = backend
         self._ints |= {"world_size": group.size(), "rank": group.rank()}
         if backend == "gloo":
@@ -170,18 +158,17 @@ class Logger(dist.Logger):
             self._strs |= {
                 "rebuilt_bucket_sizes": _bucket_sizes(reducer.plan),
                 "rebuilt_bucket_size_limits": _bucket_caps(reducer.plan),
-                "rebuilt_per_bucket_param_indices": _bucket_params(reducer.plan),
+                "rebuilt_per_bucket_param_indices": _joined(
+                    " ".join(str(slot.param) for slot in bucket.slots) for bucket in reducer.plan.buckets
+                ),
             }
         arrived = [param for param in sampled.param_ready_ns if param not in unused]
         if arrived:
             self._strs["prev_iteration_grad_ready_order_indices"] = _joined(arrived)
-        self._add_spans(sampled.spans_ns())
-
-    def _add_spans(self, spans_ns: dict[str, int]) -> None:
-        """Those of this iteration, 0 where there was none, and their means over all sampled iterations."""
+        spans_ns = sampled.spans_ns()
         self._totals_ns.update(spans_ns)
         self._num_spans.update(spans_ns.keys())
-        for name in SPANS:
+        for name in SPANS:  # 0 where there was none; means over all sampled iterations
             self._ints[name] = spans_ns.get(name, 0)
             self._ints[f"avg_{name}"] = self._totals_ns[name] // max(self._num_spans[name], 1)
 
@@ -234,15 +221,3 @@ def _bucket_sizes(plan: BucketPlan) -> str:
 
 def _bucket_caps(plan: BucketPlan) -> str:
     return _joined(bucket.cap_bytes for bucket in plan.buckets)
-
-
-def _bucket_params(plan: BucketPlan) -> str:
-    return _joined(" ".join(str(slot.param) for slot in bucket.slots) for bucket in plan.buckets)
-
-
-def _cpp_name(dtype: torch.dtype) -> str:
-    return CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
-
-
-def _first_set(names: Sequence[str]) -> str:
-    return next((os.environ[name] for name in names if name in os.environ), "N/A")

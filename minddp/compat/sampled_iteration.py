@@ -70,14 +70,11 @@ class SampledIteration:
 
     def observe(self, event: Event) -> None:
         kind = event.kind
-        if kind is EventKind.PARAM_READY:
-            if (
-                EventKind.GRADIENTS_COMPLETE not in self._moments
-            ):  # else it only counts as ready: a recorded backward
-                begin = self._moments.get(EventKind.FORWARD_END)
-                now_ns = time.perf_counter_ns()
-                self.param_ready_ns.setdefault(event.subject, now_ns - (begin.host_ns if begin else now_ns))
-            return
+        # After GRADIENTS_COMPLETE a parameter only counts as ready: a recorded backward.
+        if kind is EventKind.PARAM_READY and EventKind.GRADIENTS_COMPLETE not in self._moments:
+            begin = self._moments.get(EventKind.FORWARD_END)
+            now_ns = time.perf_counter_ns()
+            self.param_ready_ns.setdefault(event.subject, now_ns - (begin.host_ns if begin else now_ns))
         if kind is EventKind.BUCKET_LAUNCHED:
             self.num_buckets_reduced += 1
         if kind in TIMED and kind not in self._moments:

@@ -26,15 +26,13 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from torch.utils.hooks import RemovableHandle
 
 from minddp import ddp as core
-from minddp.comm_hooks import CommHook
 from minddp.compat import compiled
 from minddp.compat.builtin_hooks import apply_optim_in_backward_hook, builtin_hook
 from minddp.compat.logger import Logger
 from minddp.compat.reducer_facade import ReducerFacade
-from minddp.modes.join import Shadow, answer_roll_call, call_roll
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.buffers import BufferHook
-from minddp.replicas.placement import is_default_group, sparse_parameters
+from minddp.replicas.placement import sparse_parameters
 
 
 class _ActiveModule:
@@ -56,22 +54,13 @@ class DistributedDataParallel(core.DistributedDataParallel):
         self._comm_hooks: list[tuple[Callable, object]] = []
         self._use_python_reducer = compiled.python_reducer_is_wanted()
         self._accum_grad_hooks: list[RemovableHandle] = []
+        compiled.set_skipped(not self._use_python_reducer)
         if self._use_python_reducer:
             compiled.take_over(self)
-        else:
-            compiled.keep_dynamo_out()
         self._lazy_init_ran = False
         self.reducer = ReducerFacade(self, self._reducer)
         self.logger = Logger(self)
         self.reducer.set_logger(self.logger)
-        self.logger.set_construction_data_and_log(
-            type(self.module).__name__,
-            self.device_ids or [],
-            -1 if self.output_device is None else self.output_device,
-            self.forward_sync_buffers,
-            any(isinstance(child, nn.SyncBatchNorm) for child in self.module.modules()),
-            self.static_graph,
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         with self._noting_errors():
@@ -147,10 +136,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
 
-    def _check_comm_hook(self, hook: Callable[[Any, Any], Any]) -> None:
-        with self._noting_errors():
-            CommHook.checked(None, hook)
-
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         with self._noting_errors():
             super().register_comm_hook(self.process_group, builtin_hook(comm_hook_type))
@@ -169,12 +154,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
             raise RuntimeError(f"{optim} does not support overlapped DDP.") from error
 
     def _lazy_init(self) -> None:
-        """At the first forward: the user may have registered things until then."""
-        self._setup_in_backward_optimizers()
+        """At the first forward: optimizers of `_apply_optimizer_in_backward` shall step after the reduction."""
         self._lazy_init_ran = True
-
-    def _setup_in_backward_optimizers(self) -> None:
-        """Optimizers of `_apply_optimizer_in_backward` shall step after the reduction, not before."""
         params = self._module_parameters
         if not any(hasattr(param, "_in_backward_optimizers") for param in params):
             return
@@ -226,9 +207,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def modules_buffers(self) -> list[torch.Tensor]:
         return self._buffers_in_step.tensors
 
-    def _assign_modules_buffers(self) -> None:
-        self._buffers_in_step.collect()
-
     def _check_sync_bufs_pre_fwd(self) -> bool:
         return self._synchronizes_buffers(after_forward=False)
 
@@ -265,37 +243,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         self.logger._set_uneven_input_join()
         return super().join_hook(**kwargs)
 
-    def _check_and_sync_module_buffers(self) -> None:
-        if self._check_sync_bufs_pre_fwd():
-            self._synchronize_buffers()
-
-    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
-        if is_joined_rank:
-            return answer_roll_call(self._transport, self.device).is_synchronised
-        call_roll(self._transport, self.device, trains=True, is_synchronised=self.require_backward_grad_sync)
-        return None
-
-    def _match_all_reduce_for_bwd_pass(self) -> None:
-        buckets = self.reducer._get_zeros_like_grad_buckets()
-        for future in [self.reducer._run_comm_hook(bucket) for bucket in buckets]:
-            future.wait()
-
-    def _match_unused_params_allreduce(self) -> None:
-        used = self.reducer._get_local_used_map()
-        assert used is not None, "the other ranks find unused parameters, so this one does"
-        self._transport.all_reduce(torch.zeros_like(used)).wait()
-
-    def _sync_final_model(self, is_last_joiner: bool) -> None:
-        Shadow(self).post_hook(is_last_joiner)
-
-    def _find_common_rank(self, input_rank: int, rank_cond: bool) -> int:
-        """The highest `input_rank` of the ranks for which `rank_cond` holds. Collective."""
-        rank = torch.tensor([input_rank if rank_cond else -1], device=self.device)
-        dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
-        if rank.item() == -1:
-            self._log_and_throw(ValueError, "Expected rank_cond to be true for at least one process.")
-        return int(rank.item())
-
     @property
     def _distributed_rank(self) -> int:
         return dist.get_rank(self.process_group)
@@ -327,7 +274,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         """The parameters to reduce, and whether each has a sparse gradient."""
-        self._assign_modules_buffers()
+        self._buffers_in_step.collect()
         sparse, named = sparse_parameters(self.module), self._reduced_params()
         return [param for _, param in named], [name in sparse for name, _ in named]
 
@@ -352,26 +299,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
                 f"{len(index)} vs {len(names)}.",
             )
         return names
-
-    @property
-    def _delay_all_reduce_params(self) -> list[nn.Parameter]:
-        return [] if self._delayed is None else self._delayed._params
-
-    @property
-    def _delay_grad_buffer(self) -> torch.Tensor | None:
-        return None if self._delayed is None else self._delayed._buffer
-
-    @property
-    def _delay_grad_views(self) -> list[torch.Tensor]:
-        return [] if self._delayed is None else self._delayed._views
-
-    @property
-    def _delay_all_reduce_all_params(self) -> bool:
-        return not self._reducer.params
-
-    def _clear_grad_buffer(self) -> None:
-        if self._delayed is not None:
-            self._delayed.provide_grads()
 
     # ------------------------------------------------------------------ changed after construction
 
@@ -414,14 +341,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Nothing to set: outputs can be modified in place although they are not cloned."""
-
-    def _check_default_group(self) -> None:
-        """Raise `RuntimeError` if this wrapper cannot be pickled."""
-        if not is_default_group(self.process_group):
-            self._log_and_throw(
-                RuntimeError,
-                "DDP Pickling/Unpickling are only supported when using DDP with the default process group.",
-            )
 
     # ------------------------------------------------------------------ what it was constructed with
 

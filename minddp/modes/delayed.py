@@ -13,7 +13,7 @@ sign never comes, is an error.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -36,8 +36,8 @@ def delayed_parameters(
     """What the constructor is asked to delay, by name. Usually nothing.
 
     Raises:
-        ValueError: one argument without the other, a parameter that is not the module's, or an option that a truly
-            divided buffer does not follow.
+        ValueError: one argument without the other, parameters that are not the module's, of several dtypes or
+            devices, or the trigger itself, or an option that a truly divided buffer does not follow.
     """
     if (named_params is None) != (trigger is None):
         raise ValueError(
@@ -46,27 +46,36 @@ def delayed_parameters(
         )
     delayed = dict(named_params or ())
     known = dict(module.named_parameters(remove_duplicate=False))
-    for name, param in named_params or ():
+    for name, param in delayed.items():
         if known.get(name) is not param:
             raise ValueError(f"delay_all_reduce_named_params: the module has no such parameter `{name}`.")
+        if param is trigger:
+            raise ValueError(
+                f"`{name}` is both `param_to_hook_all_reduce` and one of `delay_all_reduce_named_params`: its own "
+                f"gradient would come too late."
+            )
+    kinds = {(param.dtype, param.device): name for name, param in delayed.items()}
+    if len(kinds) > 1:
+        listed = ", ".join(f"`{name}` is {dtype} on {device}" for (dtype, device), name in kinds.items())
+        raise ValueError(f"The parameters in `delay_all_reduce_named_params` travel in one buffer, but {listed}.")
     if delayed and (mixed_precision is not None or reduction != "mean"):
         other = "reduction" if mixed_precision is None else "mixed_precision"
         raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
     return delayed
 
 
-class DelayedAllReduce:
-    """One flat buffer for the gradients of `named_params`, reduced when the gradient of `trigger` arrives.
+def names_of(module: nn.Module, delayed: Iterable[nn.Parameter]) -> set[str]:
+    """All names of these parameters: under another name a tied one must not be reduced once more."""
+    params = set(delayed)
+    return {name for name, param in module.named_parameters(remove_duplicate=False) if param in params}
 
-    Raises:
-        ValueError: parameters of several dtypes or devices, or the trigger is one of them.
-    """
+
+class DelayedAllReduce:
+    """One flat buffer for the gradients of `named_params`, reduced when the gradient of `trigger` arrives."""
 
     def __init__(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter, transport: Transport):
-        self._names = list(named_params)
         self._params = list(named_params.values())
         self._transport = transport
-        _check(named_params, trigger)
         sizes = [param.numel() for param in self._params]
         self._buffer = torch.zeros(sum(sizes), dtype=self._params[0].dtype, device=self._params[0].device)
         pieces = zip(self._buffer.split(sizes), self._params, strict=True)
@@ -75,7 +84,7 @@ class DelayedAllReduce:
         self._under_way: Work | None = None
         self._backward_end = BackwardEnd(on_end=self._on_backward_end)
         self._guard: OptimizerGuard | None = None
-        self._install_hooks(trigger)
+        self._install_hooks(named_params, trigger)
 
     def broadcast(self, source: int) -> None:
         """Overwrite the parameters on every rank with those of rank `source`. Collective."""
@@ -88,7 +97,9 @@ class DelayedAllReduce:
 
     def provide_grads(self) -> None:
         """After each forward: parameters whose `.grad` was dropped get a view of zeros."""
-        self._forget_interrupted()
+        if self._under_way is not None:  # an exception has ended the last backward before its end was called
+            self._on_backward_end()
+        self._backward_end.reset()
         missing = [view for param, view in zip(self._params, self._views, strict=True) if param.grad is None]
         if len(missing) == len(self._params):
             self._buffer.zero_()
@@ -100,19 +111,18 @@ class DelayedAllReduce:
 
     # ------------------------------------------------------------------ during backward
 
-    def _install_hooks(self, trigger: nn.Parameter) -> None:
+    def _install_hooks(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter) -> None:
         """Parameters outlive their wrapper, so hooks refer to it weakly."""
-        self._with_hooks = [k for k, param in enumerate(self._params) if param.requires_grad]
-        hooks = autograd.GradientHooks(
-            [self._params[k] for k in self._with_hooks], autograd.weakly(self._on_arrival)
-        )
+        hooked = {name: param for name, param in named_params.items() if param.requires_grad}
+        self._hooked_names = list(hooked)
+        hooks = autograd.GradientHooks(list(hooked.values()), autograd.weakly(self._on_arrival))
         reduce = autograd.weakly(self._reduce)
         handle = trigger.register_hook(lambda _grad: reduce())
         weakref.finalize(self, hooks.remove).atexit = False
         weakref.finalize(self, handle.remove).atexit = False
 
     def _on_arrival(self, hook: int) -> None:
-        name = self._names[self._with_hooks[hook]]
+        name = self._hooked_names[hook]
         if self._under_way is not None:
             raise RuntimeError(
                 f"The gradient of `{name}` has arrived when the all-reduce of the delayed parameters was under way "
@@ -129,7 +139,9 @@ class DelayedAllReduce:
             self._buffer.div_(self._transport.world_size)
         self._under_way = self._transport.all_reduce(self._buffer)
         self._arrived.clear()
-        self._lift_guard()
+        if self._guard is not None:
+            self._guard.lift()
+            self._guard = None
         self._backward_end.await_end()
 
     def _fetch_back(self) -> None:
@@ -153,27 +165,3 @@ class DelayedAllReduce:
             f"Gradients of delayed parameters have arrived, but not the gradient of `param_to_hook_all_reduce`, so "
             f"they are not reduced: {', '.join(self._arrived)}. Every loss that uses them must use it, too."
         )
-
-    def _forget_interrupted(self) -> None:
-        """An exception may have ended the last backward before its end was called."""
-        if self._under_way is not None:
-            self._on_backward_end()
-        self._backward_end.reset()
-
-    def _lift_guard(self) -> None:
-        if self._guard is not None:
-            self._guard.lift()
-            self._guard = None
-
-
-def _check(named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter) -> None:
-    kinds = {(param.dtype, param.device): name for name, param in named_params.items()}
-    if len(kinds) > 1:
-        listed = ", ".join(f"`{name}` is {dtype} on {device}" for (dtype, device), name in kinds.items())
-        raise ValueError(f"The parameters in `delay_all_reduce_named_params` travel in one buffer, but {listed}.")
-    for name, param in named_params.items():
-        if param is trigger:
-            raise ValueError(
-                f"`{name}` is both `param_to_hook_all_reduce` and one of `delay_all_reduce_named_params`: its own "
-                f"gradient would come too late."
-            )

@@ -31,10 +31,6 @@ class BufferHook:
     function: Callable[[Any, dict[str, torch.Tensor]], Any]
     after_forward: bool
 
-    @property
-    def name(self) -> str:
-        return getattr(self.function, "__qualname__", repr(self.function))
-
 
 class Buffers:
     """The buffers of a module but those in `ignored`, by name."""

@@ -130,16 +130,15 @@ def check_module(module: nn.Module, ignored: Collection[str], delayed: Iterable[
 
 
 def sparse_parameters(module: nn.Module) -> set[str]:
-    """Names of the parameters whose gradients will be sparse: those of embeddings with sparse=True."""
-    names: dict[nn.Parameter, str] = {param: name for name, param in module.named_parameters()}
+    """All names of the parameters whose gradients will be sparse: those of embeddings with sparse=True."""
     owners: dict[nn.Parameter, nn.Module] = {}
     for child in module.modules():
         for param in child.parameters(recurse=False):
             owners.setdefault(param, child)
     return {
-        names[param]
-        for param, owner in owners.items()
-        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse
+        name
+        for name, param in module.named_parameters(remove_duplicate=False)
+        if isinstance(owners[param], (nn.Embedding, nn.EmbeddingBag)) and owners[param].sparse
     }
 
 

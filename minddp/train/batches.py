@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
 
 from minddp.train.settings import SettingsError
 
@@ -92,9 +92,3 @@ def spread(length: int, samples: int) -> list[int]:
     """At most `samples` indices, evenly spaced over `range(length)`."""
     samples = min(samples, length)
     return [i * length // samples for i in range(samples)]
-
-
-def first_batch(dataset: Dataset[Any], batch_size: int) -> Batch:
-    """The first `batch_size` samples of the data set, in its own order."""
-    inputs, targets = default_collate([dataset[i] for i in range(batch_size)])
-    return inputs, targets

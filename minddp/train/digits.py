@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from minddp.train.settings import SettingsError
@@ -30,11 +30,8 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
     images = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
     labels = torch.tensor(bunch.target, dtype=torch.int64)
     held_out = torch.arange(len(labels)) % 5 == 0
-    return _subset(images, labels, ~held_out), _subset(images, labels, held_out)
-
-
-def _subset(images: Tensor, labels: Tensor, chosen: Tensor) -> TensorDataset:
-    return TensorDataset(images[chosen], labels[chosen])
+    training, validation = (TensorDataset(images[chosen], labels[chosen]) for chosen in (~held_out, held_out))
+    return training, validation
 
 
 class ConvNet(nn.Sequential):

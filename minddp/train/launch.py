@@ -18,14 +18,17 @@ from minddp.train.settings import Settings, SettingsError
 
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp train` with these arguments; returns the exit status."""
-    from minddp.train.world import is_rank, world_sizes
+    from minddp.train.world import is_rank, open_world, world_sizes
 
     console = Console(stderr=True, highlight=False)
     try:
         settings = parse(arguments)
         check_before_start(settings)
         if is_rank(os.environ):
-            run_rank(settings)
+            from minddp.train.loop import train
+
+            with open_world(settings) as world:
+                train(settings, world)
         else:
             nproc, _ = world_sizes(settings, os.environ)
             launch(nproc, "minddp", ["train", *arguments])
@@ -69,15 +72,6 @@ def check_before_start(settings: Settings) -> None:
         raise SettingsError(
             f"Cannot make the folder {settings.folder}: {error.strerror}. Name another --out."
         ) from error
-
-
-def run_rank(settings: Settings) -> None:
-    """Be one of the ranks."""
-    from minddp.train.loop import train
-    from minddp.train.world import open_world
-
-    with open_world(settings) as world:
-        train(settings, world)
 
 
 def _advice(settings: Settings) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from minddp.train.checkpoint import checkpoint_path
 from minddp.train.display import Display
-from minddp.train.metrics import Means, MetricsLog
+from minddp.train.metrics import MetricsLog
 from minddp.train.schedule import peak_learning_rate
 from minddp.train.settings import Settings
 from minddp.train.stop import StopSignals, Vote, reason_to_end
@@ -23,17 +22,11 @@ if TYPE_CHECKING:
     from minddp.xray.xray import Window
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
+def train(settings: Settings, world: World) -> str:
+    """Train until the limit is reached or a signal comes; leave a checkpoint either way. Collective.
 
-    reason: str  # "finished", or the name of the signal that stopped it
-    step: int
-    validation: Means | None  # None after a signal
-
-
-def train(settings: Settings, world: World) -> Outcome:
-    """Train until the limit is reached or a signal comes; leave a checkpoint either way. Collective."""
+    Returns "finished", or the name of the signal.
+    """
     trainer = Trainer(settings, world)
     if settings.resume:
         trainer.restore(checkpoint_path(settings))
@@ -67,7 +60,7 @@ class Run:
                 checkpoint_path(self.settings).unlink(missing_ok=True)
             self.log.forget_after(trainer.step if self.settings.resume else -1)
 
-    def to_the_end(self) -> Outcome:
+    def to_the_end(self) -> str:
         """Take steps until there is a reason to end. Collective."""
         trainer, reason = self.trainer, None
         self.display.say(self._facts())
@@ -84,11 +77,11 @@ class Run:
             self.training_s += time.monotonic() - step_began
             trainer.elapsed_s = verdict.elapsed_s
             reason = reason_to_end(self.settings, trainer.step, verdict)
-            validation = self._between_steps(reason)
+            self._between_steps(reason)
         self.display.say(self._farewell(reason))
-        return Outcome(reason, trainer.step, validation)
+        return reason
 
-    def _between_steps(self, reason: str | None) -> Means | None:
+    def _between_steps(self, reason: str | None) -> None:
         """What is due after this step; after a signal, no time is spent on a validation. Collective.
 
         Before a checkpoint comes a training record, which fails if the loss is not a number: such a state is
@@ -102,7 +95,8 @@ class Run:
         if saves:
             self.trainer.save(checkpoint_path(settings))
         self.display.advance(self.trainer.progress)
-        return self._log_validation() if validates else None
+        if validates:
+            self._log_validation()
 
     def _log_training(self) -> None:
         """Record the averages since the last record. Collective.
@@ -132,7 +126,7 @@ class Run:
             self.log.append(**record)
         self.display.training(record, trainer.task.targets_are)
 
-    def _log_validation(self) -> Means:
+    def _log_validation(self) -> None:
         """Validate and record it. Collective."""
         trainer = self.trainer
         means = trainer.validate()
@@ -146,7 +140,6 @@ class Run:
                 targets=means.targets,
             )
         self.display.validation(trainer.step, means, trainer.task.targets_are)
-        return means
 
     def _facts(self) -> str:
         settings, world = self.settings, self.world

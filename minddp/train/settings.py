@@ -203,13 +203,6 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield from _unfit_to_record(settings.xray, settings)
     if settings.ddp == "none" and wrapper != WrapperOptions():
         yield f"--ddp none has no use for {_flags(_changed(wrapper))}; leave that out."
-    if settings.ddp == "none" and settings.nproc not in (None, 1):
-        yield (
-            f"--ddp none does not exchange gradients, so the models of {settings.nproc} ranks would drift "
-            f"apart; use it with --nproc 1."
-        )
-    if settings.ddp == "torch" and wrapper.transport != WrapperOptions().transport:
-        yield f"--transport {wrapper.transport} is minddp's own; leave it out or use --ddp minddp."
     if wrapper.bucket_cap_mb is not None and wrapper.bucket_cap_mb_list:
         yield "--bucket-cap-mb and --bucket-cap-mb-list exclude each other: one capacity for all, or a list."
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
-from minddp.train.batches import Batch, BatchStream, first_batch, validation_batches
+from minddp.train.batches import Batch, BatchStream, validation_batches
 from minddp.train.checkpoint import Checkpoint, decisive_settings, random_state, set_random_state
 from minddp.train.metrics import Averages, Means
 from minddp.train.schedule import learning_rate, progress
@@ -125,7 +126,7 @@ class Trainer:
         with other roundings than the run that went on. So it rehearses one backward pass before it loads the
         checkpoint, which overwrites all that the rehearsal changed.
         """
-        inputs, targets = first_batch(self.task.training, self.settings.batch_size)
+        inputs, targets = default_collate([self.task.training[i] for i in range(self.settings.batch_size)])
         logits = self.ddp(inputs.to(self.world.device))
         cross_entropy(logits, targets.to(self.world.device)).backward()
         self.optimizer.zero_grad(set_to_none=True)

@@ -60,7 +60,7 @@ def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
         times = [rank.parts_ns[activity] for _, _, rank in columns]
         shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(times, columns, strict=True)]
         style = "red" if activity is Activity.EXPOSED and max(shares) > 0.02 else ""
-        if any(times):
+        if any(times) or activity is Activity.EXPOSED:
             table.add_row(activity.value, *map(cell, times, shares), style=style)
     table.add_row("a step", *(cell(rank.length_ns, 1.0) for _, _, rank in columns), style="bold")
     table.add_row("communication hidden", *(f"{step.overlap(rank):.0%}" for _, step, rank in columns))

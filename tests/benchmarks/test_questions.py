@@ -76,5 +76,5 @@ def test_the_command_runs_the_benchmarks_from_anywhere(tmp_path: Path):
 def test_where_there_are_no_benchmarks_the_command_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert bench.run(["versus_torch"], repository=tmp_path) == 1
+    assert bench.main(["versus_torch"], repository=tmp_path) == 1
     assert f"no benchmarks in {tmp_path}" in capsys.readouterr().err

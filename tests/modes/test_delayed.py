@@ -45,11 +45,13 @@ class Net(nn.Module):
 DELAYED = ["inner.words.weight", "inner.picture.weight", "inner.last.bias"]
 
 
-def wrapped(wrap: Wrap, net: nn.Module, names: list[str] = DELAYED, **options: Any) -> Any:
+def wrapped(
+    wrap: Wrap, net: nn.Module, names: list[str] = DELAYED, trigger: str = "inner.first.weight", **options: Any
+) -> Any:
     return wrap(
         net,
         delay_all_reduce_named_params=[(name, net.get_parameter(name)) for name in names],
-        param_to_hook_all_reduce=net.get_parameter("inner.first.weight"),
+        param_to_hook_all_reduce=net.get_parameter(trigger),
         **options,
     )
 
@@ -125,7 +127,12 @@ def _average(rank: int, kind: str) -> None:
     net = Net().to(torch.float64 if kind == "double" else torch.float32)
     alone = Net().to(net.inner.first.weight.dtype)
     alone.load_state_dict(net.state_dict())
-    ddp = wrapped(minddp.DistributedDataParallel, net)
+    if kind == "tied":
+        net.inner.other_words = nn.Embedding(6, 4)
+        net.inner.other_words.weight = net.inner.words.weight
+        ddp = wrapped(minddp.DistributedDataParallel, net, ["inner.other_words.weight", *DELAYED[1:]])
+    else:
+        ddp = wrapped(minddp.DistributedDataParallel, net)
     x = random(4, 4, rank=rank).to(net.inner.first.weight.dtype)
     for _ in range(2):
         loss = ddp(x).square().mean()
@@ -144,7 +151,11 @@ def _average(rank: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "dropped after the forward", "replaced after the forward", "graph of the gradients", "double"]
+    "kind",
+    [
+        *["plain", "dropped after the forward", "replaced after the forward"],
+        *["graph of the gradients", "double", "tied"],
+    ],
 )
 def test_the_average_is_in_place_when_backward_returns(ranks: Any, kind: str) -> None:
     ranks(2).run(_average, kind)
@@ -236,7 +247,7 @@ def test_what_cannot_be_is_refused(names: list[str], words: str) -> None:
     pair = Pair()
     pair.other = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     with pytest.raises(ValueError, match=words):
-        DelayedAllReduce({name: pair.get_parameter(name) for name in names}, pair.first.weight, FakeTransport())
+        wrapped(minddp.DistributedDataParallel, pair, names, trigger="first.weight")
 
 
 def _unknown_name(rank: int) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from minddp.train.checkpoint import Checkpoint
-from minddp.train.loop import Outcome, train
+from minddp.train.loop import train
 from minddp.train.settings import GPTOptions, Settings
 from minddp.train.world import World
 
@@ -51,8 +51,8 @@ def world_here(rank: int) -> World:
     return World(rank, dist.get_world_size(), torch.device("cpu"), dist.group.WORLD)
 
 
-def train_here(rank: int, settings: Settings) -> Outcome:
-    """A whole run, as one of a pool's ranks."""
+def train_here(rank: int, settings: Settings) -> str:
+    """A whole run, as one of a pool's ranks; returns why it ended."""
     return train(settings, world_here(rank))
 
 

@@ -40,9 +40,7 @@ def test_only_changed_options_reach_the_wrapper() -> None:
         ({"gpt": GPTOptions(width=100, heads=3)}, "--width 100 does not split into --heads 3"),
         ({"resume": True, "overwrite": True}, "--resume and --overwrite exclude"),
         ({"task": "digits", "gpt": GPTOptions(layers=2, width=64)}, "--layers, --width"),
-        ({"ddp": "none", "nproc": 2}, "drift apart"),
         ({"ddp": "none", "wrapper": WrapperOptions(static_graph=True)}, "no use for --static-graph"),
-        ({"ddp": "torch", "wrapper": WrapperOptions(transport="nccl")}, "--transport nccl is minddp's own"),
         ({"wrapper": WrapperOptions(bucket_cap_mb=-2)}, "--bucket-cap-mb must not be negative"),
         ({"wrapper": WrapperOptions(bucket_cap_mb=1, bucket_cap_mb_list=(1, 2))}, "exclude each other"),
     ],
@@ -71,9 +69,16 @@ def test_an_option_that_the_wrapper_does_not_have(tmp_path: Path, monkeypatch: p
     class OldWrapper:
         def __init__(self, module: object, bucket_cap_mb: float | None = None) -> None: ...
 
+    with pytest.raises(SettingsError, match="no option transport"):
+        check_before_start(tiny(tmp_path, ddp="torch", wrapper=WrapperOptions(transport="nccl")))
     monkeypatch.setattr("minddp.train.wrap.wrapper_class", lambda name: OldWrapper)
     with pytest.raises(SettingsError, match="no option batched_grad_copy"):
         check_before_start(tiny(tmp_path, ddp="torch", wrapper=WrapperOptions(batched_grad_copy=True)))
+
+
+def test_several_ranks_without_a_wrapper(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="the models of 2 ranks would drift apart"):
+        check_before_start(tiny(tmp_path, ddp="none", nproc=2))
 
 
 def test_more_cuda_ranks_than_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
