@@ -10,7 +10,6 @@ optimizers: a step that would touch one of the module's parameters raises. The n
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from minddp.core.autograd import weakly
 from minddp.core.expectation import Expectation
+from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
 
 #: Asks the other ranks what they miss: (occasion, the same on every rank; names missing here; transport).
@@ -46,13 +46,12 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
         return ""
     keys = {other: f"minddp/unfinished/{occasion}/{other}" for other in range(transport.world_size)}
     store.set(keys.pop(rank), missing)
-    deadline = time.monotonic() + patience_s
-    while not store.check(list(keys.values())) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    missing_on = values_within(store, keys, patience_s)
     lines = []
-    for other, key in keys.items():
-        if store.check([key]):
-            lines.append(f"Parameters which did not receive grad for rank {other}: {store.get(key).decode()}\n")
+    for other in keys:
+        if other in missing_on:
+            listed = missing_on[other].decode()
+            lines.append(f"Parameters which did not receive grad for rank {other}: {listed}\n")
         else:
             lines.append(
                 f"Rank {other} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
