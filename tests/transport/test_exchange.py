@@ -243,6 +243,21 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
             work.wait()
 
 
+def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_on_rank_0(addends: list, owner: int) -> None:
+        if owner == 0:
+            raise MemoryError("é" * 5000)
+
+    monkeypatch.setattr(exchange, "all_reduce_chunk", fail_on_rank_0)
+    errors = []
+    for work in [rank.launch() for rank in start(2)]:
+        with pytest.raises(RuntimeError, match="Rank 0 cannot go on") as error:
+            work.wait()
+        errors.append(str(error.value))
+    assert len(errors[0]) > 5000
+    assert errors[1] == errors[0][: messages.MAX_REASON_CHARACTERS]
+
+
 def test_a_forked_child_leaves_its_parents_thread_alone(start: Start) -> None:
     ranks = start(2)
     child = os.fork()

@@ -57,6 +57,8 @@ class Exchange:
         self._rank = rank
         self._timeout_s = timeout_s
         self._sockets = PeerSockets(rank, peers, timeout_s)
+        self.announce = self._sockets.send  # a new segment, or that one is not used any more
+        self.close = self._sockets.shut_down  # then `make_progress` sets `is_closed`
         self._spin_wait = spin_wait or SpinWait(0.0)
         self._tracker = ReductionTracker(rank, len(peers) + 1, names)
         self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
@@ -68,12 +70,6 @@ class Exchange:
         self.is_closed = False
 
     # ------------------------------------------------------------------ for any thread
-
-    def announce(
-        self, message: messages.SegmentMade | messages.SegmentDropped, descriptors: Sequence[int] = ()
-    ) -> None:
-        """Let all peers map a new segment, or unmap one that is not used any more."""
-        self._sockets.send(message, descriptors)
 
     def launch(
         self, addend: torch.Tensor, segment: Segment, offset_bytes: int, copy_to: torch.Tensor | None = None
@@ -115,10 +111,6 @@ class Exchange:
     def wait_for_news(self) -> None:
         """Sleep until there is something for `make_progress`."""
         self._sockets.sleep(self._limit_ms(float("inf")))
-
-    def close(self) -> None:
-        """Make `make_progress` set `is_closed`."""
-        self._sockets.shut_down()
 
     # ------------------------------------------------------------------ for one thread at a time
 
@@ -240,7 +232,8 @@ class Exchange:
         """Complete what is in flight, and all that follows, with an error. Peers get the first reason."""
         if self._failure is None:
             self._failure = error
-            leaving = messages.Leaving(error if reason_for_peers is None else reason_for_peers)
+            reason = error if reason_for_peers is None else reason_for_peers
+            leaving = messages.Leaving(reason[: messages.MAX_REASON_CHARACTERS])
             for rank in self._inbound:
                 self._sockets.try_to_send(rank, leaving)
                 self._sockets.disconnect(rank)

@@ -38,7 +38,6 @@ class PeerSockets:
         self._peers = peers
         self._timeout_s = timeout_s
         self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sockets = {number: peer.socket for number, peer in peers.items()}
         self._rank_of = {self._from_self.fileno(): rank}  # by descriptor, of a socket or a process
         for number, peer in peers.items():
             self._rank_of[peer.socket.fileno()] = number
@@ -59,7 +58,8 @@ class PeerSockets:
             RuntimeError: a peer has not received its messages within the time limit.
         """
         encoded = messages.encode(message)
-        for connection in (*self._sockets.values(), *([self._to_self] if also_to_self else [])):
+        connections = [peer.socket for peer in self._peers.values()]
+        for connection in [*connections, self._to_self] if also_to_self else connections:
             if not messages.send(connection, encoded, descriptors, timeout_s=self._timeout_s):
                 raise RuntimeError(
                     f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped; "
@@ -92,7 +92,7 @@ class PeerSockets:
             if descriptor not in self._rank_of:  # disconnected a moment ago, when its process ended
                 continue
             rank = self._rank_of[descriptor]
-            connection = self._from_self if rank == self._rank else self._sockets[rank]
+            connection = self._from_self if rank == self._rank else self._peers[rank].socket
             has_ended = descriptor != connection.fileno()
             message: Message | None
             while True:
@@ -108,7 +108,7 @@ class PeerSockets:
 
     def try_to_send(self, rank: int, message: Message) -> bool:
         """False if there is no room now; then the next `poll` also ends when there is room."""
-        connection = self._sockets[rank]
+        connection = self._peers[rank].socket
         if connection.fileno() not in self._rank_of:
             return True  # it has ended
         is_sent = messages.send(connection, messages.encode(message))
