@@ -239,7 +239,7 @@ def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[tuple[tuple[i
     transport = opened_on("aab", group)
     tensor = torch.tensor([10.0**rank])
     transport.all_reduce(tensor).wait()
-    return transport.hosts.ranks, tensor.item()
+    return transport._exchange.hosts.ranks, tensor.item()
 
 
 def test_a_group_need_not_be_that_of_all_ranks(ranks: Ranks) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ import pytest
 from minddp.transport.shared_memory import messages, rendezvous, segments
 from minddp.transport.shared_memory.messages import ChunksDone
 from minddp.transport.shared_memory.peer_sockets import Peer
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_json
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, require_one_host
 from tests.transport.threads import ThreadGroup, on_ranks
 
 
 def connected_by(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer]:
-    return connect(rank, group.world_size, partial(gather_json, group.of(rank)), timeout_s)
+    require_one_host(group.of(rank))
+    return connect(group.of(rank), range(group.world_size), timeout_s)
 
 
 def outcome(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer] | str:

@@ -52,10 +52,7 @@ class Hosts:
     @classmethod
     def grouped(cls, names: Sequence[str]) -> Hosts:
         """From the name of each rank's host, in rank order."""
-        ranks: dict[str, list[int]] = {}
-        for rank, name in enumerate(names):
-            ranks.setdefault(name, []).append(rank)
-        return cls(tuple(map(tuple, ranks.values())))
+        return cls(tuple(sorted(map(tuple, wording.by_value(dict(enumerate(names))).values()))))
 
     @property
     def num_lanes(self) -> int:
@@ -152,7 +149,7 @@ class HostExchange(Exchange):
         names = hosts.ranks_beside(rank)
         super().__init__(names.index(rank), peers, timeout_s, names)
         self._lane = lane
-        self._num_lanes = hosts.num_lanes
+        self.hosts = hosts
         self._crossing: deque[deque[Piece]] = deque()  # the pieces of each all-reduce that this rank has not done
 
     def leave(self) -> None:
@@ -177,7 +174,7 @@ class HostExchange(Exchange):
         if self._lane is None:
             return
         numel, itemsize = addends[0].numel, DTYPES[addends[0].dtype].itemsize
-        bounds = chunk_bounds(self._rank, self._num_lanes, numel, itemsize)
+        bounds = chunk_bounds(self._rank, self.hosts.num_lanes, numel, itemsize)
         for start, stop in pieces_of(*bounds, itemsize):
             parts = self._chunks(addends, start, stop)
             for blocks in in_blocks(parts):

@@ -15,7 +15,7 @@ from minddp.transport.protocols import Work
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, MAX_BROADCAST_BYTES, SegmentDropped, SegmentMade
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_json
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, require_one_host
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
 from minddp.transport.spin_wait import spin_wait_among
@@ -32,7 +32,8 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     require_gloo(group, device)
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
-    peers = connect(group.rank, group.world_size, partial(gather_json, group), CONNECT_TIMEOUT_S)
+    require_one_host(group)
+    peers = connect(group, range(group.world_size), CONNECT_TIMEOUT_S)
     timeout_s, spin_wait = time_limit_s(group.group, device), spin_wait_among(group.world_size)
     return SharedMemoryTransport(group, Exchange(group.rank, peers, timeout_s, spin_wait=spin_wait))
 
