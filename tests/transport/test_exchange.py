@@ -33,7 +33,7 @@ class Rank:
 
     def launch(self, start: int = 0, stop: int | None = None) -> SharedWork:
         reduction = self.exchange.launch(self.tensor[start:stop], self.segment, start * 4)
-        return SharedWork(reduction, self.engine, "gloo:all_reduce")
+        return SharedWork(reduction, self.engine)
 
     def leave(self) -> None:
         self.engine.end()

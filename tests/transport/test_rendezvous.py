@@ -53,7 +53,7 @@ def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.Monkey
 
 
 def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "is_supported", lambda: False)
+    monkeypatch.delattr(os, "memfd_create")
     group = ThreadGroup(2)
     assert (
         on_ranks(2, lambda rank: outcome(group, rank))

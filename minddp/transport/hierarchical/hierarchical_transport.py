@@ -26,7 +26,7 @@ class HierarchicalTransport(SharedMemoryTransport):
     """All-reduces in the memory of each host and between the hosts; all else is left to the process group."""
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._group.broadcast(tensor, source)
+        return ProcessGroupTransport.broadcast(self, tensor, source)
 
 
 def connect_hosts(
@@ -49,10 +49,10 @@ def connect_hosts(
             f'transport="process_group".'
         ) from None
     hosts = Hosts.grouped(rendezvous.gather_hosts(group, name_of_host()))
-    if len(hosts.ranks) == 1 and group.world_size > 1:
-        return connect_ranks(group, device)
-    if hosts.is_one_rank_each:
+    if len(hosts.ranks) == group.world_size:
         return group
+    if len(hosts.ranks) == 1:
+        return connect_ranks(group, device)
     timeout_s = time_limit_s(group.group, device)
     peers = rendezvous.connect(group, hosts.ranks_beside(group.rank), CONNECT_TIMEOUT_S)
     lane = _connect_between_hosts(group, hosts, timeout_s, peers)

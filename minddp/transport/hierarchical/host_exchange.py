@@ -59,10 +59,6 @@ class Hosts:
         """How many ranks every host has at least. See [Note: reduce, cross, copy]."""
         return min(map(len, self.ranks))
 
-    @property
-    def is_one_rank_each(self) -> bool:
-        return max(map(len, self.ranks)) == 1
-
     def ranks_beside(self, rank: int) -> tuple[int, ...]:
         """All ranks on this rank's host, itself included. Its index among them is its local rank."""
         return next(ranks for ranks in self.ranks if rank in ranks)

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -23,8 +23,7 @@ from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
 
 
-@dataclass(frozen=True)
-class Introduction:
+class Introduction(NamedTuple):
     """A rank's host, as NCCL identifies it, and its GPU; or why it cannot take part."""
 
     host: str = ""
@@ -48,8 +47,8 @@ def share_unique_id(
     """
     serial = store.add(f"minddp/nccl/opened by {group.rank}", 1)  # equal on all ranks: they open in one order
     keys = {rank: f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)}
-    store.set(keys[group.rank], json.dumps(asdict(ours)))
-    _check([Introduction(**json.loads(text)) for text in _posted(store, keys, limit_s)])
+    store.set(keys[group.rank], json.dumps(ours))
+    _check([Introduction(*json.loads(text)) for text in _posted(store, keys, limit_s)])
     key = f"minddp/nccl/{serial}/unique id"
     if group.rank == 0:
         store.set(key, make_unique_id().hex())

@@ -77,7 +77,8 @@ class Exchange:
         """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum to `copy_to`."""
         number = self._num_launched
         tensor = addend if copy_to is None else copy_to
-        reduction = Reduction(f"all-reduce {number}", tensor, self._timeout_s, number=number, addend=addend)
+        deadline = time.monotonic() + self._timeout_s
+        reduction = Reduction(f"all-reduce {number}", tensor, deadline, number=number, addend=addend)
         dtype = DTYPES.index(addend.dtype)
         ready = messages.AddendReady(number, segment.number, offset_bytes, addend.numel(), dtype)
         self._num_launched += 1
@@ -95,13 +96,14 @@ class Exchange:
         if failure is not None:
             raise RuntimeError(failure)
         self._sockets.send(messages.Broadcast(self._num_launched, messages.bytes_of(tensor)))
-        return Collective(f"broadcast from rank {self._rank}", tensor, self._timeout_s, is_complete=True)
+        return Collective(f"broadcast from rank {self._rank}", tensor, time.monotonic(), is_complete=True)
 
     def receive_broadcast(self, tensor: torch.Tensor, source: int) -> InboundBroadcast:
         """Begin to replace a tensor with any strides by the one that rank `source` broadcasts."""
         inbound = self._inbound[source]
         name = f"broadcast {inbound.num_expected} from rank {source}"
-        expected = InboundBroadcast(name, tensor, self._timeout_s, num_launched=self._num_launched)
+        deadline = time.monotonic() + self._timeout_s
+        expected = InboundBroadcast(name, tensor, deadline, num_launched=self._num_launched)
         inbound.num_expected += 1
         inbound.expected.append(expected)
         if inbound.arrived or self._failure is not None:  # else a message will come

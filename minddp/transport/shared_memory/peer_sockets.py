@@ -29,7 +29,7 @@ class Peer:
 class PeerSockets:
     """Any thread may call `send`, `wake`, `sleep` and `shut_down`; all else is for one thread at a time.
 
-    `poll(limit_ms)` waits for events, for `receive`; without a limit as long as it takes.
+    `poll(limit_ms)` waits for events, for `receive`; without a limit as long as it takes. `sleep` does the same.
     """
 
     def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
@@ -47,7 +47,7 @@ class PeerSockets:
         for poll in self._polls:
             for descriptor in self._rank_of:
                 poll.register(descriptor, select.POLLIN)
-        self.poll = self._polls[0].poll
+        self.poll, self.sleep = (poll.poll for poll in self._polls)
 
     # ------------------------------------------------------------------ for any thread
 
@@ -70,10 +70,6 @@ class PeerSockets:
         """End `poll` and `sleep`. Does nothing if there are messages already, or the sockets are closed."""
         with suppress(OSError):
             messages.send(self._to_self, messages.encode(WakeUp()))
-
-    def sleep(self, limit_ms: float | None) -> None:
-        """Until there are events for `receive`."""
-        self._polls[1].poll(limit_ms)
 
     def shut_down(self) -> None:
         """End the messages of this rank to itself. No effect in a forked child, which has copies of the sockets."""

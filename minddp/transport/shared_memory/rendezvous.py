@@ -88,7 +88,7 @@ def require_success(group: Transport, error_here: str, peers: Mapping[int, Peer]
 
 def name_of_host() -> str:
     """Equal on ranks of one host and network namespace, the reach of an address; empty on other systems."""
-    return host_identity("net") if segments.is_supported() else ""
+    return host_identity("net") if hasattr(os, "memfd_create") else ""
 
 
 def gather_hosts(group: Transport, name_here: str) -> list[str]:
