@@ -488,14 +488,14 @@ _BY_UNIT_TESTS = (
     Mutation(
         "let optimizers step on what is not averaged",
         "watchdog/missing_gradients.py",
-        "any(id(param) in ours for param in stepped)",
+        "any(id(param) in self._guarded for param in stepped)",
         "False",
         f"{_MISSING}::test_the_optimizer_is_stopped_in_the_same_iteration",
     ),
     Mutation(
         "stop every optimizer",
         "watchdog/missing_gradients.py",
-        "any(id(param) in ours for param in stepped)",
+        "any(id(param) in self._guarded for param in stepped)",
         "True",
         f"{_MISSING}::test_an_unrelated_optimizer_is_not_hindered",
     ),

@@ -10,7 +10,7 @@ The ranks meet at the store, exchange fact sheets, connect, and measure. Pure fu
 | `doctor_command.py` | the command line: starts the ranks or is one of them |
 | `examination.py` | the checks in their order |
 | `store_connection.py` | a rank's place in the job; the connection to the store |
-| `store_exchange.py` | messages through the store, and time limits on calls that have none |
+| `store_exchange.py` | messages through the store |
 | `fact_sheet.py` | what a rank knows about itself, its host and its network |
 | `measurement.py` | connections between ranks, load, speed of collectives |
 | `rank_verdicts.py`, `network_verdicts.py` | facts and measurements in, findings out |

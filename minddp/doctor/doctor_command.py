@@ -20,8 +20,8 @@ from rich.console import Console
 from minddp.doctor.examination import Examination
 from minddp.doctor.findings import Report, show
 from minddp.doctor.store_connection import Place, UsageError, place_of
-from minddp.doctor.store_exchange import Unfinished, call_with_limit
 from minddp.platform.launcher import RanksFailed, Stopped, launch
+from minddp.platform.time_limits import Unfinished, call_with_limit
 
 DEFAULT_RANKS = 2
 REPORT_WIDTH = 100  # without a terminal

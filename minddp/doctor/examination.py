@@ -16,8 +16,9 @@ from minddp.doctor.fact_sheet import FactSheet, collect, list_interfaces, outwar
 from minddp.doctor.findings import Finding, Report, Severity
 from minddp.doctor.measurement import Measurement, connect, measure, probe_connections
 from minddp.doctor.store_connection import Place, StoreUnreachable, open_store
-from minddp.doctor.store_exchange import StoreExchange, StoreLost, Unfinished, call_with_limit
+from minddp.doctor.store_exchange import StoreExchange, StoreLost
 from minddp.platform import wording
+from minddp.platform.time_limits import Unfinished, call_with_limit
 
 CHECKS = (
     *("rendezvous", "versions", "environment", "devices", "cores", "memory"),

@@ -21,7 +21,7 @@ import torch
 import minddp
 from minddp.doctor.store_connection import Place, resolve
 from minddp.platform.cores import control_group, usable_cores
-from minddp.platform.host import host_identity, namespace
+from minddp.platform.host import host_identity
 
 # Environment variables with these prefixes change how ranks compute or communicate.
 PREFIXES = ("CUBLAS_", "CUDA_", "GLOO_", "MINDDP_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TP_")
@@ -75,7 +75,7 @@ def collect(place: Place, environment: Mapping[str, str], limit_s: float) -> Fac
         has_nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
         gpu_name=properties.name if properties else "",
         gpu_uuid=str(getattr(properties, "uuid", f"{socket.gethostname()} {gpu}")) if properties else "",
-        network_identity=f"{host_identity()} {namespace('net')}",
+        network_identity=host_identity("net"),
         interfaces=interfaces,
         gloo_address=choose_gloo_address(environment.get("GLOO_SOCKET_IFNAME"), interfaces, limit_s),
     )

@@ -5,15 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from minddp.platform import wording
-
-T = TypeVar("T")
 
 
 class Severity(str, enum.Enum):
@@ -42,17 +40,9 @@ def judged(check: str, problems: Iterable[Finding], fine: str) -> list[Finding]:
     return list(problems) or [Finding(check, Severity.FINE, fine)]
 
 
-def by_value(value_of_rank: Mapping[int, T]) -> dict[T, list[int]]:
-    """The ranks with each value; the most frequent value first, then in the order of ranks."""
-    ranks: dict[T, list[int]] = {}
-    for rank, value in sorted(value_of_rank.items()):
-        ranks.setdefault(value, []).append(rank)
-    return dict(sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1])))
-
-
 def differing(value_of_rank: Mapping[int, str], form: str = "{value} on {ranks}") -> str:
     """`2.13.0 on ranks 0-2; 2.12.1 on rank 3`."""
-    groups = by_value(value_of_rank).items()
+    groups = wording.by_value(value_of_rank).items()
     return "; ".join(form.format(value=value, ranks=wording.ranks(ranks)) for value, ranks in groups)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minddp.doctor.fact_sheet import Sheets, is_loopback, outward
-from minddp.doctor.findings import Finding, Severity, by_value, differing, judged
+from minddp.doctor.findings import Finding, Severity, differing, judged
 from minddp.doctor.measurement import Measurement
 from minddp.doctor.store_connection import Obstacle, Place, StoreUnreachable
 from minddp.platform import wording
@@ -69,8 +69,8 @@ def judge_roll_call(place: Place, sheets: Sheets, missing: Sequence[int], limit_
         ranks = wording.count(place.world_size, "rank")
         return Finding("rendezvous", Severity.FINE, f"{ranks} met at {place.endpoint}: {present}.")
     fact = (
-        f"{wording.ranks(missing).capitalize()} {'has' if len(missing) == 1 else 'have'} not arrived at "
-        f"{place.endpoint} within {limit_s:g} s. Present: {present}."
+        f"{wording.subject(missing, 'has', 'have')} not arrived at {place.endpoint} within {limit_s:g} s. "
+        f"Present: {present}."
     )
     remedy = (
         f"Start all ranks with WORLD_SIZE={place.world_size} MASTER_ADDR={place.address} MASTER_PORT={place.port}, "
@@ -84,7 +84,7 @@ def judge_interfaces(sheets: Sheets) -> list[Finding]:
     problems = []
     variable = "GLOO_SOCKET_IFNAME"
     values = {rank: (s.host, s.environment[variable]) for rank, s in sheets.items() if s.environment.get(variable)}
-    for (host, wanted), ranks in by_value(values).items():
+    for (host, wanted), ranks in wording.by_value(values).items():
         interfaces = sheets[ranks[0]].interfaces
         if wrong := [name for name in wanted.split(",") if name not in interfaces]:
             fact = (
@@ -170,6 +170,6 @@ def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> lis
             f"{EXAMPLE_PARAMETERS // 10**6} million float32 gradients."
         )
         is_slow = latency_s > SLOW_LATENCY_S or bytes_per_s < SLOW_BYTES_PER_S
-        problem = Finding("collectives", Severity.NOTE, fact, remedy)
-        findings.append(problem if is_slow else Finding("collectives", Severity.FINE, fact))
+        severity = Severity.NOTE if is_slow else Severity.FINE
+        findings.append(Finding("collectives", severity, fact, remedy if is_slow else ""))
     return findings

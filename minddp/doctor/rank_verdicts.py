@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from minddp.doctor.fact_sheet import FactSheet, Sheets
-from minddp.doctor.findings import Finding, Severity, by_value, differing, judged
+from minddp.doctor.findings import Finding, Severity, differing, judged
 from minddp.doctor.measurement import Measurement
 from minddp.platform import wording
 
@@ -25,7 +25,7 @@ BUSY = 0.2  # of the time in which a rank computes; alone on a machine it is a f
 
 def judge_sheets(sheets: Sheets, wanted: Device) -> list[Finding]:
     """All checks of this file but the load."""
-    ranks_of_host = by_value({rank: sheet.host_identity for rank, sheet in sheets.items()}).values()
+    ranks_of_host = wording.by_value({rank: sheet.host_identity for rank, sheet in sheets.items()}).values()
     hosts = [[sheets[rank] for rank in ranks] for ranks in ranks_of_host]
     on_gpu = choose_device(sheets, wanted) == "cuda"
     versions = {rank: sheet.versions for rank, sheet in sheets.items()}
@@ -43,7 +43,7 @@ def _differences(check: str, settings: Mapping[int, Mapping[str, str]]) -> Itera
     """A finding for each name whose value differs between ranks."""
     for name in dict.fromkeys(name for values in settings.values() for name in values):
         values = {rank: known.get(name, "(unset)") for rank, known in settings.items()}
-        if name not in MAY_DIFFER and len(by_value(values)) > 1:
+        if name not in MAY_DIFFER and len(wording.by_value(values)) > 1:
             severity = Severity.BROKEN if name in DECISIVE else Severity.NOTE
             remedy = f"Make {name} the same on every host. torchrun passes on the environment of its own host only."
             yield Finding(check, severity, f"{name} is not the same everywhere: {differing(values)}.", remedy)
@@ -65,7 +65,8 @@ def _devices(sheets: Sheets, wanted: Device) -> Iterator[Finding]:
     signs = [bool(sheet.gpu_uuid or sheet.has_nvidia_driver) for sheet in sheets.values()]
     if wanted == "cpu" or choose_device(sheets, wanted) == "cuda" or (wanted == "auto" and not any(signs)):
         return
-    for (host, gpu), ranks in by_value({rank: (s.host, s.gpu_uuid) for rank, s in sheets.items()}).items():
+    gpu_of_rank = {rank: (sheet.host, sheet.gpu_uuid) for rank, sheet in sheets.items()}
+    for (host, gpu), ranks in wording.by_value(gpu_of_rank).items():
         if gpu and len(ranks) == 1:
             continue
         sheet = sheets[ranks[0]]
@@ -86,7 +87,7 @@ def _devices(sheets: Sheets, wanted: Device) -> Iterator[Finding]:
 def _chosen_devices(sheets: Sheets, wanted: Device) -> str:
     if choose_device(sheets, wanted) == "cpu":
         return f"The CPU, with gloo: {'as --device cpu asks' if wanted == 'cpu' else 'no rank has a GPU'}."
-    models = by_value({rank: sheet.gpu_name for rank, sheet in sheets.items()})
+    models = wording.by_value({rank: sheet.gpu_name for rank, sheet in sheets.items()})
     return f"A GPU for each of {wording.count(len(sheets), 'rank')}: {wording.joined(list(models))}."
 
 
@@ -143,6 +144,6 @@ def judge_load(sheets: Sheets, measured: Mapping[int, Measurement]) -> list[Find
     remedy = "End other programs there (top), or start fewer ranks; until then the times below are not reliable."
     problems = (
         Finding("load", Severity.NOTE, f"{wording.ranks(ranks).capitalize()} on {host} {fact}", remedy)
-        for host, ranks in by_value(busy).items()
+        for host, ranks in wording.by_value(busy).items()
     )
     return judged("load", problems, f"Ranks {fact}")

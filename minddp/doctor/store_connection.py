@@ -15,8 +15,9 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from minddp.doctor.store_exchange import Unfinished, call_with_limit, first_line
+from minddp.doctor.store_exchange import first_line
 from minddp.platform import wording
+from minddp.platform.time_limits import Unfinished, call_with_limit
 
 Obstacle = Literal["unknown name", "refused", "no answer", "no store", "port in use", "other"]
 

@@ -6,55 +6,22 @@ A message is JSON under a topic and a rank. Every wait has a time limit; a rank 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from minddp.platform.time_limits import Unfinished, call_with_limit, values_within
+
 T = TypeVar("T")
-POLL_S = 0.05
 FAREWELL_S = 5.0  # how long a rank that has failed waits for the outcomes of the others
 SILENT = "no answer"
 GAVE_UP = "gave up because another rank had failed"
 
 
-class Unfinished(Exception):
-    """A call did not return within its time limit, or its result is no longer needed."""
-
-
 class StoreLost(RuntimeError):
     """The store does not answer: the process that hosts it has ended."""
-
-
-def call_with_limit(call: Callable[[], T], limit_s: float, is_useless: Callable[[], bool] = lambda: False) -> T:
-    """The result or error of `call`, unless it outlasts `limit_s` or `is_useless()` becomes true.
-
-    For calls that have no time limit or have been seen to exceed it: name resolution, TCPStore, gloo's connections.
-    The call runs in a daemon thread that may stay behind; a process with such a thread has to end by `os._exit`.
-
-    Raises:
-        Unfinished: the call has not returned.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    deadline = time.monotonic() + limit_s
-    threading.Thread(target=run, name="minddp doctor: call with a time limit", daemon=True).start()
-    while not wait([future], min(2 * POLL_S, max(0.0, deadline - time.monotonic()))).done:
-        if time.monotonic() >= deadline:
-            raise Unfinished(f"timed out after {limit_s:g} s")
-        if is_useless():
-            raise Unfinished(GAVE_UP)
-    return future.result()
 
 
 def first_line(error: BaseException) -> str:
@@ -75,15 +42,9 @@ class StoreExchange:
 
     def gather(self, topic: str, limit_s: float, ranks: Sequence[int] | None = None) -> dict[int, Any]:
         """The messages that `ranks` (default: all) have posted within the time limit."""
-        deadline = time.monotonic() + limit_s
-        missing = list(range(self.world_size) if ranks is None else ranks)
-        received: dict[int, Any] = {}
-        while True:
-            received |= {rank: self._read(topic, rank) for rank in missing if self._is_set(f"{topic}/{rank}")}
-            missing = [rank for rank in missing if rank not in received]
-            if not missing or time.monotonic() >= deadline:
-                return dict(sorted(received.items()))
-            time.sleep(POLL_S)
+        keys = {rank: f"{topic}/{rank}" for rank in (range(self.world_size) if ranks is None else ranks)}
+        posted = self._access(lambda: values_within(self.store, keys, limit_s))
+        return {rank: json.loads(text) for rank, text in posted.items()}
 
     def run_on_all(
         self, topic: str, part: Callable[[], Any], limit_s: float
@@ -93,8 +54,12 @@ class StoreExchange:
         Only the errors to look at first: a silent rank makes others fail, and a failed rank makes others give up.
         """
         value, error = None, ""
+
+        def reason_to_give_up() -> str:
+            return GAVE_UP if self._access(lambda: self.store.check([f"{topic}/failed"])) else ""
+
         try:
-            value = call_with_limit(part, limit_s, lambda: self._is_set(f"{topic}/failed"))
+            value = call_with_limit(part, limit_s, reason_to_give_up)
         except StoreLost:
             raise
         except Unfinished as unfinished:
@@ -108,12 +73,6 @@ class StoreExchange:
         values = {rank: value for rank, (value, error) in received.items() if not error}
         errors = {rank: error for rank, (_, error) in received.items() if error not in ("", GAVE_UP)}
         return values, {rank: SILENT for rank in range(self.world_size) if rank not in received} or errors
-
-    def _read(self, topic: str, rank: int) -> Any:
-        return json.loads(self._access(lambda: self.store.get(f"{topic}/{rank}")))
-
-    def _is_set(self, key: str) -> bool:
-        return self._access(lambda: self.store.check([key]))
 
     def _access(self, request: Callable[[], T]) -> T:
         try:

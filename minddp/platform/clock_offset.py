@@ -1,14 +1,9 @@
 """How far one clock is ahead of another, from events that both have seen.
 
 [Note: clock offsets]
-Two processes read their own clocks before and after one event. The event lies between the two readings of each, so
-our clock's time of it is at least `before` of ours and theirs at most `after` of theirs, and the other way round.
-Each event bounds the offset from both sides, and all events together leave the intersection of these bounds: its
-middle is the estimate, half its width the error. An event may be
-
-- a question and its answer: ours is read when the question leaves and when the answer arrives, theirs in between,
-  once (Cristian, 1989);
-- a barrier that both enter and leave.
+We read our clock when a question leaves and when its answer arrives; they read theirs once, in between (Cristian,
+1989). Each such round trip bounds the offset from both sides, and all together leave the intersection of these
+bounds: its middle is the estimate, half its width the error.
 
 Processes that read one clock need no estimate: see `clock_identity`.
 """
@@ -32,11 +27,12 @@ ROUND_TRIPS = 32  # they take some milliseconds
 now_ns = time.perf_counter_ns  # a monotonic clock, the zero of which has no meaning
 
 
-class Reading(NamedTuple):
-    """One clock, read before and after an event; the same number twice where it is read at the event itself."""
+class RoundTrip(NamedTuple):
+    """A question of ours and its answer: the first and the last number are read from our clock."""
 
-    before_ns: int
-    after_ns: int
+    sent_ns: int
+    theirs_ns: int
+    received_ns: int
 
 
 @dataclass(frozen=True)
@@ -50,24 +46,23 @@ class ClockOffset:
     error_ns: int | None
 
 
-def clock_offset(ours: Sequence[Reading], theirs: Sequence[Reading]) -> ClockOffset:
-    """The offset that the readings of the same events by both clocks allow. See [Note: clock offsets]."""
-    pairs = list(zip(ours, theirs, strict=True))
-    low = max(their.before_ns - our.after_ns for our, their in pairs)
-    high = min(their.after_ns - our.before_ns for our, their in pairs)
+def clock_offset(round_trips: Sequence[RoundTrip]) -> ClockOffset:
+    """The offset that all these round trips allow. See [Note: clock offsets]."""
+    low = max(trip.theirs_ns - trip.received_ns for trip in round_trips)
+    high = min(trip.theirs_ns - trip.sent_ns for trip in round_trips)
     return ClockOffset((low + high) // 2, (abs(high - low) + 1) // 2)
 
 
 def ask_for_offset(group: dist.ProcessGroup, peer: int) -> ClockOffset:
     """Our offset to rank `peer` of `group`, which must call `answer_for_offset` meanwhile."""
-    ours, theirs, answer = [], [], torch.zeros(1, dtype=torch.int64)
+    round_trips, answer = [], torch.zeros(1, dtype=torch.int64)
     for _ in range(ROUND_TRIPS):
         sent_ns = now_ns()
         group.send([answer], peer, 0).wait()
         group.recv([answer], peer, 0).wait()
-        ours.append(Reading(sent_ns, now_ns()))
-        theirs.append(Reading(int(answer), int(answer)))
-    return clock_offset(ours, theirs)
+        received_ns = now_ns()
+        round_trips.append(RoundTrip(sent_ns, int(answer), received_ns))
+    return clock_offset(round_trips)
 
 
 def answer_for_offset(group: dist.ProcessGroup, peer: int) -> None:

@@ -6,20 +6,22 @@ import os
 import socket
 from pathlib import Path
 
+from minddp.platform.cores import read_if_there
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
     """The running kernel's own number: equal in all its processes and containers. Empty where there is none."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+    return read_if_there(BOOT_ID)
 
 
-def host_identity() -> str:
-    """Equal in two processes if and only if they run on one kernel; the host's name where that is not known."""
-    return boot_id() or socket.gethostname()
+def host_identity(*namespaces: str) -> str:
+    """Equal in two processes if and only if they run on one kernel, and in the same of its `namespaces`.
+
+    The host's name takes the place of the kernel's number where that is not known.
+    """
+    return " ".join([boot_id() or socket.gethostname(), *map(namespace, namespaces)])
 
 
 def namespace(kind: str) -> str:

@@ -10,8 +10,7 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,29 +61,18 @@ def launch(nproc: int, module: str, arguments: Sequence[str]) -> None:
         local_addr="localhost",
         max_restarts=0,
     )
-    with _quiet_launcher_log():
-        try:
-            elastic_launch(config, sys.executable)("-m", module, *arguments)
-        except ChildFailedError as error:
-            raise RanksFailed(describe_failure(error), error.failures[cause_of(error)].exitcode) from None
-        except SignalException as stopped:
-            raise Stopped(stopped.sigval) from None
-        except KeyboardInterrupt:  # before the launcher has installed its signal handlers
-            raise Stopped(signal.SIGINT) from None
-
-
-@contextmanager
-def _quiet_launcher_log() -> Iterator[None]:
-    """Drop the log of torch's launcher: `RanksFailed` and `Stopped` say the same once."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    handler = logging.NullHandler()
-    logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
+    disabled = logging.root.manager.disable
+    logging.disable()  # what torch's launcher logs `RanksFailed` and `Stopped` say once
     try:
-        yield
+        elastic_launch(config, sys.executable)("-m", module, *arguments)
+    except ChildFailedError as error:
+        raise RanksFailed(describe_failure(error), error.failures[cause_of(error)].exitcode) from None
+    except SignalException as stopped:
+        raise Stopped(stopped.sigval) from None
+    except KeyboardInterrupt:  # before the launcher has installed its signal handlers
+        raise Stopped(signal.SIGINT) from None
     finally:
-        logger.propagate = propagates
-        logger.removeHandler(handler)
+        logging.disable(disabled)
 
 
 def describe_failure(error: ChildFailedError) -> str:

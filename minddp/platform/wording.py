@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def ranks(numbers: Sequence[int]) -> str:
@@ -22,6 +25,14 @@ def ranks(numbers: Sequence[int]) -> str:
 def subject(numbers: Sequence[int], singular: str, plural: str) -> str:
     """`Rank 2 waits`, `Ranks 0 and 3 wait`: the beginning of a sentence about these ranks, with either verb."""
     return f"{ranks(numbers).capitalize()} {singular if len(numbers) == 1 else plural}"
+
+
+def by_value(value_of_rank: Mapping[int, T]) -> dict[T, list[int]]:
+    """The ranks with each value; the most frequent value first, then in the order of ranks."""
+    ranks: dict[T, list[int]] = {}
+    for rank, value in sorted(value_of_rank.items()):
+        ranks.setdefault(value, []).append(rank)
+    return dict(sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1])))
 
 
 def joined(words: Sequence[str]) -> str:

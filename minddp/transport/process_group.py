@@ -86,12 +86,9 @@ class _SpinningWork:
         self.get_future = work.get_future
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        if timeout is None:
-            self._spin_wait.spin(self.is_completed)
-            self._work.wait()
-        else:
-            self._spin_wait.spin(self.is_completed, timeout.total_seconds())
-            self._work.wait(timeout)
+        limit = () if timeout is None else (timeout,)
+        self._spin_wait.spin(self.is_completed, *(each.total_seconds() for each in limit))
+        self._work.wait(*limit)
 
 
 class _PythonGroupWork:

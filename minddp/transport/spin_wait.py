@@ -53,16 +53,13 @@ class SpinWait:
             if now - previous > PREEMPTED_S:
                 taken_by_others_s = now - start - (time.process_time() - cpu_time_at_start)
                 if taken_by_others_s > PREEMPTED_S:
-                    self._back_off()
+                    # Sleep through the next wait; after another preemption through the next two, and so on.
+                    self._waits_to_skip = self._next_waits_to_skip
+                    self._next_waits_to_skip = min(2 * self._next_waits_to_skip, MAX_WAITS_WITHOUT_SPIN)
                     return
             if now > end:
                 return
         self._next_waits_to_skip = 1
-
-    def _back_off(self) -> None:
-        """Sleep through the next wait; after another preemption through the next two, and so on."""
-        self._waits_to_skip = self._next_waits_to_skip
-        self._next_waits_to_skip = min(2 * self._next_waits_to_skip, MAX_WAITS_WITHOUT_SPIN)
 
 
 _release_interpreter_lock = select.poll().poll if hasattr(select, "poll") else time.sleep

@@ -80,15 +80,15 @@ def _ranks_gone(answers: Answers) -> list[str]:
 
 def _different_collectives(answers: Answers) -> list[str]:
     """The first number under which ranks have launched different collectives."""
-    by_number: dict[int, dict[str, list[int]]] = {}
+    by_number: dict[int, dict[int, str]] = {}
     last_states = {rank: absence.last for rank, absence in answers.absent.items() if absence.last}
     for rank, state in (answers.present | last_states).items():
         for collective in state.recent:
-            by_number.setdefault(collective.number, {}).setdefault(str(collective), []).append(rank)
-    for number, kinds in sorted(by_number.items()):
-        if len(kinds) > 1:
-            (common, others), *odd = sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[1]))
-            launches = [f"{wording.ranks(ranks)} launched {what}" for what, ranks in [*odd, (common, others)]]
+            by_number.setdefault(collective.number, {})[rank] = str(collective)
+    for number, launched in sorted(by_number.items()):
+        common, *odd = wording.by_value(launched).items()
+        if odd:
+            launches = [f"{wording.ranks(ranks)} launched {what}" for what, ranks in [*odd, common]]
             return [
                 f"Collective {number} is not the same everywhere: {'; '.join(launches[:-1])}, {launches[-1]}. "
                 f"The ranks differ in model, options or control flow."

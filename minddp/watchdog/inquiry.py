@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from minddp.platform.host import host_identity, namespace
+from minddp.platform.host import host_identity
 from minddp.watchdog.diagnosis import Absence, Answers
 from minddp.watchdog.rank_state import RankState
 
@@ -39,7 +39,7 @@ class Inquiry:
         self._world_size = world_size
         self._state = state
         self._closing = threading.Event()
-        self._store.set(self._key("process", rank), f"{_process_table()}/{os.getpid()}")
+        self._store.set(self._key("process", rank), f"{host_identity('pid')}/{os.getpid()}")
         self._thread = threading.Thread(target=self._answer_questions, name=self._name, daemon=True)
         self._thread.start()
 
@@ -80,7 +80,7 @@ class Inquiry:
         left = self._read(self._key("left", rank))
         last = RankState.from_json(left) if left else None
         process_table, _, pid = (self._read(self._key("process", rank)) or "").rpartition("/")
-        if process_table == _process_table() and not _is_running(int(pid)):
+        if process_table == host_identity("pid") and not _is_running(int(pid)):
             return Absence("exited", last)
         return None if left is None else Absence("left", last)
 
@@ -103,11 +103,6 @@ class Inquiry:
 
     def _key(self, *parts: object) -> str:
         return "/".join([self._name, *map(str, parts)])
-
-
-def _process_table() -> str:
-    """Equal in two processes that see each other under their process numbers."""
-    return f"{host_identity()} {namespace('pid')}"
 
 
 def _is_running(pid: int) -> bool:

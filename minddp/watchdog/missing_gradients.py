@@ -10,9 +10,7 @@ optimizers: a step that would touch one of the module's parameters raises. The n
 
 from __future__ import annotations
 
-import time
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
@@ -22,10 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from minddp.core.autograd import weakly
 from minddp.core.expectation import Expectation
+from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
-
-#: Asks the other ranks what they miss: (occasion, the same on every rank; names missing here; transport).
-AskOthers = Callable[[str, str, Transport], str]
 
 PATIENCE_S = 1.0
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
@@ -46,13 +42,12 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
         return ""
     keys = {other: f"minddp/unfinished/{occasion}/{other}" for other in range(transport.world_size)}
     store.set(keys.pop(rank), missing)
-    deadline = time.monotonic() + patience_s
-    while not store.check(list(keys.values())) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    missing_on = values_within(store, keys, patience_s)
     lines = []
-    for other, key in keys.items():
-        if store.check([key]):
-            lines.append(f"Parameters which did not receive grad for rank {other}: {store.get(key).decode()}\n")
+    for other in keys:
+        if other in missing_on:
+            listed = missing_on[other].decode()
+            lines.append(f"Parameters which did not receive grad for rank {other}: {listed}\n")
         else:
             lines.append(
                 f"Rank {other} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
@@ -67,20 +62,15 @@ class OptimizerGuard:
     """
 
     def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception]):
-        ours = {id(param) for param in params}
-        make_error = weakly(error) if isinstance(error, MethodType) else error
+        self._guarded = {id(param) for param in params}
+        self._make_error = weakly(error) if isinstance(error, MethodType) else error
+        # Weakly, since this may be collected at any moment, also while an optimizer calls its hooks.
+        self._handle = register_optimizer_step_pre_hook(weakly(self._before_step))
 
-        weak_self = weakref.ref(self)
-
-        def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            stepped = (param for group in optimizer.param_groups for param in group["params"])
-            is_up = weak_self() is not None  # it may be collected at any moment, also while hooks are called
-            if is_up and any(id(param) in ours for param in stepped):
-                error = make_error()
-                if error is not None:
-                    raise error
-
-        self._handle = register_optimizer_step_pre_hook(before_step)
+    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        stepped = (param for group in optimizer.param_groups for param in group["params"])
+        if any(id(param) in self._guarded for param in stepped) and (error := self._make_error()) is not None:
+            raise error
 
     def lift(self) -> None:
         self._handle.remove()
@@ -92,17 +82,10 @@ class UnfinishedReduction:
     `serial` names the wrapper, the same on every rank.
     """
 
-    def __init__(
-        self,
-        params: Sequence[torch.nn.Parameter],
-        names: Sequence[str],
-        serial: str,
-        elsewhere: AskOthers = ask_what_is_missing,
-    ):
+    def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str):
         self.serial = serial
         self._params = params
         self._names = names
-        self._elsewhere = elsewhere
         self._guard: OptimizerGuard | None = None
         self._warned_of: set[tuple[int, ...]] = set()
 
@@ -134,7 +117,7 @@ class UnfinishedReduction:
         self, missing: Sequence[int], transport: Transport, expectation: Expectation, num_passes: int
     ) -> RuntimeError:
         rank, listed = transport.rank, self._listed(missing)
-        elsewhere = self._elsewhere(f"{self.serial}/{num_passes}", listed, transport)
+        elsewhere = ask_what_is_missing(f"{self.serial}/{num_passes}", listed, transport)
         remedy = "Pass static_graph=False. " if expectation.is_static else ""
         return RuntimeError(
             f"{_FACT}{_why(expectation)}.\n"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minddp.core.autograd import weakly
 from minddp.transport.protocols import Transport, Work
 from minddp.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.watchdog.inquiry import Inquiry
@@ -60,11 +61,8 @@ class WatchedTransport:
         self._number = 0
         self._recent: deque[Collective] = deque(maxlen=MAX_RECENT)
         self._waiting_since: float | None = None
-        self._progress = weakref.WeakMethod(progress)
-        weak_state = weakref.WeakMethod(self.state)
-        self._inquiry = Inquiry(
-            store, self.rank, self.world_size, lambda: state() if (state := weak_state()) is not None else None
-        )
+        self._progress = weakly(progress)
+        self._inquiry = Inquiry(store, self.rank, self.world_size, weakly(self.state))
         weakref.finalize(self, self._inquiry.close)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -121,7 +119,7 @@ class WatchedTransport:
             rank=self.rank,
             host=socket.gethostname(),
             pid=os.getpid(),
-            progress=progress(),
+            progress=progress,
             recent=tuple(self._recent),
             waiting_s=None if (since := self._waiting_since) is None else time.monotonic() - since,
             where=where_is_main_thread(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -85,7 +86,7 @@ def _peak_of_one_after_the_other(rank: int) -> int:
     return count_once(contestant, nn.Linear(2, 2), workload("wide_mlp", "tiny"), rank).peak
 
 
-@pytest.mark.skipif(not segments.is_supported(), reason="no anonymous files in memory here")
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no anonymous files in memory here")
 def test_what_is_never_there_at_one_time_is_not_added_up(ranks: Callable[[int], RankPool]):
     for peak in ranks(2).run(_peak_of_one_after_the_other):
         assert peak == pytest.approx(OWN, rel=0.1)

@@ -8,7 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from minddp.doctor.findings import Finding, Report, Severity, by_value, differing, judged, show
+from minddp.doctor.findings import Finding, Report, Severity, differing, judged, show
+from minddp.platform import wording
 
 FINE = Finding("cores", Severity.FINE, "a: 2 ranks with 2 threads on 2 cores.")
 NOTE = Finding("memory", Severity.NOTE, "a: 1 GiB free [of 2].", "Start fewer ranks.")
@@ -59,7 +60,7 @@ def test_the_exit_status_and_the_conclusion(findings: list[Finding], status: int
 
 def test_the_most_frequent_value_comes_first() -> None:
     values = {0: "b", 1: "a", 2: "a", 3: "c"}
-    assert list(by_value(values).items()) == [("a", [1, 2]), ("b", [0]), ("c", [3])]
+    assert list(wording.by_value(values).items()) == [("a", [1, 2]), ("b", [0]), ("c", [3])]
     assert differing(values) == "a on ranks 1 and 2; b on rank 0; c on rank 3"
 
 

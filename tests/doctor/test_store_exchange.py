@@ -1,4 +1,4 @@
-"""Messages through a store, and calls with a time limit. The ranks are threads, the store is in memory."""
+"""Messages through a store. The ranks are threads, the store is in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from minddp.doctor.store_exchange import SILENT, StoreExchange, StoreLost, Unfinished, call_with_limit
+from minddp.doctor.store_exchange import SILENT, StoreExchange, StoreLost
 
 RANKS = 3
 
@@ -20,26 +20,6 @@ def on_each_rank(body: Callable[[StoreExchange], Any], ranks: range = range(RANK
     store = dist.HashStore()
     with ThreadPoolExecutor(len(ranks)) as threads:
         return list(threads.map(lambda rank: body(StoreExchange(store, rank, RANKS)), ranks))
-
-
-def test_a_call_returns_or_raises_what_it_does_without_a_limit() -> None:
-    def times_out() -> None:
-        raise TimeoutError("its own")
-
-    assert call_with_limit(lambda: 7, 5.0) == 7
-    with pytest.raises(ZeroDivisionError):
-        call_with_limit(lambda: 1 // 0, 5.0)
-    with pytest.raises(TimeoutError, match="its own"):
-        call_with_limit(times_out, 5.0)
-
-
-def test_a_call_that_does_not_return_is_left_behind() -> None:
-    never = threading.Event()
-    with pytest.raises(Unfinished, match=r"timed out after 0.3 s"):
-        call_with_limit(never.wait, 0.3)
-    with pytest.raises(Unfinished, match="another rank had failed"):
-        call_with_limit(never.wait, 60.0, is_useless=lambda: True)
-    never.set()
 
 
 def test_every_rank_gets_the_messages_of_all() -> None:

@@ -33,7 +33,7 @@ class Rank:
 
     def launch(self, start: int = 0, stop: int | None = None) -> SharedWork:
         reduction = self.exchange.launch(self.tensor[start:stop], self.segment, start * 4)
-        return SharedWork(reduction, self.engine, "gloo:all_reduce")
+        return SharedWork(reduction, self.engine)
 
     def leave(self) -> None:
         self.engine.end()
@@ -241,6 +241,21 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
     for rank, work in enumerate([rank.launch() for rank in ranks]):
         with pytest.raises(RuntimeError, match=f"Rank {rank} cannot go on .*no more"):
             work.wait()
+
+
+def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_on_rank_0(addends: list, owner: int) -> None:
+        if owner == 0:
+            raise MemoryError("é" * 5000)
+
+    monkeypatch.setattr(exchange, "all_reduce_chunk", fail_on_rank_0)
+    errors = []
+    for work in [rank.launch() for rank in start(2)]:
+        with pytest.raises(RuntimeError, match="Rank 0 cannot go on") as error:
+            work.wait()
+        errors.append(str(error.value))
+    assert len(errors[0]) > 5000
+    assert errors[1] == errors[0][: messages.MAX_REASON_CHARACTERS]
 
 
 def test_a_forked_child_leaves_its_parents_thread_alone(start: Start) -> None:

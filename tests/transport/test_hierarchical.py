@@ -67,11 +67,6 @@ def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
     assert [Hosts.grouped("aaabb").lane(seat) for seat in range(2)] == [[0, 3], [1, 4]]
 
 
-def test_alone_are_ranks_that_share_no_host() -> None:
-    assert Hosts.grouped("abc").is_one_rank_each
-    assert not Hosts.grouped("aba").is_one_rank_each
-
-
 @pytest.mark.parametrize("itemsize", [1, 2, 8])
 def test_pieces_cover_a_chunk_and_none_is_too_large(itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_exchange, "PIECE_BYTES", 100)
@@ -239,7 +234,7 @@ def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[tuple[tuple[i
     transport = opened_on("aab", group)
     tensor = torch.tensor([10.0**rank])
     transport.all_reduce(tensor).wait()
-    return transport.hosts.ranks, tensor.item()
+    return transport._exchange.hosts.ranks, tensor.item()
 
 
 def test_a_group_need_not_be_that_of_all_ranks(ranks: Ranks) -> None:

@@ -9,6 +9,7 @@ import pytest
 from minddp.transport.shared_memory import messages
 from minddp.transport.shared_memory.messages import (
     MAX_BROADCAST_BYTES,
+    MAX_REASON_CHARACTERS,
     AddendReady,
     Broadcast,
     ChunksDone,
@@ -51,9 +52,10 @@ def test_messages_arrive_as_they_were_sent(ends: Ends, message: messages.Message
     assert descriptors == []
 
 
-def test_a_long_reason_is_cut(ends: Ends) -> None:
-    assert messages.send(ends[0], messages.encode(Leaving("é" * 5000)))
-    assert messages.receive(ends[1]) == (Leaving("é" * 511), [])
+def test_the_longest_reason_fits_into_a_message(ends: Ends) -> None:
+    longest = Leaving("\N{HUGGING FACE}" * MAX_REASON_CHARACTERS)
+    assert messages.send(ends[0], messages.encode(longest))
+    assert messages.receive(ends[1]) == (longest, [])
 
 
 def test_a_descriptor_comes_along_and_is_not_inherited(ends: Ends) -> None:
@@ -96,5 +98,6 @@ def test_sending_to_a_peer_that_does_not_read_has_a_time_limit(ends: Ends) -> No
     while messages.send(ends[0], messages.encode(ChunksDone(1))):
         pass
     assert not messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=0.05)
+    assert not messages.send(ends[0], messages.encode(SegmentMade(0, 1)), [ends[0].fileno()], timeout_s=0.05)
     messages.receive(ends[1])
     assert messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=5.0)

@@ -30,15 +30,15 @@ CPU = torch.device("cpu")
 
 
 class Group:
-    """As much of a ProcessGroupTransport as is used; what it is left to do is listed."""
+    """As much of a ProcessGroupTransport as is used."""
 
     def __init__(self, rank: int, world_size: int, store: dist.Store | None = None):
         self.rank, self.world_size, self.store = rank, world_size, store
-        self.left_to_it: list[str] = []
+        self.group = self
 
-    def all_reduce(self, tensor: torch.Tensor) -> str:
-        self.left_to_it.append("all_reduce")
-        return "the group's work"
+
+def init_without_backend(transport: ProcessGroupTransport, group: Any) -> None:
+    transport.rank, transport.world_size, transport.store = group.rank, group.world_size, group.store
 
 
 class Ranks:
@@ -48,6 +48,8 @@ class Ranks:
         self.gpus = [FakeGpu() for _ in range(world_size)]
         self.nccl = FakeNccl(self.gpus)
         self.transports: list[NcclTransport] = []
+        monkeypatch.setattr(ProcessGroupTransport, "__init__", init_without_backend)
+        monkeypatch.setattr(ProcessGroupTransport, "all_reduce", lambda *_: "the group's work")
         for rank, gpu in enumerate(self.gpus):
             gpu.install(monkeypatch)
             handle = self.nccl.NcclCommunicator(world_size, bytes(128), rank)

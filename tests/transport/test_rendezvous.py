@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ import pytest
 from minddp.transport.shared_memory import messages, rendezvous, segments
 from minddp.transport.shared_memory.messages import ChunksDone
 from minddp.transport.shared_memory.peer_sockets import Peer
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_json
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, require_one_host
 from tests.transport.threads import ThreadGroup, on_ranks
 
 
 def connected_by(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer]:
-    return connect(rank, group.world_size, partial(gather_json, group.of(rank)), timeout_s)
+    require_one_host(group.of(rank))
+    return connect(group.of(rank), range(group.world_size), timeout_s)
 
 
 def outcome(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer] | str:
@@ -53,7 +53,7 @@ def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.Monkey
 
 
 def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "is_supported", lambda: False)
+    monkeypatch.delattr(os, "memfd_create")
     group = ThreadGroup(2)
     assert (
         on_ranks(2, lambda rank: outcome(group, rank))

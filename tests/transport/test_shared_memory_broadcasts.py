@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
+from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory.collective import InboundBroadcast, InboundBroadcasts
 from minddp.transport.shared_memory.messages import MAX_BROADCAST_BYTES, Broadcast, bytes_of
 from tests.ranks import RankFailure, RankPool
@@ -27,7 +28,7 @@ from tests.transport.places import Ranks, mortal_ranks, opened
 
 
 def expected(*shape: int) -> InboundBroadcast:
-    return InboundBroadcast("broadcast 7 from rank 0", torch.zeros(shape), timeout_s=0, num_launched=5)
+    return InboundBroadcast("broadcast 7 from rank 0", torch.zeros(shape), deadline=0.0, num_launched=5)
 
 
 def sent(tensor: torch.Tensor, num_launched: int = 5) -> Broadcast:
@@ -89,20 +90,20 @@ def odd_tensors(value: int) -> dict[str, torch.Tensor]:
 def tensors_not_received(rank: int, source: int) -> list[str]:
     transport = opened()
     tensors, expected = odd_tensors(rank + 1), odd_tensors(source + 1)
-    by_group = transport._group.broadcast
+    by_group = ProcessGroupTransport.broadcast
     went_by_group: list[int] = []
 
-    def counted(tensor: torch.Tensor, source: int) -> Any:
+    def counted(transport: ProcessGroupTransport, tensor: torch.Tensor, source: int) -> Any:
         went_by_group.append(tensor.nbytes)
-        return by_group(tensor, source)
+        return by_group(transport, tensor, source)
 
-    transport._group.broadcast = counted  # type: ignore[method-assign]
+    ProcessGroupTransport.broadcast = counted  # type: ignore[method-assign]
     try:
         for work in [transport.broadcast(tensor, source) for tensor in tensors.values()]:
             work.wait()
             assert work.is_completed()
     finally:
-        del transport._group.broadcast
+        ProcessGroupTransport.broadcast = by_group  # type: ignore[method-assign]
     assert went_by_group == [0, MAX_BROADCAST_BYTES + 4]
     return [name for name, tensor in tensors.items() if not torch.equal(tensor, expected[name])]
 

@@ -15,7 +15,7 @@ from tests.transport.places import Ranks, opened
 
 
 def test_early_callbacks_are_called_on_completion_and_late_ones_at_once() -> None:
-    collective, calls = Collective("all-reduce 0", torch.ones(1), timeout_s=0), []
+    collective, calls = Collective("all-reduce 0", torch.ones(1), deadline=0.0), []
     collective.when_complete(lambda: calls.append("early"))
     assert calls == []
     collective.complete()

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from minddp.core.errors import ready_twice
 from minddp.core.expectation import Expectation
+from minddp.watchdog import missing_gradients
 from minddp.watchdog.missing_gradients import OptimizerGuard, UnfinishedReduction
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Heads, Scales
@@ -35,17 +36,8 @@ class ExpectationOf(Expectation):
         self.is_static, self.finds_unused = static, finds
 
 
-def reduction_of(*names: str, elsewhere: str = "") -> UnfinishedReduction:
-    params = [nn.Parameter(torch.zeros(1)) for _ in names]
-    asked: list[Any] = []
-
-    def ask(*question: Any) -> str:
-        asked.append(question)
-        return elsewhere
-
-    unfinished = UnfinishedReduction(params, names, "net/2", ask)
-    unfinished.asked, unfinished.params = asked, params  # type: ignore[attr-defined]
-    return unfinished
+def reduction_of(*names: str) -> UnfinishedReduction:
+    return UnfinishedReduction([nn.Parameter(torch.zeros(1)) for _ in names], names, "net/2")
 
 
 @pytest.mark.parametrize(
@@ -57,21 +49,28 @@ def reduction_of(*names: str, elsewhere: str = "") -> UnfinishedReduction:
     ],
 )
 def test_the_error_has_torchs_phrases_and_names_parameters_and_ranks(
-    static: bool, finds: bool, phrases: list[str]
+    static: bool, finds: bool, phrases: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unfinished, transport = reduction_of("a", "b", "c.bias", elsewhere="Elsewhere.\n"), FakeTransport(5, rank=3)
+    asked: list[Any] = []
+
+    def ask(*question: Any) -> str:
+        asked.append(question)
+        return "Elsewhere.\n"
+
+    monkeypatch.setattr(missing_gradients, "ask_what_is_missing", ask)
+    unfinished, transport = reduction_of("a", "b", "c.bias"), FakeTransport(5, rank=3)
     error = unfinished.error([0, 2], transport, ExpectationOf(static, finds), num_passes=7)
     text = str(error)
     assert type(error) is RuntimeError
     for phrase in [FACT, *phrases, "grad for rank 3: a, c.bias", "grad for rank 3: 0 2", "Elsewhere."]:
         assert phrase in text
-    assert unfinished.asked == [("net/2/7", "a, c.bias", transport)]
+    assert asked == [("net/2/7", "a, c.bias", transport)]
 
 
 def test_parameters_that_have_been_frozen_are_named() -> None:
     unfinished = reduction_of("a", "b", "c")
     for frozen in (0, 1):
-        unfinished.params[frozen].requires_grad = False
+        unfinished._params[frozen].requires_grad = False
     text = str(unfinished.error([1, 2], FakeTransport(), ExpectationOf(False, False), 1))
     assert "but no longer do: b\n" in text
 

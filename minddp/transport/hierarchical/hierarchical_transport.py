@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,12 +25,8 @@ from minddp.transport.shared_memory.shared_memory_transport import (
 class HierarchicalTransport(SharedMemoryTransport):
     """All-reduces in the memory of each host and between the hosts; all else is left to the process group."""
 
-    def __init__(self, group: ProcessGroupTransport, exchange: HostExchange, hosts: Hosts):
-        super().__init__(group, exchange)
-        self.hosts = hosts
-
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._group.broadcast(tensor, source)
+        return ProcessGroupTransport.broadcast(self, tensor, source)
 
 
 def connect_hosts(
@@ -54,47 +48,23 @@ def connect_hosts(
             f'transport="hierarchical" adds on the CPU, and by gloo between hosts, but {reason}. Pass '
             f'transport="process_group".'
         ) from None
-    hosts, token = _gather_hosts(group, name_of_host())
-    if len(hosts.ranks) == 1 and group.world_size > 1:
-        return connect_ranks(group, device)
-    if hosts.is_one_rank_each:
+    hosts = Hosts.grouped(rendezvous.gather_hosts(group, name_of_host()))
+    if len(hosts.ranks) == group.world_size:
         return group
+    if len(hosts.ranks) == 1:
+        return connect_ranks(group, device)
     timeout_s = time_limit_s(group.group, device)
-    peers = _connect_within_host(group, hosts.ranks_beside(group.rank))
-    lane = _connect_between_hosts(group, hosts, token, timeout_s, peers)
-    return HierarchicalTransport(group, HostExchange(hosts, group.rank, peers, timeout_s, lane), hosts)
-
-
-def _gather_hosts(group: ProcessGroupTransport, name: str) -> tuple[Hosts, str]:
-    """The hosts of all ranks, and a unique token for keys in the store."""
-    everyone = rendezvous.gather_json(group, {"host": name, "token": secrets.token_hex(8)})
-    for rank, introduction in enumerate(everyone):
-        if not introduction["host"]:
-            raise CannotConnect(f"rank {rank} runs on a system that cannot share memory as Linux does")
-    return Hosts.grouped([introduction["host"] for introduction in everyone]), everyone[0]["token"]
-
-
-def _connect_within_host(group: ProcessGroupTransport, ranks: tuple[int, ...]) -> Mapping[int, Peer]:
-    """Connections to the other ranks of this host, by their local ranks."""
-
-    def gather_here(ours: object) -> list[Any]:
-        everyone = rendezvous.gather_json(group, ours)  # all hosts call it at the same time
-        return [everyone[rank] for rank in ranks]
-
-    error_here, peers = "", {}
-    try:
-        peers = rendezvous.connect(ranks.index(group.rank), len(ranks), gather_here, CONNECT_TIMEOUT_S)
-    except CannotConnect as error:
-        error_here = str(error)
-    rendezvous.require_success(partial(rendezvous.gather_json, group), error_here, peers)
-    return peers
+    peers = rendezvous.connect(group, hosts.ranks_beside(group.rank), CONNECT_TIMEOUT_S)
+    lane = _connect_between_hosts(group, hosts, timeout_s, peers)
+    return HierarchicalTransport(group, HostExchange(hosts, group.rank, peers, timeout_s, lane))
 
 
 def _connect_between_hosts(
-    group: ProcessGroupTransport, hosts: Hosts, token: str, timeout_s: float, peers: Mapping[int, Peer]
+    group: ProcessGroupTransport, hosts: Hosts, timeout_s: float, peers: Mapping[int, Peer]
 ) -> Lane | None:
     """The lane of this rank, if it has one."""
     error_here, lane, local_rank = "", None, hosts.ranks_beside(group.rank).index(group.rank)
+    token, *_ = rendezvous.gather_json(group, secrets.token_hex(8))  # for keys in the store that are not used yet
     if group.store is None:
         error_here = "the group has no store through which a rank of each host could connect"
     elif local_rank < hosts.num_lanes:
@@ -103,5 +73,5 @@ def _connect_between_hosts(
             lane = Lane(store, hosts.lane(local_rank), group.rank, CONNECT_TIMEOUT_S, timeout_s)
         except RuntimeError as error:
             error_here = f"rank {group.rank} does not reach the other hosts: {error}"
-    rendezvous.require_success(partial(rendezvous.gather_json, group), error_here, peers)
+    rendezvous.require_success(group, error_here, peers)
     return lane

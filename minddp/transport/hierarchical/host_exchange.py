@@ -52,19 +52,12 @@ class Hosts:
     @classmethod
     def grouped(cls, names: Sequence[str]) -> Hosts:
         """From the name of each rank's host, in rank order."""
-        ranks: dict[str, list[int]] = {}
-        for rank, name in enumerate(names):
-            ranks.setdefault(name, []).append(rank)
-        return cls(tuple(map(tuple, ranks.values())))
+        return cls(tuple(sorted(map(tuple, wording.by_value(dict(enumerate(names))).values()))))
 
     @property
     def num_lanes(self) -> int:
         """How many ranks every host has at least. See [Note: reduce, cross, copy]."""
         return min(map(len, self.ranks))
-
-    @property
-    def is_one_rank_each(self) -> bool:
-        return max(map(len, self.ranks)) == 1
 
     def ranks_beside(self, rank: int) -> tuple[int, ...]:
         """All ranks on this rank's host, itself included. Its index among them is its local rank."""
@@ -152,7 +145,7 @@ class HostExchange(Exchange):
         names = hosts.ranks_beside(rank)
         super().__init__(names.index(rank), peers, timeout_s, names)
         self._lane = lane
-        self._num_lanes = hosts.num_lanes
+        self.hosts = hosts
         self._crossing: deque[deque[Piece]] = deque()  # the pieces of each all-reduce that this rank has not done
 
     def leave(self) -> None:
@@ -177,7 +170,7 @@ class HostExchange(Exchange):
         if self._lane is None:
             return
         numel, itemsize = addends[0].numel, DTYPES[addends[0].dtype].itemsize
-        bounds = chunk_bounds(self._rank, self._num_lanes, numel, itemsize)
+        bounds = chunk_bounds(self._rank, self.hosts.num_lanes, numel, itemsize)
         for start, stop in pieces_of(*bounds, itemsize):
             parts = self._chunks(addends, start, stop)
             for blocks in in_blocks(parts):

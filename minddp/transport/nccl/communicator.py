@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from minddp.platform.time_limits import Unfinished, call_with_limit
+
 _log = logging.getLogger(__name__)
 CHECK_EVERY_S = 0.5
 CALL_GRACE_S = 5.0  # a call that takes longer counts as stuck, too
@@ -153,27 +155,20 @@ def join(make_handle: Callable[[], Any], on_device: OnDevice, limit_s: float) ->
     Raises:
         RuntimeError: it took longer than `limit_s` seconds, or NCCL refuses.
     """
-    outcome: list[Any] = []
 
-    def call() -> None:
-        try:
-            with on_device():
-                outcome.append(make_handle())
-        except Exception as error:
-            outcome.append(error)
+    def call() -> Any:
+        with on_device():
+            return make_handle()
 
-    thread = threading.Thread(target=call, name="minddp-nccl-join", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if not outcome:
+    try:
+        return call_with_limit(call, limit_s)
+    except Unfinished as error:
         raise RuntimeError(
             f"All ranks came, but NCCL did not connect them within {limit_s:g} s. NCCL_DEBUG=INFO shows which "
             f"network it tries; NCCL_SOCKET_IFNAME names the right one."
-        )
-    [handle] = outcome
-    if isinstance(handle, Exception):
-        raise RuntimeError(f"NCCL did not connect the ranks: {handle}. NCCL_DEBUG=WARN shows why.") from handle
-    return handle
+        ) from error
+    except Exception as error:
+        raise RuntimeError(f"NCCL did not connect the ranks: {error}. NCCL_DEBUG=WARN shows why.") from error
 
 
 def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event, on_device: OnDevice) -> None:

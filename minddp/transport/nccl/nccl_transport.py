@@ -59,7 +59,7 @@ def connect_gpus(group: ProcessGroupTransport, device: torch.device) -> NcclTran
     return NcclTransport(group, nccl, Communicator(handle, device, on_device, time_limit_s(group.group, device)))
 
 
-class NcclTransport:
+class NcclTransport(ProcessGroupTransport):
     """All-reduces, broadcasts and all-gathers by NCCL, on a stream of its own.
 
     What NCCL does not support (sparse tensors, tensors on the CPU, booleans) is left to the process group.
@@ -68,30 +68,24 @@ class NcclTransport:
     waits_again = False  # the device waits, not the host; see [Note: what no call can report]
 
     def __init__(self, group: ProcessGroupTransport, nccl: Any, communicator: Communicator):
-        self.rank = group.rank
-        self.world_size = group.world_size
-        self.store = group.store
-        self._group = group
+        super().__init__(group.group)
         self._nccl = nccl
         self._communicator = communicator
         self._type_of = {dtype: getattr(nccl, name) for dtype, name in NCCL_TYPES.items() if hasattr(nccl, name)}
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self._group.allocate(numel, dtype, device)
-
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         if not self._supports(tensor):
-            return self._group.all_reduce(tensor)
+            return super().all_reduce(tensor)
         return self._launch("an all-reduce", "allReduce", tensor, tensor, self._nccl.NCCL_SUM)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         if not self._supports(tensor):
-            return self._group.broadcast(tensor, source)
+            return super().broadcast(tensor, source)
         return self._launch("a broadcast", "broadcast", tensor, tensor, source)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if not self._supports(tensor):
-            return self._group.all_gather(tensor)
+            return super().all_gather(tensor)
         gathered = tensor.new_empty(self.world_size, *tensor.shape)
         self._launch("an all-gather", "allGather", tensor, gathered).wait()
         return list(gathered)

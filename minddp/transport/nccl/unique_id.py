@@ -9,22 +9,21 @@ ranks on a single GPU.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.host import boot_id
+from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
 
 
-@dataclass(frozen=True)
-class Introduction:
+class Introduction(NamedTuple):
     """A rank's host, as NCCL identifies it, and its GPU; or why it cannot take part."""
 
     host: str = ""
@@ -47,27 +46,26 @@ def share_unique_id(
         ValueError: several ranks use one GPU.
     """
     serial = store.add(f"minddp/nccl/opened by {group.rank}", 1)  # equal on all ranks: they open in one order
-    keys = [f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)]
-    store.set(keys[group.rank], json.dumps(asdict(ours)))
-    _check([Introduction(**json.loads(text)) for text in _wait_for(store, keys, limit_s)])
+    keys = {rank: f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)}
+    store.set(keys[group.rank], json.dumps(ours))
+    _check([Introduction(*json.loads(text)) for text in _posted(store, keys, limit_s)])
     key = f"minddp/nccl/{serial}/unique id"
     if group.rank == 0:
         store.set(key, make_unique_id().hex())
-    [unique_id] = _wait_for(store, [key], limit_s)
+    [unique_id] = _posted(store, {0: key}, limit_s)
     return bytes.fromhex(unique_id.decode())
 
 
-def _wait_for(store: dist.Store, keys: Sequence[str], limit_s: float) -> list[bytes]:
-    try:
-        store.wait(list(keys), datetime.timedelta(seconds=limit_s))
-    except RuntimeError as error:
-        missing = [number for number, key in enumerate(keys) if not store.check([key])]
-        absent = wording.ranks(missing) if missing else "the store"
+def _posted(store: dist.Store, key_of_rank: Mapping[int, str], limit_s: float) -> list[bytes]:
+    """What these ranks have posted, in their order."""
+    posted = values_within(store, key_of_rank, limit_s)
+    if missing := key_of_rank.keys() - posted.keys():
         raise RuntimeError(
-            f'transport="nccl": no answer from {absent} within {limit_s:g} s. All ranks of the group must wrap a '
-            f"module with this transport, in the same order; look for an earlier error in their logs."
-        ) from error
-    return [store.get(key) for key in keys]
+            f'transport="nccl": no answer from {wording.ranks(list(missing))} within {limit_s:g} s. All ranks of '
+            f"the group must wrap a module with this transport, in the same order; look for an earlier error in "
+            f"their logs."
+        )
+    return list(posted.values())
 
 
 def _check(introductions: Sequence[Introduction]) -> None:

@@ -14,10 +14,10 @@ so that a surplus one, of a rank that has evaluated alone, is not taken for the 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -29,17 +29,14 @@ from minddp.transport.shared_memory.reduction_tracker import SAME_CALLS
 class Collective:
     """Complete once the result is in `tensor`, or with an error. `name` is its name in errors."""
 
+    event_name: ClassVar[str] = "gloo:broadcast"  # in a profile
     name: str
     tensor: torch.Tensor
-    timeout_s: float
+    deadline: float  # of time.monotonic()
     is_complete: bool = False
     error: str | None = None
-    deadline: float = field(init=False)  # of time.monotonic()
     _completion: threading.Lock = field(default_factory=threading.Lock)
     _callbacks: list[Callable[[], object]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.timeout_s
 
     def complete(self, error: str | None = None) -> None:
         with self._completion:
@@ -66,6 +63,7 @@ class Collective:
 class Reduction(Collective):
     """All-reduce number `number` of this rank. `addend` is flat and becomes the sum; `tensor` may be another."""
 
+    event_name: ClassVar[str] = "gloo:all_reduce"
     number: int = field(kw_only=True)
     addend: torch.Tensor = field(kw_only=True)
 

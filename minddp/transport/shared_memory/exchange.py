@@ -57,6 +57,8 @@ class Exchange:
         self._rank = rank
         self._timeout_s = timeout_s
         self._sockets = PeerSockets(rank, peers, timeout_s)
+        self.announce = self._sockets.send  # a new segment, or that one is not used any more
+        self.close = self._sockets.shut_down  # then `make_progress` sets `is_closed`
         self._spin_wait = spin_wait or SpinWait(0.0)
         self._tracker = ReductionTracker(rank, len(peers) + 1, names)
         self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
@@ -69,19 +71,14 @@ class Exchange:
 
     # ------------------------------------------------------------------ for any thread
 
-    def announce(
-        self, message: messages.SegmentMade | messages.SegmentDropped, descriptors: Sequence[int] = ()
-    ) -> None:
-        """Let all peers map a new segment, or unmap one that is not used any more."""
-        self._sockets.send(message, descriptors)
-
     def launch(
         self, addend: torch.Tensor, segment: Segment, offset_bytes: int, copy_to: torch.Tensor | None = None
     ) -> Reduction:
         """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum to `copy_to`."""
         number = self._num_launched
         tensor = addend if copy_to is None else copy_to
-        reduction = Reduction(f"all-reduce {number}", tensor, self._timeout_s, number=number, addend=addend)
+        deadline = time.monotonic() + self._timeout_s
+        reduction = Reduction(f"all-reduce {number}", tensor, deadline, number=number, addend=addend)
         dtype = DTYPES.index(addend.dtype)
         ready = messages.AddendReady(number, segment.number, offset_bytes, addend.numel(), dtype)
         self._num_launched += 1
@@ -99,13 +96,14 @@ class Exchange:
         if failure is not None:
             raise RuntimeError(failure)
         self._sockets.send(messages.Broadcast(self._num_launched, messages.bytes_of(tensor)))
-        return Collective(f"broadcast from rank {self._rank}", tensor, self._timeout_s, is_complete=True)
+        return Collective(f"broadcast from rank {self._rank}", tensor, time.monotonic(), is_complete=True)
 
     def receive_broadcast(self, tensor: torch.Tensor, source: int) -> InboundBroadcast:
         """Begin to replace a tensor with any strides by the one that rank `source` broadcasts."""
         inbound = self._inbound[source]
         name = f"broadcast {inbound.num_expected} from rank {source}"
-        expected = InboundBroadcast(name, tensor, self._timeout_s, num_launched=self._num_launched)
+        deadline = time.monotonic() + self._timeout_s
+        expected = InboundBroadcast(name, tensor, deadline, num_launched=self._num_launched)
         inbound.num_expected += 1
         inbound.expected.append(expected)
         if inbound.arrived or self._failure is not None:  # else a message will come
@@ -115,10 +113,6 @@ class Exchange:
     def wait_for_news(self) -> None:
         """Sleep until there is something for `make_progress`."""
         self._sockets.sleep(self._limit_ms(float("inf")))
-
-    def close(self) -> None:
-        """Make `make_progress` set `is_closed`."""
-        self._sockets.shut_down()
 
     # ------------------------------------------------------------------ for one thread at a time
 
@@ -240,7 +234,8 @@ class Exchange:
         """Complete what is in flight, and all that follows, with an error. Peers get the first reason."""
         if self._failure is None:
             self._failure = error
-            leaving = messages.Leaving(error if reason_for_peers is None else reason_for_peers)
+            reason = error if reason_for_peers is None else reason_for_peers
+            leaving = messages.Leaving(reason[: messages.MAX_REASON_CHARACTERS])
             for rank in self._inbound:
                 self._sockets.try_to_send(rank, leaving)
                 self._sockets.disconnect(rank)

@@ -6,6 +6,7 @@ The sockets are of type SOCK_SEQPACKET: each message arrives whole and in order,
 from __future__ import annotations
 
 import array
+import pickle
 import select
 import socket
 import struct
@@ -25,7 +26,8 @@ DTYPES = (  # those that can be added in shared memory; in messages a dtype is i
     torch.int64,
 )
 MAX_BROADCAST_BYTES = 64 * 1024  # a socket holds about three times as much
-MAX_REASON_BYTES = 1023  # longer ones are cut
+MAX_REASON_CHARACTERS = 1023  # longer ones are cut
+MAX_MESSAGE_BYTES = MAX_BROADCAST_BYTES + 1024
 
 
 class SegmentMade(NamedTuple):
@@ -80,8 +82,6 @@ class Leaving(NamedTuple):
 Message = SegmentMade | SegmentDropped | AddendReady | ChunksDone | Broadcast | WakeUp | Leaving
 
 _TYPES: tuple[type[Message], ...] = get_args(Message)
-_LAYOUTS = {kind: struct.Struct(f"<B{len(kind._fields)}q") for kind in _TYPES}
-_BROADCAST_HEADER = struct.Struct("<Bq")
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -91,32 +91,21 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def encode(message: Message) -> bytes:
-    code = _TYPES.index(type(message))
-    if isinstance(message, Leaving):
-        return bytes([code]) + message.reason.encode()[:MAX_REASON_BYTES]
-    if isinstance(message, Broadcast):
-        return _BROADCAST_HEADER.pack(code, message.num_launched) + message.content
-    return _LAYOUTS[type(message)].pack(code, *message)
+    return pickle.dumps((_TYPES.index(type(message)), *message))
 
 
 def decode(encoded: bytes) -> Message:
-    kind = _TYPES[encoded[0]]
-    if kind is Leaving:
-        return Leaving(encoded[1:].decode(errors="ignore"))  # the last character may have been cut in two
-    if kind is Broadcast:
-        _, num_launched = _BROADCAST_HEADER.unpack_from(encoded)
-        return Broadcast(num_launched, encoded[_BROADCAST_HEADER.size :])
-    return kind(*_LAYOUTS[kind].unpack(encoded)[1:])
+    kind, *fields = pickle.loads(encoded)
+    return _TYPES[kind](*fields)
 
 
 def send(peer: socket.socket, encoded: bytes, descriptors: Sequence[int] = (), timeout_s: float = 0.0) -> bool:
     """True if sent within the time limit. True also if the peer has ended: that is noticed elsewhere."""
+    # Not by `socket.send_fds`, which ignores its flags (in Python 3.11), and so may wait for ever.
+    attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     while True:
         try:
-            if descriptors:
-                socket.send_fds(peer, [encoded], descriptors, socket.MSG_DONTWAIT)
-            else:
-                peer.send(encoded, socket.MSG_DONTWAIT)
+            peer.sendmsg([encoded], attached, socket.MSG_DONTWAIT)
         except BlockingIOError:
             if not timeout_s or not wait_for_event(peer, select.POLLOUT, timeout_s):
                 return False
@@ -134,11 +123,10 @@ def receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
     """
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     room_for_descriptor = socket.CMSG_SPACE(struct.calcsize("i"))
-    max_bytes = _BROADCAST_HEADER.size + MAX_BROADCAST_BYTES
     try:
-        encoded, ancillary, _, _ = peer.recvmsg(max_bytes, room_for_descriptor, flags)
+        encoded, ancillary, _, _ = peer.recvmsg(MAX_MESSAGE_BYTES, room_for_descriptor, flags)
     except ConnectionResetError:  # raised once if the peer left messages of ours unread; its own messages follow
-        encoded, ancillary, _, _ = peer.recvmsg(max_bytes, room_for_descriptor, flags)
+        encoded, ancillary, _, _ = peer.recvmsg(MAX_MESSAGE_BYTES, room_for_descriptor, flags)
     if not encoded:
         return None, []
     return decode(encoded), [fd for _, _, data in ancillary for fd in array.array("i", data)]

@@ -29,7 +29,7 @@ class Peer:
 class PeerSockets:
     """Any thread may call `send`, `wake`, `sleep` and `shut_down`; all else is for one thread at a time.
 
-    `poll(limit_ms)` waits for events, for `receive`; without a limit as long as it takes.
+    `poll(limit_ms)` waits for events, for `receive`; without a limit as long as it takes. `sleep` does the same.
     """
 
     def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
@@ -38,7 +38,6 @@ class PeerSockets:
         self._peers = peers
         self._timeout_s = timeout_s
         self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sockets = {number: peer.socket for number, peer in peers.items()}
         self._rank_of = {self._from_self.fileno(): rank}  # by descriptor, of a socket or a process
         for number, peer in peers.items():
             self._rank_of[peer.socket.fileno()] = number
@@ -48,7 +47,7 @@ class PeerSockets:
         for poll in self._polls:
             for descriptor in self._rank_of:
                 poll.register(descriptor, select.POLLIN)
-        self.poll = self._polls[0].poll
+        self.poll, self.sleep = (poll.poll for poll in self._polls)
 
     # ------------------------------------------------------------------ for any thread
 
@@ -59,7 +58,8 @@ class PeerSockets:
             RuntimeError: a peer has not received its messages within the time limit.
         """
         encoded = messages.encode(message)
-        for connection in (*self._sockets.values(), *([self._to_self] if also_to_self else [])):
+        connections = [peer.socket for peer in self._peers.values()]
+        for connection in [*connections, self._to_self] if also_to_self else connections:
             if not messages.send(connection, encoded, descriptors, timeout_s=self._timeout_s):
                 raise RuntimeError(
                     f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped; "
@@ -70,10 +70,6 @@ class PeerSockets:
         """End `poll` and `sleep`. Does nothing if there are messages already, or the sockets are closed."""
         with suppress(OSError):
             messages.send(self._to_self, messages.encode(WakeUp()))
-
-    def sleep(self, limit_ms: float | None) -> None:
-        """Until there are events for `receive`."""
-        self._polls[1].poll(limit_ms)
 
     def shut_down(self) -> None:
         """End the messages of this rank to itself. No effect in a forked child, which has copies of the sockets."""
@@ -92,7 +88,7 @@ class PeerSockets:
             if descriptor not in self._rank_of:  # disconnected a moment ago, when its process ended
                 continue
             rank = self._rank_of[descriptor]
-            connection = self._from_self if rank == self._rank else self._sockets[rank]
+            connection = self._from_self if rank == self._rank else self._peers[rank].socket
             has_ended = descriptor != connection.fileno()
             message: Message | None
             while True:
@@ -108,7 +104,7 @@ class PeerSockets:
 
     def try_to_send(self, rank: int, message: Message) -> bool:
         """False if there is no room now; then the next `poll` also ends when there is room."""
-        connection = self._sockets[rank]
+        connection = self._peers[rank].socket
         if connection.fileno() not in self._rank_of:
             return True  # it has ended
         is_sent = messages.send(connection, messages.encode(message))

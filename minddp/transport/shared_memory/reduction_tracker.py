@@ -39,7 +39,13 @@ class ReductionTracker:
         if len(addends) < len(self.num_done):
             return None
         in_order = [addends[rank] for rank in range(len(addends))]
-        self._require_equal_shapes(in_order)
+        first = in_order[0]
+        for name, other in zip(self.names, in_order, strict=True):
+            if (other.numel, other.dtype) != (first.numel, first.dtype):
+                raise RuntimeError(
+                    f"in all-reduce {first.reduction} rank {self.names[0]} has {first}, but rank {name} has "
+                    f"{other}. {SAME_CALLS}"
+                )
         return in_order
 
     def note_reduced(self) -> None:
@@ -83,7 +89,9 @@ class ReductionTracker:
     def overdue(self, reduction: int, timeout_s: float) -> str:
         """The error of an all-reduce that has exceeded its time limit: names the ranks that it lacks."""
         missing = self.missing(reduction)
-        not_begun = [rank for rank in missing if not self._has_begun(rank, reduction)]
+        # Once this rank has reduced its chunk all ranks have begun, and the addends are forgotten.
+        begun = missing if self.num_done[self.rank] > reduction else self._addends.get(reduction, {})
+        not_begun = [rank for rank in missing if rank not in begun]
         if not_begun:
             lacks = f"{self._subject(not_begun, 'has', 'have')} not begun it."
         elif self.spans_hosts:
@@ -94,19 +102,6 @@ class ReductionTracker:
         else:
             lacks = f"{self._subject(missing, 'has', 'have')} begun it and not finished."
         return f"All-reduce {reduction} was not done within {timeout_s:g} s: {lacks} {SAME_CALLS}"
-
-    def _has_begun(self, rank: int, reduction: int) -> bool:
-        """Once this rank has reduced its chunk all ranks have begun, and the addends are forgotten."""
-        return self.num_done[self.rank] > reduction or rank in self._addends.get(reduction, {})
-
-    def _require_equal_shapes(self, addends: Sequence[AddendReady]) -> None:
-        first, ours = self.names[0], addends[0]
-        for name, theirs in zip(self.names, addends, strict=True):
-            if (theirs.numel, theirs.dtype) != (ours.numel, ours.dtype):
-                raise RuntimeError(
-                    f"in all-reduce {ours.reduction} rank {first} has {ours}, but rank {name} has {theirs}. "
-                    f"{SAME_CALLS}"
-                )
 
     def _subject(self, ranks: Sequence[int], singular: str, plural: str) -> str:
         return wording.subject([self.names[rank] for rank in ranks], singular, plural)

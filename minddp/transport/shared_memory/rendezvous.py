@@ -16,12 +16,12 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from minddp.platform import host
+from minddp.platform.host import host_identity
 from minddp.transport.protocols import Transport
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.peer_sockets import Peer
@@ -33,55 +33,53 @@ SECRET_BYTES = 16
 _GREETING = struct.Struct(f"<{SECRET_BYTES}sq")  # the listener's secret, the rank that connects
 
 
-#: Collective: takes a value of this rank and returns those of all ranks, in rank order.
-Gather = Callable[[object], list[Any]]
-
-
 class CannotConnect(Exception):
     """Why this group cannot share memory: the same on every rank."""
 
 
-def connect(our_rank: int, world_size: int, gather: Gather, timeout_s: float) -> dict[int, Peer]:
-    """A connection to each other rank of the group that `gather` is of. Collective.
+def connect(group: Transport, ranks: Sequence[int], timeout_s: float) -> dict[int, Peer]:
+    """A connection to each other rank of `ranks`, which are those of `group` on this host, by its place in them.
+
+    Collective among all ranks of `group`.
 
     Raises:
-        CannotConnect: on every rank, and for the same reason, if any two ranks cannot share memory.
+        CannotConnect: on every rank, and for the same reason, if any two ranks of a host cannot share memory.
     """
-    deadline = time.monotonic() + timeout_s
-    _require_one_host(gather(name_of_host()))
+    deadline, our_rank = time.monotonic() + timeout_s, ranks.index(group.rank)
     peers: dict[int, Peer] = {}
     error_here = ""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
         here.bind("")  # the kernel chooses an abstract address
         here.listen(LISTEN_BACKLOG)
-        listeners = gather(_describe(here))
+        everyone = gather_json(group, _describe(here))
+        listeners = [everyone[rank] for rank in ranks]
         try:
             for rank in range(our_rank):
                 peers[rank] = _connect_to(listeners[rank], our_rank, deadline)
-            while len(peers) < world_size - 1:
+            while len(peers) < len(ranks) - 1:
                 rank, peer = _accept(here, listeners[our_rank]["secret"], deadline)
                 peers[rank] = peer
             _prove_that_memory_is_shared(peers, listeners, our_rank, deadline)
         except OSError as error:
-            error_here = f"rank {our_rank} cannot share memory with the others: {error}"
-        require_success(gather, error_here, peers)
+            error_here = f"rank {group.rank} cannot share memory with the others: {error}"
+        require_success(group, error_here, peers)
     return peers
 
 
 def gather_json(group: Transport, ours: object) -> list[Any]:
-    """A `Gather`, through the process group."""
+    """The values of all ranks, in rank order. Collective."""
     text = bytearray(json.dumps(ours).encode().ljust(GATHERED_BYTES))
     gathered = group.all_gather(torch.frombuffer(text, dtype=torch.uint8))
     return [json.loads(bytes(one.tolist())) for one in gathered]
 
 
-def require_success(gather: Gather, error_here: str, peers: Mapping[int, Peer]) -> None:
+def require_success(group: Transport, error_here: str, peers: Mapping[int, Peer]) -> None:
     """Close the connections to `peers` if any rank has an error. Collective.
 
     Raises:
         CannotConnect: with the error of the lowest such rank.
     """
-    errors = [error for error in gather(error_here[:MAX_ERROR_CHARACTERS]) if error]
+    errors = [error for error in gather_json(group, error_here[:MAX_ERROR_CHARACTERS]) if error]
     if errors:
         for peer in peers.values():
             peer.close()
@@ -90,13 +88,25 @@ def require_success(gather: Gather, error_here: str, peers: Mapping[int, Peer]) 
 
 def name_of_host() -> str:
     """Equal on ranks of one host and network namespace, the reach of an address; empty on other systems."""
-    return f"{host.host_identity()} {host.namespace('net')}" if segments.is_supported() else ""
+    return host_identity("net") if hasattr(os, "memfd_create") else ""
 
 
-def _require_one_host(names: Sequence[str]) -> None:
+def gather_hosts(group: Transport, name_here: str) -> list[str]:
+    """The names of all ranks' hosts. Collective.
+
+    Raises:
+        CannotConnect: a host has no name.
+    """
+    names = gather_json(group, name_here)
+    if "" in names:
+        raise CannotConnect(f"rank {names.index('')} runs on a system that cannot do it as Linux does")
+    return names
+
+
+def require_one_host(group: Transport) -> None:
+    """Raises `CannotConnect` unless all ranks are on one host. Collective."""
+    names = gather_hosts(group, name_of_host())
     for rank, name in enumerate(names):
-        if not name:
-            raise CannotConnect(f"rank {rank} runs on a system that cannot do it as Linux does")
         if name != names[0]:
             raise CannotConnect(
                 f"rank {rank} is on another host than rank 0, or in a container with its own network"

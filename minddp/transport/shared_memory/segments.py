@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 
 import torch
 
@@ -27,10 +26,6 @@ class Segment(mmap.mmap):
     @property
     def address(self) -> int:
         return tensor_over(self, torch.uint8, 1).data_ptr()
-
-
-def is_supported() -> bool:
-    return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
 def create(nbytes: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -15,7 +14,7 @@ from minddp.transport.protocols import Work
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, MAX_BROADCAST_BYTES, SegmentDropped, SegmentMade
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_json
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, require_one_host
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
 from minddp.transport.spin_wait import spin_wait_among
@@ -32,7 +31,8 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     require_gloo(group, device)
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
-    peers = connect(group.rank, group.world_size, partial(gather_json, group), CONNECT_TIMEOUT_S)
+    require_one_host(group)
+    peers = connect(group, range(group.world_size), CONNECT_TIMEOUT_S)
     timeout_s, spin_wait = time_limit_s(group.group, device), spin_wait_among(group.world_size)
     return SharedMemoryTransport(group, Exchange(group.rank, peers, timeout_s, spin_wait=spin_wait))
 
@@ -48,16 +48,13 @@ def require_gloo(group: ProcessGroupTransport, device: torch.device) -> None:
         raise CannotConnect("on the CPU the group does not use gloo, whose order of addition is kept")
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(ProcessGroupTransport):
     """All-reduces tensors of `allocate` in place, and others as copies. Small broadcasts go through sockets."""
 
     waits_again = True
 
     def __init__(self, group: ProcessGroupTransport, exchange: Exchange):
-        self.rank = group.rank
-        self.world_size = group.world_size
-        self.store = group.store
-        self._group = group
+        super().__init__(group.group)
         self._exchange = exchange
         self._engine = ProgressEngine(exchange)
         self._segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # by address
@@ -67,13 +64,13 @@ class SharedMemoryTransport:
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != "cpu" or numel == 0:
-            return self._group.allocate(numel, dtype, device)
+            return super().allocate(numel, dtype, device)
         with torch.inference_mode(False):  # so that the progress thread may write to it
             return segments.tensor_over(self._make_segment(numel * dtype.itemsize), dtype, numel)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        if not _can_be_shared(tensor):
-            return self._group.all_reduce(tensor)
+        if not (_is_dense_on_cpu(tensor) and tensor.dtype in DTYPES and tensor.numel() > 0):
+            return super().all_reduce(tensor)
         while self._dropped:
             self._exchange.announce(SegmentDropped(self._dropped.popleft()))
         address = tensor.untyped_storage().data_ptr()
@@ -81,20 +78,18 @@ class SharedMemoryTransport:
         if segment is None or not tensor.is_contiguous():
             return self._all_reduce_copy(tensor.detach())
         reduction = self._exchange.launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
-        return SharedWork(reduction, self._engine, "gloo:all_reduce")
+        return SharedWork(reduction, self._engine)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        if not _fits_in_message(tensor):
-            return self._group.broadcast(tensor, source)
+        is_plain = _is_dense_on_cpu(tensor) and not tensor.is_quantized
+        if not (is_plain and 0 < tensor.nbytes <= MAX_BROADCAST_BYTES):
+            return super().broadcast(tensor, source)
         tensor = tensor.detach()
         is_source = self.rank == source
         collective = (
             self._exchange.broadcast(tensor) if is_source else self._exchange.receive_broadcast(tensor, source)
         )
-        return SharedWork(collective, self._engine, "gloo:broadcast")
-
-    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        return self._group.all_gather(tensor)
+        return SharedWork(collective, self._engine)
 
     def _all_reduce_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
@@ -104,7 +99,7 @@ class SharedMemoryTransport:
 
         reduction = self._exchange.launch(flat, segment, 0, copy_to=tensor)
         reduction.when_complete(partial(self._idle.append, segment))
-        return SharedWork(reduction, self._engine, "gloo:all_reduce")
+        return SharedWork(reduction, self._engine)
 
     def _make_segment(self, nbytes: int) -> Segment:
         """A new one, known to all peers. See [Note: memory without a name]."""
@@ -134,14 +129,6 @@ class SharedMemoryTransport:
         return smallest
 
 
-def _can_be_shared(tensor: torch.Tensor) -> bool:
-    """Equal on every rank, since it depends only on what must be equal in any collective."""
-    return _is_dense_on_cpu(tensor) and tensor.dtype in DTYPES and tensor.numel() > 0
-
-
-def _fits_in_message(tensor: torch.Tensor) -> bool:
-    return _is_dense_on_cpu(tensor) and not tensor.is_quantized and 0 < tensor.nbytes <= MAX_BROADCAST_BYTES
-
-
 def _is_dense_on_cpu(tensor: torch.Tensor) -> bool:
+    """Equal on every rank, as is all that decides how a tensor travels: it must be equal in any collective."""
     return tensor.layout is torch.strided and tensor.device.type == "cpu"

@@ -18,7 +18,7 @@ import datetime
 import threading
 import time
 import weakref
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch.autograd.profiler import record_function
@@ -75,17 +75,10 @@ def _end_progress_thread(exchange: Exchange, thread: threading.Thread) -> None:
 class SharedWork:
     """The caller's end of a collective. While torch's profiler runs, it is an event named like gloo's."""
 
-    def __init__(
-        self,
-        collective: Collective,
-        engine: ProgressEngine,
-        event_name: Literal["gloo:all_reduce", "gloo:broadcast"],
-    ):
+    def __init__(self, collective: Collective, engine: ProgressEngine):
         self._collective = collective
         self._engine = engine
-        self._event = _ProfilerEvent(event_name) if torch.autograd._profiler_enabled() else None
-        if self._event is not None:
-            collective.when_complete(self._event.end)
+        self._event_has_ended = _record_event(collective) if torch.autograd._profiler_enabled() else None
 
     def is_completed(self) -> bool:
         return self._collective.is_complete
@@ -113,29 +106,27 @@ class SharedWork:
         limit_s = float("inf") if timeout is None else timeout.total_seconds()  # every collective has a deadline
         if not self._engine.wait_for(self._collective, limit_s):
             raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._collective.name}.")
-        if self._event is not None:
-            self._event.has_ended.wait(GRACE_S)
+        if self._event_has_ended is not None:
+            self._event_has_ended.wait(GRACE_S)
         if self._collective.error is not None:
             raise RuntimeError(self._collective.error)
 
 
-class _ProfilerEvent:
-    """An event in a profile, from now until `end`. It ends in a thread of its own, which marks it as asynchronous.
+def _record_event(collective: Collective) -> threading.Event:
+    """An event in a profile, from now until `collective` is complete; what is returned is set once it has ended.
 
-    A waiting thread must also wait for `has_ended`: an event that outlives the profiler writes to freed memory.
+    It ends in a thread of its own, which marks it as asynchronous. A waiting thread must also wait for its end: an
+    event that outlives the profiler writes to freed memory.
     """
+    has_ended = threading.Event()
+    completion: Any = torch.futures.Future()
+    event = record_function(collective.event_name)
+    event.__enter__()
+    event._call_end_callbacks_on_future(cast(torch.futures.Future, completion))
 
-    def __init__(self, name: str):
-        self.has_ended = threading.Event()
-        self._future: Any = torch.futures.Future()
-        event = record_function(name)
-        event.__enter__()
-        event._call_end_callbacks_on_future(cast(torch.futures.Future, self._future))
+    def end() -> None:
+        completion.set_result(None)
+        has_ended.set()
 
-    def end(self) -> None:
-        """Returns at once; any thread may call it."""
-        threading.Thread(target=self._end).start()
-
-    def _end(self) -> None:
-        self._future.set_result(None)
-        self.has_ended.set()
+    collective.when_complete(lambda: threading.Thread(target=end).start())
+    return has_ended

@@ -1,0 +1,41 @@
+"""Calls, and waits for keys of a store, that would not end by themselves."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from minddp.platform.time_limits import Unfinished, call_with_limit, values_within
+
+
+def test_a_call_returns_or_raises_what_it_does_without_a_limit() -> None:
+    def times_out() -> None:
+        raise TimeoutError("its own")
+
+    assert call_with_limit(lambda: 7, 5.0) == 7
+    with pytest.raises(ZeroDivisionError):
+        call_with_limit(lambda: 1 // 0, 5.0)
+    with pytest.raises(TimeoutError, match="its own"):
+        call_with_limit(times_out, 5.0)
+
+
+def test_a_call_that_does_not_return_is_left_behind() -> None:
+    never = threading.Event()
+    with pytest.raises(Unfinished, match=r"timed out after 0.3 s"):
+        call_with_limit(never.wait, 0.3)
+    with pytest.raises(Unfinished, match="another rank had failed"):
+        call_with_limit(never.wait, 60.0, useless_because=lambda: "another rank had failed")
+    never.set()
+
+
+def test_values_that_are_there_come_at_once_and_those_that_are_not_are_left_out() -> None:
+    store = dist.HashStore()
+    store.set("a", "1")
+    assert values_within(store, {3: "a"}, 60.0) == {3: b"1"}
+    assert values_within(store, {}, 60.0) == {}
+    begin = time.monotonic()
+    assert values_within(store, {3: "a", 4: "b"}, 0.2) == {3: b"1"}
+    assert time.monotonic() - begin >= 0.2
