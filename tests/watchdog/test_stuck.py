@@ -47,7 +47,7 @@ def outcomes() -> dict[str, Outcomes]:
         ("branch_on_one_rank", r"Rank 1 has dropped the module"),
     ],
 )
-def test_who_waits_learns_that_the_faulty_rank_will_not_come(
+def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(
     outcomes: dict[str, Outcomes], name: str, pattern: str
 ) -> None:
     for rank in OTHERS:
@@ -69,7 +69,7 @@ def test_who_waits_learns_that_the_faulty_rank_will_not_come(
         ("skips_a_step", "Rank 1 is between backwards, at backward 4 of 5"),
     ],
 )
-def test_while_the_faulty_rank_lives_its_doings_are_reported(
+def test_waiting_ranks_report_where_the_faulty_rank_is(
     outcomes: dict[str, Outcomes], name: str, words: str
 ) -> None:
     for rank in OTHERS:
