@@ -31,7 +31,7 @@ from minddp.compat import compiled
 from minddp.compat.builtin_hooks import apply_optim_in_backward_hook, builtin_hook
 from minddp.compat.logger import Logger
 from minddp.compat.reducer_facade import ReducerFacade
-from minddp.modes.join import Shadow, answer_roll_call, call_roll
+from minddp.modes.join import Shadow, announce_step, receive_step
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.buffers import BufferHook
 from minddp.replicas.placement import is_default_group, sparse_parameters
@@ -271,8 +271,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
         if is_joined_rank:
-            return answer_roll_call(self._transport, self.device).is_synchronised
-        call_roll(self._transport, self.device, trains=True, is_synchronised=self.require_backward_grad_sync)
+            return receive_step(self._transport, self.device).is_synchronised
+        announce_step(self._transport, self.device, trains=True, is_synchronised=self.require_backward_grad_sync)
         return None
 
     def _match_all_reduce_for_bwd_pass(self) -> None:
