@@ -1,4 +1,4 @@
-"""Bytes instead of seconds: what a stretch of code holds at its peak, and what it writes.
+"""Bytes instead of seconds: what a section of code holds at its peak, and what it writes.
 
 Both are counted, not estimated, and hardly depend on how busy the machine is.
 """

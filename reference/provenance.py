@@ -124,7 +124,7 @@ def violations(replicas: Sequence[Replica], batches: int) -> list[str]:
     return sentences
 
 
-# --- the schemes: each runs backward over all micro-batches on all replicas, and reduces as it sees fit ---
+# --- the schemes: each runs backward over all micro-batches on all replicas, and reduces in its own way ---
 
 Scheme = Callable[[Sequence[Replica], int], None]
 
@@ -170,7 +170,7 @@ def ring(replicas: Sequence[Replica], batches: int) -> None:
 
 
 def average_every_micro_batch(replicas: Sequence[Replica], batches: int) -> None:
-    """No no_sync at all: correct, since an average of averages is the average, but dear."""
+    """No no_sync at all: correct, since an average of averages is the average, but expensive."""
     for batch in range(batches):
         accumulate(replicas, [batch])
         average(replicas, one_message_each(replicas))

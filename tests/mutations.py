@@ -225,7 +225,7 @@ _BY_UNIT_TESTS = (
         "core/backward_end.py",
         "autograd.inside_another_backward() and not self._forward_was_nested",
         "False",
-        f"{_END}::test_the_end_of_a_nested_backward_is_called_so",
+        f"{_END}::test_the_end_of_a_nested_backward_is_reported_as_nested",
     ),
     Mutation(
         "take the backward of a nested forward for a nested one",
@@ -239,7 +239,7 @@ _BY_UNIT_TESTS = (
         "core/backward_end.py",
         "if backward in self._awaited:",
         "if False:",
-        f"{_END}::test_the_end_comes_once_however_often_it_is_asked_for",
+        f"{_END}::test_the_end_is_called_once_however_often_it_is_requested",
     ),
     Mutation(
         "await an end for ever",
@@ -267,7 +267,7 @@ _BY_UNIT_TESTS = (
         "core/backward_pass.py",
         " and self.groups_left[len(self.reductions)] == 0:",
         ":",
-        f"{_PASS}::test_buckets_leave_from_the_head_of_the_plan",
+        f"{_PASS}::test_buckets_are_launched_from_the_head_of_the_plan",
     ),
     Mutation(
         "launch a bucket with its first pack group",
@@ -302,7 +302,7 @@ _BY_UNIT_TESTS = (
         "core/backward_pass.py",
         "                reduction.result()\n            except",
         "                pass\n            except",
-        f"{_PASS}::test_abandoning_waits_for_what_is_under_way_even_if_it_fails",
+        f"{_PASS}::test_abandoning_waits_for_launched_reductions_even_if_one_fails",
     ),
     Mutation(
         "leave modes open after an exception",
@@ -316,14 +316,14 @@ _BY_UNIT_TESTS = (
         "core/backward_pass.py",
         "            mode.opened(param)",
         "            pass",
-        f"{_MODE}::test_a_backward_that_ends_as_it_should",
+        f"{_MODE}::test_a_complete_backward",
     ),
     Mutation(
         "close modes before unpacking",
         "core/backward_pass.py",
         "            mode.before_unpack()",
         "            mode.before_unpack(), mode.closed()",
-        f"{_MODE}::test_a_backward_that_ends_as_it_should",
+        f"{_MODE}::test_a_complete_backward",
     ),
     Mutation(
         "await unused parameters",
@@ -344,7 +344,7 @@ _BY_UNIT_TESTS = (
         "core/bucket.py",
         "if is_held or is_moved:",
         "if is_moved:",
-        f"{_ALIASING}::test_memory_that_is_held_is_left_to_its_holder",
+        f"{_ALIASING}::test_memory_that_something_else_holds_is_replaced",
     ),
     Mutation(
         "overlook other memory under a view",
@@ -358,7 +358,7 @@ _BY_UNIT_TESTS = (
         "core/bucket.py",
         "self._make_aliasing = None  #",
         "pass  #",
-        f"{_ALIASING}::test_memory_that_is_held_is_left_to_its_holder",
+        f"{_ALIASING}::test_memory_that_something_else_holds_is_replaced",
     ),
     Mutation(
         "transpose views",
@@ -498,7 +498,7 @@ _BY_UNIT_TESTS = (
         "watchdog/missing_gradients.py",
         "any(id(param) in ours for param in stepped)",
         "True",
-        f"{_MISSING}::test_an_unrelated_optimizer_is_not_hindered",
+        f"{_MISSING}::test_an_unrelated_optimizer_is_not_stopped",
     ),
     Mutation(
         "warn of the same parameters each time",
@@ -519,7 +519,7 @@ _BY_UNIT_TESTS = (
         "core/mode.py",
         '"""The gradient of `param` is the first of this backward to arrive; none is packed yet."""',
         "raise NotImplementedError",
-        f"{_MODE}::test_a_mode_may_leave_stations_out",
+        f"{_MODE}::test_a_mode_may_leave_callbacks_out",
     ),
     Mutation(
         "multiply what is to be divided",
@@ -617,7 +617,7 @@ _BY_UNIT_TESTS = (
         "core/plan.py",
         "groups.sort(key=lambda group: max(position",
         "groups.sort(key=lambda group: min(position",
-        "core/test_plan.py::test_buckets_leave_in_the_order_in_which_they_fill_up",
+        "core/test_plan.py::test_the_launch_order_is_the_order_in_which_buckets_fill_up",
     ),
     Mutation(
         "count a hook that fires again",
@@ -995,14 +995,14 @@ _BY_UNIT_TESTS = (
         "acceleration/gradient_aliasing.py",
         "return self._aliased and references_to_memory(self._flat) != self._references_of_ours",
         "return False",
-        f"{_ALIASING}::test_memory_that_is_held_is_left_to_its_holder",
+        f"{_ALIASING}::test_memory_that_something_else_holds_is_replaced",
     ),
     Mutation(
         "take new memory after each aliasing",
         "acceleration/gradient_aliasing.py",
         "return self._aliased and references_to_memory(self._flat) != self._references_of_ours",
         "return self._aliased",
-        f"{_ALIASING}::test_a_gradient_that_was_dropped_leaves_the_memory_to_the_bucket",
+        f"{_ALIASING}::test_after_gradients_are_dropped_the_bucket_keeps_its_memory",
     ),
     Mutation(
         "make the view itself the gradient",
@@ -1016,7 +1016,7 @@ _BY_UNIT_TESTS = (
         "modes/divisor.py",
         "return total / weight if weight else math.inf",
         "return total if weight else math.inf",
-        "modes/test_divisor.py::test_weights_travel_and_are_read_aside",
+        "modes/test_divisor.py::test_weights_are_summed_and_read_on_the_side_stream",
     ),
     Mutation(
         "weigh every later backward",

@@ -108,7 +108,7 @@ class Calls:
         return log
 
 
-def test_buckets_leave_from_the_head_of_the_plan() -> None:
+def test_buckets_are_launched_from_the_head_of_the_plan() -> None:
     """Three buckets: parameters 2, 1, 0."""
     calls = Calls()
     current = calls.backward_pass()
@@ -182,7 +182,7 @@ def test_unused_parameters_are_ready_at_once_and_last_in_the_observed_order() ->
     assert calls.transport.count("all_reduce") == 2
 
 
-def test_abandoning_waits_for_what_is_under_way_even_if_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_abandoning_waits_for_launched_reductions_even_if_one_fails(caplog: pytest.LogCaptureFixture) -> None:
     class Failing:
         def result(self) -> torch.Tensor:
             raise OSError("the peer is gone")
@@ -198,7 +198,7 @@ def test_abandoning_waits_for_what_is_under_way_even_if_it_fails(caplog: pytest.
     assert calls.take("bucket unpacked") == []
 
 
-def test_a_hook_too_many_is_passed_on() -> None:
+def test_a_hook_that_fires_twice_is_reported() -> None:
     calls = Calls()
     current = calls.backward_pass()
     for _ in range(2):

@@ -103,7 +103,7 @@ def test_a_parameter_that_is_found_unused_and_then_used_is_ready_twice(log: Log)
 
 
 def test_the_expected_counts_are_not_changed(log: Log) -> None:
-    """An expectation hands out the same list for every backward."""
+    """An expectation returns the same list for every backward."""
     expected = [1] * 6
     log.readiness(expected).mark_ready(0)
     assert expected == [1] * 6

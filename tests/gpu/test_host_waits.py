@@ -83,7 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "views": {"gradient_as_bucket_view": True},
     "static": {"static_graph": True},
-    "unused sought": {"find_unused_parameters": True},
+    "find unused": {"find_unused_parameters": True},
     "gradients kept": {"keeps": True},  # buckets take new memory in every step then
 }
 

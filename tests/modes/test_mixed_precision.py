@@ -121,8 +121,10 @@ def _torch_averages(rank: int, options: dict[str, Any], step: int) -> bool:
 
 
 @pytest.mark.parametrize(("options", "step"), [({}, 0), ({"gradient_as_bucket_view": True}, 2)])
-def test_torch_is_not_followed_where_it_errs(ranks: Any, options: dict[str, Any], step: int) -> None:
-    """Should this fail, torch has been mended: extend the parity test above."""
+def test_torch_does_not_average_in_the_steps_that_parity_leaves_out(
+    ranks: Any, options: dict[str, Any], step: int
+) -> None:
+    """If this fails, torch has been fixed: extend the parity test above."""
     assert not any(ranks(2).run(_torch_averages, options, step))
 
 

@@ -1,4 +1,4 @@
-"""Whatever minddp or torch's helpers raise about a wrapper is found in its logging data."""
+"""Errors of minddp or torch's helpers about a wrapper are in its logging data."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_unfinished_reduction_is_noted(ranks, act: Any, iteration: int) -> No
         assert data["has_error"] == 1
         assert data["error"] == data["raised"]
         assert "Expected to have finished reduction in the prior iteration" in data["error"]
-        assert data["iteration"] == iteration  # the one that met the error
+        assert data["iteration"] == iteration  # the rank at which the error occurred
 
 
 class HalfCheckpointed(TwoLayers):
@@ -168,7 +168,7 @@ def helpers(rank: int) -> list[dict[str, Any]]:
 
 def test_torchs_helpers_note_their_errors(ranks) -> None:
     told = ranks(2).run(helpers)
-    assert [len(on_rank) for on_rank in told] == [1, 2]  # rank 0 is who the others are compared with
+    assert [len(on_rank) for on_rank in told] == [1, 2]  # the others are compared with rank 0
     for data in told[0] + told[1]:
         assert data["has_error"] == 1
         assert data["error"].splitlines()[0] in data["raised"]

@@ -52,7 +52,7 @@ def test_what_torch_has_is_here_or_has_a_reason(ranks) -> None:
 
 
 def test_parameters_are_named_as_in_torch() -> None:
-    """Whoever passes by keyword or by position must be understood."""
+    """Arguments are accepted by keyword and by position, as torch's are."""
     for name, method in inspect.getmembers(TorchDDP, inspect.isfunction):
         if name in OMITTED or name not in TorchDDP.__dict__ or name in ("__init__", "train", "__setstate__"):
             continue

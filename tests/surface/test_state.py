@@ -230,7 +230,7 @@ def used_maps(rank: int) -> list[list[list[int]]]:
     return told
 
 
-def test_who_used_what_is_known_after_backward(ranks) -> None:
+def test_the_used_map_is_complete_after_backward(ranks) -> None:
     for theirs, ours in ranks(2).run(used_maps):
         assert ours == theirs == [[2, 2, 1, 1]] * 3
 
@@ -240,12 +240,12 @@ def unused_is_not_counted(rank: int) -> bool:
     return ddp.reducer._get_local_used_map() is None
 
 
-def test_nobody_counts_usage_unasked(ranks) -> None:
+def test_without_find_unused_parameters_usage_is_not_counted(ranks) -> None:
     assert ranks(2).run(unused_is_not_counted) == [True, True]
 
 
 def shadowed(rank: int) -> list[bool]:
-    """Rank 1 takes part in rank 0's backward by hand, as torch's join hook does."""
+    """Rank 1 makes the collectives of rank 0's backward by hand, as torch's join hook does."""
     seen = []
     hooked: list[int] = []
 
@@ -432,7 +432,7 @@ def test_copies_have_a_reducer_and_a_logger_of_their_own(ranks) -> None:
 
 
 class Asks(nn.Module):
-    """Remembers whom torch.compile would take for active while it runs."""
+    """Records the module that torch.compile would take for active while it runs."""
 
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:
     assert all(report.startswith("went on") for report in outcomes["sleeps"].values())
 
 
-def test_the_rank_with_an_extra_step_is_the_one_that_waits(outcomes: dict[str, Outcomes]) -> None:
+def test_the_rank_with_an_extra_step_waits(outcomes: dict[str, Outcomes]) -> None:
     report = outcomes["makes_an_extra_step"][FAULTY]
     # The first of the others to leave ends the wait; the last one may still be there.
     assert re.search(
@@ -89,7 +89,7 @@ def test_the_rank_with_an_extra_step_is_the_one_that_waits(outcomes: dict[str, O
     ), report
 
 
-def test_another_model_shows_in_the_collectives(outcomes: dict[str, Outcomes]) -> None:
+def test_another_model_is_found_by_its_collectives(outcomes: dict[str, Outcomes]) -> None:
     """Gloo ends a process that receives more than it expects; the survivors report why."""
     report = " ".join(outcomes["has_another_model"].values())
     assert re.search(r"launched all-reduce of 45 float32", report), report
