@@ -29,7 +29,7 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """What torch's allocator for `device` hands out within the block; not the memory that processes share.
+    """Memory from torch's allocator for `device` within the block; not the memory that processes share.
 
     On a CPU, only what this thread frees is seen to be freed.
     """

@@ -11,7 +11,7 @@ Read in this order:
 6. `bucketed.py`     ... in a few messages planned beforehand: DDP at heart
 7. `automatic.py`    ... with no call to remember: a drop-in
 8. `ring.py`         what goes on inside one all-reduce
-9. `provenance.py`   gradients that remember where they come from: proofs, and the classic bugs
+9. `provenance.py`   gradients that record where they come from: proofs, and the classic bugs
 
 docs/learning/ladder.md goes through the rungs: what each sends and when, with pictures of recorded steps.
 `python -m reference` runs every rung on two ranks and compares it with the oracle (`ladder.py` does

@@ -1,4 +1,4 @@
-"""The common parts of questions: options that are checked, ranks that are asked, reports that are kept."""
+"""The common parts of questions: options that are checked, ranks that answer, reports that are saved."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from minddp.core.backward_end import BackwardEnd
 
 
 class Owner:
-    """Notes what a `BackwardEnd` reports. `asks_on_begin`: the end is asked for where a gradient enters."""
+    """Notes what a `BackwardEnd` reports. `asks_on_begin`: the end is requested where a gradient enters."""
 
     def __init__(self, *, asks_on_begin: bool = False):
         self.log: list[str] = []
@@ -33,7 +33,7 @@ class Owner:
 
 
 def asking(owner: Owner) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A layer in whose backward the owner asks for the end."""
+    """A layer in whose backward the owner requests the end."""
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         x = x * 2

@@ -1,4 +1,4 @@
-"""The phases and what one backward remembers."""
+"""The phases, and the state of one backward."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_guard_stands_only_where_there_is_a_pass() -> None:
 
 
 class Calls:
-    """The parts that a pass needs, and notes of what it asks them for."""
+    """The parts that a pass needs, and a record of its calls to them."""
 
     def __init__(self, sizes: Sequence[int] = (1, 1, 1), *, expectation: type[Expectation] = Expectation):
         self.log: list[str] = []

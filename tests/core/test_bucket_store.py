@@ -19,7 +19,7 @@ from tests.fakes import FakeDDP, FakeTransport
 
 
 class CountingTransport(FakeTransport):
-    """Notes what it was asked to allocate."""
+    """Records its allocations."""
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         self.calls.append(("allocate", numel))

@@ -214,7 +214,7 @@ def test_what_contradicts_itself_is_refused(ranks: Any) -> None:
         assert "allreduce_hook" in hook_of_sum
 
 
-def _nobody_counts(rank: int) -> tuple[str, float]:
+def _all_weights_are_zero(rank: int) -> tuple[str, float]:
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     ddp.weigh(0.0)
     with pytest.raises(RuntimeError) as error:
@@ -226,7 +226,7 @@ def _nobody_counts(rank: int) -> tuple[str, float]:
 
 def test_when_all_weights_are_zero_there_is_no_mean(ranks: Any) -> None:
     """And the next step works."""
-    for text, grad in ranks(2).run(_nobody_counts):
+    for text, grad in ranks(2).run(_all_weights_are_zero):
         assert "weight 0" in text
         assert grad == 1.0
 

@@ -85,7 +85,7 @@ def test_57776_parameters_that_are_ready_twice_are_named(ranks: Any) -> None:
         assert "shared." in text
 
 
-# ------------------------------------------------------------------ an unfinished reduction is told at once (68297)
+# ------------------------------------------------------------------ an unfinished reduction warns at once (68297)
 
 
 def _warns_in_backward(rank: int) -> list[str]:
@@ -111,7 +111,7 @@ def test_68297_a_backward_that_ends_unfinished_warns_once(ranks: Any) -> None:
         assert f"rank {rank} for: left.weight, left.bias." in warned[1]
 
 
-# ------------------------------------------------------------------ ranks that disagree are told so (68803, 102438)
+# --------------------------------------------------------------- ranks that disagree raise an error (68803, 102438)
 
 
 def _disagree(rank: int, name: str) -> str:
@@ -470,7 +470,7 @@ def test_a_bad_communication_hook_is_named_and_the_next_step_works(
 
 
 def _misshapen(rank: int) -> list[str]:
-    """What registering says of hooks that cannot be called with a state and a bucket."""
+    """The errors of registering hooks that cannot be called with a state and a bucket."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1))
     texts = []
     for hook in ("a name", lambda state, gradients: None):

@@ -99,7 +99,7 @@ def test_the_plan_in_use_is_predicted_as_it_was(stood_still_s: float, exposed_s:
 
 
 def test_nothing_is_taken_where_backward_did_not_stand_still() -> None:
-    """A device's clock, for example, knows nothing but that."""
+    """A device's clock, for example, has no other times."""
     seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=40e-3)
     link = calibrated(IDLE, APART, seen)
     assert link.taken == 0.0

@@ -43,7 +43,7 @@ def one_step(options: dict[str, Any]) -> Callable[[], None]:
 
 
 def step_under_guard(rank: int, options: dict[str, Any]) -> str:
-    """A step in which every wait that torch knows of is an error."""
+    """A step in which every wait that torch can detect is an error."""
     step = one_step(options)
     if REHEARSAL:
         step()

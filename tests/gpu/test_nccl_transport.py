@@ -86,7 +86,7 @@ def test_memory_is_not_reused_before_the_collective_has_run(
 # ------------------------------------------------------------------ peers that fail
 
 
-def goes_on_until_told(rank: int, dies: bool) -> str:
+def goes_on_until_an_error(rank: int, dies: bool) -> str:
     """Rank 1 exits, or stops responding, after a first collective. Rank 0's error, and how long that took."""
     link = opened()
     link._communicator._limit_s = 15.0
@@ -104,13 +104,13 @@ def goes_on_until_told(rank: int, dies: bool) -> str:
             torch.cuda.synchronize()
     except RuntimeError as error:
         return f"after {time.monotonic() - began:.0f} s: {error}"
-    return "was never told"
+    return "no error"
 
 
-def _told(dies: bool) -> str:
+def _error_of_rank_0(dies: bool) -> str:
     pool = GpuPool(WORLDS["gloo2"], grace_s=70.0)
     try:
-        return pool.run(goes_on_until_told, dies, timeout_s=100)[0]
+        return pool.run(goes_on_until_an_error, dies, timeout_s=100)[0]
     except RankFailure as failure:
         return failure.results.get(0, str(failure))
     finally:
@@ -120,10 +120,10 @@ def _told(dies: bool) -> str:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_peer_that_ends_or_stops_responding_is_reported(dies: bool) -> None:
-    told = _told(dies)
-    print(told)
-    assert "The communicator has been aborted" in told
-    assert "checkpoint" in told
+    text = _error_of_rank_0(dies)
+    print(text)
+    assert "The communicator has been aborted" in text
+    assert "checkpoint" in text
 
 
 def opens_and_closes(rank: int) -> int:

@@ -210,8 +210,8 @@ class _Play:
             self._not_the_mean(self.torch, control), self._not_the_mean(self.minddp, control)
         )
         if minddp_wrong or not torch_wrong:
-            who = f"minddp is {'wrong' if minddp_wrong else 'near'}, torch {'wrong' if torch_wrong else 'right'}"
-            raise _Failed(f"other bits than torch's; by the control, {who}: {differing or 'on another rank'}")
+            both = f"minddp is {'wrong' if minddp_wrong else 'near'}, torch {'wrong' if torch_wrong else 'right'}"
+            raise _Failed(f"other bits than torch's; by the control, {both}: {differing or 'on another rank'}")
         self._note("torch is silently wrong: minddp has the mean", None)
 
     def _check_kind(self, error: Exception | None, expected: Exception | None) -> None:

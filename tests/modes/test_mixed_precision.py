@@ -272,7 +272,7 @@ def _a_gradient_asked_for_before(model: nn.Module, rank: int) -> None:
     loss.backward()
 
 
-def _an_output_that_nobody_looks_into(model: nn.Module, rank: int) -> None:
+def _an_output_whose_tensors_are_not_found(model: nn.Module, rank: int) -> None:
     """With a gradient there already: nothing announces the backward before it reaches that."""
     for param in model.parameters():
         param.grad = torch.zeros_like(param) if param.requires_grad else None
@@ -291,7 +291,7 @@ WAYS = [
     _evaluation_between,
     _a_failed_forward_before,
     _a_gradient_asked_for_before,
-    _an_output_that_nobody_looks_into,
+    _an_output_whose_tensors_are_not_found,
     _a_second_order_graph,
 ]
 

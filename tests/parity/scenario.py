@@ -156,7 +156,7 @@ class Pickle(Step):
 
 @dataclass(frozen=True, repr=False)
 class Scenario(_PrintsWhatDiffers):
-    """All that the ranks need to know.
+    """All that the ranks need.
 
     `hook` is a key of `hooks.HOOKS` or None. With `keeps_gradients` the script keeps the gradients of each
     step until the next is done, as a logger might; torch never changes a gradient that is no longer `.grad`.

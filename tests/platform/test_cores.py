@@ -1,4 +1,4 @@
-"""How many cores a process may use: its affinity, and what control groups say."""
+"""How many cores a process may use: its affinity, and the limits of control groups."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def calls(rank: int) -> list[dict[str, Any]]:
 
     hooked = fresh()
     hooked.register_comm_hook(None, hook)
-    trained, no_hook, no_rate, no_names, nobody = fresh(), fresh(), fresh(), fresh(), fresh()
+    trained, no_hook, no_rate, no_names, no_rank = fresh(), fresh(), fresh(), fresh(), fresh()
     step(trained, rank)
     group = dist.new_group([0, 1])
     elsewhere = minddp.DistributedDataParallel(TwoLayers(), process_group=group)
@@ -131,15 +131,15 @@ def calls(rank: int) -> list[dict[str, Any]]:
         data_after(no_hook, TypeError, lambda: no_hook._check_comm_hook(1)),
         data_after(no_rate, ValueError, lambda: no_rate._set_ddp_runtime_logging_sample_rate(0)),
         data_after(no_names, ValueError, lambda: no_names._build_debug_param_to_name_mapping([])),
-        data_after(nobody, ValueError, lambda: nobody._find_common_rank(1, False)),
+        data_after(no_rank, ValueError, lambda: no_rank._find_common_rank(1, False)),
         data_after(elsewhere, RuntimeError, elsewhere.__getstate__),
         data_after(elsewhere, RuntimeError, elsewhere._check_default_group),
     ]
 
 
 def test_errors_of_calls_are_noted(ranks) -> None:
-    for told in ranks(2).run(calls):
-        for data in told:
+    for logged in ranks(2).run(calls):
+        for data in logged:
             assert data["has_error"] == 1
             assert data["raised"] in data["error"]
 
@@ -152,7 +152,7 @@ def helpers(rank: int) -> list[dict[str, Any]]:
     uneven = [torch.zeros(rank + 1)]
     buckets, shapes = minddp.DistributedDataParallel(TwoLayers()), minddp.DistributedDataParallel(TwoLayers())
     step(buckets, rank)
-    told = [
+    logged = [
         data_after(
             buckets,
             RuntimeError,
@@ -162,19 +162,19 @@ def helpers(rank: int) -> list[dict[str, Any]]:
     try:
         dist._verify_params_across_processes(shapes.process_group, uneven, shapes.logger)
     except RuntimeError as error:
-        told.append(shapes._get_ddp_logging_data() | {"raised": str(error)})
-    return told
+        logged.append(shapes._get_ddp_logging_data() | {"raised": str(error)})
+    return logged
 
 
 def test_torchs_helpers_note_their_errors(ranks) -> None:
-    told = ranks(2).run(helpers)
-    assert [len(on_rank) for on_rank in told] == [1, 2]  # the others are compared with rank 0
-    for data in told[0] + told[1]:
+    logged = ranks(2).run(helpers)
+    assert [len(on_rank) for on_rank in logged] == [1, 2]  # the others are compared with rank 0
+    for data in logged[0] + logged[1]:
         assert data["has_error"] == 1
         assert data["error"].splitlines()[0] in data["raised"]
-    assert told[0][0]["error"] == "No support for sparse tensors."
-    assert told[0][0]["iteration"] == 1
-    assert "appears not to match sizes" in told[1][1]["error"]
+    assert logged[0][0]["error"] == "No support for sparse tensors."
+    assert logged[0][0]["iteration"] == 1
+    assert "appears not to match sizes" in logged[1][1]["error"]
 
 
 # ------------------------------------------------------------------ after an error

@@ -317,7 +317,7 @@ def test_a_graph_that_changes_is_not_static(ranks) -> None:
 # ------------------------------------------------------------------ set by others
 
 
-def told(rank: int) -> list[dict[str, Any]]:
+def join_and_hooks(rank: int) -> list[dict[str, Any]]:
     joined = minddp.DistributedDataParallel(Normed())
     with joined.join():
         for step in range(2 + rank):
@@ -328,7 +328,7 @@ def told(rank: int) -> list[dict[str, Any]]:
 
 
 def test_join_and_hooks_are_in_the_logging_data(ranks) -> None:
-    for joined, hooked in ranks(2).run(told):
+    for joined, hooked in ranks(2).run(join_and_hooks):
         assert joined["join_uneven_inputs"] == 1
         assert hooked["comm_hook"] == "BuiltinCommHookType.ALLREDUCE"
 

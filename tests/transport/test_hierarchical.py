@@ -52,7 +52,7 @@ from tests.transport.places import (
     random_values,
 )
 
-# ---------------------------------------------------------------------- who is where
+# ---------------------------------------------------------------------- which rank is on which host
 
 
 def test_hosts_are_in_the_order_of_their_lowest_ranks() -> None:

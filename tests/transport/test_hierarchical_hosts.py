@@ -57,7 +57,7 @@ def bytes_sent() -> int:
 
 def count_bytes(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[str, float, list[float]]]:
     """By kind of transport: which it became, the bytes that crossed for each byte of the tensor, and the sums."""
-    told = {}
+    counted = {}
     for kind in ("process_group", "hierarchical"):
         transport = open_transport(kind, group)
         tensor = transport.allocate(NBYTES // 4, torch.float32, CPU).fill_(rank + 1)
@@ -67,8 +67,8 @@ def count_bytes(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[str, flo
         transport.all_reduce(tensor).wait()
         dist.barrier(group)
         crossed = (bytes_sent() - before) / NBYTES
-        told[kind] = type(transport).__name__, crossed, tensor.unique().tolist()
-    return told
+        counted[kind] = type(transport).__name__, crossed, tensor.unique().tolist()
+    return counted
 
 
 @needs_hosts

@@ -264,13 +264,13 @@ def test_an_abort_ends_a_stuck_call(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("NCCL_ERROR_INTERNAL_ERROR")
 
     monkeypatch.setattr(handle, "abort", aborted.set)
-    told: list[str] = []
+    errors: list[str] = []
 
     def call() -> None:
         try:
             comm.launch("an all-reduce", [], stuck)
         except RuntimeError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
@@ -278,7 +278,7 @@ def test_an_abort_ends_a_stuck_call(monkeypatch: pytest.MonkeyPatch) -> None:
     comm.abort("a rank has ended")
     caller.join(20)
     assert set_free == [True], "the abort waited for the call that it was to end"
-    assert told[0].startswith("a rank has ended. The communicator has been aborted")
+    assert errors[0].startswith("a rank has ended. The communicator has been aborted")
 
 
 def test_what_is_captured_is_never_asked_whether_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:

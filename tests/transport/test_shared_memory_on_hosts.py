@@ -159,7 +159,7 @@ def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
         transport.all_reduce(bucket).wait()
     kept = held.tolist()
     del held
-    for _ in range(2):  # in the first, the peers are told; in the second, they have heard
+    for _ in range(2):  # the first one sends the messages to the peers, the second follows their receipt
         transport.all_reduce(bucket).wait()
     dist.barrier()
     return mapped_before, footprint()[2], kept
