@@ -1,4 +1,4 @@
-"""Bytes instead of seconds: what a stretch of code holds at its peak, and what it writes.
+"""Bytes instead of seconds: what a section of code holds at its peak, and what it writes.
 
 Both are counted, not estimated, and hardly depend on how busy the machine is.
 """
@@ -29,7 +29,7 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """What torch's allocator for `device` hands out within the block; not the memory that processes share.
+    """Memory from torch's allocator for `device` within the block; not the memory that processes share.
 
     On a CPU, only what this thread frees is seen to be freed.
     """

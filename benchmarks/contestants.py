@@ -91,7 +91,7 @@ def native(setting: str) -> str:
 
 
 def candidate(setting: str, transport: str = "process_group") -> str:
-    """The name of the contestant in minddp's seat at this setting."""
+    """The name of the contestant that takes minddp's place at this setting."""
     return f"minddp {setting}" + ("" if transport == "process_group" else f", {transport.replace('_', ' ')}")
 
 

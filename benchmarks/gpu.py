@@ -10,7 +10,7 @@ itself.
 [Note: failures are left out]
 Time on a GPU is short, and one contestant that cannot run there (a transport without its library, say) must not
 take the others' figures with it. A contestant that fails by itself, on any rank, is reported with its error and
-does not race. And a race has only as many rounds as fit into its time: fewer rounds show less, but they show it.
+does not race. And a race has only as many rounds as fit into its time: fewer rounds only widen the interval.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The shared harness: contestants race in paired, alternating rounds, and a ratio is taken per round.
 
 [Note: paired rounds]
-Speed on a shared machine drifts by more than the differences measured here. So all contestants live in one process
+Speed on a shared machine drifts by more than the differences measured here. So all contestants share one process
 group and one run, and a *heat* (the contestants to be compared) is run back to back in every round: drift hits both
-sides of a pair alike and cancels in their ratio. Position does not cancel, because a contestant inherits the caches
-that its predecessor left. So the order of the heats follows a shuffled Latin square, and the order inside a heat
-alternates. The figure is the median over rounds of the ratio, which one disturbed round cannot move; the bootstrap
-interval says how far to trust it. Turns are short and rounds many, because a disturbance lasts longer than a step:
-more pairs beat longer ones.
+sides of a pair alike and cancels in their ratio. Position does not cancel, because a contestant starts with the
+caches that the one before left. So the order of the heats follows a shuffled Latin square, and the order inside a
+heat alternates. The figure is the median over rounds of the ratio, which one disturbed round cannot move; the
+bootstrap interval shows its uncertainty. Turns are short and rounds many, because a disturbance lasts longer than a
+step: more pairs beat longer ones.
 """
 
 from __future__ import annotations

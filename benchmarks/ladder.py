@@ -3,7 +3,7 @@
     python -m benchmarks.ladder --out DIR     # ladder.html and ladder.png: all of them on one scale
 
 Every wrapper trains the same layers in the same process group, and some of its steps are recorded. A rung reports
-no events, so it is watched from outside: `RungSource` stands between it and its wire. docs/learning/ladder.md reads
+no events, so it is recorded from outside: `RungSource` is between it and its wire. docs/learning/ladder.md reads
 such a recording, rung by rung.
 """
 

@@ -3,7 +3,7 @@
 [Note: memory is kept]
 Memory that a step frees at the end of the heap is given back to the system by glibc, and the next step gets it
 again page by page: up to 16,000 page faults, 15 ms, in a step with 64 MiB of gradients. That depends on what lies
-behind it on the heap: in a process that holds all contestants, on whose gradients live during another's turn. So
+behind it on the heap: in a process that holds all contestants, on which gradients exist during another's turn. So
 ranks keep the memory that they free, in every turn.
 """
 

@@ -22,7 +22,7 @@ from pathlib import Path
 INTERFACE = "eth0"
 _CLONE_NEWNET = 0x40000000
 _BURST_S = 0.001  # the bytes that may leave at once are those that the cable carries in this time,
-_LEAST_BURST_BYTES = 2 * 64 * 1024  # and at least two of the largest pieces that TCP hands over
+_LEAST_BURST_BYTES = 2 * 64 * 1024  # and at least two of the largest pieces that TCP sends
 _QUEUE_S = 0.02  # how long the queue in front of the cable may grow before something is dropped
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 

@@ -1,4 +1,4 @@
-"""A question as a command: its options, the ranks that answer it, and the report that is shown and kept."""
+"""A question as a command: its options, the ranks that answer it, and the report that is printed and saved."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def ask(
 
 
 def report_of(question: str, config: Options, device: str = "cpu", **answers: Any) -> dict[str, Any]:
-    """What was asked, on which machine, with which options, and the answers: dicts, lists, texts and numbers.
+    """The question, the machine, the options, and the answers: dicts, lists, texts and numbers.
 
     Paths are left out: they mean nothing on another machine.
     """

@@ -2,7 +2,7 @@
 
     python -m benchmarks.versus_torch                # the measurement, about ten minutes on two cores
     python -m benchmarks.versus_torch --size quick   # a look
-    python -m benchmarks.versus_torch --control      # torch's class in both seats: what the harness itself adds
+    python -m benchmarks.versus_torch --control      # torch's class in both places: what the harness itself adds
 
 Each workload is trained by torch and by minddp at every setting, by other wrappers, and without one, all in one
 process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.md for how to read the table.
@@ -45,13 +45,13 @@ class Config(FieldOptions, RaceOptions):
     LEAST = RaceOptions.LEAST | {"rounds": 2}
 
     transports: tuple[TransportName, ...] = ("process_group", "shared_memory", "auto")
-    """How minddp's bytes travel; on a GPU, and for torch in its seat, always by the process group."""
+    """minddp's transport; on a GPU, and for torch in its place, always the process group."""
     rounds: int = 26
     """Timed rounds, at least; a multiple of twice the number of heats is exactly fair."""
     seconds: float = 60.0
     """A workload of short steps has so many times these rounds that they take about this long, too."""
     control: bool = False
-    """Put torch's class in minddp's seat: every ratio should be 1."""
+    """Put torch's class in minddp's place: every ratio should be 1."""
     timeout_s: float = 3600.0
 
     def __post_init__(self) -> None:

@@ -80,7 +80,7 @@ def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: Star
 
 
 def look_us() -> float:
-    """The time of one look for a recorder, where there is none, in microseconds."""
+    """The time of one comparison that finds no recorder, in microseconds."""
     looking = partial(timeit.repeat, "core.sink is None", globals={"core": SimpleNamespace(sink=None)})
     return 1e6 * min(looking(number=LOOKS)) / LOOKS
 

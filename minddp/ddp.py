@@ -100,7 +100,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         batched_grad_copy: copy first and divide once per bucket; as torch, the mean is then a true division.
         forward_sync_buffers: broadcast rank 0's buffers before each forward.
         transport: how gradients travel. "process_group" is its backend, "shared_memory" memory that the ranks of
-            one host share, with gloo's bits, "auto" the latter where it can be had, "hierarchical" memory within
+            one host share, with gloo's bits, "auto" the latter where it is available, "hierarchical" memory within
             hosts and gloo between them, "nccl" NCCL through CuPy. See `open_transport` and docs/hosts.md.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
@@ -294,7 +294,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if torch.is_grad_enabled():
             self._module_watch.look(everywhere=self._reducer.phase is Phase.INCOMPLETE)
             self._reducer.ensure_finished()
-        self._meet_joined_ranks()
+        self._announce_to_joined_ranks()
         if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
             if self._tuner is not None:

@@ -12,7 +12,7 @@ computed its last gradient, just before `backward()` returns. The first hook of 
 `synchronize` on it. A plain training script now needs one changed line, `model = Automatic(model)`, and
 that is the whole reason why DDP can be used without knowing how it works.
 
-The callback cannot be registered once and for all, since the engine forgets it after each backward; nor from
+The callback cannot be registered once and for all, since the engine drops it after each backward; nor from
 the forward, which cannot know whether a backward will follow. Hence the first hook.
 """
 

@@ -11,7 +11,7 @@ What it costs, for K buckets (B bytes, latency a, bandwidth beta, as in `naive.p
 
 K is a choice. One bucket is `flat`: least latency, no overlap. One bucket per parameter is `overlapped`.
 Between them lies the best of both: buckets large enough that latency is small beside transfer, and small
-enough that the first one leaves early. (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2, has the
+enough that the first one is launched early. (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2, has the
 measurements.)
 
 [Note: launch order]

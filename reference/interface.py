@@ -6,19 +6,19 @@
     optimizer.step()                # equal weights, equal gradients: the replicas stay equal
 
 That is all of data parallelism. Each rank is an ordinary single-process training script; *equal weights at
-the start* and *equal gradients at every step* keep the replicas equal for ever, with no further word about
-weights. The rungs differ only in when and in what portions the gradients travel.
+the start* and *equal gradients at every step* keep the replicas equal, and weights are never sent
+again. The rungs differ only in when and in what portions the gradients travel.
 
 [Note: the explicit call]
-`synchronize()` is a call of its own because it is the honest picture: it marks the moment from which the
+`synchronize()` is a call of its own because that shows what happens: it marks the moment from which the
 optimizer may read the gradients, and what it takes is the communication that backward did not hide. torch's
 DDP asks for no such call. The last rung, `automatic.py`, shows how it can disappear.
 
 [Note: the hook receives the parameter]
 The rungs above `flat` use `param.register_post_accumulate_grad_hook(hook)`. It calls `hook(param)`: the
 argument is the *parameter*, whose `.grad` is now complete. Averaging the argument itself averages weights
-that are equal already. That changes nothing, raises nothing and even trains, while every rank goes its own
-way. Its neighbour `param.register_hook(hook)` does pass a gradient, but only what the present backward
+that are equal already. That changes nothing, raises nothing and even trains, while the replicas
+diverge. The similar `param.register_hook(hook)` does pass a gradient, but only what the present backward
 adds, *before* it is added to `.grad`: with accumulation over several micro-batches the earlier ones would
 never be averaged. Neither mistake can be seen from the outside except by comparing values, which is what
 `oracle.py` is for.
@@ -57,7 +57,7 @@ class DataParallel(nn.Module, ABC):
             self.wire.take_from_rank_0(tensor)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module makes of this rank's part of the batch. No communication."""
+        """The module's output for this rank's part of the batch. No communication."""
         return self.module(*args, **kwargs)
 
     @abstractmethod

@@ -61,4 +61,4 @@ def largest_difference(actual: Mapping[str, Tensor], expected: Mapping[str, Tens
             "names of the wrapped module, over the parameters that are trained."
         )
     differences = [(actual[name].double() - expected[name].double()).abs().reshape(-1) for name in expected]
-    return float(torch.cat(differences).max())  # torch's max hands on a NaN; Python's may not
+    return float(torch.cat(differences).max())  # torch's max returns a NaN; Python's may not

@@ -18,7 +18,7 @@ The gradients that come last (the first layer's) cannot be hidden by anything, h
 Two faults are left. The P latencies are back. And messages go out in the order in which gradients become
 *ready*, which is a property of the graph a rank happened to run: if two ranks run their layers in different
 orders, one rank's first message meets another parameter's on the other rank. With equal sizes that sums
-unrelated gradients without a word; with different sizes it hangs or crashes.
+unrelated gradients without an error; with different sizes it hangs or crashes.
 
 What the next rung improves: both faults, by deciding on the messages beforehand (`bucketed.py`).
 """

@@ -1,4 +1,4 @@
-"""Provenance: gradients that remember where they come from.
+"""Provenance: gradients that record where they come from.
 
     python -m reference.provenance
 
@@ -15,7 +15,7 @@ only wasteful. With a sum in place of the average the first micro-batch would co
 
 Symbols run through the arithmetic of a scheme, not through torch. `DigitTracer` carries the same idea into
 real gradients: each source gets a digit of its own in a float64, so the real rungs in real processes can be
-asked the same question.
+checked in the same way.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def violations(replicas: Sequence[Replica], batches: int) -> list[str]:
     return sentences
 
 
-# --- the schemes: each runs backward over all micro-batches on all replicas, and reduces as it sees fit ---
+# --- the schemes: each runs backward over all micro-batches on all replicas, and reduces in its own way ---
 
 Scheme = Callable[[Sequence[Replica], int], None]
 
@@ -170,7 +170,7 @@ def ring(replicas: Sequence[Replica], batches: int) -> None:
 
 
 def average_every_micro_batch(replicas: Sequence[Replica], batches: int) -> None:
-    """No no_sync at all: correct, since an average of averages is the average, but dear."""
+    """No no_sync at all: correct, since an average of averages is the average, but expensive."""
     for batch in range(batches):
         accumulate(replicas, [batch])
         average(replicas, one_message_each(replicas))
@@ -205,7 +205,7 @@ def forget_a_bucket(replicas: Sequence[Replica], batches: int) -> None:
 
 
 def forget_the_division(replicas: Sequence[Replica], batches: int) -> None:
-    """Bug: a sum, where a mean was promised; the learning rate is n times what was asked for."""
+    """Bug: a sum, where a mean was promised; the learning rate is n times the intended one."""
     accumulate(replicas, range(batches))
     all_reduce_sum(replicas, [one_message_each(replicas)] * len(replicas))
 
@@ -284,7 +284,7 @@ class DigitTracer:
 
 
 def main() -> None:
-    """Print what provenance says of each scheme on 3 ranks with 2 micro-batches."""
+    """Print the verdict on each scheme on 3 ranks with 2 micro-batches."""
     name_column = Column("scheme", overflow="fold")
     table = Table(name_column, "what it does", "verdict", "the first of its faults", show_lines=True)
     for scheme in (*CORRECT, *BUGS):

@@ -2,11 +2,11 @@ r"""Inside one all-reduce: the ring, step by step, with ranks that are only arra
 
     python -m reference.ring --ranks 4
 
-The ladder treats the all-reduce as one call. This is the usual way to carry it out. The n ranks stand in a
-circle and talk only to the next one; the buffer is cut into n chunks.
+The ladder treats the all-reduce as one call. This is the usual way to carry it out. The n ranks form a
+circle and each sends only to the next one; the buffer is cut into n chunks.
 
 1. *Reduce-scatter*, n-1 steps. Each rank passes one chunk on, and adds the chunk it receives to its own.
-   Chunk c starts at rank c and collects a summand at every stop; at its last, rank c-1, it is complete.
+   Chunk c starts at rank c and gets one summand at each rank; at the last, rank c-1, it is complete.
 2. *All-gather*, n-1 steps. The complete chunks go round once more, and overwrite instead of adding.
 
 Cost. In each of the 2(n-1) steps a rank sends one chunk, B/n of its B bytes:
@@ -16,7 +16,7 @@ Cost. In each of the 2(n-1) steps a rank sends one chunk, B/n of its B bytes:
 No all-reduce can send fewer bytes, and this one hardly grows with n: it is bandwidth-optimal (P. Patarasuk
 and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
 Comput. 69 (2009) 117-124). Compare: had every rank sent its buffer to every other, (n-1) B each. The
-latencies do grow with n, which is why small messages are dear, and why libraries use trees for them.
+latencies do grow with n, which is why small messages are expensive, and why libraries use trees for them.
 
 Each chunk is summed once, along one path, and then copied: all ranks hold the same bits, though
 floating-point addition depends on the order. That the order differs from chunk to chunk is why two
@@ -125,7 +125,7 @@ def require_like_buffers(inputs: Sequence[np.ndarray]) -> None:
 
 
 def show(run: RingRun, console: Console) -> None:
-    """Print who sends what, and the state after each step; finished chunks (equal to the result) in green."""
+    """Print what each rank sends, and the state after each step; finished chunks (equal to the result) in green."""
     for index, step in enumerate(run.steps):
         console.print(f"\n[bold]step {index + 1}, {step.phase}[/bold]")
         console.print("   ".join(f"{t.sender} → {t.receiver}: chunk {t.chunk}" for t in step.transfers))
@@ -152,16 +152,16 @@ def main(ranks: int = 4) -> None:
     """Show a ring all-reduce step by step.
 
     Args:
-        ranks: how many ranks stand in the ring, 2 to 16.
+        ranks: number of ranks in the ring, 2 to 16.
     """
     if not 2 <= ranks <= 16:
         raise SystemExit(f"--ranks is {ranks}. Choose 2 to 16: one is no ring, more do not fit on a screen.")
     console = Console()
-    # Each rank starts with a 1 in a decimal place of its own, so the digits of a sum say whom it contains.
+    # Each rank starts with a 1 in a decimal place of its own, so the digits of a sum show the ranks in it.
     inputs = [np.full(ranks, 10 ** (ranks - 1 - rank), dtype=np.int64) for rank in range(ranks)]
     run = ring_all_reduce(inputs)
     nbytes = inputs[0].nbytes
-    console.print("A chunk shows who is in it: its digit r, from the left, is 1 once rank r has been added.")
+    console.print("A chunk shows which ranks are in it: digit r, from the left, is 1 once rank r has been added.")
     show(run, console)
     console.print(f"\nTo sum a buffer of {nbytes} bytes each rank sent {run.bytes_sent_by(0)} bytes,")
     optimum = optimal_bytes_sent(ranks, nbytes)

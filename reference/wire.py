@@ -1,8 +1,8 @@
 """The wire between the ranks, and a log of what went over it.
 
-A rung of the ladder says only two things to the other ranks: "take rank 0's tensor" and "let us average
-this tensor". Both pass through a `Wire`, which writes each message down, so that rungs can be compared by
-what they send, and tests can check in which order.
+A rung of the ladder makes only two kinds of collectives: a broadcast from rank 0 and an average over the
+ranks. Both go through a `Wire`, which logs each message, so that rungs can be compared by what they send, and
+tests can check in which order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Wire:
     """The default process group, with `sent`: the all-reduces of this rank in the order they were launched.
 
     Collectives have no address. The k-th one a rank launches meets the k-th one of every other rank, whatever
-    each of them holds, so *all ranks must launch the same messages in the same order*. That one rule shapes
-    the whole ladder.
+    each of them holds, so *all ranks must launch the same messages in the same order*. That one rule
+    determines the design of every rung.
     """
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ def ranks() -> Iterator[Callable[[int], RankPool]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    """Where torch's class has not learned an option yet, there is nothing to compare minddp's with."""
+    """Skip a test where the installed torch's class does not have the option that it compares."""
     try:
         return (yield)
     except RankFailure as failure:

@@ -31,7 +31,7 @@ class FakeWork:
 class FakeTransport:
     """One rank of `world_size` whose peers all hold what it holds.
 
-    `calls` lists what was asked for, in order: `("all_reduce", numel)`, `("broadcast", numel)`, ... With
+    `calls` lists the calls, in order: `("all_reduce", numel)`, `("broadcast", numel)`, ... With
     `from_rank_0`, a broadcast brings that tensor instead of leaving this rank's own. Transports that are given
     one `store` are ranks of one group in that respect.
     """

@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "
 
 
 class RankFailure(AssertionError):
-    """Some rank did not return a result; `reports[rank]` is its traceback, or what became of it.
+    """Some rank did not return a result; `reports[rank]` is its traceback, or how it ended.
 
     `results` are those of the other ranks.
     """
@@ -162,7 +162,7 @@ class RankPool:
                 else:
                     failures[rank] = value
             if failures:
-                # The others may be stuck in a collective that can no longer complete: a short grace, then out.
+                # The others may be stuck in a collective that cannot complete: kill them after a grace period.
                 deadline = min(deadline, time.monotonic() + self.grace_s)
             if waiting and time.monotonic() > deadline:
                 for rank in waiting:

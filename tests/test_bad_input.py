@@ -1,4 +1,4 @@
-"""Everything that can be wrong from outside ends in a clear error, soon, on every rank; nothing hangs."""
+"""Every wrong input ends in a clear error, soon, on every rank; nothing hangs."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _buffers(rank: int, kind: str) -> str:
     [("conjugate", "no error"), ("negative", "no error"), ("expanded", "RuntimeError"), ("sparse", "RuntimeError")],
 )
 def test_odd_buffers_have_one_outcome_on_all_ranks(kind: str, outcome: str) -> None:
-    """What torch can broadcast arrives; what it cannot is an error on every rank, and nobody waits for others."""
+    """What torch can broadcast arrives; what it cannot is an error on every rank, and no rank hangs."""
     pool = RankPool(2, group_timeout_s=3)
     try:
         for text in pool.run(_buffers, kind, timeout_s=20):

@@ -342,7 +342,7 @@ def _ignored(rank: int) -> list[list[float]]:
     return found
 
 
-def test_what_torch_is_told_to_ignore_is_ignored(ranks: Any) -> None:
+def test_names_ignored_by_torch_are_ignored(ranks: Any) -> None:
     (_, rank_0), (theirs, rank_1) = ranks(2).run(_ignored)
     assert rank_1 == theirs
     assert rank_1[:2] == [1.0, 1.0]

@@ -82,7 +82,7 @@ def test_a_part_that_dies_reports_how_far_it_came() -> None:
     assert outcome.failed == {"test_three[nccl2]": "see the log", "test_four[nccl2-a b]": "the part ended in it"}
 
 
-def test_later_parts_know_which_worlds_are_down() -> None:
+def test_worlds_that_did_not_come_up_are_found_in_the_outcome() -> None:
     card = command.Outcome("card", "failed", failed={"test_a_world_comes_up[nccl2]": "it hung", "test_a_card": "x"})
     assert command._worlds_down(card) == ["nccl2"]
     assert command._worlds_down(None) == []

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who imports whom, and what importing does."""
+"""The rules of the project that a test can check: which module imports which, and what importing does."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_packages_import_only_what_they_may(path: Path) -> None:
             assert any(short == one or short.startswith(f"{one}.") for one in allowed), f"{path} imports {name}"
 
 
-def test_the_oracle_and_the_subject_do_not_know_each_other() -> None:
+def test_minddp_and_reference_do_not_import_each_other() -> None:
     for package, stranger in (("minddp", "reference"), ("reference", "minddp")):
         for path in sorted((ROOT / package).rglob("*.py")):
             names = [name.split(".")[0] for name in imports_of(path)]
@@ -121,5 +121,5 @@ assert not {name for name in sys.modules if name.startswith(("minddp.train", "mi
 
 
 @pytest.mark.parametrize("path", CORE, ids=module_name)
-def test_every_module_says_what_it_is(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))

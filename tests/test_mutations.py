@@ -1,4 +1,4 @@
-"""The tests bite: every mutation of the core is noticed, and the core itself is not."""
+"""Every mutation of the core makes a test fail, and the core without mutations passes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fresh_ranks() -> Iterator[dict[int, RankPool]]:
 
 
 def mismatches(scenario: Scenario, directory: Path, pools: dict[int, RankPool]) -> list[str]:
-    """What the comparison says of the copy of minddp in `directory`. A rank that dies or hangs says so too."""
+    """The differences of the copy of minddp in `directory` from torch; or that a rank died or hung."""
     try:
         reports = pools[scenario.world_size].run(run_scenario_with, directory, scenario, timeout_s=TIME_LIMIT_S)
     except RankFailure as failure:

@@ -166,7 +166,9 @@ def test_buffers_at_construction_and_before_forward(
         (True, True, True, False),
     ],
 )
-def test_who_rebuilds_and_who_searches(find_unused: bool, static: bool, rebuilds: bool, finds: bool) -> None:
+def test_which_options_rebuild_buckets_and_which_find_unused_parameters(
+    find_unused: bool, static: bool, rebuilds: bool, finds: bool
+) -> None:
     chosen = options(find_unused_parameters=find_unused, static_graph=static)
     assert (chosen.rebuilds_buckets, chosen.finds_unused_each_pass) == (rebuilds, finds)
 
@@ -192,17 +194,17 @@ def test_torchs_switch_for_a_small_last_bucket(monkeypatch: pytest.MonkeyPatch) 
         ((None, None, True), ["`check_reduction` is deprecated and has no effect"]),
     ],
 )
-def test_what_is_deprecated_is_told_to_whoever_calls_the_constructor(
+def test_deprecation_warnings_point_at_the_call_of_the_constructor(
     given: tuple[bool | None, bool | None, bool], texts: list[str]
 ) -> None:
     def constructor() -> None:
         warn_of_deprecated(*given)
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         constructor()
         where = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
-    assert len(told) == len(texts)
-    for warning, text in zip(told, texts, strict=True):
+    assert len(warned) == len(texts)
+    for warning, text in zip(warned, texts, strict=True):
         assert str(warning.message).startswith(text)
         assert (warning.filename, warning.lineno) == (__file__, where)

@@ -51,7 +51,7 @@ def test_expectations(changed: dict[str, bool], kind: type, finds_unused: bool, 
 
 @pytest.mark.parametrize("other", [{"find_unused_parameters": True}, {"static_graph": True}])
 def test_without_parameters_nothing_is_expected(other: dict[str, bool]) -> None:
-    """All are delayed."""
+    """All parameters are delayed."""
     assert type(reducer_of(nn.Identity(), **other).expectation) is Expectation
 
 

@@ -2,7 +2,7 @@
 
 They do: Accelerate and Lightning call `prepare_for_backward` and `_rebuild_buckets`, torch's pipelining too, its
 communication hooks call `_run_allreduce_hook`, its tests `_get_local_used_map`. Names and meanings are torch's
-(`torch/csrc/distributed/c10d/reducer.cpp`); minddp's own reducer does the work and knows nothing of them.
+(`torch/csrc/distributed/c10d/reducer.cpp`); minddp's own reducer does the work and does not use them.
 """
 
 from __future__ import annotations

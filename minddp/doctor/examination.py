@@ -101,7 +101,7 @@ class Examination:
         sheets = exchange.gather("sheet", self._limit_s, roll or [place.rank])
         self._sheets = {rank: FactSheet(**sheet) for rank, sheet in sheets.items()}
         missing = [0] if roll is None else [rank for rank in range(place.world_size) if rank not in roll]
-        self._require([network_verdicts.judge_roll_call(place, self._sheets, missing, self._limit_s)])
+        self._require([network_verdicts.judge_arrivals(place, self._sheets, missing, self._limit_s)])
 
     def _connect(self, exchange: StoreExchange) -> None:
         """Connect every pair of ranks by plain sockets, then by a process group, which may find another way."""

@@ -62,8 +62,8 @@ def judge_obstacle(place: Place, error: StoreUnreachable, addresses: Mapping[str
     return Finding("rendezvous", Severity.BROKEN, fact, remedy)
 
 
-def judge_roll_call(place: Place, sheets: Sheets, missing: Sequence[int], limit_s: float) -> Finding:
-    """All ranks have posted their fact sheets."""
+def judge_arrivals(place: Place, sheets: Sheets, missing: Sequence[int], limit_s: float) -> Finding:
+    """All ranks have arrived at the store, with their fact sheets."""
     present = differing({rank: sheet.host for rank, sheet in sheets.items()}, "{ranks} on {value}")
     if not missing:
         ranks = wording.count(place.world_size, "rank")

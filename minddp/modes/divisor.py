@@ -10,7 +10,7 @@ Numbers that other ranks contribute to are summed while forward runs, and read w
 A number on a GPU is read by a copy that the host waits for, and with it for all that the stream of the copy has
 been asked for before: on the stream that is current, a whole forward. So the weights travel on a stream of their
 own, where nothing is before them. In a step without weights and without `join` nothing is read; under `join` the
-host reads the ranks' roll call before each forward anyway.
+host reads the kind of the step before each forward anyway.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Uneven inputs: a rank that has run out goes on taking part, with zeros, until the last one is done.
+"""Uneven inputs: a rank that has exhausted its inputs keeps making the others' collectives, with zeros.
 
-Collectives need every rank. So a rank whose data ends early *shadows* the others: for each step of theirs it
-makes the same collectives in the same order, contributing nothing. `torch.distributed.algorithms.Join` leads the
-way: a rank that trains calls `notify_join_context` in each forward; one that has left its loop calls `main_hook`
-for as long as any rank still notifies, and all call `post_hook` at the end.
+Collectives need every rank. So a rank that has joined (its inputs ended early) *shadows* the active ranks: in each
+of their steps it makes the same collectives in the same order, and contributes zeros. The protocol is that of
+`torch.distributed.algorithms.Join`: an active rank calls `notify_join_context` in each forward; a joined rank
+calls `main_hook` as long as any rank notifies, and all call `post_hook` at the end.
 
 A step of an active rank, and what its shadow does:
 
-    forward    notify: "still here"        the loop in Join counts these
-               roll call                   the same: who is active, and what the step will be
+    forward    notify                      the loop in Join counts the active ranks
+               all-gather the step's kind  the same: the highest active rank, and what the step will do
                rebuild the buckets         the same
                synchronise buffers         the same, from the highest active rank
     backward   all-reduce each bucket      all-reduce zeros
@@ -86,7 +86,7 @@ class UnevenInputs(Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What `Join` calls on a rank that has run out of inputs.
+        """What `Join` calls on a rank that has exhausted its inputs.
 
         Raises:
             ValueError: combined with an option that a rank without inputs cannot follow.
@@ -113,8 +113,8 @@ class UnevenInputs(Joinable):
     def join_process_group(self) -> dist.ProcessGroup:
         return self.process_group
 
-    def _meet_joined_ranks(self) -> None:
-        """Say to those that have run out of inputs that this rank has not, and which kind of step begins."""
+    def _announce_to_joined_ranks(self) -> None:
+        """Announce to the joined ranks that this rank is active, and the kind of step that begins."""
         announced = Join.notify_join_context(self)
         by_active = announced is not None and not self._divide_by_initial_world_size
         self._divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
@@ -122,13 +122,13 @@ class UnevenInputs(Joinable):
         if self._join_config.enable:
             trains = torch.is_grad_enabled()
             syncs = trains and self.require_backward_grad_sync
-            step = call_roll(self._transport, self.device, trains=trains, is_synchronised=syncs)
+            step = announce_step(self._transport, self.device, trains=trains, is_synchronised=syncs)
             self._buffers_from = step.highest_active_rank
 
 
 @dataclass(frozen=True)
-class RollCall:
-    """What the ranks say of the step that begins. Those that are active do the same in it.
+class ActiveStep:
+    """The step that begins, which is of one kind on all active ranks.
 
     `trains`: it runs with gradients enabled. `is_synchronised`: its backward will be reduced.
     """
@@ -139,7 +139,7 @@ class RollCall:
 
 
 class Shadow(JoinHook):
-    """What one module does on a rank that has run out of inputs."""
+    """What one module does on a rank that has exhausted its inputs."""
 
     def __init__(self, ddp: UnevenInputs):
         super().__init__()
@@ -149,7 +149,7 @@ class Shadow(JoinHook):
         """Shadow one step of the ranks that still have inputs."""
         ddp, reducer = self._ddp, self._ddp._reducer
         reducer.ensure_finished()
-        step = answer_roll_call(ddp._transport, ddp.device)
+        step = receive_step(ddp._transport, ddp.device)
         ddp._buffers_from = step.highest_active_rank
         if step.trains:
             reducer.rebuild_if_due()
@@ -186,19 +186,19 @@ def shadow_backward(reducer: Reducer) -> None:
     reducer.backward_end.wait_for_futures()
 
 
-def call_roll(transport: Transport, device: torch.device, *, trains: bool, is_synchronised: bool) -> RollCall:
-    """An active rank begins a forward. Collective."""
-    return _roll_call(transport, device, [transport.rank, trains, is_synchronised])
+def announce_step(transport: Transport, device: torch.device, *, trains: bool, is_synchronised: bool) -> ActiveStep:
+    """An active rank announces the step that it begins. Collective."""
+    return _exchange_step(transport, device, [transport.rank, trains, is_synchronised])
 
 
-def answer_roll_call(transport: Transport, device: torch.device) -> RollCall:
-    """The same on a rank that has no inputs left."""
-    return _roll_call(transport, device, [-1, False, False])
+def receive_step(transport: Transport, device: torch.device) -> ActiveStep:
+    """A joined rank receives the step that the active ranks begin. Collective."""
+    return _exchange_step(transport, device, [-1, False, False])
 
 
-def _roll_call(transport: Transport, device: torch.device, answer: list[int]) -> RollCall:
-    rank, trains, is_synchronised = _gathered(transport, device, answer).amax(0).tolist()
-    return RollCall(rank, bool(trains), bool(is_synchronised))
+def _exchange_step(transport: Transport, device: torch.device, step: list[int]) -> ActiveStep:
+    rank, trains, is_synchronised = _gathered(transport, device, step).amax(0).tolist()
+    return ActiveStep(rank, bool(trains), bool(is_synchronised))
 
 
 def _gathered(transport: Transport, device: torch.device, numbers: list[int]) -> torch.Tensor:

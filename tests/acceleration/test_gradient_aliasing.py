@@ -70,7 +70,7 @@ def test_a_gradient_that_something_else_refers_to_is_copied(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOLD)
-def test_memory_that_is_held_is_left_to_its_holder(how: str) -> None:
+def test_memory_that_something_else_holds_is_replaced(how: str) -> None:
     """And nothing is aliased from then on, as each time would cost a whole bucket."""
     params = [parameter(torch.randn(LARGE)) for _ in range(2)]
     bucket = aliasing_bucket(params)
@@ -100,7 +100,7 @@ def test_a_gradient_that_stays_is_not_changed_by_packing() -> None:
     assert share_memory(bucket) == [False, False]
 
 
-def test_a_gradient_that_was_dropped_leaves_the_memory_to_the_bucket() -> None:
+def test_after_gradients_are_dropped_the_bucket_keeps_its_memory() -> None:
     params = [parameter(torch.randn(LARGE)) for _ in range(2)]
     bucket = aliasing_bucket(params)
     place = bucket.flat.data_ptr()
@@ -226,7 +226,7 @@ def test_a_gradient_from_before_the_backward_is_copied() -> None:
     assert aliased(ddp) == {"first.weight": False, "second.weight": True}
 
 
-def test_what_one_backward_has_made_was_there_before_the_next() -> None:
+def test_gradients_of_one_backward_stay_the_same_objects_in_the_next() -> None:
     """Two backwards without zero_grad: the second adds to the first one's average."""
     ddp = FakeDDP(Layers())
     ddp.step(X)
@@ -249,7 +249,7 @@ def test_nothing_is_aliased_where_the_first_gradient_arrives_in_a_nested_backwar
     assert not any(aliased(ddp).values())
 
 
-def test_nothing_is_aliased_in_a_backward_that_is_not_seen_to_begin() -> None:
+def test_nothing_is_aliased_in_a_backward_whose_beginning_is_not_seen() -> None:
     ddp = FakeDDP(HidesItsOutput(Layers()))
     ddp(X).tensor.sum().backward()
     assert not any(aliased(ddp).values())

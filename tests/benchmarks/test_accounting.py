@@ -59,7 +59,7 @@ def test_what_autograd_writes_counts_too():
     assert layer.weight.grad is first
 
 
-def test_the_peak_is_what_is_held_at_once():
+def test_the_peak_is_the_most_memory_held_at_one_time():
     with peak_memory(torch.device("cpu")) as peak:
         first = torch.empty(100 * KIB, dtype=torch.uint8)
         del first
@@ -78,7 +78,7 @@ def test_memory_from_before_does_not_count_even_if_it_is_freed():
     assert peak.nbytes == 10 * KIB
 
 
-def test_shared_memory_is_read_off_the_kernel(tmp_path: Path):
+def test_shared_memory_is_read_from_the_kernel(tmp_path: Path):
     rollup = tmp_path / "smaps_rollup"
     rollup.write_text("0-f ---p 0 00:00 0 [rollup]\nRss:  90 kB\nPss_Anon:  50 kB\nPss_Shmem:   24 kB\n")
     assert shared_bytes(rollup) == 24 * KIB

@@ -37,7 +37,7 @@ def test_a_heat_is_a_capacity_and_torch_has_no_auto():
     field = field_of((0.25, 16.0))
     assert contestants.heats(field) == [
         ["no wrapper"],
-        *([f"{who} at {cap}" for who in bucket_size.FAMILIES] for cap in ("default", "0.25", "16")),
+        *([f"{family} at {cap}" for family in bucket_size.FAMILIES] for cap in ("default", "0.25", "16")),
         ["minddp at auto", "minddp, shared memory at auto"],
     ]
     baselines = {c.name: c.baseline for c in field}

@@ -144,11 +144,11 @@ def _doubled(rank: int) -> list[int]:
     return gathered(2 * rank)
 
 
-def test_all_ranks_know_the_values_of_all(ranks: Callable[[int], RankPool]):
+def test_every_rank_gets_the_values_of_all_ranks(ranks: Callable[[int], RankPool]):
     assert ranks(2).run(_doubled) == [[0, 2], [0, 2]]
 
 
-def test_rounds_that_are_quick_are_multiplied_to_take_the_time_that_there_is():
+def test_short_rounds_are_repeated_to_fill_the_time():
     rounds = Rounds(least=26, warmup=2, seed=0, seconds=60)
     assert rounds.timed(round_s=5.0) == 26, "long ones are not cut short"
     assert rounds.timed(round_s=60 / 26) == 26

@@ -43,7 +43,7 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
     assert table.caption.startswith("no wrapper: ")
 
 
-def test_the_step_without_a_wrapper_is_taken_off():
+def test_the_step_without_a_wrapper_is_subtracted():
     task = workload("wide_mlp", "tiny")
     model = task.model()
     size = sum(p.nbytes for p in model.parameters())
@@ -87,6 +87,6 @@ def _peak_of_one_after_the_other(rank: int) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no anonymous files in memory here")
-def test_what_is_never_there_at_one_time_is_not_added_up(ranks: Callable[[int], RankPool]):
+def test_memory_of_different_times_is_not_added_up(ranks: Callable[[int], RankPool]):
     for peak in ranks(2).run(_peak_of_one_after_the_other):
         assert peak == pytest.approx(OWN, rel=0.1)

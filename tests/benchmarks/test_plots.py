@@ -92,7 +92,7 @@ def test_bucket_sizes_have_a_panel_for_each_workload_and_a_key_of_the_families()
     ]
 
 
-def test_figures_and_tables_are_made_of_whatever_has_been_measured(tmp_path: Path) -> None:
+def test_figures_and_tables_are_made_from_the_results_that_exist(tmp_path: Path) -> None:
     question.write(report_of("hook_cost"), question.path_of("hook_cost", tmp_path))
     main(Config(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"hook_cost.json", "hook_cost.png", "tables.md"}

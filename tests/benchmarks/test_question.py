@@ -1,4 +1,4 @@
-"""The common parts of questions: options that are checked, ranks that are asked, reports that are kept."""
+"""The common parts of questions: options that are checked, ranks that answer, reports that are saved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tables(report: Report) -> Iterator[Table]:
     yield Table("What is it?", ("what", "answer"), [["it", f"{report['answers']}"]], "that is all")
 
 
-def test_ranks_are_asked_and_the_first_ones_report_is_shown_and_kept(
+def test_every_rank_answers_and_rank_0s_report_is_printed_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "new folder" / "x.json"

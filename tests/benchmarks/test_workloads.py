@@ -82,7 +82,7 @@ def test_ranks_train_on_different_batches():
     assert not torch.equal(weights[0], weights[1])
 
 
-def test_what_a_wrapper_wants_after_backward_comes_before_the_update():
+def test_the_call_after_backward_precedes_the_update():
     task = workload("many_small", "tiny")
     model = task.model()
     before = next(model.parameters()).detach().clone()

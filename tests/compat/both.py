@@ -1,6 +1,6 @@
 """Train twice in the same ranks, with torch's class and then with minddp installed, and compare the bits.
 
-A framework is imported by the first training, and so has torch's class in its hands when minddp is installed.
+A framework is imported by the first training, and so refers to torch's class when minddp is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.ranks import RankPool
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training run leaves: the class that wrapped the model, the model, and whatever else must be equal."""
+    """The results of a training run: the class that wrapped the model, the model, and what else must be equal."""
 
     wrapper: type
     model: nn.Module
@@ -33,7 +33,7 @@ class Trained:
 def expect_same_bits(pair: RankPool, train: Callable[..., Trained], *args: Any) -> None:
     """Run `train(rank, *args)` with either class on each rank: the bits must be equal.
 
-    The ranks' parameters must be equal too. They saw different data, so this notices if nobody averages gradients.
+    The ranks' parameters must be equal too. They saw different data, so this fails if gradients are not averaged.
     """
     first, second = pair.run(_train_with_both, train, *args, timeout_s=110)  # the first imports a framework
     assert first == second
@@ -67,7 +67,7 @@ def assert_same_bits(expected: Any, actual: Any) -> None:
 
 
 def look_launched(rank: int) -> None:
-    """The environment that torchrun gives a rank: frameworks ask it who they are."""
+    """The environment that torchrun gives a rank, from which frameworks take rank and world size."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -76,7 +76,7 @@ def look_launched(rank: int) -> None:
         GROUP_RANK="0",
         TORCHELASTIC_RUN_ID="test",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="1",  # nobody may use it: there is a process group already
+        MASTER_PORT="1",  # must not be used: there is a process group already
         OMP_NUM_THREADS="1",
         HF_HUB_OFFLINE="1",
     )

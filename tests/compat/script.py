@@ -1,4 +1,4 @@
-"""A training script that knows nothing of minddp, for `minddp run`: it trains, and asks children what they see.
+"""A training script that does not mention minddp, for `minddp run`: it trains, and starts child processes.
 
 It leaves one file per rank in the folder that is its first argument.
 """
@@ -23,7 +23,7 @@ def answer(pipe: mp.connection.Connection) -> None:
 
 
 def ask_children() -> Callable[[], list[str]]:
-    """Start three; returns what awaits their answers. One is forked from a process that has not imported torch."""
+    """Start three; the result receives their answers. One is forked from a process that has not imported torch."""
     assert "torch" not in sys.modules
     pipes = []
     for method in ("fork", "spawn"):

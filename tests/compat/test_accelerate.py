@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: what it asks of the class that `Accelerator.prepare` has wrapped a model in."""
+"""Hugging Face Accelerate: what it uses of the class in which `Accelerator.prepare` wraps a model."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.compat.both import Trained, batches, expect_same_bits, tiny_model
 
 
 def replicated_stage(rank: int) -> Trained:
-    """One stage, replicated on both ranks: the pipeline itself has nobody to talk to."""
+    """One stage, replicated on both ranks: the pipeline itself has nothing to communicate."""
     groups = [dist.new_group([member]) for member in range(dist.get_world_size())]
     ddp = torch.nn.parallel.DistributedDataParallel(tiny_model(), forward_sync_buffers=False)
     stage = PipelineStage(
@@ -19,7 +19,7 @@ def replicated_stage(rank: int) -> Trained:
         stage_index=0,
         num_stages=1,
         device=torch.device("cpu"),
-        # Given the shapes, it need not find them out by a forward and a backward, which torch's class takes amiss.
+        # Given the shapes, it does not find them by a forward and a backward, to which torch's class objects.
         input_args=torch.empty(4, 6),
         output_args=torch.empty(4, 3),
         group=groups[rank],

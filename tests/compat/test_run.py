@@ -1,4 +1,4 @@
-"""`minddp run`, as a user starts it: scripts that know nothing of minddp, their children, and how jobs end."""
+"""`minddp run`, as a user starts it: scripts that do not mention minddp, their children, and how jobs end."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_signal_ends_the_job_without_a_traceback(tmp_path: Path) -> None:
         (["--nnodes", "1:2:3", script.__file__], "1:2:3"),
     ],
 )
-def test_mistakes_are_one_line_and_start_nothing(arguments: list[str], message: str, capfd) -> None:
+def test_mistakes_are_reported_in_one_line_and_start_nothing(arguments: list[str], message: str, capfd) -> None:
     assert main(["run", *arguments]) == 2
     error = capfd.readouterr().err.strip()
     assert error.startswith("minddp run: ")

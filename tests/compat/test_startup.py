@@ -1,6 +1,6 @@
 """The `sitecustomize` that installs minddp, in Python processes where `torch` and `minddp` are stand-ins.
 
-That for minddp says when it is installed, and what torch had come to by then.
+That for minddp prints when it is installed, and if torch was imported completely by then.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_the_sitecustomize_that_is_hidden_runs_and_is_the_one_that_counts(packag
     assert lines == ["theirs ['-c']", "7", "installed, torch ready: True"]
 
 
-def test_a_sitecustomize_that_fails_is_reported_and_takes_nothing_with_it(packages: Path) -> None:
+def test_a_sitecustomize_that_fails_is_reported_and_minddp_is_installed(packages: Path) -> None:
     (packages / "sitecustomize.py").write_text("raise RuntimeError('theirs')")
     done = python("import torch", packages)
     assert "RuntimeError: theirs" in done.stderr

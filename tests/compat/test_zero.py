@@ -1,4 +1,4 @@
-"""torch's ZeroRedundancyOptimizer: each rank steps its share of the parameters, and tells the others.
+"""torch's ZeroRedundancyOptimizer: each rank steps its share of the parameters, and broadcasts it.
 
 It is imported on the ranks only: the import compiles with torch.jit, and warns of that dozens of times.
 """
@@ -45,7 +45,7 @@ def during_backward(rank: int, shard_buckets: bool) -> Trained:
     """A communication hook steps the optimizer as soon as the last bucket is on its way; `zero.step` does nothing.
 
     The hook's author forbids gloo, on which its other variant, with steps in the futures' callbacks, may hang. This
-    one awaits the futures in order, so it works once the question for the backend is answered otherwise.
+    one waits for the futures in order, so it works if the check of the backend is replaced.
     """
     from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

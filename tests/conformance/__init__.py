@@ -4,7 +4,7 @@ PyTorch ships most of its DDP tests in the wheel, as `torch.testing._internal.di
 copied here: the class under test is put in DDP's place, then they are imported, and each test runs in processes of
 its own with a time limit. `python -m tests.conformance --help` says how.
 
-| which file answers ... | |
+| question | file |
 |---|---|
 | which suites are there, which tests are run? | `selection.py`, with `core.txt` |
 | how does a class get into DDP's place? | `swap.py` |
@@ -12,9 +12,9 @@ its own with a time limit. `python -m tests.conformance --help` says how.
 | where do test classes come from? | `wheel_ddp.py`, `wheel_rpc.py`; `upstream.py` for a checkout of PyTorch |
 | which tests of a file are about DDP? | `discovery.py` |
 | how is one test run, and within which time? | `stage.py` forks it, `solo.py` is what the fork does |
-| who runs them all, and how many at once? | `runner.py`, `slots.py` |
-| what became of a test, in one line? | `verdict.py` |
+| how are all of them run, and how many at once? | `runner.py`, `slots.py` |
+| what is the outcome of a test, in one line? | `verdict.py` |
 | what is written? | `report.py` |
 | what can no Python class offer? | `exempt.txt`, with reasons |
-| do failures get noticed? | `subjects.py`: a class that changes nothing, and one that never synchronises |
+| are failures noticed? | `subjects.py`: a class that changes nothing, and one that never synchronises |
 """

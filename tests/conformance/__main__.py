@@ -89,7 +89,7 @@ def _run(
     *,
     keep: dict[TestId, Verdict] | None = None,
 ) -> list[Verdict]:
-    """Run, tell, and store as JSON, together with what is to be kept."""
+    """Run, report, and store as JSON, together with the results that are kept."""
     label = subject.replace(":", ".")
     print(f"{len(tests)} tests with {subject}", flush=True)
     verdicts = runner.run(

@@ -5,7 +5,7 @@ where modules usually are. Their syntax tree is changed before it is compiled:
 
 - decorators that skip without GPUs or NCCL are dropped;
 - what names a device or moves something to one (`x.cuda()`, `x.to(...)`, `torch.device(...)`, `device=...`,
-  `torch.cuda.*`, `torch.accelerator.*`) is led to `cpu_stand_ins`;
+  `torch.cuda.*`, `torch.accelerator.*`) is replaced by a name of `cpu_stand_ins`;
 - process groups that ask for "nccl" get "gloo".
 
 Only test modules are changed, no library. A test that needs a real GPU fails with torch's own class too, and so

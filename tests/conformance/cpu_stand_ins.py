@@ -16,7 +16,7 @@ _ACCELERATORS = ("cuda", "xpu")
 
 
 def _is_accelerator(device: Any) -> bool:
-    """Whether `device` names one: "cuda:1", torch.device("cuda"), or an index. A bool is no index."""
+    """True if `device` names one: "cuda:1", torch.device("cuda"), or an index. A bool is no index."""
     if isinstance(device, torch.device):
         return device.type in _ACCELERATORS
     if isinstance(device, str):

@@ -1,7 +1,7 @@
-"""Which tests of a module are about DDP: those whose source leads, name by name, to it.
+"""Which tests of a module are about DDP: those whose source refers, name by name, to it.
 
-That is a guess from the text, on the generous side. What then passes natively without building a DDP module
-is left out of the comparison.
+That is a guess from the text, which may include too many. A test that passes natively without building a DDP
+module is left out of the comparison.
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ def _is_test(node: ast.stmt) -> bool:
 
 
 def _is_generated_from(method: str, names: set[str]) -> bool:
-    """Whether `method` is one of `names`, or one of them with parameters appended."""
+    """True if `method` is one of `names`, or one of them with parameters appended."""
     words = method.split("_")
     return any("_".join(words[:count]) in names for count in range(1, len(words) + 1))

@@ -57,7 +57,7 @@ def read_exempt(path: Path = EXEMPT) -> dict[TestId, str]:
 
 
 def summary(verdicts: Iterable[Verdict]) -> str:
-    """As in "88 pass, 2 fail"."""
+    """The counts, as in "88 pass, 2 fail"."""
     counts = Counter(verdict.status for verdict in verdicts)
     return ", ".join(f"{counts[status]} {status.value}" for status in Status if counts[status]) or "nothing run"
 

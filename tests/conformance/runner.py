@@ -1,4 +1,4 @@
-"""Run tests of several suites at once, each suite on its stage, and tell of every verdict as it comes."""
+"""Run tests of several suites at once, each suite on its stage, and report every verdict at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ranks import CONTEXT
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which tests are run.
+    """Conditions under which tests are run.
 
     Attributes:
         jobs: tests (or imports of suites) at once. A test starts two to four ranks, which mostly wait.
@@ -96,7 +96,7 @@ def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
 
 
 def _start_stage(programme: Programme, slots: Path, jobs: int) -> tuple[Connection, Any]:
-    """Forked by the server, since whoever calls may have threads. A stage, too, forks from a single thread."""
+    """Forked by the server, since the calling process may have threads. A stage also forks from a single thread."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=serve, args=(programme, slots, jobs, theirs))
     process.start()

@@ -72,7 +72,7 @@ class TestId:
 
 
 def read_list(path: Path) -> list[TestId]:
-    """One id a line; lines that are empty or begin with # say nothing."""
+    """One id a line; empty lines and lines that begin with # are skipped."""
     lines = (line.strip() for line in path.read_text().splitlines())
     return [TestId.parse(line) for line in lines if line and not line.startswith("#")]
 

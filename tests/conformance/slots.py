@@ -10,10 +10,10 @@ _POLL_S = 0.02
 
 
 class Slots:
-    """`count` slots; byte i of the file at `path` stands for slot i, and who has locked it has the slot.
+    """`count` slots; byte i of the file at `path` is slot i, held by the process that has locked it.
 
-    Record locks belong to the process: forks do not inherit them, and the kernel takes them back when the
-    process ends in whatever way. A semaphore would be left counted down, and everybody else would wait for ever.
+    Record locks belong to the process: forks do not inherit them, and the kernel releases them when the
+    process ends in any way. A semaphore would stay decremented, and all others would wait for ever.
     """
 
     def __init__(self, path: Path, count: int):

@@ -24,7 +24,7 @@ LOG, REPORT = "log.txt", "report.json"
 def perform(module: ModuleType, case: str, folder: Path) -> NoReturn:
     """Run `Class.method` of `module` in the empty `folder`, leave a log and a report there, and exit.
 
-    The process leads a session of its own, so that whatever it starts can be killed with it.
+    The process leads a session of its own, so that the processes that it starts are killed with it.
     """
     try:
         os.setsid()
@@ -80,7 +80,7 @@ def _write(report: Report, folder: Path) -> None:
 
 
 def read_report(folder: Path) -> Report | None:
-    """What `perform` left there, if it came to that."""
+    """The report that `perform` wrote there, if it got so far."""
     with contextlib.suppress(FileNotFoundError):
         stored = json.loads((folder / REPORT).read_text())
         return Report(Status(stored.pop("status")), **stored)

@@ -68,7 +68,7 @@ def serve(programme: Programme, slots_at: Path, jobs: int, results: Connection) 
         slot = slots.wait()
         try:
             module = _set(programme, Path(scratch))
-        except (Exception, SystemExit):  # test files exit when they do not like the machine
+        except (Exception, SystemExit):  # test files exit where the machine does not meet their requirements
             _give_up(programme, results)
             return
         slots.give_back(slot)
@@ -112,7 +112,7 @@ def _set_environment(programme: Programme, scratch: Path) -> None:
 
 
 def _use_one_thread() -> None:
-    """As the environment tells processes that are yet to start. This one was forked when torch had read its own.
+    """Set one thread: this process was forked after torch had read its environment.
 
     A forked process leaves its parent's pool of threads when it first sets their number. Of RPC's threads each sets
     it at its start: two at once, and torch finds no pool and aborts ("Invalid thread pool!").
@@ -177,7 +177,7 @@ class _Running:
         return time.monotonic() - self.began_s
 
     def is_over(self, limit_s: float) -> bool:
-        """Whether it ended by itself, or has to end now."""
+        """True if it ended by itself, or has to end now."""
         state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if state is None and self.seconds() < limit_s:
             return False
@@ -194,7 +194,7 @@ def _kill_session(pid: int) -> None:
 
 
 def _run_all(programme: Programme, module: ModuleType, slots: Slots, results: Connection, scratch: Path) -> None:
-    """As many tests at once as there are slots to be had. See [Note: second chance]."""
+    """As many tests at once as there are free slots. See [Note: second chance]."""
     waiting, running = deque(programme.tests or ()), list[_Running]()
     has_hung: set[TestId] = set()
     try:

@@ -1,7 +1,7 @@
-"""Two classes to run the tests with, to learn about the tests and about how they are run.
+"""Two classes to run the tests with, to check the tests and how they are run.
 
-`Unchanged` is torch's own under another name: what passes natively must pass with it, or else the swap is to blame.
-`NeverSynchronises` is what these tests exist to catch.
+`Unchanged` is torch's own under another name: what passes natively must pass with it, or else the swap is at fault.
+`NeverSynchronises` must fail.
 """
 
 from __future__ import annotations

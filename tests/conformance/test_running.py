@@ -1,4 +1,4 @@
-"""How tests are run: what is said of those that pass, fail, skip, die, hang; and that a broken DDP is noticed."""
+"""How tests are run: the verdicts on tests that pass, fail, skip, crash, hang; and that a broken DDP is noticed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = ("test_DistributedDataParallelCPU", "test_accumulate_gradients_no_sync")
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Verdict], Path]:
-    """What became of each toy, by the name of its method, and the folder of logs."""
+    """The verdict on each toy test, by the name of its method, and the folder of logs."""
     logs = tmp_path_factory.mktemp("logs")
     methods = [
         "builds",
@@ -52,7 +52,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Verdict], 
         ("moves", Status.PASS, ""),
     ],
 )
-def test_what_becomes_of_a_test(
+def test_each_outcome_of_a_test_has_its_verdict(
     toys: tuple[dict[str, Verdict], Path], toy: str, status: Status, reason: str
 ) -> None:
     verdict = toys[0][toy]
@@ -84,7 +84,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_stage_that_is_killed_holds_nobody_up() -> None:
+def test_a_killed_stage_does_not_block_the_others() -> None:
     """As when memory runs short. It had the only slot."""
     tests = [TestId("toy", "Toy.test_kills_its_stage"), TestId("toy@cpu", "ToyOnGpu.test_moves")]
     killed, other = runner.run(tests, TOYS, NATIVE, runner.Conditions(jobs=1))

@@ -37,7 +37,7 @@ TEST = TestId("ddp", "A.test_b")
         ("dim = 1000", "dim = 64"),
     ],
 )
-def test_an_expression_is_led_to_the_cpu(before: str, after: str) -> None:
+def test_an_expression_is_rewritten_for_the_cpu(before: str, after: str) -> None:
     assert rewritten(before) == f"import tests.conformance.cpu_stand_ins as {STAND_INS}\n{after}".replace(
         "S.", f"{STAND_INS}."
     )
@@ -69,7 +69,7 @@ def rewritten(source: str, filename: str = "test_c10d_common.py") -> str:
 # ------------------------------------------------------------------ discovery
 
 
-def test_a_test_leads_to_ddp_through_helpers_fixtures_and_base_classes() -> None:
+def test_a_test_that_uses_ddp_through_helpers_fixtures_or_base_classes_is_found() -> None:
     source = """
 class Base:
     def helper(self): return DistributedDataParallel(net)
@@ -107,7 +107,7 @@ def test_test_files_of_a_checkout_become_suites(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ verdicts
 
 
-def test_of_a_rank_s_traceback_the_exception_counts() -> None:
+def test_the_reason_is_the_exception_in_a_ranks_traceback() -> None:
     text = (
         "Traceback (most recent call last):\nRuntimeError: Process 0 exited with error code 10 and exception:\n"
         "Traceback (most recent call last):\nAssertionError: Tensor-likes are not close!\n\nMismatched: 9 / 9\n"

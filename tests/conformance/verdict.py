@@ -1,4 +1,4 @@
-"""What became of a test: its status, and in one line why."""
+"""The outcome of a test: its status, and in one line the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Report:
-    """What a fork says of the test that it ran. `text` is a traceback, the reason for a skip, or empty."""
+    """The report of a fork on the test that it ran. `text` is a traceback, the reason for a skip, or empty."""
 
     status: Status
     text: str

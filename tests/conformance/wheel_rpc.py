@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.rpc_utils import generate_tests
 
 
 class DdpUnderDistAutogradTest(wheel.DdpUnderDistAutogradTest):  # type: ignore[misc]
-    """Its master calls the trainers as soon as its own group stands; a trainer's may not stand yet."""
+    """Its master calls the trainers as soon as its own group is initialised; a trainer's may not be yet."""
 
     def do_test_on_master(self, *arguments: Any) -> None:
         for rank in range(self.world_size):

@@ -1,4 +1,4 @@
-"""The seam to the autograd engine: when hooks fire, what the engine knows, when a backward is over."""
+"""The interface to the autograd engine: when hooks fire, what the engine knows, when a backward is over."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
     hooks.remove()
 
 
-def test_removed_hooks_are_silent_and_may_be_removed_again() -> None:
+def test_removed_hooks_do_not_fire_and_may_be_removed_again() -> None:
     params = two_params()
     recorder = Recorder(params)
     hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
@@ -99,7 +99,7 @@ def test_the_engine_accumulates_nothing_when_it_is_asked_for_gradients() -> None
     hooks.remove()
 
 
-def test_there_is_no_answer_outside_of_a_backward() -> None:
+def test_asking_what_will_be_reached_is_an_error_outside_of_a_backward() -> None:
     params = two_params()
     hooks = autograd.GradientHooks(params, Recorder(params).on_grad_accumulated)
     with pytest.raises(RuntimeError):
@@ -243,7 +243,7 @@ def test_a_method_referenced_weakly_does_nothing_once_its_object_is_gone() -> No
     assert call(4) is None
 
 
-def test_outputs_without_a_graph_cannot_show_a_beginning() -> None:
+def test_outputs_without_a_graph_report_no_beginning() -> None:
     recorder = Recorder([])
     weight = torch.nn.Parameter(torch.ones(1))
     assert autograd.call_when_gradient_enters({"a": weight * 1}, recorder.on_grad_accumulated)

@@ -12,7 +12,7 @@ from minddp.core.backward_end import BackwardEnd
 
 
 class Owner:
-    """Notes what a `BackwardEnd` reports. `asks_on_begin`: the end is asked for where a gradient enters."""
+    """Notes what a `BackwardEnd` reports. `asks_on_begin`: the end is requested where a gradient enters."""
 
     def __init__(self, *, asks_on_begin: bool = False):
         self.log: list[str] = []
@@ -33,7 +33,7 @@ class Owner:
 
 
 def asking(owner: Owner) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A layer in whose backward the owner asks for the end."""
+    """A layer in whose backward the owner requests the end."""
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         x = x * 2
@@ -48,7 +48,7 @@ def source() -> torch.Tensor:
     return torch.ones(2, requires_grad=True)
 
 
-def test_the_end_comes_once_however_often_it_is_asked_for() -> None:
+def test_the_end_is_called_once_however_often_it_is_requested() -> None:
     owner = Owner()
     layer = asking(owner)
     layer(layer(source())).sum().backward()
@@ -77,7 +77,7 @@ def test_an_end_is_awaited_until_it_has_been_called() -> None:
     assert not owner.backward_end.is_awaited
 
 
-def test_without_asking_there_is_no_end() -> None:
+def test_without_a_request_no_end_is_called() -> None:
     owner = Owner()
     output = source() * 2
     owner.backward_end.watch(output)
@@ -85,7 +85,7 @@ def test_without_asking_there_is_no_end() -> None:
     assert owner.log == ["begin"]
 
 
-def test_the_end_of_a_nested_backward_is_called_so() -> None:
+def test_the_end_of_a_nested_backward_is_reported_as_nested() -> None:
     owner = Owner()
     layer = asking(owner)
     layer(checkpoint(layer, source(), use_reentrant=True)).sum().backward()
@@ -113,7 +113,7 @@ def test_the_beginning_is_reported_first() -> None:
     assert owner.log == ["begin", "asked", "end"]
 
 
-def test_an_end_is_awaited_from_asking_on_until_it_comes() -> None:
+def test_an_end_is_awaited_from_the_request_until_the_call() -> None:
     owner = Owner()
     seen: list[tuple[bool, bool]] = []
     end = owner.backward_end
@@ -144,7 +144,7 @@ def test_after_an_exception_the_end_is_awaited_until_it_is_forgotten() -> None:
     assert owner.log == ["asked", "asked", "end"]
 
 
-def test_outputs_and_engine_do_not_keep_the_owner() -> None:
+def test_outputs_and_engine_do_not_keep_the_owner_alive() -> None:
     owner = Owner(asks_on_begin=True)
     log = owner.log
     output = source() * 2

@@ -1,4 +1,4 @@
-"""The phases and what one backward remembers."""
+"""The phases, and the state of one backward."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_guard_stands_only_where_there_is_a_pass() -> None:
 
 
 class Calls:
-    """The parts that a pass needs, and notes of what it asks them for."""
+    """The parts that a pass needs, and a record of its calls to them."""
 
     def __init__(self, sizes: Sequence[int] = (1, 1, 1), *, expectation: type[Expectation] = Expectation):
         self.log: list[str] = []
@@ -104,7 +104,7 @@ class Calls:
         return log
 
 
-def test_buckets_leave_from_the_head_of_the_plan() -> None:
+def test_buckets_are_launched_from_the_head_of_the_plan() -> None:
     """Three buckets: parameters 2, 1, 0."""
     calls = Calls()
     current = calls.backward_pass()
@@ -180,7 +180,7 @@ def test_unused_parameters_are_ready_at_once_and_last_in_the_observed_order() ->
     assert calls.transport.count("all_reduce") == 2
 
 
-def test_abandoning_waits_for_what_is_under_way_even_if_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_abandoning_waits_for_launched_reductions_even_if_one_fails(caplog: pytest.LogCaptureFixture) -> None:
     class Failing:
         def result(self) -> torch.Tensor:
             raise OSError("the peer is gone")
@@ -196,7 +196,7 @@ def test_abandoning_waits_for_what_is_under_way_even_if_it_fails(caplog: pytest.
     assert calls.take("bucket unpacked") == []
 
 
-def test_a_hook_too_many_is_passed_on() -> None:
+def test_a_hook_that_fires_twice_is_reported() -> None:
     calls = Calls()
     current = calls.backward_pass()
     for _ in range(2):

@@ -64,7 +64,7 @@ def test_gradients_may_travel_in_another_dtype() -> None:
 
 
 def test_averages_are_copied_into_the_gradients_that_exist() -> None:
-    """The optimizer, or a user, may hold on to them."""
+    """The optimizer, or a script, may keep references to them."""
     params = params_of_all_kinds()
     grads = [param.grad for param in params]
     bucket = bucket_of(params)

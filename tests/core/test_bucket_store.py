@@ -19,7 +19,7 @@ from tests.fakes import FakeDDP, FakeTransport
 
 
 class CountingTransport(FakeTransport):
-    """Notes what it was asked to allocate."""
+    """Records its allocations."""
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         self.calls.append(("allocate", numel))
@@ -115,7 +115,7 @@ def _trains_alike(rank: int, lazy: bool, options: dict[str, Any]) -> list[torch.
     [{}, {"gradient_as_bucket_view": True}, {"transport": "shared_memory"}, {"static_graph": True}],
     ids=["default", "views", "shared memory", "static"],
 )
-def test_when_they_are_made_decides_no_bits(ranks: Any, options: dict[str, Any]) -> None:
+def test_the_time_of_allocation_changes_no_bits(ranks: Any, options: dict[str, Any]) -> None:
     for eager, lazy in zip(*(ranks(3).run(_trains_alike, lazy, options) for lazy in (False, True)), strict=True):
         assert all(map(torch.equal, eager, lazy))
 

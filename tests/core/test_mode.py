@@ -1,4 +1,4 @@
-"""The stations at which a mode is called, in each way that a backward can end."""
+"""The callbacks of a mode, in each way that a backward can end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales
 X = torch.ones(1, 2)
 
 
-class Stations(Mode):
-    """Notes where it was called, and with what."""
+class RecordsCalls(Mode):
+    """Records its calls and their arguments."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -50,10 +50,10 @@ class Stations(Mode):
         return log
 
 
-def with_stations(module: nn.Module, **options: Any) -> tuple[FakeDDP, Stations]:
-    ddp, stations = FakeDDP(module, FakeTransport(), bucket_cap_mb_list=[0], **options), Stations()
-    ddp.reducer.modes.append(stations)
-    return ddp, stations
+def with_recorder(module: nn.Module, **options: Any) -> tuple[FakeDDP, RecordsCalls]:
+    ddp, recorder = FakeDDP(module, FakeTransport(), bucket_cap_mb_list=[0], **options), RecordsCalls()
+    ddp.reducer.modes.append(recorder)
+    return ddp, recorder
 
 
 BEGIN = ["armed", "backward begins", "opened by 1"]
@@ -61,28 +61,28 @@ PACKED = ["before pack [1]", "before pack [0]"]
 END = ["before unpack", "after unpack 0", "after unpack 1", "closed"]
 
 
-def test_every_station_is_there() -> None:
-    stations = {name for name in vars(Mode) if not name.startswith("_")}
-    assert stations == vars(Stations).keys() & stations
+def test_the_tests_cover_every_callback_of_a_mode() -> None:
+    callbacks = {name for name in vars(Mode) if not name.startswith("_")}
+    assert callbacks == vars(RecordsCalls).keys() & callbacks
 
 
-def test_a_mode_may_leave_stations_out() -> None:
+def test_a_mode_may_leave_callbacks_out() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
     ddp.reducer.modes.append(Mode())
     ddp.step(X)
     assert ddp.transport.count("all_reduce") == 1
 
 
-def test_a_backward_that_ends_as_it_should() -> None:
-    ddp, stations = with_stations(Scales([0, 1]))
+def test_a_complete_backward() -> None:
+    ddp, recorder = with_recorder(Scales([0, 1]))
     for _ in range(2):
         ddp.step(X)
-        assert stations.take() == [*BEGIN, *PACKED, *END]
+        assert recorder.take() == [*BEGIN, *PACKED, *END]
 
 
-def test_modes_take_turns() -> None:
-    ddp, one = with_stations(Scales([0, 1]))
-    other = Stations()
+def test_each_callback_calls_all_modes_in_order() -> None:
+    ddp, one = with_recorder(Scales([0, 1]))
+    other = RecordsCalls()
     other.log = one.log
     ddp.reducer.modes.append(other)
     ddp.step(X)
@@ -90,15 +90,15 @@ def test_modes_take_turns() -> None:
 
 
 def test_under_no_sync_there_is_none() -> None:
-    ddp, stations = with_stations(Scales([0, 1]))
+    ddp, recorder = with_recorder(Scales([0, 1]))
     ddp(X, sync=False).sum().backward()
-    assert stations.take() == []
+    assert recorder.take() == []
 
 
 def test_a_backward_whose_beginning_is_not_seen() -> None:
-    ddp, stations = with_stations(HidesItsOutput(Scales([0, 1])))
+    ddp, recorder = with_recorder(HidesItsOutput(Scales([0, 1])))
     ddp(X).tensor.sum().backward()
-    assert stations.take() == ["armed", "opened by 1", *PACKED, *END]
+    assert recorder.take() == ["armed", "opened by 1", *PACKED, *END]
 
 
 class TwoOutputs(nn.Module):
@@ -114,95 +114,95 @@ class TwoOutputs(nn.Module):
 
 
 def test_a_backward_that_enters_at_two_outputs_begins_once() -> None:
-    ddp, stations = with_stations(TwoOutputs())
+    ddp, recorder = with_recorder(TwoOutputs())
     one, other = ddp(X)
     (one + other).sum().backward()
-    assert stations.take() == [*BEGIN, *PACKED, *END]
+    assert recorder.take() == [*BEGIN, *PACKED, *END]
 
 
 def test_a_backward_that_reaches_no_parameter() -> None:
-    ddp, stations = with_stations(Scales([0, 1]))
+    ddp, recorder = with_recorder(Scales([0, 1]))
     x = X.clone().requires_grad_()
     torch.autograd.grad(ddp(x).sum(), x)
-    assert stations.take() == BEGIN[:2]
+    assert recorder.take() == BEGIN[:2]
     ddp.step(X)
-    assert stations.take() == [*BEGIN, *PACKED, *END]
+    assert recorder.take() == [*BEGIN, *PACKED, *END]
 
 
 def test_a_backward_that_leaves_parameters_out_and_one_that_brings_them() -> None:
-    ddp, stations = with_stations(Heads())  # left 0, 1; right 2, 3
+    ddp, recorder = with_recorder(Heads())  # left 0, 1; right 2, 3
     left, right = ddp(X)
     with pytest.warns(UserWarning, match="has brought no gradient"):
         left.sum().backward()
-    first = stations.take()
+    first = recorder.take()
     assert first[:3] == ["armed", "backward begins", first[2]]
     assert sorted(first[3:]) == ["before pack [0]", "before pack [1]"]
     right.sum().backward()
-    second = stations.take()
+    second = recorder.take()
     assert sorted(second[:2]) == ["before pack [2]", "before pack [3]"]
     assert second[2:] == ["before unpack", *[f"after unpack {bucket}" for bucket in range(4)], "closed"]
 
 
 def test_a_backward_that_its_caller_finalizes() -> None:
-    ddp, stations = with_stations(Scales([0, 1]))
+    ddp, recorder = with_recorder(Scales([0, 1]))
     ddp(X, finalize_at_end=False).sum().backward()
-    assert stations.take() == [*BEGIN, *PACKED]
+    assert recorder.take() == [*BEGIN, *PACKED]
     ddp.reducer.finish()
-    assert stations.take() == END
+    assert recorder.take() == END
 
 
 def test_a_backward_that_an_exception_ends() -> None:
-    ddp, stations = with_stations(Scales([0, 1], explode_after=0))
+    ddp, recorder = with_recorder(Scales([0, 1], explode_after=0))
     ddp.module.explosive.arm()
     with pytest.raises(KeyError):
         ddp.step(X)
-    assert stations.take() == [*BEGIN, *PACKED[:1]]
+    assert recorder.take() == [*BEGIN, *PACKED[:1]]
     ddp.module.explosive.arm(False)
     ddp.step(X)
-    assert stations.take() == ["closed", *BEGIN, *PACKED, *END]
+    assert recorder.take() == ["closed", *BEGIN, *PACKED, *END]
 
 
 def test_a_backward_after_which_the_ranks_change() -> None:
-    ddp, stations = with_stations(Heads())
+    ddp, recorder = with_recorder(Heads())
     with pytest.warns(UserWarning, match="has brought no gradient"):
         ddp(X)[0].sum().backward()
-    stations.take()
+    recorder.take()
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
-    assert stations.take() == ["closed"]
+    assert recorder.take() == ["closed"]
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
-    assert stations.take() == []
+    assert recorder.take() == []
 
 
 def test_a_backward_in_which_a_bucket_is_skipped() -> None:
-    ddp, stations = with_stations(Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    ddp, recorder = with_recorder(Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
     ddp(X)[0].sum().backward()
-    assert stations.take()[-6:] == ["before unpack", *[f"after unpack {b}" for b in range(4)], "closed"]
+    assert recorder.take()[-6:] == ["before unpack", *[f"after unpack {b}" for b in range(4)], "closed"]
 
 
 @pytest.fixture
-def static() -> tuple[FakeDDP, Stations]:
-    return with_stations(Scales([0, 1]), static_graph=True)
+def static() -> tuple[FakeDDP, RecordsCalls]:
+    return with_recorder(Scales([0, 1]), static_graph=True)
 
 
-def test_a_backward_that_only_shows_what_comes(static: tuple[FakeDDP, Stations]) -> None:
+def test_the_first_backward_of_a_static_graph(static: tuple[FakeDDP, RecordsCalls]) -> None:
     """The first one of a static graph packs at its end, in the order of the parameters."""
-    ddp, stations = static
+    ddp, recorder = static
     ddp.step(X)
-    assert stations.take() == [*BEGIN, *reversed(PACKED), *END]
+    assert recorder.take() == [*BEGIN, *reversed(PACKED), *END]
     ddp.step(X)
-    assert stations.take() == [*BEGIN, *PACKED, *END]
+    assert recorder.take() == [*BEGIN, *PACKED, *END]
 
 
 def test_a_nested_backward_does_not_begin_again() -> None:
-    ddp, stations = with_stations(Checkpointed())
+    ddp, recorder = with_recorder(Checkpointed())
     ddp.step(X)
-    log = stations.take()
+    log = recorder.take()
     assert log[:2] == ["armed", "backward begins"]
     assert [line.split()[0] for line in log[2:]] == ["opened", *["before"] * 5, *["after"] * 4, "closed"]
 
 
-def test_a_rank_without_inputs_calls_none() -> None:
-    ddp, stations = with_stations(Scales([0, 1]))
+def test_a_rank_without_inputs_calls_no_callbacks() -> None:
+    ddp, recorder = with_recorder(Scales([0, 1]))
     shadow_backward(ddp.reducer)
-    assert stations.take() == []
+    assert recorder.take() == []
     assert ddp.transport.count("all_reduce") == 2

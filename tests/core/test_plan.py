@@ -53,7 +53,7 @@ def test_registration_plan_is_torchs_assignment_reversed(specs: list[ParamSpec],
 @settings(max_examples=200, deadline=None)
 @given(specs_lists, caps_lists, st.randoms(use_true_random=False))
 def test_readiness_plan_has_torchs_buckets(specs: list[ParamSpec], caps: list[int], random) -> None:
-    """The same buckets with the same inner order. Which of several half-full ones leaves first is up to us."""
+    """The same buckets with the same inner order. Torch does not define the order of half-full ones."""
     order = random.sample(range(len(specs)), len(specs))
     plan = plan_from_readiness(specs, order, caps)
     groups, _ = torch_assignment(specs, caps, order)
@@ -63,7 +63,7 @@ def test_readiness_plan_has_torchs_buckets(specs: list[ParamSpec], caps: list[in
 @settings(max_examples=100, deadline=None)
 @given(specs_lists, caps_lists, st.randoms(use_true_random=False))
 def test_a_bucket_never_waits_for_a_later_one(specs: list[ParamSpec], caps: list[int], random) -> None:
-    """Buckets leave in the order in which they fill when gradients become ready as observed."""
+    """Buckets are launched in the order in which they fill when gradients become ready as observed."""
     order = random.sample(range(len(specs)), len(specs))
     plan = plan_from_readiness(specs, order, caps)
     filled_at = [max(order.index(slot.param) for slot in bucket.slots) for bucket in plan.buckets]
@@ -120,7 +120,7 @@ def test_small_last_bucket_counts_capacities_from_the_end() -> None:
     assert param_lists(plan) == [[1, 0], [3, 2], [4]]
 
 
-def test_buckets_leave_in_the_order_in_which_they_fill_up() -> None:
+def test_the_launch_order_is_the_order_in_which_buckets_fill_up() -> None:
     """Two dtypes: the bucket that is opened first has the last gradient."""
     specs = [*specs_of(1, 1, 1), *specs_of(1, dtype=torch.float64)]
     plan = plan_from_readiness(specs, [0, 3, 1, 2], [12])

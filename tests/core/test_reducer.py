@@ -51,7 +51,7 @@ def test_the_events_of_a_step() -> None:
     ]
 
 
-def test_buckets_leave_in_plan_order_although_they_fill_in_another() -> None:
+def test_buckets_are_launched_in_plan_order_although_they_fill_in_another() -> None:
     ddp = FakeDDP(Scales([2, 0, 1]), bucket_cap_mb_list=ONE_EACH)  # ready 1, 0, 2; planned 2, 1, 0
     ddp.step(X)
     assert ddp.take_events(EventKind.BUCKET_READY, LAUNCHED) == [
@@ -62,7 +62,7 @@ def test_buckets_leave_in_plan_order_although_they_fill_in_another() -> None:
     ]
 
 
-def test_buckets_leave_while_backward_goes_on() -> None:
+def test_buckets_are_launched_during_backward() -> None:
     ddp = FakeDDP(Scales([0, 1, 2]), bucket_cap_mb_list=ONE_EACH)
     ddp.step(X)
     story = ddp.take_events(PARAM_READY, LAUNCHED, EventKind.BUCKET_WAITED)
@@ -127,7 +127,7 @@ def test_no_rebuild_before_the_first_synchronised_backward() -> None:
 
 
 @pytest.mark.parametrize("views", [False, True])
-def test_equal_peers_leave_the_gradient_as_it_would_be_alone(views: bool) -> None:
+def test_the_mean_of_equal_gradients_is_the_gradient_of_one_process(views: bool) -> None:
     """Four ranks with the same gradients: scaled by 1/4 in packing, summed by the transport."""
     module = nn.Linear(2, 2)
     ddp = FakeDDP(module, FakeTransport(world_size=4), gradient_as_bucket_view=views)
@@ -240,7 +240,7 @@ def test_the_step_after_an_interrupted_backward_is_as_any_other(where: int, view
 
 
 def test_what_was_launched_before_the_exception_is_waited_for() -> None:
-    """Its buffer must not be packed again while it travels."""
+    """Its buffer must not be packed again while it is being reduced."""
     ddp = FakeDDP(Scales([0, 1], explode_after=0), bucket_cap_mb_list=ONE_EACH)
     ddp.module.explosive.arm()
     with pytest.raises(KeyError):
@@ -366,7 +366,7 @@ class ChangesItsPath(nn.Module):
     ("static", "text"), [(False, "ready only once"), (True, "Your training graph has changed in this iteration")]
 )
 def test_a_layer_that_is_reused_from_some_step_on_is_an_error(static: bool, text: str, views: bool) -> None:
-    """Its first gradient alone has filled a small bucket, which has left when the second one comes."""
+    """Its first gradient alone has filled a small bucket, which has been launched when the second one comes."""
     ddp = FakeDDP(
         ChangesItsPath(), bucket_cap_mb_list=[0.000136, 1], static_graph=static, gradient_as_bucket_view=views
     )
@@ -411,7 +411,7 @@ def test_after_that_error_a_static_graph_does_not_go_on() -> None:
         ddp(x)
 
 
-def test_a_gradient_that_comes_again_after_all_buckets_have_left_is_an_error() -> None:
+def test_a_gradient_that_comes_again_after_all_buckets_were_launched_is_an_error() -> None:
     ddp = FakeDDP(Scales([0]))
     used_again = ddp.module.scales[0]
 
@@ -503,7 +503,7 @@ def test_a_shadow_makes_the_collectives_of_a_backward() -> None:
     assert all(param.grad is None for param in shadow.module.parameters())
 
 
-def test_other_ranks_are_moved_to_whatever_has_become_of_the_last_backward() -> None:
+def test_the_ranks_may_change_after_an_unfinished_backward() -> None:
     ddp = FakeDDP(Heads())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -575,7 +575,7 @@ def test_a_dropped_wrapper_leaves_no_hooks() -> None:
 
 def test_a_dropped_wrapper_takes_its_hooks_off_graphs_that_live_on() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
-    output = ddp(X)  # keeps the accumulators, on which the hooks sit
+    output = ddp(X)  # keeps the accumulators, at which the hooks are registered
     handles = ddp.reducer.hooks._handles
     assert all(handle.id in handle.hooks_dict_ref() for handle in handles)
     del ddp
@@ -616,8 +616,8 @@ def test_a_wrapper_dropped_unfinished_does_not_guard_the_optimizer_for_ever() ->
     torch.optim.SGD(module.parameters(), lr=0.1).step()
 
 
-def test_a_second_try_without_a_forward_is_finalized() -> None:
-    """The first backward dies between the outputs and the parameters; the end of the second is awaited anew."""
+def test_a_second_backward_after_a_failed_one_is_finalized_without_a_forward() -> None:
+    """The first backward raises between the outputs and the parameters; the end of the second is awaited anew."""
     ddp = FakeDDP(nn.Linear(2, 2))
     output = ddp(X)
 

@@ -53,7 +53,7 @@ def test_a_bucket_is_summed_where_it_lies_once_it_is_waited_for() -> None:
 
 
 def test_other_contents_leave_the_bucket_alone() -> None:
-    """A rank that has run out of inputs takes part with zeros."""
+    """A rank that has run out of inputs contributes zeros."""
     bucket = bucket_of([parameter(torch.ones(3))])
     bucket.wire.fill_(7)
     for strategy in (reducing(2), MeanAfterSum(FakeTransport(WORLD), lambda: 2)):

@@ -39,7 +39,7 @@ def test_every_lesson_is_on_a_page() -> None:
 
 
 def test_every_time_on_a_page_is_one_of_the_recording() -> None:
-    """A time written by hand would be true of no machine."""
+    """A time written by hand has not been measured on any machine."""
     for page in quotes.pages():
         prose = quotes.BLOCK.sub("", page.read_text())
         assert re.findall(r"[\d.,]+ ?(?:ms|µs|seconds)\b", prose) == [], page.name

@@ -1,4 +1,4 @@
-"""The README and all pages of docs/: every link leads where it says, and every note that is cited exists once."""
+"""The README and all pages of docs/: links lead to what their texts name, cited notes exist once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Replace the outputs on docs/stuck.md by real ones: `python -m tests.doctor.stuck_page`, some minutes.
+"""The functions that docs/stuck.md calls for its outputs. Cog fills them in, within some minutes:
 
-A block of the page that follows `<!-- played: NAME -->` shows what the scenario NAME of `tests/watchdog/stuck.py`
-had a waiting rank report last, and raise; one that follows `<!-- ran: COMMAND -->` what the command printed.
+    python -m cogapp -r -P docs/stuck.md
+
+The blocks are marked as those of docs/learning; see `docs/learning/quotes.py`.
 """
 
 from __future__ import annotations
@@ -11,39 +12,29 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.watchdog.test_stuck import play
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "stuck.md"
-_BLOCK = re.compile(r"<!-- (played|ran): (.+?) -->\n+```text\n(.*?)```\n", re.DOTALL)
 _WHILE_WRAPPING = "idle, backward 0;"  # reports of a machine that is slow to start, not of the scenario
 
 
-def blocks(page: str) -> dict[str, str]:
-    """The page's outputs by scenario or command."""
-    return {name: output for _, name, output in _BLOCK.findall(page)}
+# ------------------------------------------------------------------ called by the page
 
 
-def main(wanted: Sequence[str]) -> None:
-    """Fill in the blocks named, by default all."""
-    page = PAGE.read_text()
-    outputs = blocks(page)
-    for kind, name, _ in _BLOCK.findall(page):
-        if wanted and name not in wanted:
-            continue
-        print(f"{kind} {name}", flush=True)
-        outputs[name] = excerpt(play(name)) if kind == "played" else printed_by(name)
-    PAGE.write_text(filled(page, outputs))
+def played(name: str) -> None:
+    """The last report and the error of a waiting rank in a scenario of `tests/watchdog/stuck.py`."""
+    print(f"```text\n{excerpt(play(name))}```")
 
 
-def filled(page: str, outputs: Mapping[str, str]) -> str:
-    def block(match: re.Match[str]) -> str:
-        kind, name, _ = match.groups()
-        return f"<!-- {kind}: {name} -->\n\n```text\n{outputs[name]}```\n"
+def ran(command: str) -> None:
+    """The output of a shell command."""
+    print(f"```text\n{printed_by(command)}```")
 
-    return _BLOCK.sub(block, page)
+
+# ------------------------------------------------------------------ outputs
 
 
 def excerpt(outcome_of_rank: Mapping[int, str]) -> str:
@@ -58,17 +49,13 @@ def excerpt(outcome_of_rank: Mapping[int, str]) -> str:
 
 
 def printed_by(command: str) -> str:
-    """What a shell shows; `minddp` is the one of this interpreter."""
+    """The standard output of a shell command in which `minddp` is the one of this interpreter."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, shell=True, env=environment, stdout=subprocess.PIPE, text=True, timeout=200)
     return "".join(f"{line.rstrip()}\n" for line in anonymous(done.stdout).splitlines())
 
 
 def anonymous(output: str) -> str:
-    """Without the name of this host, and without the folders that torch was built in."""
+    """Without the name of this host, and without the folders in which torch was built."""
     named = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node1", output)
     return re.sub(r"\[/\S+/third_party/gloo/", "[", named)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

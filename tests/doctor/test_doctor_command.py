@@ -34,7 +34,7 @@ sys.exit(main(["doctor", *sys.argv[1:]]))
 
 
 class Runs:
-    """`minddp doctor` on its own ranks, with an interface that does not exist, and with a rank that dies."""
+    """`minddp doctor` on its own ranks, with an interface that does not exist, and with a rank that is killed."""
 
     def __init__(self, folder: Path):
         self.json = folder / "fine.json"

@@ -1,4 +1,4 @@
-"""Findings, and the report of them."""
+"""Findings, and the report on them."""
 
 from __future__ import annotations
 

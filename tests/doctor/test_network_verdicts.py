@@ -9,12 +9,12 @@ import pytest
 from minddp.doctor.findings import Severity
 from minddp.doctor.measurement import Measurement
 from minddp.doctor.network_verdicts import (
+    judge_arrivals,
     judge_collectives,
     judge_connections,
     judge_failed_measurement,
     judge_interfaces,
     judge_obstacle,
-    judge_roll_call,
 )
 from minddp.doctor.store_connection import Obstacle, Place, StoreUnreachable
 from tests.doctor.made_up import job, severities, sheet, sheet_on
@@ -40,13 +40,13 @@ def test_every_obstacle_has_a_fact_and_a_remedy(obstacle: Obstacle) -> None:
         assert found.fact.startswith("node1:29500 (10.0.0.1) did not answer for 30 s")
 
 
-def test_the_roll_call() -> None:
+def test_ranks_that_have_not_arrived_are_named() -> None:
     sheets = job(sheet(), sheet(), sheet_on("b", "10.0.0.98"))
-    complete = judge_roll_call(PLACE, sheets, [], 30.0)
+    complete = judge_arrivals(PLACE, sheets, [], 30.0)
     assert complete.severity is Severity.FINE
     assert complete.fact == "3 ranks met at node1:29500: ranks 0 and 1 on a; rank 2 on b."
     del sheets[0], sheets[1]
-    incomplete = judge_roll_call(PLACE, sheets, [0, 1], 30.0)
+    incomplete = judge_arrivals(PLACE, sheets, [0, 1], 30.0)
     assert incomplete.severity is Severity.BROKEN
     assert incomplete.fact == "Ranks 0 and 1 have not arrived at node1:29500 within 30 s. Present: rank 2 on b."
     assert "WORLD_SIZE=3 MASTER_ADDR=node1 MASTER_PORT=29500" in incomplete.remedy

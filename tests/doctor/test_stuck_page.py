@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from cogapp import Cog
 
-from tests.doctor.stuck_page import PAGE, anonymous, blocks, excerpt, filled
+from docs.learning.quotes import BLOCK, blocks
+from tests.doctor import stuck_page
+from tests.doctor.stuck_page import PAGE, anonymous, excerpt
 from tests.watchdog import test_stuck
 from tests.watchdog.stuck import SCENARIOS
 
 
+def shown_by(function: str) -> dict[str, str]:
+    """The outputs that calls of `function` have left on the page, by the argument of the call."""
+    call = re.compile(rf'{function}\("(.*)"\)')
+    outputs = {}
+    for code, shown in blocks(PAGE.read_text()).items():
+        match = call.fullmatch(code)
+        if match is not None:
+            outputs[match[1]] = shown.removeprefix("```text\n").removesuffix("```\n")
+    return outputs
+
+
 def proven() -> list[tuple[str, str]]:
-    """(scenario, pattern of what a waiting rank says), taken from the tests that play the scenarios."""
-    raised = test_stuck.test_who_waits_learns_that_the_faulty_rank_will_not_come.pytestmark[0].args[1]
-    reported = test_stuck.test_while_the_faulty_rank_lives_its_doings_are_reported.pytestmark[0].args[1]
+    """(scenario, pattern of a waiting rank's report), taken from the tests that play the scenarios."""
+    raised = test_stuck.test_waiting_ranks_raise_when_the_faulty_rank_cannot_come.pytestmark[0].args[1]
+    reported = test_stuck.test_waiting_ranks_report_where_the_faulty_rank_is.pytestmark[0].args[1]
     return [*raised, *((name, re.escape(words)) for name, words in reported)]
 
 
 @pytest.mark.parametrize(("scenario", "pattern"), proven())
-def test_the_page_shows_what_is_said(scenario: str, pattern: str) -> None:
-    assert re.search(pattern, blocks(PAGE.read_text())[scenario])
+def test_the_page_shows_the_asserted_words(scenario: str, pattern: str) -> None:
+    assert re.search(pattern, shown_by("played")[scenario])
 
 
 def test_every_scenario_is_on_the_page() -> None:
-    assert SCENARIOS.keys() <= blocks(PAGE.read_text()).keys()
+    assert SCENARIOS.keys() == shown_by("played").keys()
 
 
 def test_the_doctor_on_the_page_checked_everything() -> None:
-    shown = blocks(PAGE.read_text())
+    shown = shown_by("ran")
     assert "collectives" in shown["minddp doctor --nproc-per-node 2"]
-    assert all("Traceback" not in output and output.strip() for output in shown.values())
+    outputs = [*shown.values(), *shown_by("played").values()]
+    assert all("Traceback" not in output and output.strip() for output in outputs)
 
 
 def test_links_lead_somewhere() -> None:
@@ -40,10 +56,16 @@ def test_links_lead_somewhere() -> None:
         assert (PAGE.parent / link).exists(), link
 
 
-def test_blocks_are_replaced_and_nothing_else() -> None:
-    page = "before\n<!-- played: dies -->\n\n```text\nold\n```\nafter\n```text\nkept\n```\n"
-    assert blocks(page) == {"dies": "old\n"}
-    assert filled(page, {"dies": "new\n"}) == page.replace("old", "new")
+def test_cog_fills_in_what_the_functions_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stuck_page, "play", lambda name: {0: f"Stuck: rank 1 {name}.\nreports:"})
+    old = PAGE.read_text()
+    page = tmp_path / "page.md"
+    page.write_text(re.sub(r'ran\(".*"\)', 'ran("echo done")', old))
+    assert Cog().main(["cog", "-r", "-P", "--verbosity=0", str(page)]) == 0
+    filled = blocks(page.read_text())
+    assert filled['played("dies")'] == "```text\nStuck: rank 1 dies.\n```\n"
+    assert filled['ran("echo done")'] == "```text\ndone\n```\n"
+    assert BLOCK.sub("", page.read_text()) == BLOCK.sub("", old)
 
 
 def test_an_excerpt_is_the_last_warning_and_the_error() -> None:

@@ -1,4 +1,4 @@
-"""`find_unused_parameters`: what each backward leaves out, and what becomes of it."""
+"""`find_unused_parameters`: what each backward leaves out, and its gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autocast and loss scaling around the wrapper, which knows nothing of either: the same bits as with torch's."""
+"""Autocast and loss scaling around the wrapper, which has no code for either: the same bits as with torch's."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
 
 
 def _gradients_shown(rank: int) -> list[bool]:
-    """Whether each gradient that a hook is shown is the parameter's own, and lies in the buffer.
+    """For each gradient that a hook is shown, True if it is the parameter's own and lies in the buffer.
 
     Those of parameters that are not row-major are shown row-major nevertheless, with another order of elements.
     """

@@ -18,7 +18,7 @@ GLOBAL_STEPS = 3  # gradients are averaged before, models after
 
 
 def train(wrap: Wrap, rank: int, hierarchical: bool, options: dict[str, Any]) -> Trail:
-    from torch.distributed.optim import PostLocalSGDOptimizer  # it warns, of torch.jit
+    from torch.distributed.optim import PostLocalSGDOptimizer  # its import warns of torch.jit
 
     torch.manual_seed(0)
     ddp = wrap(nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 2)), **options)

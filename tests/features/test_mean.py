@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _gradients(rank: int, options: dict[str, Any], weights: list[float] | None, accumulates: bool) -> Trail:
-    """Three steps with micro-batches of which rank 1 leaves a layer out, if unused ones are sought."""
+    """Three steps with micro-batches of which rank 1 leaves a layer out, if unused ones are to be found."""
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(Net(), **options)
     trail = []
@@ -141,7 +141,7 @@ def _one_rank_without_samples(rank: int, options: dict[str, Any]) -> list[float]
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-def test_a_rank_of_weight_zero_cannot_spoil_the_others(ranks: Any, options: dict[str, Any]) -> None:
+def test_nan_on_a_rank_of_weight_zero_does_not_reach_the_mean(ranks: Any, options: dict[str, Any]) -> None:
     assert ranks(2).run(_one_rank_without_samples, options) == [[1.0] * 4] * 2
 
 
@@ -214,7 +214,7 @@ def test_what_contradicts_itself_is_refused(ranks: Any) -> None:
         assert "allreduce_hook" in hook_of_sum
 
 
-def _nobody_counts(rank: int) -> tuple[str, float]:
+def _all_weights_are_zero(rank: int) -> tuple[str, float]:
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     ddp.weigh(0.0)
     with pytest.raises(RuntimeError) as error:
@@ -224,9 +224,9 @@ def _nobody_counts(rank: int) -> tuple[str, float]:
     return str(error.value), ddp.module.weight.grad.item()
 
 
-def test_when_nobody_counts_there_is_no_mean(ranks: Any) -> None:
+def test_when_all_weights_are_zero_there_is_no_mean(ranks: Any) -> None:
     """And the next step works."""
-    for text, grad in ranks(2).run(_nobody_counts):
+    for text, grad in ranks(2).run(_all_weights_are_zero):
         assert "weight 0" in text
         assert grad == 1.0
 

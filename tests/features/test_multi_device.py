@@ -96,7 +96,7 @@ def test_no_bucket_spans_devices(spread: Spread, caps: tuple[int, ...]) -> None:
 
 
 def test_each_device_has_a_small_first_bucket(spread: Spread) -> None:
-    """And buckets leave in the order in which they fill, whatever their device."""
+    """And buckets are launched in the order in which they fill, on any device."""
     caps = BucketCaps(first_bytes=900, rest_bytes=4000)
     plan = plan_from_readiness(specs(spread), [5, 4, 3, 2, 1, 0], caps.after_rebuild())
     assert members(plan) == [[4], [5, 2], [3, 1], [0]]

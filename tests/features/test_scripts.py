@@ -1,4 +1,4 @@
-"""What scripts do with gradients and wrappers, played with both classes: none of it may tell them apart.
+"""What scripts do with gradients and wrappers, run with both classes: none of it may show a difference.
 
 Each script is one habit of training loops, kept up for some steps: under the first plan and under the final one.
 The model has gradients large enough to be aliased, and others that are too small ([Note: gradient aliasing]).
@@ -142,7 +142,7 @@ def goes_back_in_parts(wrap: Wrap, rank: int) -> Trail:
 
 
 def uses_a_layer_by_itself(wrap: Wrap, rank: int) -> Trail:
-    """A local backward through the layer whose gradients come first; somebody keeps what it leaves."""
+    """A local backward through the layer whose gradients come first; the script keeps these gradients."""
     ddp, trail, kept = wrap(layers()), [], []
     for step in range(STEPS):
         ddp.zero_grad()
@@ -228,7 +228,7 @@ def keeps_in_a_graph(wrap: Wrap, rank: int) -> Trail:
 
 
 def watches_gradients_go(wrap: Wrap, rank: int, small: bool = False) -> Trail:
-    """A weak reference to a gradient is dead after zero_grad; small ones are in nobody's hand any more either."""
+    """A weak reference to a gradient is dead after zero_grad, also to a small one: nothing else refers to it."""
     ddp = wrap(narrow() if small else layers())
     trail: Trail = []
     for _step, loss in losses(ddp, rank):
@@ -536,7 +536,7 @@ class Fused(nn.Sequential):
 
 
 def survives_an_exception(wrap: Wrap, rank: int, zeroing: bool) -> Trail:
-    """In the middle of backward: what has come by then is what this rank has computed, reduced or not.
+    """In the middle of backward: the gradients so far are what this rank has computed, reduced or not.
 
     Torch's wrapper is of no use any more then, and a new one takes its place. minddp's goes on.
     """
@@ -701,7 +701,7 @@ def runs_out_of_inputs(wrap: Wrap, rank: int) -> Trail:
 
 
 def raises_in_hooks(wrap: Wrap, rank: int) -> Trail:
-    """A hook fails, when some gradients are in hand; see `survives_an_exception`."""
+    """A hook fails when some gradients have arrived and are not packed; see `survives_an_exception`."""
     module, trail = narrow(), []
     ddp = wrap(module)
     is_lit = False
@@ -735,7 +735,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ALL = "default buckets static unused views"
 NO_VIEWS = "default buckets static unused"  # those show what is reduced so far, or torch raises or is wrong
-LARGE = "default buckets"  # where gradients are handed over
+LARGE = "default buckets"  # where gradients alias the bucket
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
     "asks for gradients of parameters": (partial(asks_for_gradients, of="parameters"), ALL),
@@ -874,7 +874,7 @@ def test_parameters_may_change_their_strides(ranks: Any, setting: str) -> None:
 # ------------------------------------------------------------------ what the scripts rely on
 
 
-def _handed_over(rank: int) -> list[bool]:
+def _aliased(rank: int) -> list[bool]:
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(layers())
     for _step, loss in losses(ddp, rank):
@@ -882,9 +882,9 @@ def _handed_over(rank: int) -> list[bool]:
     return [grad.untyped_storage().nbytes() > grad.nbytes for grad in grads(ddp)]
 
 
-def test_large_gradients_are_handed_over(ranks: Any) -> None:
-    """Else some scripts would prove nothing: weight and bias of each layer."""
-    assert ranks(2).run(_handed_over) == [[True, False, True, False, False, False]] * 2
+def test_large_gradients_alias_the_bucket(ranks: Any) -> None:
+    """Weight and bias of each layer. Otherwise some scripts would test nothing."""
+    assert ranks(2).run(_aliased) == [[True, False, True, False, False, False]] * 2
 
 
 class Parts(nn.Module):
@@ -900,7 +900,7 @@ class Parts(nn.Module):
         return self.second(x) if self.uses_second else x
 
 
-def _stays_at_home(rank: int) -> list[bool]:
+def _skips_the_second_bucket(rank: int) -> list[bool]:
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": 0.0005}
     ddp, gone = minddp.DistributedDataParallel(Parts(), **options), []
     for _ in range(STEPS):
@@ -913,8 +913,8 @@ def _stays_at_home(rank: int) -> list[bool]:
     return gone
 
 
-def test_nothing_stays_in_hand_of_a_bucket_that_stays_home(ranks: Any) -> None:
-    assert ranks(2).run(_stays_at_home) == [[True] * 6 * STEPS] * 2
+def test_gradients_of_a_skipped_bucket_are_not_kept_alive(ranks: Any) -> None:
+    assert ranks(2).run(_skips_the_second_bucket) == [[True] * 6 * STEPS] * 2
 
 
 def _fails_and_goes_on(rank: int) -> list[bool]:
@@ -931,7 +931,7 @@ def _fails_and_goes_on(rank: int) -> list[bool]:
     return [reference() is None for reference in references]
 
 
-def test_nothing_stays_in_hand_of_an_interrupted_backward_when_the_next_forward_has_begun(ranks: Any) -> None:
+def test_gradients_of_an_interrupted_backward_are_released_by_the_next_forward(ranks: Any) -> None:
     for gone in ranks(2).run(_fails_and_goes_on):
         assert len(gone) > 30
         assert all(gone)
@@ -962,7 +962,7 @@ def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None
 @pytest.mark.parametrize("step", [0, CALM_STEPS])
 @pytest.mark.parametrize("no_sync", [True, False])
 def test_a_forward_within_its_own_backward_is_an_error(ranks: Any, no_sync: bool, step: int) -> None:
-    """As in torch: or else the gradients of this backward would stay local, and nobody be told."""
+    """As in torch: or else the gradients of this backward would stay local without an error."""
     ranks(2).run(_goes_forward_within, no_sync, step)
 
 

@@ -85,7 +85,7 @@ def test_57776_parameters_that_are_ready_twice_are_named(ranks: Any) -> None:
         assert "shared." in text
 
 
-# ------------------------------------------------------------------ an unfinished reduction is told at once (68297)
+# ------------------------------------------------------------------ an unfinished reduction warns at once (68297)
 
 
 def _warns_in_backward(rank: int) -> list[str]:
@@ -111,7 +111,7 @@ def test_68297_a_backward_that_ends_unfinished_warns_once(ranks: Any) -> None:
         assert f"rank {rank} for: left.weight, left.bias." in warned[1]
 
 
-# ------------------------------------------------------------------ ranks that disagree are told so (68803, 102438)
+# --------------------------------------------------------------- ranks that disagree raise an error (68803, 102438)
 
 
 def _disagree(rank: int, name: str) -> str:
@@ -183,7 +183,7 @@ SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
         ("capacity", ["no error"]),
     ],
 )
-def test_68803_102438_ranks_that_disagree_are_told_so(ranks: Any, name: str, words: list[str]) -> None:
+def test_68803_102438_ranks_that_disagree_raise_an_error(ranks: Any, name: str, words: list[str]) -> None:
     for text in ranks(2).run(_disagree, name):
         for word in words:
             assert word in text
@@ -470,7 +470,7 @@ def test_a_bad_communication_hook_is_named_and_the_next_step_works(
 
 
 def _misshapen(rank: int) -> list[str]:
-    """What registering says of hooks that cannot be called with a state and a bucket."""
+    """The errors of registering hooks that cannot be called with a state and a bucket."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1))
     texts = []
     for hook in ("a name", lambda state, gradients: None):
@@ -574,26 +574,26 @@ def test_a_layer_that_is_frozen_is_named_in_backward(ranks: Any) -> None:
             assert "no longer do: left.weight, left.bias" in text
 
 
-def test_with_unused_ones_sought_layers_may_be_frozen(ranks: Any) -> None:
+def test_with_find_unused_parameters_layers_may_be_frozen(ranks: Any) -> None:
     assert ranks(2).run(_frozen, True) == [("no error", "")] * 2
 
 
-def test_a_roster_looks_at_few_submodules_at_a_time() -> None:
+def test_each_look_checks_few_submodules() -> None:
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3 * FEW)))
-    roster = ModuleWatch(model, model.parameters())
+    watch = ModuleWatch(model, model.parameters())
     for _ in range(2):
-        roster.look()
+        watch.look()
     model[-1].extra = nn.Parameter(torch.ones(1))
     looks = 0
     with pytest.raises(RuntimeError, match=rf"`{3 * FEW - 1}\.extra` was not there"):
         while True:
             looks += 1
-            roster.look()
+            watch.look()
     assert looks == 4
 
 
 def _copies(rank: int) -> None:
-    """A pickled or copied wrapper has a roster of its own module."""
+    """A pickled or copied wrapper watches its own module."""
     import copy
 
     ddp = copy.deepcopy(wrapped())
@@ -603,5 +603,5 @@ def _copies(rank: int) -> None:
         ddp(torch.ones(1, 3))
 
 
-def test_copies_know_their_own_module(ranks: Any) -> None:
+def test_copies_watch_their_own_module(ranks: Any) -> None:
     ranks(2).run(_copies)

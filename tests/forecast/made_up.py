@@ -39,7 +39,7 @@ class FakeDevice:
 
 @dataclass(eq=False)
 class FakeEvent:
-    """Knows when it was passed, and says so only if it was."""
+    """Has the time at which it was passed, and returns it only if it was."""
 
     device: FakeDevice
     enable_timing: bool

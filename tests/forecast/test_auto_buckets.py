@@ -189,8 +189,10 @@ class OnASharedCore(DeviceClock):
 
 
 @pytest.mark.parametrize(("share", "buckets"), [(1.0, 3), (0.25, 1)])
-def test_what_messages_take_decides(monkeypatch: pytest.MonkeyPatch, share: float, buckets: int) -> None:
-    """Where backward stands still for them, they had better be few. Steps are the same otherwise."""
+def test_the_share_that_messages_take_decides_the_number_of_buckets(
+    monkeypatch: pytest.MonkeyPatch, share: float, buckets: int
+) -> None:
+    """Where backward does not run during messages, few are better. Steps are the same otherwise."""
     FakeDevice().install(monkeypatch)
     ddp = FakeDDP(layers(), bucket_cap_mb=0.04)
     tuner = AutoBuckets(ddp.reducer, OnASharedCore(share))

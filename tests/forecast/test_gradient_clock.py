@@ -74,7 +74,7 @@ class FakeHost:
         self.on_core_s[self.thread] += computing_s
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In the place of the modules that the host's clock asks."""
+        """In the place of the modules that the host's clock reads."""
         asked = SimpleNamespace(perf_counter=lambda: self.now_s, thread_time=lambda: self.on_core_s[self.thread])
         monkeypatch.setattr(gradient_clock, "time", asked)
         monkeypatch.setattr(gradient_clock, "threading", SimpleNamespace(get_ident=lambda: self.thread))
@@ -93,7 +93,7 @@ def observed_on(host: FakeHost, spans: list[tuple[int, float, float]], monkeypat
     return observed(observer.passes[0], HostClock())
 
 
-def test_a_host_tells_computing_from_waiting_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_does_not_count_waiting_for_a_core_as_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observed_on(FakeHost(), [(1, 1.0, 0.0), (1, 1.0, 3.0), (1, 0.5, 0.25), (1, 0.0, 2.0)], monkeypatch)
     assert seen.ready_s == pytest.approx({1: 1.0, 0: 2.0})
     assert seen.computed_s == pytest.approx(2.5)

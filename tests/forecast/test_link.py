@@ -18,7 +18,7 @@ def test_a_link_is_found_from_its_messages() -> None:
 
 
 def test_a_message_that_is_off_does_not_decide_alone() -> None:
-    """As on a busy machine: the largest message takes five times too long. Latency stays what small ones say."""
+    """As on a busy machine: the largest message takes five times too long. The small ones still set the latency."""
     times = {nbytes: LINK.seconds(nbytes) for nbytes in SIZES}
     times[SIZES[-1]] *= 5
     found = fit_link(times)

@@ -42,7 +42,7 @@ def finish_by(gradients: list[Message], ends: list[int], link: Link, computed_s:
 
 
 def second_by_second(gradients: list[Message], ends: list[int], link: Link, computed_s: float) -> float:
-    """The model without its clock that stands still: what time it is, and how much backward has computed."""
+    """The same model as a simulation: the time, and how much backward has computed."""
     now = computed = 0.0
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         until_ready = max(0.0, gradients[end - 1].ready_s - computed)
@@ -54,7 +54,7 @@ def second_by_second(gradients: list[Message], ends: list[int], link: Link, comp
 
 @settings(max_examples=200, deadline=None)
 @given(_gradients, _links, _tails)
-def test_no_other_division_is_over_sooner(gradients: list[Message], link: Link, computed_s: float) -> None:
+def test_no_other_division_ends_earlier(gradients: list[Message], link: Link, computed_s: float) -> None:
     """Whatever share the messages take from backward."""
     best = min(second_by_second(gradients, ends, link, computed_s) for ends in all_divisions(len(gradients)))
     ends = least_exposed(gradients, link, computed_s)
@@ -63,7 +63,7 @@ def test_no_other_division_is_over_sooner(gradients: list[Message], link: Link, 
 
 @settings(max_examples=100, deadline=None)
 @given(_gradients, _links, _tails)
-def test_a_clock_that_stands_still_tells_the_same_end(
+def test_the_closed_form_gives_the_end_of_the_simulation(
     gradients: list[Message], link: Link, computed_s: float
 ) -> None:
     for ends in all_divisions(len(gradients)):
@@ -73,7 +73,9 @@ def test_a_clock_that_stands_still_tells_the_same_end(
 
 @settings(max_examples=100, deadline=None)
 @given(_gradients, _links, _tails)
-def test_no_message_is_sent_for_nothing(gradients: list[Message], link: Link, computed_s: float) -> None:
+def test_where_no_message_can_be_hidden_there_is_one(
+    gradients: list[Message], link: Link, computed_s: float
+) -> None:
     """What takes all of its time from backward is never hidden, so a second message can only cost a latency."""
     link = dataclasses.replace(link, taken=1.0)
     assert least_exposed(gradients, link, computed_s) == [len(gradients)]
@@ -118,7 +120,7 @@ def test_without_latency_every_gradient_leaves_when_it_is_ready() -> None:
     assert finish_by(gradients, least_exposed(gradients, Link(0.0, 1e6)), Link(0.0, 1e6)) == pytest.approx(3.1e-3)
 
 
-def test_the_last_gradients_do_not_wait_for_company() -> None:
+def test_the_last_gradient_has_a_message_of_its_own() -> None:
     """Backward hides the first messages; what is left over is one small one."""
     gradients = [Message(4000, 10e-3 * turn) for turn in range(5)]
     ends = least_exposed(gradients, LINK)
@@ -143,7 +145,7 @@ def test_kinds_are_planned_apart_and_leave_as_they_are_ready() -> None:
     assert [bucket.cap_bytes for bucket in plan.buckets] == [40, 2000, 8000]
 
 
-def test_kinds_know_what_messages_take_from_backward() -> None:
+def test_the_plan_of_each_kind_considers_what_messages_take_from_backward() -> None:
     """And when backward ends: either can make one bucket of each kind, though apart more of it would be hidden."""
     specs = [ParamSpec(f"p{i}", 500, [torch.float32, torch.float64][i % 2], CPU) for i in range(6)]
     ready = [10e-3 * turn for turn in range(6)]

@@ -27,7 +27,7 @@ APART = plan([0], [1], [2])
 
 
 def backward_by(link: Link, buckets: BucketPlan) -> Observed:
-    """What would be measured if the model were the world, second by second."""
+    """What would be measured if the model were exact, simulated second by second."""
     end_s = predicted_s(buckets, link, Observed(READY_S, COMPUTED_S, 0.0, 0.0))
     now = computed = 0.0
     complete_s = None
@@ -61,8 +61,8 @@ def test_transfers_are_at_the_times_of_the_wall() -> None:
 
 @pytest.mark.parametrize("taken", [0.0, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("times_slower", [1.0, 2.5, 6.0])
-def test_the_world_is_found_again(taken: float, times_slower: float) -> None:
-    """Where the model is right, bandwidth and share are the world's, and so is what it says of any plan."""
+def test_calibration_recovers_the_parameters_of_a_simulated_link(taken: float, times_slower: float) -> None:
+    """Where the model is exact, it recovers bandwidth and share, and predicts every plan exactly."""
     world = Link(IDLE.latency_s, IDLE.bytes_per_s / times_slower, taken)
     link = calibrated(IDLE, APART, backward_by(world, APART))
     assert (link.latency_s, link.bytes_per_s) == pytest.approx((world.latency_s, world.bytes_per_s))
@@ -99,7 +99,7 @@ def test_the_plan_in_use_is_predicted_as_it_was(stood_still_s: float, exposed_s:
 
 
 def test_nothing_is_taken_where_backward_did_not_stand_still() -> None:
-    """A device's clock, for example, knows nothing but that."""
+    """A device's clock, for example, has no other times."""
     seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=40e-3)
     link = calibrated(IDLE, APART, seen)
     assert link.taken == 0.0
@@ -122,8 +122,8 @@ def test_messages_that_cost_less_than_alone() -> None:
     assert predicted_s(APART, link, seen) == pytest.approx(30.5e-3)
 
 
-def test_of_one_bucket_nothing_is_hidden() -> None:
-    """So nothing shows what more of them would take: all that backward stood still is blamed on it."""
+def test_with_one_bucket_nothing_is_hidden() -> None:
+    """So nothing shows what more of them would take: all idle time of backward is attributed to it."""
     together = plan([0, 1, 2])
     seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=32e-3, end_s=42e-3)
     link = calibrated(IDLE, together, seen)

@@ -1,7 +1,7 @@
 """All tests and measurements on a GPU, by one command: `python -m tests.gpu`, which is `make gpu`.
 
-Each part runs in processes of its own with a time limit of its own; one that fails, hangs or takes the driver down
-with it does not keep the next from running. Their output goes to `gpu.log`, their outcomes to `gpu.json`, in the
+Each part runs in processes of its own with a time limit of its own; one that fails, hangs or crashes the driver
+does not keep the next from running. Their output goes to `gpu.log`, their outcomes to `gpu.json`, in the
 folder that `--out` names, beside the benchmarks' own `gpu_benchmark.json`. Both JSON files are written after each
 part and keep the outcomes of parts that are not run again. Each part is reported in one line, with the end of its
 output below if it failed, and a table of all comes last. Without a GPU it says so in one line.

@@ -43,7 +43,7 @@ def one_step(options: dict[str, Any]) -> Callable[[], None]:
 
 
 def step_under_guard(rank: int, options: dict[str, Any]) -> str:
-    """A step in which every wait that torch knows of is an error."""
+    """A step in which every wait that torch can detect is an error."""
     step = one_step(options)
     if REHEARSAL:
         step()
@@ -83,7 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "views": {"gradient_as_bucket_view": True},
     "static": {"static_graph": True},
-    "unused sought": {"find_unused_parameters": True},
+    "find unused": {"find_unused_parameters": True},
     "gradients kept": {"keeps": True},  # buckets take new memory in every step then
 }
 

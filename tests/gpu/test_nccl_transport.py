@@ -77,15 +77,17 @@ def memory_is_let_go_of(rank: int) -> bool:
 
 
 @pytest.mark.parametrize("world", ["nccl1", "nccl2"])
-def test_memory_is_not_given_away_too_early(world: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
+def test_memory_is_not_reused_before_the_collective_has_run(
+    world: str, gpu_ranks: Callable[[str], GpuPool]
+) -> None:
     assert all(gpu_ranks(world).run(memory_is_let_go_of, timeout_s=60))
 
 
 # ------------------------------------------------------------------ peers that fail
 
 
-def goes_on_until_told(rank: int, dies: bool) -> str:
-    """Rank 1 dies, or falls silent, after a first collective. What rank 0 is told, and how long that took."""
+def goes_on_until_an_error(rank: int, dies: bool) -> str:
+    """Rank 1 exits, or stops responding, after a first collective. Rank 0's error, and how long that took."""
     link = opened()
     link._communicator._limit_s = 15.0
     link.all_reduce(torch.ones(1000, device="cuda")).wait()
@@ -102,13 +104,13 @@ def goes_on_until_told(rank: int, dies: bool) -> str:
             torch.cuda.synchronize()
     except RuntimeError as error:
         return f"after {time.monotonic() - began:.0f} s: {error}"
-    return "was never told"
+    return "no error"
 
 
-def _told(dies: bool) -> str:
+def _error_of_rank_0(dies: bool) -> str:
     pool = GpuPool(WORLDS["gloo2"], grace_s=70.0)
     try:
-        return pool.run(goes_on_until_told, dies, timeout_s=100)[0]
+        return pool.run(goes_on_until_an_error, dies, timeout_s=100)[0]
     except RankFailure as failure:
         return failure.results.get(0, str(failure))
     finally:
@@ -117,15 +119,15 @@ def _told(dies: bool) -> str:
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_peer_that_ends_or_falls_silent_is_told_of(dies: bool) -> None:
-    told = _told(dies)
-    print(told)
-    assert "The communicator has been aborted" in told
-    assert "checkpoint" in told
+def test_a_peer_that_ends_or_stops_responding_is_reported(dies: bool) -> None:
+    text = _error_of_rank_0(dies)
+    print(text)
+    assert "The communicator has been aborted" in text
+    assert "checkpoint" in text
 
 
 def opens_and_closes(rank: int) -> int:
-    """Communicators that are dropped must be given back, or a job that wraps often runs out of memory."""
+    """Communicators that are dropped must be destroyed, or a job that wraps often runs out of memory."""
     free = []
     for _ in range(5):
         link: Any = opened()
@@ -133,12 +135,12 @@ def opens_and_closes(rank: int) -> int:
         torch.cuda.synchronize()
         del link
         gc.collect()
-        time.sleep(0.3)  # the thread that looks after it may hold it for a moment
+        time.sleep(0.3)  # the thread that polls it may hold a reference for a moment
         dist.barrier()
         free.append(torch.cuda.mem_get_info()[0])
-        dist.barrier()  # the card may be shared: nobody opens the next one before all have looked
+        dist.barrier()  # the card may be shared: no rank opens the next one before all have measured
     return free[1] - free[-1]
 
 
-def test_communicators_are_given_back(gpu_ranks: Callable[[str], GpuPool]) -> None:
+def test_dropped_communicators_release_their_memory(gpu_ranks: Callable[[str], GpuPool]) -> None:
     assert max(gpu_ranks("nccl2").run(opens_and_closes, timeout_s=100)) < 64 * 2**20

@@ -93,5 +93,7 @@ def test_minddp_does_as_torch_does_bit_for_bit(world: str, gpu_ranks: Callable[[
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("world", ["nccl1", "nccl2"])
-def test_so_it_does_straight_on_nccl(world: str, gpu_ranks: Callable[[str], GpuPool], only_on_a_card: None) -> None:
+def test_minddp_straight_on_nccl_does_as_torch_does_bit_for_bit(
+    world: str, gpu_ranks: Callable[[str], GpuPool], only_on_a_card: None
+) -> None:
     search(gpu_ranks(world), transport="nccl", examples=max(1, EXAMPLES // 2))

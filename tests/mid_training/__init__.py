@@ -1,6 +1,6 @@
-"""Random training scripts that change their ways in mid-training, with torch's DDP as the control.
+"""Random training scripts that change what they do in mid-training, with torch's DDP as the control.
 
-A script begins with calm steps, so that buckets are rebuilt and every shortcut is in force. Then it makes a few
+A script begins with calm steps, so that buckets are rebuilt and every optimisation is in use. Then it makes a few
 changes (a layer is reused, a gradient is replaced, a backward fails, ...), each followed by ordinary steps. Both
 wrappers play it side by side; [Note: the verdict] in `verdict.py` says what must hold after each line.
 

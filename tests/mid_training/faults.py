@@ -1,6 +1,6 @@
-"""Torch's DDP with one fault each, for `test_faults.py`: faithful at first, wrong after a certain change of ways.
+"""Torch's DDP with one fault each, for `test_faults.py`: right at first, wrong after a certain change.
 
-Each has a condition, looked at around its forward. In the backward after it the ranks' gradients part.
+Each has a condition, looked at around its forward. In the backward after it the ranks' gradients differ.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WrongAfterEvaluation(_Faulty):
 
 
 class WritesToKeptGrads(_Faulty):
-    """Takes back the memory of gradients although the script still looks at them."""
+    """Reuses the memory of gradients although the script still refers to them."""
 
     handed_out: tuple[weakref.ref, ...] = ()
 

@@ -144,7 +144,7 @@ def _lines(rng: random.Random, options: Options) -> list[Line]:
     left_out = {"again", "abandon", "two_forwards"} if differs_by_rank else {"drop_on_rank"}
     if options.gradient_as_bucket_view:
         left_out |= {"fail"} if rng.random() < 0.5 else _KEEPING  # see [Note: after an error]
-    if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all shortcuts are in force
+    if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all optimisations are in use
         lines += [Line("reuse", _ARGS["reuse"](rng)), Line("train")]
     for _ in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6)) - len(lines) // 2):
         line = _line(rng, options, left_out, may_be_trouble=not differs_by_rank and rng.random() < 1 / 3)

@@ -1,4 +1,4 @@
-"""Plays scripts on a pool of ranks; what fails is made as small as it will go, and printed."""
+"""Plays scripts on a pool of ranks; a script that fails is shrunk as far as possible, and printed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_pool(world_size: int) -> RankPool:
 
 @dataclass
 class Search:
-    """Plays scripts, counts what became of them, and keeps the failures, shrunk.
+    """Plays scripts, counts their outcomes, and keeps the failures, shrunk.
 
     `subject` is the wrapper under test. `last_notes` are those of the script that was played last, `wrong_torch`
     the scripts in which torch was silently wrong and minddp was not.

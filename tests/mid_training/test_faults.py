@@ -1,4 +1,4 @@
-"""The search finds wrappers that go wrong after a change, makes their scripts small, and blames no faithful one."""
+"""The search finds wrappers that go wrong after a change, shrinks the scripts, and accepts a right one."""
 
 from __future__ import annotations
 

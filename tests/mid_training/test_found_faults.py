@@ -1,4 +1,4 @@
-"""What the search has found, made small."""
+"""Scripts that the search has found, shrunk."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_was_found_is_mended(fault: str, pools: Callable[[int], RankPool]) -> None:
+def test_a_fault_that_was_found_is_fixed(fault: str, pools: Callable[[int], RankPool]) -> None:
     assert Search(pools).play(FAULTS[fault]) is None

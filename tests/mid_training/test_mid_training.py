@@ -1,4 +1,4 @@
-"""Whatever a script changes in mid-training, minddp does as torch does, or says that it cannot."""
+"""After any change in mid-training minddp does as torch does, or raises an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_minddp_does_as_torch_does(first: int, pools: Callable[[int], RankPool])
     assert search.notes.total() < 0.8 * BATCH, f"too many scripts meet with an error\n{search}"
 
 
-def test_scripts_differ_in_all_that_there_is() -> None:
+def test_the_scripts_cover_all_changes_and_options() -> None:
     scripts = [script_from(seed) for seed in range(SCRIPTS)]
     changes = Counter(line.name for script in scripts for line in script.lines)
     assert changes.keys() == CHANGES.keys()

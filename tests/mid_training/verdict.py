@@ -54,7 +54,7 @@ _LONGEST_MESSAGE = 110
 
 @dataclass
 class Report:
-    """What one rank says of a script.
+    """One rank's report on a script.
 
     `failure` is the line that broke a rule, and how. `notes` are what the rules allow, but is worth counting:
     "both raise", "torch alone raises", "minddp raises early", "torch is silently wrong: ...".
@@ -85,7 +85,7 @@ def _play(rank: int, script: Script, subject: str) -> Report:
 
 @contextlib.contextmanager
 def _hosts_of(script: Script, rank: int) -> Iterator[None]:
-    """Let the ranks of a hierarchical transport believe that they are on two hosts."""
+    """Make the hierarchical transport place the ranks on two hosts."""
     transports.connect_hosts = lambda group, device: connect_hosts(
         group, device, lambda: "ab"[2 * rank // script.world_size]
     )
@@ -210,8 +210,8 @@ class _Play:
             self._not_the_mean(self.torch, control), self._not_the_mean(self.minddp, control)
         )
         if minddp_wrong or not torch_wrong:
-            who = f"minddp is {'wrong' if minddp_wrong else 'near'}, torch {'wrong' if torch_wrong else 'right'}"
-            raise _Failed(f"other bits than torch's; by the control, {who}: {differing or 'on another rank'}")
+            both = f"minddp is {'wrong' if minddp_wrong else 'near'}, torch {'wrong' if torch_wrong else 'right'}"
+            raise _Failed(f"other bits than torch's; by the control, {both}: {differing or 'on another rank'}")
         self._note("torch is silently wrong: minddp has the mean", None)
 
     def _check_kind(self, error: Exception | None, expected: Exception | None) -> None:
@@ -270,7 +270,7 @@ class _Play:
         return found[:_LONGEST_LIST]
 
     def _anywhere(self, *facts: Any) -> list[bool]:
-        """For each, whether it is true on some rank."""
+        """For each, True if it is true on some rank."""
         marks = torch.tensor([float(bool(fact)) for fact in facts])
         dist.all_reduce(marks, group=self.group)
         return [mark > 0 for mark in marks.tolist()]
@@ -281,7 +281,7 @@ class _Play:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a stage has come to: outputs, or an error."""
+    """The outcome of a stage: outputs, or an error."""
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     error: Exception | None = None

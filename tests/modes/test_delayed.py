@@ -71,7 +71,7 @@ def wrapped_wholly(wrap: Wrap, net: nn.Module, sign: nn.Parameter, **options: An
 
 
 def train(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
-    torch.manual_seed(rank)  # rank 0's parameters are to be everybody's
+    torch.manual_seed(rank)  # rank 0's parameters are to be those of all ranks
     net, outer = Net(), nn.Parameter(torch.ones(4))
     if case.get("all"):
         ddp = wrapped_wholly(wrap, net, outer, **case.get("options", {}))
@@ -227,7 +227,7 @@ def test_the_end_of_backward_waits() -> None:
     assert torch.equal(pair.second.weight.grad, own)
 
 
-def test_the_module_outlives_it() -> None:
+def test_its_hooks_do_nothing_once_it_is_dropped() -> None:
     pair = Pair()
     transport = FakeTransport()
     delayed = DelayedAllReduce({"second.weight": pair.second.weight}, pair.first.weight, transport)
@@ -243,7 +243,7 @@ def test_the_module_outlives_it() -> None:
         (["second.weight", "other"], "`other` is torch.float64"),
     ],
 )
-def test_what_cannot_be_is_refused(names: list[str], words: str) -> None:
+def test_combinations_that_cannot_work_are_refused(names: list[str], words: str) -> None:
     pair = Pair()
     pair.other = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     with pytest.raises(ValueError, match=words):

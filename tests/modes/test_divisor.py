@@ -1,4 +1,4 @@
-"""What the divisor asks of a device, and beside what. The means themselves: tests/features/test_mean.py."""
+"""What the divisor runs on a device, and on which stream. The means themselves: tests/features/test_mean.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes import FakeTransport, FakeWork
 CPU = torch.device("cpu")
 
 
-def test_weights_travel_and_are_read_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_summed_and_read_on_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """See [Note: read aside]."""
     entered = []
 
@@ -48,7 +48,7 @@ def test_on_a_gpu_aside_is_another_stream(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(made) == 1, "each stream has memory of its own in torch's allocator"
 
 
-def test_without_weights_the_device_is_asked_for_nothing() -> None:
+def test_without_weights_nothing_is_communicated() -> None:
     transport = FakeTransport(world_size=3)
     assert Divisor(transport, "mean").for_this_backward() == 3
     assert Divisor(transport, "sum").for_this_backward() is None

@@ -179,7 +179,7 @@ def test_two_modules_join_together(ranks: Any) -> None:
 
 
 def _terminate_early(rank: int) -> list[str]:
-    """What both sides raise when rank 1 runs out, and whether they work afterwards."""
+    """The errors of both sides when rank 1 runs out. Afterwards both must work."""
     texts = []
     for wrap in (nn.parallel.DistributedDataParallel, minddp.DistributedDataParallel):
         ddp = wrap(Net())
@@ -293,7 +293,7 @@ def _static_graph(rank: int, steps_of_rank: list[int]) -> Trail:
 
 
 @pytest.mark.parametrize("steps_of_rank", [[3, 0], [0, 1], [1, 0], [2, 1]])
-def test_a_static_graph_can_be_learnt_late(ranks: Any, steps_of_rank: list[int]) -> None:
+def test_a_static_graph_can_be_recorded_late(ranks: Any, steps_of_rank: list[int]) -> None:
     """The first backward of a static graph exchanges more than others; torch's joined ranks do not join in."""
     one, other = ranks(2).run(_static_graph, steps_of_rank)
     for here, there in zip(one, other, strict=True):
@@ -321,13 +321,13 @@ def test_forwards_without_gradients_are_not_shadowed_by_a_backward(ranks: Any) -
 
 
 def _afterwards(rank: int) -> float:
-    """The divisor of a join is left behind with it."""
+    """The divisor of a join is not used after it."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     x = torch.ones(1, 1)
     with ddp.join(divide_by_initial_world_size=False):
         for _ in range(3 - 2 * rank):
             ddp(x).sum().backward()
-        if rank == 0:  # this backward is not reduced, so it leaves what its forward has heard unused
+        if rank == 0:  # this backward is not reduced, so the count that its forward received stays unused
             with ddp.no_sync():
                 ddp(x).sum().backward()
     with ddp.join(enable=False):
@@ -365,7 +365,7 @@ def test_buffer_hooks_are_shadowed(ranks: Any, after_forward: bool) -> None:
 
 
 def _joined_amid_accumulation(rank: int) -> float:
-    """Rank 1 ends with a micro-batch that was never reduced; it is lost to the others, not to itself."""
+    """Rank 1 ends with a micro-batch that was never reduced; the other ranks do not get it, rank 1 keeps it."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False), find_unused_parameters=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -121,8 +121,10 @@ def _torch_averages(rank: int, options: dict[str, Any], step: int) -> bool:
 
 
 @pytest.mark.parametrize(("options", "step"), [({}, 0), ({"gradient_as_bucket_view": True}, 2)])
-def test_torch_is_not_followed_where_it_errs(ranks: Any, options: dict[str, Any], step: int) -> None:
-    """Should this fail, torch has been mended: extend the parity test above."""
+def test_torch_does_not_average_in_the_steps_that_parity_leaves_out(
+    ranks: Any, options: dict[str, Any], step: int
+) -> None:
+    """If this fails, torch has been fixed: extend the parity test above."""
     assert not any(ranks(2).run(_torch_averages, options, step))
 
 
@@ -270,7 +272,7 @@ def _a_gradient_asked_for_before(model: nn.Module, rank: int) -> None:
     loss.backward()
 
 
-def _an_output_that_nobody_looks_into(model: nn.Module, rank: int) -> None:
+def _an_output_whose_tensors_are_not_found(model: nn.Module, rank: int) -> None:
     """With a gradient there already: nothing announces the backward before it reaches that."""
     for param in model.parameters():
         param.grad = torch.zeros_like(param) if param.requires_grad else None
@@ -289,7 +291,7 @@ WAYS = [
     _evaluation_between,
     _a_failed_forward_before,
     _a_gradient_asked_for_before,
-    _an_output_that_nobody_looks_into,
+    _an_output_whose_tensors_are_not_found,
     _a_second_order_graph,
 ]
 

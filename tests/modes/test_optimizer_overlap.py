@@ -89,7 +89,7 @@ def test_the_loop_must_not_step_again() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
-def test_taken_back_it_is_an_optimizer_as_before() -> None:
+def test_after_removal_the_optimizer_steps_as_before() -> None:
     model, optimizer, handle = overlapped()
     handle.remove()
     handle.remove()

@@ -81,7 +81,7 @@ CASES = {
     "views": {"options": {"gradient_as_bucket_view": True}},
     "batched": {"options": {"batched_grad_copy": True}},
     "static graph": {"kind": "tied", "options": {"static_graph": True}},
-    "unused sought": {"options": {"find_unused_parameters": True}},
+    "find unused": {"options": {"find_unused_parameters": True}},
     "small buckets": {"options": {"bucket_cap_mb": 0.00001}},
     "hook": {"hook": True},
 }
@@ -98,7 +98,7 @@ def test_bits_are_torchs(ranks: Any, case: str, world_size: int) -> None:
         assert "module.words.weight.grad values" in trail[0]
 
 
-@pytest.mark.parametrize("case", ["plain", "accumulation", "unused sought"])
+@pytest.mark.parametrize("case", ["plain", "accumulation", "find unused"])
 def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
     ranks(2).run(play_over, "shared_memory", train, CASES[case])
 
@@ -107,7 +107,7 @@ def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
 
 
 class Added(nn.Module):
-    """Autograd hands the gradient of the sum to both embeddings, in one memory."""
+    """Autograd gives both embeddings the gradient of the sum, in one memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def _set_buffer(state: object, bucket: dist.GradBucket) -> torch.futures.Future[
 
 
 def _take_notes(state: list[Any], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Torch's all-reduce hook, and a note of the bucket as the hook saw it: `compare.py` compares the notes."""
+    """Torch's all-reduce hook, and a record of the bucket that the hook got: `compare.py` compares the notes."""
     grads = tuple((tuple(grad.shape), grad.stride()) for grad in bucket.gradients())
     params = tuple(tuple(param.shape) for param in bucket.parameters())
     state.append((bucket.index(), bucket.is_last(), bucket.buffer().numel(), bucket.buffer().dtype, grads, params))

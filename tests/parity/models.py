@@ -135,7 +135,7 @@ class _WithoutGradient(torch.autograd.Function):
 
 
 class NoGradient(Block):
-    """A weight in the graph whose gradient is None: its hook fires and finds nothing."""
+    """A weight in the graph whose gradient is None: its hook fires without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ class Diverged(AssertionError):
 
 @dataclass
 class Report:
-    """What one rank saw: the first step with mismatches, and the error, if any, that both raised in the end."""
+    """One rank's result: the first step with mismatches, and the error, if any, that both raised in the end."""
 
     mismatches: list[str] = field(default_factory=list)
     ended_by: str | None = None
@@ -163,7 +163,7 @@ def _is_false_alarm(error: Exception, scenario: Scenario) -> bool:
     - "INTERNAL ASSERT FAILED": a static graph that begins with accumulation under `no_sync`.
     - "This indicates a bug in DDP implementation": a second backward through one graph counts as use in the
       next pass.
-    - "mark a variable ready only once", when unused parameters are sought: torch looks for them in the last
+    - "mark a variable ready only once", with find_unused_parameters: torch looks for them in the last
       forward, although this backward may belong to another one, to several, or to nested ones.
     - "your training graph has changed", when a static graph has an output that the loss never uses: only in the
       first pass torch fires the hooks behind it.
@@ -204,7 +204,7 @@ def _attempt(act: Callable[[str], Any], side: str) -> tuple[Any, Exception | Non
 
 
 def _is_finished(native: Replica | None) -> bool:
-    """Whether torch's reducer considers the last reduction done, as its next forward would ask."""
+    """True if torch's reducer considers the last reduction done, as its next forward checks."""
     if native is None:
         return True
     try:

@@ -139,7 +139,7 @@ class Evaluate(Step):
 
 @dataclass(frozen=True, repr=False)
 class Interrupt(Step):
-    """A backward that dies of an exception after `depth` blocks, then `zero_grad(set_to_none=True)`."""
+    """A backward that an exception ends after `depth` blocks, then `zero_grad(set_to_none=True)`."""
 
     depth: int = 1
 
@@ -156,9 +156,9 @@ class Pickle(Step):
 
 @dataclass(frozen=True, repr=False)
 class Scenario(_PrintsWhatDiffers):
-    """All that the ranks need to know.
+    """All that the ranks need.
 
-    `hook` is a key of `hooks.HOOKS` or None. With `keeps_gradients` somebody holds on to the gradients of each
+    `hook` is a key of `hooks.HOOKS` or None. With `keeps_gradients` the script keeps the gradients of each
     step until the next is done, as a logger might; torch never changes a gradient that is no longer `.grad`.
     """
 

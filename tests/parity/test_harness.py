@@ -17,7 +17,7 @@ from tests.parity.strategies import scenarios
 from tests.ranks import RankFailure, RankPool
 
 
-def test_bits_tell_apart_what_numbers_do_not() -> None:
+def test_the_comparison_of_bits_is_stricter_than_that_of_numbers() -> None:
     nan, zero = torch.tensor([float("nan")]), torch.tensor([0.0])
     assert same_bits(nan, nan.clone())
     assert not same_bits(zero, -zero)
@@ -27,7 +27,7 @@ def test_bits_tell_apart_what_numbers_do_not() -> None:
     assert not same_bits(one, torch.nextafter(one, 2 * one))
 
 
-def test_a_difference_is_told_in_words() -> None:
+def test_a_difference_is_described_in_words() -> None:
     matrix = torch.zeros(2, 3)
     assert difference(matrix, matrix.clone()) is None
     assert difference(None, None) is None

@@ -1,4 +1,4 @@
-"""Scenarios that once told minddp from torch, each made as small as it would go: without difference since."""
+"""Scenarios in which minddp once differed from torch, shrunk. They must not differ again."""
 
 from __future__ import annotations
 

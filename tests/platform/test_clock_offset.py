@@ -28,7 +28,7 @@ def test_the_quickest_round_trip_has_the_smallest_error() -> None:
 
 
 def test_two_round_trips_of_unequal_ways_bound_each_other() -> None:
-    """The first answer is written at once, the second at the last moment: together they leave no doubt."""
+    """The first answer is written at once, the second at the last moment: together they give the exact offset."""
     assert clock_offset([RoundTrip(0, 5_000, 100), RoundTrip(200, 5_300, 300)]) == ClockOffset(5_000, 0)
 
 

@@ -1,4 +1,4 @@
-"""How many cores a process may use: its affinity, and what control groups say."""
+"""How many cores a process may use: its affinity, and the limits of control groups."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_where_the_system_has_no_affinity_the_machine_counts(
     assert cores.usable_cores() == 1.0
 
 
-def test_the_first_setting_that_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_first_setting_that_exists_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path, {"memory.max": "", "memory/limit": " 17\n", "last": "18"})
     monkeypatch.setattr(cores, "CONTROL_GROUPS", tmp_path)
     assert cores.control_group("memory.max", "memory/limit", "last") == "17"
     assert cores.control_group("none", "memory.max") == ""
 
 
-def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_sets_no_limit(tmp_path: Path) -> None:
     assert cores.read_if_there(tmp_path) == ""  # a folder
     assert cores.read_if_there(tmp_path / "none") == ""
     (tmp_path / "binary").write_bytes(b"\xff\xfe")

@@ -91,7 +91,7 @@ def failures(*ends: tuple[int, int]) -> ChildFailedError:
         ([(1, 100), (-signal.SIGKILL, 100)], "Rank 1 (pid 71) was killed by SIGKILL."),
         # A failed rank has the others terminated.
         ([(-signal.SIGTERM, 100), (3, 100)], "Rank 1 (pid 71) failed with exit status 3; its error is above."),
-        # One waits in vain for the other, which the launcher kills after its time of grace.
+        # One waits for the other, which the launcher kills after its grace period.
         (
             [(-signal.SIGKILL, 130), (1, 100)],
             "Rank 1 (pid 71) failed with exit status 1; its error is above. "

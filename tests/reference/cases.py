@@ -1,4 +1,4 @@
-"""Modules that between them have what a wrapper can trip over. All make a loss of shape [] from [n, 6]."""
+"""Modules with all features that a wrapper may handle wrongly. All make a loss of shape [] from [n, 6]."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def build(case: str, seed: int) -> nn.Module:
 
 
 def shards_for(world_size: int, seed: int = 100) -> list[Tensor]:
-    """One shard [n, 6] per rank; every rank knows all of them, so that it can ask the oracle."""
+    """One shard [n, 6] per rank; every rank knows all of them, so that it can compute the oracle's gradient."""
     generator = torch.Generator().manual_seed(seed)
     shape = (world_size, EXAMPLES_PER_RANK, FEATURES)
     return [*torch.randn(shape, generator=generator, dtype=torch.float64).unbind()]

@@ -1,4 +1,4 @@
-"""The plan of the buckets, and that messages go out by the plan whatever becomes ready first."""
+"""The plan of the buckets, and that messages are sent in its order, whatever becomes ready first."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_ranks_may_run_their_layers_in_different_orders(ranks):
         assert difference < 1e-15
 
 
-def test_which_overlapped_gets_wrong_without_a_word(ranks):
-    """The fault its docstring owns up to, and the reason for planned buckets."""
+def test_overlapped_gets_different_orders_wrong_without_an_error(ranks):
+    """The fault that its docstring describes, and the reason for planned buckets."""
     (labels, difference), (other_labels, other_difference) = ranks(2).run(
         run_in_orders, "overlapped", [AS_REGISTERED, BACKWARDS]
     )

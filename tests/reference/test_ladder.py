@@ -208,7 +208,7 @@ def test_accumulation_under_no_sync(ranks, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_sync_is_silent(ranks, name):
+def test_no_sync_sends_no_message(ranks, name):
     assert ranks(2).run(messages_under_no_sync, name) == [0, 0]
 
 

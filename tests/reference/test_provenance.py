@@ -1,4 +1,4 @@
-"""Correct schemes are proven, classic bugs are seen for what they are, real rungs count each source once."""
+"""Correct schemes have no violation, each classic bug has its own, real rungs count each source once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bugs_are_caught(scheme, ranks):
 
 
 @pytest.mark.parametrize("scheme", BUGS, ids=by_name)
-def test_bugs_of_accumulation_hide_from_a_single_micro_batch(scheme):
+def test_a_single_micro_batch_does_not_show_bugs_of_accumulation(scheme):
     hidden = run_scheme(scheme, 3, 1, PARAMETERS) == []
     assert hidden == (scheme in NEED_TWO_MICRO_BATCHES)
 
@@ -66,12 +66,12 @@ def test_bugs_of_accumulation_hide_from_a_single_micro_batch(scheme):
         (provenance.launch_in_readiness_order, "rank 0, `w1`: rank 2's batch 0 of `b2` has weight 1/3, not 0"),
     ],
 )
-def test_each_bug_is_seen_for_what_it_is(scheme, fault):
+def test_each_bug_has_its_violation(scheme, fault):
     assert fault in run_scheme(scheme, 3, 2, PARAMETERS)
 
 
 def test_every_bug_has_its_fault_described_above():
-    (mark,) = test_each_bug_is_seen_for_what_it_is.pytestmark
+    (mark,) = test_each_bug_has_its_violation.pytestmark
     assert {scheme for scheme, _ in mark.args[1]} == set(BUGS)
 
 

@@ -1,4 +1,4 @@
-"""Two traps of docs/learning: wrong rungs that run, raise nothing and even train. Only values give them away.
+"""Two traps of docs/learning: wrong rungs that run, raise nothing and even train. Only values show the fault.
 
 See [Note: the hook receives the parameter] in reference/interface.py.
 """
@@ -54,7 +54,7 @@ def accumulate_with(rank: int, rung: str, micro_batches: int) -> float:
     return oracle.largest_difference({n: gradient(p) for n, p in ddp.trainable.items()}, expected)
 
 
-def test_averaging_the_parameter_trains_but_replicas_part_and_values_show_it(ranks):
+def test_averaging_the_parameter_trains_but_replicas_diverge_and_values_show_it(ranks):
     first, second = ranks(2).run(train_with, "parameter", 3)
     for difference, losses, _ in (first, second):
         assert losses[-1] < losses[0]  # nothing to be seen in the loss

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Meeting:
-    """Ranks as threads that gather in earnest."""
+    """Ranks as threads whose gather exchanges real messages."""
 
     def __init__(self, world_size: int):
         self.barrier = threading.Barrier(world_size, timeout=10)
@@ -48,7 +48,7 @@ def side(model: nn.Module | None = None, ignored: Sequence[str] = (), **changed:
 
 
 def on_all_ranks(sides: Sequence[Replica]) -> list[Any]:
-    """What verification returns, or the error it raises, on each rank."""
+    """The result of the verification, or its error, on each rank."""
     meeting = Meeting(len(sides))
 
     def on_rank(rank: int) -> Any:
@@ -118,7 +118,7 @@ def test_what_must_not_differ_is_named_on_every_rank(odd: Replica, words: list[s
 
 
 def test_what_one_ignores_the_other_must_not_reduce() -> None:
-    """Though it is as large as its neighbour, with which it would be summed."""
+    """Although it has the size of the other rank's, with which it would be summed."""
     one, other = side(Named(a=2, b=2), ["a"]), side(Named(a=2, b=2), ["b"])
     for text in outcomes(one, other):
         assert "rank 0 reduces `b`, but rank 1 ignores it" in text
@@ -145,7 +145,7 @@ def test_capacities_are_those_of_rank_0() -> None:
     assert [replica.bucket_caps() for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
 
 
-def test_a_fingerprint_knows_every_field() -> None:
+def test_a_fingerprint_covers_every_field() -> None:
     ours = side()
     changes = {"reduced": [], "others": [["x"]], "ignored": ["x"], "options": {}, "caps": [1]}
     prints = {replace(ours, **{name: value}).fingerprint() for name, value in changes.items()}

@@ -61,7 +61,7 @@ def _error_of_wrapping(rank: int, change: str, odd_rank: int) -> str:
 def test_a_parameter_that_differs_is_named_on_every_rank(
     ranks: Any, change: str, aspect: str, usual: object, odd: object, odd_rank: int
 ) -> None:
-    blamed = odd_rank or 1  # seen from rank 0, which is the measure, another rank is the one that differs
+    blamed = odd_rank or 1  # rank 0 is the reference, so another rank is the one that differs
     of_rank_0, of_blamed = (odd, usual) if odd_rank == 0 else (usual, odd)
     for rank, text in enumerate(ranks(3).run(_error_of_wrapping, change, odd_rank)):
         where = "this process" if rank == blamed else f"process {blamed}"
@@ -199,7 +199,7 @@ def _construct(rank: int) -> tuple[list[bytes], list[bytes]]:
     return before, model.state()
 
 
-def test_construction_spreads_rank_0s_parameters_and_buffers(ranks: Any) -> None:
+def test_construction_broadcasts_rank_0s_parameters_and_buffers(ranks: Any) -> None:
     (rank_0, _), *others = results = ranks(3).run(_construct)
     assert all(before != rank_0 for before, _ in others)
     assert all(after == rank_0 for _, after in results)
@@ -267,7 +267,7 @@ def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(ranks: Any)
 
 
 def _inference_first(rank: int) -> list[float]:
-    """A look at the model before training, without model.eval()."""
+    """A forward before training, without model.eval()."""
     ddp = minddp.DistributedDataParallel(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
     with torch.inference_mode():
         ddp(torch.ones(2, 1))

@@ -35,7 +35,7 @@ class Net(nn.Module):
         return self.norm(self.body(x)) + self.seen
 
 
-# The backward of a norm refuses buffers written since its forward, unless who writes them hides it from autograd.
+# The backward of a norm refuses buffers written since its forward, unless the write is hidden from autograd.
 MAY_CHANGE_BUFFERS_AFTER_FORWARD = "_unsafe_preserve_version_counter" in inspect.getsource(TorchDDP)
 
 

@@ -1,4 +1,4 @@
-"""Which buffers are kept in step, whatever happens to the module."""
+"""Which buffers are synchronised, after any change of the module."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def test_a_module_without_buffers_may_get_some() -> None:
     _holds_those_of(buffers, module)
 
 
-def test_a_copy_looks_at_its_own_module() -> None:
+def test_a_copy_uses_the_buffers_of_its_own_module() -> None:
     module, buffers = copy.deepcopy((_module := tree(), Buffers(_module, ())))
     module[0].mean = torch.ones(2)
     buffers.collect()
     _holds_those_of(buffers, module)
 
 
-def test_the_ignored_are_left_out() -> None:
+def test_ignored_buffers_are_left_out() -> None:
     module = tree()
     assert list(Buffers(module, {"0.mean"}).named) == ["1.1.mean"]
 

@@ -1,4 +1,4 @@
-"""Altered modules: what is noticed, by whom it may be done, and what is not kept."""
+"""Altered modules: what is noticed, what is allowed, and what is not kept alive."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def model() -> nn.Sequential:
     return layers
 
 
-def roster_of(module: nn.Module, ignored: tuple[str, ...] = ()) -> ModuleWatch:
+def watch_of(module: nn.Module, ignored: tuple[str, ...] = ()) -> ModuleWatch:
     """As a wrapper makes it; past the first two looks, which see everything."""
     named = module.named_parameters()
-    roster = ModuleWatch(module, [p for name, p in named if p.requires_grad or name in ignored], ignored)
+    watch = ModuleWatch(module, [p for name, p in named if p.requires_grad or name in ignored], ignored)
     for _ in range(2):
-        roster.look()
-    return roster
+        watch.look()
+    return watch
 
 
-def look_all_around(roster: ModuleWatch) -> None:
+def look_all_around(watch: ModuleWatch) -> None:
     for _ in range(3):  # 2 * FEW + 1 submodules
-        roster.look()
+        watch.look()
 
 
 def _unfreezes(module: nn.Module) -> None:
@@ -67,80 +67,80 @@ STRAYS = {
 @pytest.mark.parametrize("change", STRAYS)
 def test_a_parameter_that_is_not_reduced_is_named(change: Callable[[nn.Module], None], everywhere: bool) -> None:
     module = model()
-    roster = roster_of(module)
-    look_all_around(roster)
+    watch = watch_of(module)
+    look_all_around(watch)
     change(module)
     with pytest.raises(RuntimeError, match=f"not reduced: {re.escape(STRAYS[change])} when the module"):
-        roster.look(everywhere=True) if everywhere else look_all_around(roster)
+        watch.look(everywhere=True) if everywhere else look_all_around(watch)
 
 
 @pytest.mark.parametrize("change", STRAYS)
 def test_the_first_two_looks_see_everything(change: Callable[[nn.Module], None]) -> None:
     for looks_before in (0, 1):
         module = model()
-        roster = ModuleWatch(module, [param for param in module.parameters() if param.requires_grad])
+        watch = ModuleWatch(module, [param for param in module.parameters() if param.requires_grad])
         for _ in range(looks_before):
-            roster.look()
+            watch.look()
         change(module)
         with pytest.raises(RuntimeError, match="not reduced"):
-            roster.look()
+            watch.look()
 
 
-def test_frozen_layers_may_come_and_are_looked_at_from_then_on() -> None:
+def test_frozen_layers_may_be_added_and_are_watched_from_then_on() -> None:
     module = model()
-    roster = roster_of(module)
+    watch = watch_of(module)
     module[7] = nn.Linear(2, 2).requires_grad_(False)
-    look_all_around(roster)
+    look_all_around(watch)
     module[7].weight.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"`7\.weight` was not there"):
-        look_all_around(roster)
+        look_all_around(watch)
 
 
-def test_what_is_taken_away_moved_or_frozen_is_no_harm() -> None:
+def test_parameters_may_be_removed_moved_or_frozen() -> None:
     module = model()
-    roster = roster_of(module)
+    watch = watch_of(module)
     del module[6]
     module[1].bias = None
     module[2].weight.requires_grad_(False)
     module[3], module[4] = module[4], module[3]
     module[5].weight, module[5].second = module[4].weight, module[3].weight
     for _ in range(3):
-        look_all_around(roster)
+        look_all_around(watch)
 
 
 def test_what_is_ignored_by_name_may_be_replaced() -> None:
     module = model()
-    roster = roster_of(module, ignored=("0.weight", "1.bias"))
+    watch = watch_of(module, ignored=("0.weight", "1.bias"))
     module[0].weight = nn.Parameter(torch.ones(2, 2))
     module[1].bias = nn.Parameter(torch.ones(2))
     for _ in range(3):
-        look_all_around(roster)
+        look_all_around(watch)
 
 
-def test_tensors_may_stand_in_for_parameters() -> None:
+def test_tensors_may_replace_parameters_in_functional_call() -> None:
     """As in `torch.func.functional_call`, whose tensors may require grad."""
     module = model()
-    roster = roster_of(module)
+    watch = watch_of(module)
     wraps = nn.Module()
     wraps.module = module
-    wraps.forward = lambda: [look_all_around(roster) for _ in range(3)]  # type: ignore[method-assign]
+    wraps.forward = lambda: [look_all_around(watch) for _ in range(3)]  # type: ignore[method-assign]
     fast = {f"module.{name}": param * 0.9 for name, param in module.named_parameters()}
     torch.func.functional_call(wraps, fast, ())
     references = [weakref.ref(tensor) for tensor in fast.values()]
     del fast
     assert [reference() for reference in references] == [None] * len(references)  # nor the graph behind them
-    look_all_around(roster)
+    look_all_around(watch)
     _adds(module)
     with pytest.raises(RuntimeError, match=r"`3\.extra`"):
-        look_all_around(roster)
+        look_all_around(watch)
 
 
-def test_parameters_are_known_by_themselves_and_not_by_an_address_that_comes_again() -> None:
-    """One that has gone, and another in its place, are two."""
+def test_parameters_are_identified_by_the_object_and_not_by_a_reused_address() -> None:
+    """A parameter that is gone and a new one at its address are two parameters."""
     module = model()
-    roster = roster_of(module)
+    watch = watch_of(module)
     for _ in range(20):
         del module[0].bias
         module[0].bias = nn.Parameter(torch.ones(2))
         with pytest.raises(RuntimeError, match=r"`0\.bias` was not there"):
-            look_all_around(roster)
+            look_all_around(watch)

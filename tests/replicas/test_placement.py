@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """As if on a GPU, for all that is asked of it here."""
+    """As if on a GPU, as far as these tests need it."""
     return module.to("meta")
 
 

@@ -9,7 +9,7 @@ A_BYTE = 1e-6  # a capacity in MiB that gives each parameter a bucket of its own
 
 
 class TwoLayers(nn.Module):
-    """The second layer only takes part if asked to."""
+    """The second layer is used only if requested."""
 
     def __init__(self) -> None:
         super().__init__()

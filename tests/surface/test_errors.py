@@ -1,4 +1,4 @@
-"""Whatever minddp or torch's helpers raise about a wrapper is found in its logging data."""
+"""Errors of minddp or torch's helpers about a wrapper are in its logging data."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_unfinished_reduction_is_noted(ranks, act: Any, iteration: int) -> No
         assert data["has_error"] == 1
         assert data["error"] == data["raised"]
         assert "Expected to have finished reduction in the prior iteration" in data["error"]
-        assert data["iteration"] == iteration  # the one that met the error
+        assert data["iteration"] == iteration  # the rank at which the error occurred
 
 
 class HalfCheckpointed(TwoLayers):
@@ -135,8 +135,8 @@ def calls(rank: int) -> list[dict[str, Any]]:
 
 
 def test_errors_of_calls_are_noted(ranks) -> None:
-    for told in ranks(2).run(calls):
-        for data in told:
+    for logged in ranks(2).run(calls):
+        for data in logged:
             assert data["has_error"] == 1
             assert data["raised"] in data["error"]
 
@@ -149,7 +149,7 @@ def helpers(rank: int) -> list[dict[str, Any]]:
     uneven = [torch.zeros(rank + 1)]
     buckets, shapes = minddp.DistributedDataParallel(TwoLayers()), minddp.DistributedDataParallel(TwoLayers())
     step(buckets, rank)
-    told = [
+    logged = [
         data_after(
             buckets,
             RuntimeError,
@@ -159,19 +159,19 @@ def helpers(rank: int) -> list[dict[str, Any]]:
     try:
         dist._verify_params_across_processes(shapes.process_group, uneven, shapes.logger)
     except RuntimeError as error:
-        told.append(shapes._get_ddp_logging_data() | {"raised": str(error)})
-    return told
+        logged.append(shapes._get_ddp_logging_data() | {"raised": str(error)})
+    return logged
 
 
 def test_torchs_helpers_note_their_errors(ranks) -> None:
-    told = ranks(2).run(helpers)
-    assert [len(on_rank) for on_rank in told] == [1, 2]  # rank 0 is who the others are compared with
-    for data in told[0] + told[1]:
+    logged = ranks(2).run(helpers)
+    assert [len(on_rank) for on_rank in logged] == [1, 2]  # the others are compared with rank 0
+    for data in logged[0] + logged[1]:
         assert data["has_error"] == 1
         assert data["error"].splitlines()[0] in data["raised"]
-    assert told[0][0]["error"] == "No support for sparse tensors."
-    assert told[0][0]["iteration"] == 1
-    assert "appears not to match sizes" in told[1][1]["error"]
+    assert logged[0][0]["error"] == "No support for sparse tensors."
+    assert logged[0][0]["iteration"] == 1
+    assert "appears not to match sizes" in logged[1][1]["error"]
 
 
 # ------------------------------------------------------------------ after an error

@@ -105,7 +105,7 @@ def test_optimizers_step_in_backward_with_averages(ranks, options: dict[str, Any
 
 
 def fused(rank: int, subset: bool) -> tuple[bool, bool]:
-    """Bits as torch's; and whether only the given parameters were stepped."""
+    """True if the bits are torch's; and True if only the given parameters were stepped."""
     weights, moved = [], []
     for wrapper in WRAPPERS:
         module = TwoLayers()
@@ -196,7 +196,7 @@ def test_no_buffer_hook(ranks) -> None:
 
 
 def lifetime(rank: int) -> list[bool]:
-    """Without the collector: hooks of a dead wrapper must be off before the module is wrapped again."""
+    """Without the collector: hooks of a freed wrapper must be removed before the module is wrapped again."""
     gc.disable()
     try:
         module = TwoLayers()
@@ -210,5 +210,5 @@ def lifetime(rank: int) -> list[bool]:
         gc.enable()
 
 
-def test_a_wrapper_dies_with_its_last_reference(ranks) -> None:
+def test_a_wrapper_is_freed_with_its_last_reference(ranks) -> None:
     assert ranks(2).run(lifetime) == [[True] * 4] * 2

@@ -39,7 +39,7 @@ def run(ddp: nn.Module, rank: int, step: int, **kwargs: Any) -> None:
 
 
 def first_logger_of_the_process_dies() -> None:
-    """What torch tells of a graph that changes it tells once; with it comes the number of another iteration."""
+    """What torch logs of a graph that changes it logs once; with it comes the number of another iteration."""
     TorchDDP(TwoLayers())
     gc.collect()
 
@@ -119,7 +119,7 @@ def environment(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         del os.environ["GLOO_SOCKET_IFNAME"], os.environ["MASTER_PORT"]
 
 
-def test_the_environment_is_told(ranks) -> None:
+def test_the_environment_is_in_the_logging_data(ranks) -> None:
     for theirs, ours in ranks(2).run(environment):
         assert ours == theirs
         assert (ours["gloo_socket_ifname"], ours["master_port"]) == ("lo", "12345")
@@ -129,7 +129,7 @@ def test_the_environment_is_told(ranks) -> None:
 
 
 def sampling(rank: int) -> list[tuple[int, bool]]:
-    """Iteration named, and whether the reducer was watched, after each of 21 steps at a rate of 4."""
+    """The iteration in the data, and True if the reducer was watched, after each of 21 steps at a rate of 4."""
     ddp = minddp.DistributedDataParallel(TwoLayers())
     ddp._set_ddp_runtime_logging_sample_rate(4)
     seen = []
@@ -142,7 +142,7 @@ def sampling(rank: int) -> list[tuple[int, bool]]:
 def test_ten_iterations_are_sampled_and_then_some(ranks) -> None:
     seen, _ = ranks(2).run(sampling)
     named = [iteration for iteration, _ in seen]
-    assert named == [*range(11), 10, 12, 12, 12, 12, 16, 16, 16, 16, 20]  # told when the next one begins
+    assert named == [*range(11), 10, 12, 12, 12, 12, 16, 16, 16, 16, 20]  # logged when the next one begins
     watched = [step + 1 for step, (_, is_watched) in enumerate(seen) if is_watched]
     assert watched == [*range(1, 11), 12, 16, 20]
 
@@ -317,7 +317,7 @@ def test_a_graph_that_changes_is_not_static(ranks) -> None:
 # ------------------------------------------------------------------ set by others
 
 
-def told(rank: int) -> list[dict[str, Any]]:
+def join_and_hooks(rank: int) -> list[dict[str, Any]]:
     joined = minddp.DistributedDataParallel(Normed())
     with joined.join():
         for step in range(2 + rank):
@@ -327,8 +327,8 @@ def told(rank: int) -> list[dict[str, Any]]:
     return [logged(joined), logged(hooked)]
 
 
-def test_join_and_hooks_are_told(ranks) -> None:
-    for joined, hooked in ranks(2).run(told):
+def test_join_and_hooks_are_in_the_logging_data(ranks) -> None:
+    for joined, hooked in ranks(2).run(join_and_hooks):
         assert joined["join_uneven_inputs"] == 1
         assert hooked["comm_hook"] == "BuiltinCommHookType.ALLREDUCE"
 

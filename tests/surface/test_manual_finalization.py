@@ -1,4 +1,4 @@
-"""Whoever calls backward may finalize it later: `require_manual_backward_finalization`, as in torch after 2.13."""
+"""The caller of backward may finalize it later: `require_manual_backward_finalization`, as in torch after 2.13."""
 
 from __future__ import annotations
 

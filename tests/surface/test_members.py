@@ -15,7 +15,7 @@ from tests.surface.models import Normed, batch
 
 OMITTED = {
     "_register_accum_grad_hook": "a piece of the constructor; see compat/compiled_autograd.py",
-    "_bucket_config": "holds what bucket_bytes_cap and its siblings say; nobody reads it",
+    "_bucket_config": "holds the same as bucket_bytes_cap and similar members; never read",
     "_ddp_init_helper": "a piece of the constructor; see _connect",
     "_register_delay_all_reduce_hook": "a piece of the constructor; see delayed.py",
     "_delayed_all_reduce_hook": "registered by the former on a parameter; see delayed.py",
@@ -35,7 +35,7 @@ OMITTED = {
     "_sync_final_model": "likewise",
     "_find_common_rank": "likewise",
     "_passing_sync_batchnorm_handle": "a piece of the constructor; see check_module in placement.py",
-    "_get_parameters": "left over from replicas on several devices; nobody calls it",
+    "_get_parameters": "left over from replicas on several devices; never called",
     "_fire_reducer_autograd_hook": "how torch does mixed precision; see mixed_precision.py",
     "_module_wait_for_copy_hook": "likewise",
     "_root_copy_hook": "likewise",
@@ -67,7 +67,7 @@ def test_what_torch_has_is_here_or_has_a_reason(ranks) -> None:
 
 
 def test_parameters_are_named_as_in_torch() -> None:
-    """Whoever passes by keyword or by position must be understood."""
+    """Arguments are accepted by keyword and by position, as torch's are."""
     for name, method in inspect.getmembers(TorchDDP, inspect.isfunction):
         if name in OMITTED or name not in TorchDDP.__dict__ or name in ("__init__", "train", "__setstate__"):
             continue

@@ -55,19 +55,19 @@ SETTINGS = (
 
 
 def settings(rank: int, options: dict[str, Any]) -> list[dict[str, Any]]:
-    told = []
+    results = []
     for wrapper in WRAPPERS:
         ddp = wrapper(Normed(), **options)
-        told.append({name: getattr(ddp, name) for name in SETTINGS if name not in NEWER_OPTIONS})
+        results.append({name: getattr(ddp, name) for name in SETTINGS if name not in NEWER_OPTIONS})
         names = {param: name for name, param in ddp.module.named_parameters()}
-        told[-1]["_module_parameters"] = [names[param] for param in ddp._module_parameters]
-        told[-1]["buffers"] = list(ddp.named_module_buffers), len(ddp.modules_buffers)
-        told[-1]["will_sync"] = ddp.will_sync_module_buffers()
+        results[-1]["_module_parameters"] = [names[param] for param in ddp._module_parameters]
+        results[-1]["buffers"] = list(ddp.named_module_buffers), len(ddp.modules_buffers)
+        results[-1]["will_sync"] = ddp.will_sync_module_buffers()
         for step in range(2):
             ddp(batch(rank, step)).sum().backward()
-        told[-1]["rebuilt"] = ddp._has_rebuilt_buckets
-        told[-1]["initialised"] = ddp._lazy_init_ran
-    return told
+        results[-1]["rebuilt"] = ddp._has_rebuilt_buckets
+        results[-1]["initialised"] = ddp._lazy_init_ran
+    return results
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_others_assign_has_effect(ranks) -> None:
 
 
 def names(rank: int) -> list[Any]:
-    told = []
+    results = []
     for wrapper in WRAPPERS:
         module = nn.Sequential(TwoLayers(), Normed(), nn.Embedding(3, 4, sparse=True))
         module[0].second.weight = module[0].first.weight  # tied
@@ -131,7 +131,7 @@ def names(rank: int) -> list[Any]:
         with pytest.raises(ValueError, match="Expected param to name mapping"):
             ddp._build_debug_param_to_name_mapping([*params, nn.Parameter(torch.ones(1))])
         index = {param: place for place, param in enumerate(module.parameters())}
-        told.append(
+        results.append(
             (
                 [index[param] for param in params],
                 sparse,
@@ -144,7 +144,7 @@ def names(rank: int) -> list[Any]:
     # Torch leaves out none of them if asked for names.
     managed = [name for name, _ in ddp._get_data_parallel_params(module, named_params=True)]
     assert managed == [name for name, _ in module.named_parameters() if name != "0.first.bias"]
-    return told
+    return results
 
 
 def test_parameters_and_buffers_are_named_and_ignored_as_in_torch(ranks) -> None:
@@ -211,17 +211,17 @@ def test_backward_can_be_armed_by_hand(ranks) -> None:
 
 
 def used_maps(rank: int) -> list[list[list[int]]]:
-    told = []
+    results = []
     for wrapper in WRAPPERS:
         ddp = wrapper(TwoLayers(), find_unused_parameters=True)
-        told.append([])
+        results.append([])
         for step in range(3):
             ddp(batch(rank, step), both=(step + rank) % 2 == 0).sum().backward()
-            told[-1].append(ddp.reducer._get_local_used_map().tolist())
-    return told
+            results[-1].append(ddp.reducer._get_local_used_map().tolist())
+    return results
 
 
-def test_who_used_what_is_known_after_backward(ranks) -> None:
+def test_the_used_map_is_complete_after_backward(ranks) -> None:
     for theirs, ours in ranks(2).run(used_maps):
         assert ours == theirs == [[2, 2, 1, 1]] * 3
 
@@ -231,12 +231,12 @@ def unused_is_not_counted(rank: int) -> bool:
     return ddp.reducer._get_local_used_map() is None
 
 
-def test_nobody_counts_usage_unasked(ranks) -> None:
+def test_without_find_unused_parameters_usage_is_not_counted(ranks) -> None:
     assert ranks(2).run(unused_is_not_counted) == [True, True]
 
 
 def shadowed(rank: int) -> list[bool]:
-    """Rank 1 takes part in rank 0's backward by hand, as torch's join hook does."""
+    """Rank 1 makes the collectives of rank 0's backward by hand, as torch's join hook does."""
     seen = []
     hooked: list[int] = []
 
@@ -293,28 +293,28 @@ def test_backward_waits_for_installed_futures(ranks) -> None:
 
 
 def static_by_hand(rank: int) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     ddp = minddp.DistributedDataParallel(TwoLayers(), find_unused_parameters=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ddp._set_static_graph()
         ddp._set_static_graph()
-    told["warnings"] = [str(warning.message) for warning in caught]
-    told["static"] = ddp.static_graph, ddp._get_ddp_logging_data()["static_graph"]
+    results["warnings"] = [str(warning.message) for warning in caught]
+    results["static"] = ddp.static_graph, ddp._get_ddp_logging_data()["static_graph"]
     ddp(batch(rank), both=False).sum().backward()
     before = ddp.module.first.weight.grad.clone()
     ddp.reducer._delay_all_reduce()  # it has happened
-    told["once"] = torch.equal(before, ddp.module.first.weight.grad)
-    told["unused"] = ddp.module.second.weight.grad is None
-    return told
+    results["once"] = torch.equal(before, ddp.module.first.weight.grad)
+    results["unused"] = ddp.module.second.weight.grad is None
+    return results
 
 
 def test_a_graph_can_be_declared_static(ranks) -> None:
-    for told in ranks(2).run(static_by_hand):
-        assert ["find_unused_parameters=true" in text for text in told["warnings"]] == [True, False]
-        assert "no need to set it again" in told["warnings"][1]
-        assert told["static"] == (True, 1)
-        assert (told["once"], told["unused"]) == (True, True)
+    for results in ranks(2).run(static_by_hand):
+        assert ["find_unused_parameters=true" in text for text in results["warnings"]] == [True, False]
+        assert "no need to set it again" in results["warnings"][1]
+        assert results["static"] == (True, 1)
+        assert (results["once"], results["unused"]) == (True, True)
 
 
 def removed(rank: int) -> bool:
@@ -360,7 +360,7 @@ def another_group(rank: int) -> dict[str, Any]:
         ddp(batch(rank, step)).sum().backward()
     rebuilt_before = ddp._has_rebuilt_buckets
     ddp._update_process_group(alone)
-    told = {
+    results = {
         "rebuilt": (rebuilt_before, ddp._has_rebuilt_buckets),
         "group": ddp.process_group is (alone if rank == 0 else dist.group.WORLD),
         "world_size": ddp._get_ddp_logging_data()["world_size"],
@@ -370,21 +370,21 @@ def another_group(rank: int) -> dict[str, Any]:
         ddp(batch(0)).sum().backward()
         plain = TwoLayers()
         plain(batch(0)).sum().backward()
-        told["alone"] = torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
+        results["alone"] = torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
     ddp._update_process_group(pair)
     ddp.zero_grad()
     ddp(batch(rank)).sum().backward()
     gathered = [torch.empty(4, 4) for _ in range(2)]
     dist.all_gather(gathered, ddp.module.first.weight.grad)
-    told["together"] = torch.equal(*gathered)
-    return told
+    results["together"] = torch.equal(*gathered)
+    return results
 
 
 def test_the_group_can_shrink_and_grow(ranks) -> None:
-    for rank, told in enumerate(ranks(2).run(another_group)):
-        assert told["rebuilt"] == (True, False)
-        assert [told["group"], told["together"], told.get("alone", True)] == [True] * 3
-        assert told["world_size"] == (1 if rank == 0 else 2)
+    for rank, results in enumerate(ranks(2).run(another_group)):
+        assert results["rebuilt"] == (True, False)
+        assert [results["group"], results["together"], results.get("alone", True)] == [True] * 3
+        assert results["world_size"] == (1 if rank == 0 else 2)
 
 
 # ------------------------------------------------------------------ copies, and being the active module
@@ -423,7 +423,7 @@ def test_copies_have_a_reducer_and_a_logger_of_their_own(ranks) -> None:
 
 
 class Asks(nn.Module):
-    """Remembers whom torch.compile would take for active while it runs."""
+    """Records the module that torch.compile would take for active while it runs."""
 
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
@@ -450,13 +450,13 @@ def active(rank: int) -> list[bool]:
     inner = minddp.DistributedDataParallel(Asks())
     outer = minddp.DistributedDataParallel(Asks(inner))
     outer(batch(rank))
-    nobody = outer.module.active()
+    outside = outer.module.active()
     with outer._inside_ddp_forward():
         inside = outer.module.active()
     return [
         outer.module.seen == [(outer,) * 3] * 2,
         inner.module.seen == [(inner,) * 3],
-        nobody == (None,) * 3,
+        outside == (None,) * 3,
         inside == (outer,) * 3,
     ]
 

@@ -38,7 +38,7 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file_or_none(tmp_path: Path
         writer.wait(10)
     assert (path.read_bytes() if path.exists() else None) == before
 
-    write_atomically(path, lambda file: file.write(b"whole"))  # what the dead writer left is no obstacle
+    write_atomically(path, lambda file: file.write(b"whole"))  # the file that the killed writer left is no obstacle
     assert path.read_bytes() == b"whole"
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
 

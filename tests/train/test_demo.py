@@ -50,7 +50,7 @@ def test_torch_and_minddp_take_the_same_steps(ranks, tmp_path: Path) -> None:
 
 
 def _tamper(rank: int, settings: Settings) -> list[list[str]]:
-    """What is found of two equal contestants; after one bit of one has been flipped; after they have gone apart."""
+    """The comparison of two equal contestants; after one bit of one has been flipped; after they have diverged."""
     one, other = (Contestant(settings, world_here(rank)) for _ in range(2))
     for contestant in (one, other):
         torch.manual_seed(0)

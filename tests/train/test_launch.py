@@ -47,7 +47,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether all of the processes have ended, within a few seconds."""
+    """True if all of the processes have ended, within a few seconds."""
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -50,7 +50,7 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], says: st
         Settings(**changes)
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_in_one_message() -> None:
     with pytest.raises(SettingsError) as caught:
         Settings(steps=0, nproc=0)
     assert "--steps" in str(caught.value)

@@ -10,7 +10,7 @@ from tests.train.runs import world_here
 
 
 def _vote(rank: int) -> list[Verdict]:
-    """Three votes; rank 1 receives SIGTERM before the second, rank 0 SIGINT before the third. Clocks differ."""
+    """Three calls; rank 1 receives SIGTERM before the second, rank 0 SIGINT before the third. Clocks differ."""
     comes = {(1, 1): signal.SIGTERM, (0, 2): signal.SIGINT}
     world, verdicts = world_here(rank), []
     before = signal.getsignal(signal.SIGTERM)
@@ -25,7 +25,7 @@ def _vote(rank: int) -> list[Verdict]:
     return verdicts
 
 
-def test_a_signal_to_one_rank_is_every_ranks_verdict(ranks) -> None:
+def test_a_signal_to_one_rank_stops_every_rank(ranks) -> None:
     expected = [Verdict(0, 0.0), Verdict(signal.SIGTERM, 1.0), Verdict(signal.SIGTERM, 2.0)]
     assert ranks(2).run(_vote) == [expected, expected]
 

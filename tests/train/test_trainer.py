@@ -16,7 +16,7 @@ from tests.train.runs import assert_same_bits, final_bits, records, tiny, train_
 
 
 def _interrupted_after(rank: int, settings: Settings, step: int) -> None:
-    """A run that checkpoints after `step` and then is lost: no second checkpoint is ever written."""
+    """A run that checkpoints after `step` and then is killed: no second checkpoint is ever written."""
     trainer = Trainer(settings, world_here(rank))
     batches = iter(trainer.batches)
     for _ in range(step):

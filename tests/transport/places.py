@@ -1,6 +1,6 @@
 """Transports through memory on pretended hosts, and what the tests of all of them need.
 
-What kind of host a rank is on is one letter: in "aab" ranks 0 and 1 share a host, and rank 2 is on another. "aa" is
+One letter names the host of a rank: in "aab" ranks 0 and 1 share a host, and rank 2 is on another. "aa" is
 shared memory alone.
 """
 

@@ -287,7 +287,7 @@ def test_closing_is_noticed_even_if_a_forked_child_has_copies_of_the_sockets(sta
     os.close(read)
 
 
-def test_the_peers_let_go_of_a_dropped_segment(start: Start) -> None:
+def test_the_peers_unmap_a_dropped_segment(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.make_segment(1, 4096)

@@ -1,6 +1,6 @@
-"""Ranks that pretend to be on several hosts: the documented order, what travels how, ranks that die.
+"""Ranks that pretend to be on several hosts: the documented order, the transports, ranks that are killed.
 
-On which host a rank is says one letter: see `places.py`. What is as on one host: `test_shared_memory_on_hosts.py`.
+One letter names the host of a rank: see `places.py`. What is as on one host: `test_shared_memory_on_hosts.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tests.transport.places import (
     random_values,
 )
 
-# ---------------------------------------------------------------------- who is where
+# ---------------------------------------------------------------------- which rank is on which host
 
 
 def test_hosts_are_in_the_order_of_their_lowest_ranks() -> None:
@@ -196,7 +196,7 @@ def broadcast_and_gather(rank: int) -> tuple[list[float], list[float]]:
     return gathered, tensor.tolist()
 
 
-def test_all_else_goes_by_the_process_group(ranks: Ranks) -> None:
+def test_other_collectives_use_the_process_group(ranks: Ranks) -> None:
     assert ranks(3).run(broadcast_and_gather) == [([0.0, 1.0, 2.0], [2.0])] * 3
 
 
@@ -214,7 +214,7 @@ def kind_of(rank: int, letters: str) -> tuple[str, float]:
     ("letters", "kind"),
     [("aaa", SharedMemoryTransport), ("abc", ProcessGroupTransport), ("aba", HierarchicalTransport)],
 )
-def test_no_more_hierarchy_than_there_is(ranks: Ranks, letters: str, kind: type) -> None:
+def test_without_a_hierarchy_a_simpler_transport_is_used(ranks: Ranks, letters: str, kind: type) -> None:
     assert ranks(3).run(kind_of, letters) == [(kind.__name__, 9.0)] * 3
 
 
@@ -237,7 +237,7 @@ def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[tuple[tuple[i
     return transport._exchange.hosts.ranks, tensor.item()
 
 
-def test_a_group_need_not_be_that_of_all_ranks(ranks: Ranks) -> None:
+def test_a_group_may_have_some_of_the_ranks(ranks: Ranks) -> None:
     assert ranks(4).run(sum_in_a_group_of_some, [0, 1, 3]) == [(((0, 1), (2,)), 1011.0)] * 2 + [
         None,
         (((0, 1), (2,)), 1011.0),
@@ -286,7 +286,7 @@ def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
         ("lane", "rank 0 does not reach the other hosts: for no reason"),
     ],
 )
-def test_all_fall_back_together_and_one_says_why(ranks: Ranks, obstacle: str, reason: str) -> None:
+def test_all_ranks_fall_back_together_and_one_logs_the_reason(ranks: Ranks, obstacle: str, reason: str) -> None:
     results = ranks(3).run(open_with_obstacle, obstacle)
     assert [name for name, _ in results] == ["ProcessGroupTransport"] * 3
     [line] = results[0][1]
@@ -355,7 +355,7 @@ def stop_at_last(rank: int) -> None:
     transport.all_reduce(tensor).wait()
 
 
-def test_a_rank_that_is_stopped_is_looked_for_where_it_is_when_time_is_up(mortal: RankPool) -> None:
+def test_a_stopped_rank_is_named_with_its_host_at_the_time_limit(mortal: RankPool) -> None:
     mortal.grace_s = 1.0
     with pytest.raises(RankFailure) as failure:
         mortal.run(stop_at_last)

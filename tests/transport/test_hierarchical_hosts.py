@@ -28,7 +28,7 @@ needs_hosts = pytest.mark.skipif(obstacle is not None, reason=f"no network names
 
 @pytest.fixture(scope="module")
 def measured() -> list[Any]:
-    """What `count_bytes` and `train` tell on two ranks of each of two hosts."""
+    """The results of `count_bytes` and `train` on two ranks of each of two hosts."""
     pool = RankPool(4)
     with two_hosts("10gbit") as places:
         try:
@@ -57,18 +57,18 @@ def bytes_sent() -> int:
 
 def count_bytes(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[str, float, list[float]]]:
     """By kind of transport: which it became, the bytes that crossed for each byte of the tensor, and the sums."""
-    told = {}
+    counted = {}
     for kind in ("process_group", "hierarchical"):
         transport = open_transport(kind, group)
         tensor = transport.allocate(NBYTES // 4, torch.float32, CPU).fill_(rank + 1)
         dist.barrier(group)
         before = bytes_sent()
-        dist.barrier(group)  # or a neighbour would begin before this rank has looked
+        dist.barrier(group)  # or another rank would begin before this one has read the counter
         transport.all_reduce(tensor).wait()
         dist.barrier(group)
         crossed = (bytes_sent() - before) / NBYTES
-        told[kind] = type(transport).__name__, crossed, tensor.unique().tolist()
-    return told
+        counted[kind] = type(transport).__name__, crossed, tensor.unique().tolist()
+    return counted
 
 
 @needs_hosts

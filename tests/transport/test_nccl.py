@@ -253,7 +253,7 @@ def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.Monkey
     assert comm.failure is None
 
 
-def test_an_abort_sets_a_stuck_call_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_ends_a_stuck_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that waits for a peer holds the lock; only the abort ends it, and then the call says why."""
     monkeypatch.setattr(communicator, "CALL_GRACE_S", 0.05)
     ranks = Ranks(1, monkeypatch)
@@ -266,13 +266,13 @@ def test_an_abort_sets_a_stuck_call_free(monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("NCCL_ERROR_INTERNAL_ERROR")
 
     monkeypatch.setattr(handle, "abort", aborted.set)
-    told: list[str] = []
+    errors: list[str] = []
 
     def call() -> None:
         try:
             comm.launch("an all-reduce", [], stuck)
         except RuntimeError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
@@ -280,7 +280,7 @@ def test_an_abort_sets_a_stuck_call_free(monkeypatch: pytest.MonkeyPatch) -> Non
     comm.abort("a rank has ended")
     caller.join(20)
     assert set_free == [True], "the abort waited for the call that it was to end"
-    assert told[0].startswith("a rank has ended. The communicator has been aborted")
+    assert errors[0].startswith("a rank has ended. The communicator has been aborted")
 
 
 def test_what_is_captured_is_never_asked_whether_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,8 +458,8 @@ def test_a_cupy_for_another_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         cupy_beside_torch.import_cupy()
 
 
-def test_a_rank_without_cupy_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes from the meeting, on all ranks alike, not from the import, on this one alone."""
+def test_a_rank_without_cupy_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised where the ranks exchange the id, on all alike, not by the import, on this one alone."""
 
     def no_cupy() -> None:
         raise NoCuPy("CuPy is not installed; pip install it")

@@ -1,4 +1,4 @@
-"""The transport among real ranks: gloo's bits, what goes elsewhere, ranks that die, and what is left behind.
+"""The transport among real ranks: gloo's bits, what uses the process group, killed ranks, what is left behind.
 
 What is as on several hosts: `test_shared_memory_on_hosts.py`.
 """
@@ -124,7 +124,7 @@ def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tup
 
 
 @pytest.mark.parametrize(("kind", "level"), [("shared_memory", "WARNING"), ("auto", "INFO")])
-def test_all_fall_back_together_and_one_says_why(ranks: Ranks, kind: str, level: str) -> None:
+def test_all_ranks_fall_back_together_and_one_logs_the_reason(ranks: Ranks, kind: str, level: str) -> None:
     results = ranks(3).run(open_on_strange_hosts, kind, 2)
     assert [name for name, _ in results] == ["ProcessGroupTransport"] * 3
     [line] = results[0][1]
@@ -133,7 +133,7 @@ def test_all_fall_back_together_and_one_says_why(ranks: Ranks, kind: str, level:
     assert results[1][1] == results[2][1] == []
 
 
-def test_auto_is_shared_memory_where_it_can_be_had(ranks: Ranks) -> None:
+def test_auto_is_shared_memory_where_it_is_available(ranks: Ranks) -> None:
     assert ranks(2).run(open_on_strange_hosts, "auto", None) == [("SharedMemoryTransport", [])] * 2
 
 
@@ -181,7 +181,7 @@ def die_at(rank: int, moment: str) -> float:
         transport.all_reduce(tensor)
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "with a child":
-        if os.fork() == 0:  # which keeps copies of all sockets for longer than anybody would wait
+        if os.fork() == 0:  # which keeps copies of all sockets for longer than any rank waits
             time.sleep(6)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Small broadcasts among the ranks of one host: what is received, in which order, and what if a rank dies."""
+"""Small broadcasts among the ranks of one host: what is received, in which order, and ranks that are killed."""
 
 from __future__ import annotations
 

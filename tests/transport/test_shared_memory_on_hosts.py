@@ -26,7 +26,7 @@ def error_of_unknown_dtype(rank: int, letters: str) -> list[str]:
 
 
 @everywhere
-def test_dtypes_that_it_does_not_know_are_the_process_groups_affair(ranks: Ranks, letters: str) -> None:
+def test_unsupported_dtypes_use_the_process_group(ranks: Ranks, letters: str) -> None:
     for ours, process_groups in ranks(len(letters)).run(error_of_unknown_dtype, letters):
         assert ours == process_groups
 
@@ -35,7 +35,7 @@ def test_dtypes_that_it_does_not_know_are_the_process_groups_affair(ranks: Ranks
 
 
 def read_by_and_by(rank: int, letters: str, resident: bool) -> list[Any]:
-    """What `wait(timeout)` and `is_completed` say while the last rank, perhaps on another host, is late."""
+    """The results of `wait(timeout)` and `is_completed` while the last rank, perhaps on another host, is late."""
     transport = opened_on(letters)
     tensor = ones(transport, 1000) if resident else torch.ones(1000)
     if rank == len(letters) - 1:
@@ -82,7 +82,7 @@ def test_no_order_of_waiting_can_deadlock(ranks: Ranks, letters: str) -> None:
 
 
 def wait_only_after_a_barrier(rank: int, letters: str) -> bool:
-    """Rank 0 is blocked elsewhere while the others need its chunk: its substitute sees to it."""
+    """Rank 0 is blocked elsewhere while the others need its chunk: its progress thread adds it."""
     transport = opened_on(letters)
     tensor = ones(transport, 1000)
     work = transport.all_reduce(tensor)
@@ -159,7 +159,7 @@ def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
         transport.all_reduce(bucket).wait()
     kept = held.tolist()
     del held
-    for _ in range(2):  # in the first, the peers are told; in the second, they have heard
+    for _ in range(2):  # the first one sends the messages to the peers, the second follows their receipt
         transport.all_reduce(bucket).wait()
     dist.barrier()
     return mapped_before, footprint()[2], kept

@@ -197,7 +197,7 @@ def test_without_sched_yield_no_rank_spins(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("value", "limit_s"), [("off", 0.0), ("on", SPIN_LIMIT_S)])
-def test_one_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, value: str, limit_s: float) -> None:
+def test_the_acceleration_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, value: str, limit_s: float) -> None:
     monkeypatch.setattr(spin_wait, "usable_cores", lambda: 8.0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv(acceleration_switch.VARIABLE, value)
@@ -263,7 +263,9 @@ def test_a_time_limit_holds_for_the_spin_and_is_passed_on(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("timeout", [None, datetime.timedelta(seconds=1)])
-def test_what_goes_wrong_is_raised(monkeypatch: pytest.MonkeyPatch, timeout: datetime.timedelta | None) -> None:
+def test_an_error_of_the_work_is_raised(
+    monkeypatch: pytest.MonkeyPatch, timeout: datetime.timedelta | None
+) -> None:
     """Gloo's work is completed, too, when it has failed."""
     Clock().put_in(monkeypatch)
     with pytest.raises(RuntimeError, match="peer is gone"):

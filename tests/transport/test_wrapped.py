@@ -92,7 +92,7 @@ def test_two_modules_at_once_over_one_group(ranks: Ranks) -> None:
 
 
 def keep_gradients(rank: int) -> bool:
-    """Whoever keeps a gradient keeps its values, also when that memory was a bucket's."""
+    """A gradient that a script keeps keeps its values, also when that memory was a bucket's."""
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(nn.Linear(16, 16), transport="shared_memory")
     kept, copies = [], []

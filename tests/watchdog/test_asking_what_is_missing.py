@@ -1,4 +1,4 @@
-"""What the other ranks miss is asked for through the store, and not for long."""
+"""Ranks exchange the names of missing gradients through the store, within a time limit."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_every_phase_of_the_reducer_has_words(phase: Phase) -> None:
     assert "Rank 1 " in diagnosis_of(state(0), elsewhere(1, phase=phase.name)).text
 
 
-def test_silence_is_reported_but_proves_nothing() -> None:
+def test_a_rank_that_does_not_answer_is_reported_but_not_certain() -> None:
     found = diagnosis_of(state(0), silent=[1, 3])
     assert not found.is_certain
     assert "Ranks 1 and 3 do not answer" in found.text

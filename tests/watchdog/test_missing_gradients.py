@@ -136,7 +136,7 @@ def test_an_optimizer_of_part_of_the_module_is_stopped_too() -> None:
     assert ddp.reducer.plan is not None
 
 
-def test_an_unrelated_optimizer_is_not_hindered() -> None:
+def test_an_unrelated_optimizer_is_not_stopped() -> None:
     _, ddp = unfinished()
     other = nn.Linear(2, 2)
     other(X).sum().backward()
@@ -165,7 +165,7 @@ def test_a_complete_backward_raises_no_guard() -> None:
 
 
 def test_local_gradients_may_be_stepped_on() -> None:
-    """Under no_sync nothing is owed, whatever parameters the backward leaves out."""
+    """Under no_sync no gradient is missing, whatever parameters the backward leaves out."""
     module = Heads()
     ddp = FakeDDP(module)
     ddp(X, sync=False)[0].sum().backward()

@@ -47,7 +47,7 @@ def outcomes() -> dict[str, Outcomes]:
         ("branch_on_one_rank", r"Rank 1 has dropped the module"),
     ],
 )
-def test_who_waits_learns_that_the_faulty_rank_will_not_come(
+def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(
     outcomes: dict[str, Outcomes], name: str, pattern: str
 ) -> None:
     for rank in OTHERS:
@@ -69,7 +69,7 @@ def test_who_waits_learns_that_the_faulty_rank_will_not_come(
         ("skips_a_step", "Rank 1 is between backwards, at backward 4 of 5"),
     ],
 )
-def test_while_the_faulty_rank_lives_its_doings_are_reported(
+def test_waiting_ranks_report_where_the_faulty_rank_is(
     outcomes: dict[str, Outcomes], name: str, words: str
 ) -> None:
     for rank in OTHERS:
@@ -81,7 +81,7 @@ def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:
     assert all(report.startswith("went on") for report in outcomes["sleeps"].values())
 
 
-def test_the_rank_with_an_extra_step_is_the_one_that_waits(outcomes: dict[str, Outcomes]) -> None:
+def test_the_rank_with_an_extra_step_waits(outcomes: dict[str, Outcomes]) -> None:
     report = outcomes["makes_an_extra_step"][FAULTY]
     # The first of the others to leave ends the wait; the last one may still be there.
     assert re.search(
@@ -89,7 +89,7 @@ def test_the_rank_with_an_extra_step_is_the_one_that_waits(outcomes: dict[str, O
     ), report
 
 
-def test_another_model_shows_in_the_collectives(outcomes: dict[str, Outcomes]) -> None:
+def test_another_model_is_found_by_its_collectives(outcomes: dict[str, Outcomes]) -> None:
     """Gloo ends a process that receives more than it expects; the survivors report why."""
     report = " ".join(outcomes["has_another_model"].values())
     assert re.search(r"launched all-reduce of 45 float32", report), report

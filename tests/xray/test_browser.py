@@ -61,7 +61,7 @@ def browser() -> Iterator[Any]:
 
 
 class Seen:
-    """A page that is open, and whatever it complained about or asked for."""
+    """An open page, its errors and its requests."""
 
     def __init__(self, browser: Any, html: str, folder: Path, **context: Any):
         (folder / "page.html").write_text(html, encoding="utf-8")
@@ -154,7 +154,7 @@ def test_it_begins_with_the_bucket_that_costs_most(seen: Seen) -> None:
 
 
 def test_what_is_red_is_what_a_rank_stands_still_for(seen: Seen) -> None:
-    """The wires of made-up ranks are never idle while one stands still: two rows, the same red."""
+    """The wires of made-up ranks are never idle while one waits: two rows, the same red."""
     red, still = seen.bars("#timeline .moves-exposed"), seen.bars("#timeline .exposed-communication")
     assert len(red) == len(still) == 2 * 2
     for (left, right), (begin, end) in zip(red, still, strict=True):
@@ -213,7 +213,7 @@ def test_names_are_shown_as_they_are(seen: Seen) -> None:
 # ---------------------------------------------------------------------- a bucket
 
 
-def test_a_click_on_a_bucket_tells_its_life(seen: Seen) -> None:
+def test_a_click_on_a_bucket_shows_its_history(seen: Seen) -> None:
     seen.page.locator("#timeline .bucket[data-bucket='1']").first.click()
     assert seen.selected().startswith("Bucket 1, rank 0")
     assert "3 gradients" in seen.text("#bucket .life")
@@ -223,7 +223,7 @@ def test_a_click_on_a_bucket_tells_its_life(seen: Seen) -> None:
 
 
 def test_the_sentences_on_a_bucket(seen: Seen) -> None:
-    """Reckoned by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms.
+    """Computed by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms.
 
     Before that bucket 0 is in its way, which left rank 1 at 14 + 2/6 of 20 ms.
     """

@@ -43,7 +43,7 @@ def test_slices_of_one_track_lie_beside_or_within_each_other() -> None:
             open_until.append(begin - negative)
 
 
-def test_a_bucket_tells_its_parameters_bytes_and_bandwidth() -> None:
+def test_a_bucket_has_its_parameters_bytes_and_bandwidth() -> None:
     (first, _), (wire, *_) = events("X", name="bucket 0", pid=0), events("X", name="on the wire", pid=0)
     assert first["args"]["parameters"] == ["layer0.weight", "layer1.weight"]
     assert first["args"]["bytes"] == 2 * MIB

@@ -214,5 +214,5 @@ def test_before_the_first_and_after_the_last_stamp_their_times_count() -> None:
     assert interpolate([0, 10, 20], [None, 50, None]) == [50, 50, 50]
 
 
-def test_without_any_stamp_the_host_knows_best() -> None:
+def test_without_any_stamp_the_hosts_times_count() -> None:
     assert interpolate([1, 2], [None, None]) == [1, 2]

@@ -64,7 +64,7 @@ def test_a_bucket_is_on_the_wire_when_all_ranks_have_launched_it() -> None:
     assert step.on_the_wire(0, early) == step.on_the_wire(0, late)
 
 
-def test_who_launched_last_is_unknown_unless_all_ranks_were_recorded() -> None:
+def test_the_last_rank_to_launch_is_unknown_unless_all_ranks_were_recorded() -> None:
     both = recording([Rank(), Rank(late_ms=5)], PLAN)
     (step,) = steps_of(replace(both, ranks=both.ranks[:1]))
     assert step.last_launch(0) is None
@@ -200,7 +200,7 @@ def test_an_evaluation_after_the_last_step_is_no_step() -> None:
     assert len(steps) == 1
 
 
-def test_a_wrapper_that_does_not_tell_what_it_waits_for_waits_in_order() -> None:
+def test_without_events_for_waits_buckets_are_waited_for_in_order() -> None:
     (whole,) = steps_of(recording([Rank(copy_ms=0)], PLAN))
     made = recording([Rank(copy_ms=0)], PLAN)
     silent = tuple(e for e in made.ranks[0].events if e.kind not in (K.BUCKET_WAITED, K.BUCKET_UNPACKED))
@@ -209,7 +209,7 @@ def test_a_wrapper_that_does_not_tell_what_it_waits_for_waits_in_order() -> None
     assert [b.awaited_ns for b in seen.ranks[0].buckets] == [b.awaited_ns for b in whole.ranks[0].buckets]
 
 
-def test_a_completion_that_nobody_saw_is_not_later_than_the_wait() -> None:
+def test_a_completion_without_an_event_is_not_later_than_the_wait() -> None:
     made = recording([Rank()], PLAN)
     unseen = tuple(event for event in made.ranks[0].events if event.kind is not K.BUCKET_COMPLETED)
     (step,) = steps_of(replace(made, ranks=(replace(made.ranks[0], events=unseen),)))
@@ -263,7 +263,7 @@ def test_an_interrupted_backward_and_the_next_attempt_are_two_steps() -> None:
 
 
 def test_collectives_after_a_backward_belong_to_no_bucket_of_it() -> None:
-    """A rank that has run out of inputs takes part in the others' backwards; see `join.py`."""
+    """A rank that has run out of inputs shadows the others' backwards; see `join.py`."""
     whole = recording([Rank()], PLAN).ranks[0]
     end = whole.stopped_ns
     shadows = [Stamped(end + 1, K.BUCKET_LAUNCHED, 0), Stamped(end + 2, K.BUCKET_COMPLETED, 0)]

@@ -86,7 +86,7 @@ def test_a_prediction_is_what_the_step_would_have_been(
             assert wire.end_ns == pytest.approx(history.completed_ns, abs=100)
 
 
-def test_buckets_leave_in_the_order_of_the_plan() -> None:
+def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
     plan = layout([[1], [1]])
     (step,) = steps_of(recording([Rank()], plan, wire=WIRE))
     backwards = plan_from_groups(plan.params, [[1], [0]], "by hand")

@@ -1,4 +1,4 @@
-"""With real ranks: which record, what is gathered, and that nothing else changes."""
+"""With real ranks: which of them record, what is gathered, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def missing_peer(rank: int) -> tuple[list[int], str]:
     return [r.rank for r in x.result.recording.ranks], x.result.recording.notes[0]
 
 
-def test_a_rank_that_never_comes_is_waited_for_in_vain_but_not_for_ever() -> None:
+def test_the_wait_for_a_missing_rank_has_a_limit() -> None:
     pool = RankPool(WORLD)
     try:
         members, note = pool.run(missing_peer)[0]

@@ -67,7 +67,7 @@ def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
 
 
 def forget_grads(side: Side) -> list[torch.Tensor]:
-    """The script lets go of all that it has kept."""
+    """The script drops all that it has kept."""
     side.kept, side.grads_once = [], {}
     return []
 

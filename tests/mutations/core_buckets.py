@@ -1,0 +1,231 @@
+"""Mutations of the core: the plan, the buckets of a plan, and packing."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+_PACKING = "core/test_packing.py"
+_BUCKET = "core/test_bucket.py"
+_STORE = "core/test_bucket_store.py"
+_REDUCER = "core/test_reducer.py"
+_ALIASING = "acceleration/test_gradient_aliasing.py"
+
+MUTATIONS = (
+    Mutation(
+        "fill memory that something holds",
+        "core/bucket.py",
+        "if is_held or is_moved:",
+        "if is_moved:",
+        f"{_ALIASING}::test_memory_that_something_else_holds_is_replaced",
+    ),
+    Mutation(
+        "overlook other memory under a view",
+        "core/bucket.py",
+        "if is_held or is_moved:",
+        "if is_held:",
+        f"{_BUCKET}::test_other_memory_under_a_view_is_noticed",
+    ),
+    Mutation(
+        "alias again after memory was held",
+        "core/bucket.py",
+        "self._make_aliasing = None  #",
+        "pass  #",
+        f"{_ALIASING}::test_memory_that_something_else_holds_is_replaced",
+    ),
+    Mutation(
+        "transpose views",
+        "core/bucket.py",
+        "strides = param.stride() if is_dense else",
+        "strides =",
+        f"{_BUCKET}::test_views_have_the_parameters_strides_where_those_are_dense",
+    ),
+    Mutation(
+        "forget to copy averages",
+        "core/bucket.py",
+        "        self._copy(averages, places)\n",
+        "",
+        f"{_BUCKET}::test_complex_numbers_travel_as_pairs_of_real_ones",
+    ),
+    Mutation(
+        "write averages where no rank has used the parameter",
+        "core/bucket.py",
+        "if not (untouched and untouched[k])]",
+        "if True]",
+        f"{_BUCKET}::test_an_untouched_gradient_stays_as_it_is",
+    ),
+    Mutation(
+        "alias what a hook has returned",
+        "core/bucket.py",
+        "if self.aliasing is not None and average is self.wire:",
+        "if self.aliasing is not None:",
+        f"{_ALIASING}::test_an_average_that_lies_elsewhere_is_copied",
+    ),
+    Mutation(
+        "move gradients in without their values",
+        "core/bucket.py",
+        "                view.copy_(param.grad.detach())\n",
+        "",
+        f"{_BUCKET}::test_gradients_that_exist_move_in_where_they_are_to_be_views",
+    ),
+    Mutation(
+        "send complex numbers as they are",
+        "core/bucket.py",
+        "return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat",
+        "return flat",
+        f"{_BUCKET}::test_complex_numbers_travel_as_pairs_of_real_ones",
+    ),
+    Mutation(
+        "leave a hook's tensor out of the views",
+        "core/bucket.py",
+        "            torch._foreach_copy_(self.views, averages)\n",
+        "",
+        f"{_BUCKET}::test_an_average_may_lie_elsewhere",
+    ),
+    Mutation(
+        "accept a replaced gradient",
+        "core/bucket.py",
+        "if grad is not None and grad.numel() > 0 and not lies_at(grad, view):",
+        "if False:",
+        f"{_BUCKET}::test_a_gradient_replaced_during_backward_is_an_error_with_views",
+    ),
+    Mutation(
+        "scale what lies between a group's gradients",
+        "core/bucket.py",
+        "are_neighbours = places[-1] - places[0] == len(places) - 1",
+        "are_neighbours = True",
+        f"{_PACKING}::test_a_resident_gradient_is_divided",
+    ),
+    Mutation(
+        "rebuild after every backward",
+        "core/bucket_store.py",
+        "        self.has_rebuilt = True\n",
+        "",
+        f"{_STORE}::test_an_observed_order_leads_to_one_rebuild",
+    ),
+    Mutation(
+        "rebuild by an order that has not arrived",
+        "core/bucket_store.py",
+        "transport.broadcast(order, source=0).wait()",
+        "transport.broadcast(order, source=0)",
+        f"{_REDUCER}::test_the_rebuild_follows_rank_0s_order",
+    ),
+    Mutation(
+        "move gradients in in backward",
+        "core/bucket_store.py",
+        "        self.make_buckets(allocate)\n        for bucket",
+        "        self.make_buckets(allocate)\n        self.move_grads_in()\n        for bucket",
+        f"{_STORE}::test_gradients_move_into_new_memory_only_between_backwards",
+    ),
+    Mutation(
+        "number pack groups anew in each bucket",
+        "core/bucket_store.py",
+        "for bucket, places in enumerate(by_group) for group in range(len(places))]",
+        "for bucket, places in enumerate(by_group) for group in [0] * len(places)]",
+        f"{_STORE}::test_pack_groups_are_numbered_through_all_buckets",
+    ),
+    Mutation(
+        "keep an order that former ranks have seen",
+        "core/bucket_store.py",
+        "self.has_rebuilt, self._observed_order = False, None",
+        "self.has_rebuilt = False",
+        f"{_STORE}::test_other_ranks_agree_on_an_order_anew",
+    ),
+    Mutation(
+        "multiply what is to be divided",
+        "core/packing.py",
+        "        if self.divide_resident if resident else self.divide_copied:",
+        "        if False:",
+        f"{_PACKING}::test_a_batched_copy_is_divided",
+    ),
+    Mutation(
+        "multiply a lone gradient of a batched copy",
+        "core/packing.py",
+        "None if self.divisor is None or self.divide_copied else",
+        "None if self.divisor is None else",
+        f"{_PACKING}::test_a_batched_copy_is_divided",
+    ),
+    Mutation(
+        "divide resident gradients only where copied ones are",
+        "core/packing.py",
+        "        if self.divide_resident if resident else self.divide_copied:",
+        "        if self.divide_copied:",
+        f"{_PACKING}::test_a_resident_gradient_is_divided",
+    ),
+    Mutation(
+        "divide complex numbers as such",
+        "core/packing.py",
+        "parts = torch.view_as_real(tensor) if self.as_real and tensor.is_complex() else tensor",
+        "parts = tensor",
+        f"{_PACKING}::test_complex_numbers_are_divided_as_pairs_of_real_ones_if_asked",
+    ),
+    Mutation(
+        "leave the last backward's values for a missing gradient",
+        "core/packing.py",
+        "                view.zero_()",
+        "                pass",
+        f"{_PACKING}::test_a_missing_gradient_counts_as_zero_and_stays_missing",
+    ),
+    Mutation(
+        "copy a gradient onto itself before it is scaled",
+        "core/packing.py",
+        "            elif self.binds and lies_at(grad, view):",
+        "            elif False:",
+        f"{_PACKING}::test_a_replaced_gradient_is_copied_and_bound_anew_while_its_neighbours_are_divided",
+    ),
+    Mutation(
+        "take one resident gradient for none",
+        "core/packing.py",
+        "        elif not all_there or any(map(operator.eq, addresses, self._addresses)):",
+        "        elif not all_there:",
+        f"{_PACKING}::test_a_replaced_gradient_is_copied_and_bound_anew_while_its_neighbours_are_divided",
+    ),
+    Mutation(
+        "put a large gradient among small ones",
+        "core/packing.py",
+        "        if nbytes >= large_bytes:",
+        "        if False:",
+        f"{_PACKING}::test_a_group_that_is_not_contiguous_gets_the_same_bits",
+    ),
+    Mutation(
+        "let a group of small gradients grow",
+        "core/packing.py",
+        "if not small or small_bytes >= group_bytes:",
+        "if not small:",
+        f"{_PACKING}::test_a_group_of_small_gradients_closes_once_it_reaches_its_size",
+    ),
+    Mutation(
+        "accept another dtype",
+        "core/packing.py",
+        "    if grad.dtype != dtype:",
+        "    if False:",
+        f"{_PACKING}::test_a_gradient_of_another_dtype_is_an_error_in_every_step",
+    ),
+    Mutation(
+        "leave gradients where they were",
+        "core/packing.py",
+        "            for param, grad, view in zip(self.params, grads, self.views, strict=True):",
+        "            for param, grad, view in ():",
+        f"{_PACKING}::test_a_replaced_gradient_is_copied_and_bound_anew_while_its_neighbours_are_divided",
+    ),
+    Mutation(
+        "let slots overlap by one element",
+        "core/plan.py",
+        "slots.append(Slot(param, index, offset, specs[param].numel))",
+        "slots.append(Slot(param, index, max(offset - 1, 0), specs[param].numel))",
+        f"{_BUCKET}::test_views_lie_one_after_the_other_and_fill_the_buffer",
+    ),
+    Mutation(
+        "fill a bucket beyond its capacity",
+        "core/plan.py",
+        "if group.nbytes >= group.cap_bytes:",
+        "if group.nbytes > group.cap_bytes:",
+        "core/test_plan.py::test_a_bucket_closes_once_it_reaches_its_capacity",
+    ),
+    Mutation(
+        "launch by the first gradient of a bucket",
+        "core/plan.py",
+        "groups.sort(key=lambda group: max(position",
+        "groups.sort(key=lambda group: min(position",
+        "core/test_plan.py::test_the_launch_order_is_the_order_in_which_buckets_fill_up",
+    ),
+)
