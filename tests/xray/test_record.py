@@ -127,12 +127,13 @@ def step(ddp: FakeDDP) -> None:
 
 def test_a_hook_emits_its_gradient_also_in_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """See [Note: the hook is bound]: after the first gradient `_on_hook` is no longer called for each parameter."""
+    slow, on_hook = [], Reducer._on_hook
+    monkeypatch.setattr(Reducer, "_on_hook", lambda self, param: slow.append(param) or on_hook(self, param))
     ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     for _ in range(3):
         step(ddp)
     ddp.take_events()
-    slow, on_hook = [], Reducer._on_hook
-    monkeypatch.setattr(Reducer, "_on_hook", lambda self, param: slow.append(param) or on_hook(self, param))
+    slow.clear()
     step(ddp)
     assert ddp.take_events(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (3, 2, 1, 0)]
     assert slow == [3]
