@@ -80,9 +80,9 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls the bound `method` as long as its object lives, and does nothing after that."""
     weak_method = weakref.WeakMethod(method)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any) -> Any:
         method = weak_method()
-        return None if method is None else method(*args, **kwargs)
+        return None if method is None else method(*args)
 
     return call
 

@@ -44,12 +44,12 @@ class BackwardEnd:
         """A forward has returned `output`: notice when a backward enters there."""
         self._forward_was_nested = autograd.inside_another_backward()
         self._num_forwards += 1
-        self._awaits_entrance = autograd.call_when_gradient_enters(output, self._enter, self._num_forwards)
+        self._awaits_entrance = autograd.call_when_gradient_enters(output, self._on_entrance, self._num_forwards)
 
-    def _enter(self, forward: int, is_first: bool) -> None:
+    def _on_entrance(self, forward: int, at_new_tensor: bool) -> None:
         self._awaits_entrance = False
         if self._on_begin is not None:
-            self._on_begin(is_first and forward == self._last_awaited)
+            self._on_begin(at_new_tensor and forward == self._last_awaited)
         if self.is_awaited_here:
             self._last_awaited = forward
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -67,7 +68,8 @@ class BackwardPass:
     `len(reductions)` on have not been launched.
 
     The engine refers to the pass by the hooks, so the pass refers only weakly to what may refer to the wrapper: to
-    the methods of the reducer, `on_all_launched()` and `on_ready_twice(param)`, and to a user's communication hook.
+    the methods of the reducer, `on_all_launched()` and `on_ready_twice(param)`, and to `reducing`, which may hold a
+    user's communication hook.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class BackwardPass:
         self.ready_order: list[int] = []
         self.reductions: list[Reduction | None] = []
         self._group_of = store.group_of
-        self._reduce = weakly(reducing.launch)
+        self._reducing = weakref.ref(reducing)
         self._on_all_launched = weakly(on_all_launched)
         self._on_ready_twice = weakly(on_ready_twice)
 
@@ -99,7 +101,7 @@ class BackwardPass:
         """The gradient of `param` is the first to arrive."""
         for mode in self.modes:
             mode.opened(param)
-        self.mark_unused(self.unused)
+        self.mark_without_hook(self.unused)
 
     @property
     def unused(self) -> list[int]:
@@ -122,8 +124,8 @@ class BackwardPass:
         if not self.params_left[group]:
             self._pack_group(group)
 
-    def mark_unused(self, params: Iterable[int]) -> None:
-        """No hooks will fire for these parameters: they count as ready."""
+    def mark_without_hook(self, params: Iterable[int]) -> None:
+        """No hooks will be counted for these parameters: they are ready."""
         for param in params:
             self.hooks_left[param] = 1
             self.mark_ready(param)
@@ -156,8 +158,14 @@ class BackwardPass:
 
     def _launch(self, bucket: GradientBucket) -> Reduction:
         index = bucket.spec.index
+        reducing = self._reducing()
+        if reducing is None:
+            raise RuntimeError(
+                f"A communication hook was registered while a backward had yet to reduce bucket {index}, whose "
+                f"gradients are scaled for another one. Register it before training."
+            )
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction: Reduction = self._reduce(bucket, is_last=bucket is self.store.buckets[-1])
+        reduction = reducing.launch(bucket, is_last=bucket is self.store.buckets[-1])
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction

@@ -70,7 +70,7 @@ class Expectation:
         """The recorded backward has ended. Sets `last_unused`."""
 
     def skips(self, bucket: BucketSpec) -> bool:
-        """True if no rank needs to reduce this bucket."""
+        """True if the bucket is not reduced: this rank uses none of its parameters; by the option, no rank does."""
         return self.skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
 
     def all_launched(self, transport: Transport) -> None:

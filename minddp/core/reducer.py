@@ -214,7 +214,7 @@ class Reducer:
         if self.current is None or not self.expectation.is_recording:
             return
         self.expectation.recorded()
-        self.current.mark_unused(range(len(self.params)))
+        self.current.mark_without_hook(range(len(self.params)))
         self._end_pass(self.current)
 
     def _end_pass(self, current: BackwardPass) -> None:

@@ -132,7 +132,7 @@ def test_a_bucket_waits_for_all_of_its_pack_groups() -> None:
 def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
     calls = Calls()
     current = calls.backward_pass()
-    current.mark_unused([])
+    current.mark_without_hook([])
     for param in range(3):
         current.mark_ready(param)
     assert [bucket.wire.tolist() for bucket in calls.store.buckets] == [[1.0]] * 3
@@ -279,7 +279,7 @@ def test_a_parameter_is_ready_when_its_hook_has_fired_as_often_as_expected(log: 
 def test_a_parameter_without_hooks_is_not_missing_and_counts_once_it_is_marked_unused(log: Log) -> None:
     current = log.counting([0, 0, 1, 1, 1, 1])
     assert current.missing() == [2, 3, 4, 5]
-    current.mark_unused([1, 0])
+    current.mark_without_hook([1, 0])
     assert log.groups == [(1,)]
     assert current.ready_order == [1, 0]
     for param in (0, 1):
@@ -308,6 +308,6 @@ def test_each_parameter_is_an_event_before_its_group_is_ready(log: Log) -> None:
     current.mark_ready(0)
     current.mark_ready(1)
     current.mark_ready(0)
-    current.mark_unused([3])
+    current.mark_without_hook([3])
     ready = [Event(EventKind.PARAM_READY, param) for param in (1, 0, 3)]
     assert seen == [ready[0], (1,), ready[1], ready[2], (3,)]

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
+from minddp.core.reduction import MeanBeforeSum
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales, SharedByCheckpoints
@@ -614,6 +615,40 @@ def test_a_wrapper_dropped_unfinished_does_not_guard_the_optimizer_for_ever() ->
     second = FakeDDP(module, find_unused_parameters=True)
     second(X)[0].sum().backward()
     torch.optim.SGD(module.parameters(), lr=0.1).step()
+
+
+class Referring(MeanBeforeSum):
+    """As a communication hook whose state refers to the wrapper."""
+
+    def __init__(self, ddp: FakeDDP):
+        super().__init__(ddp.transport, lambda: 2.0, divides_resident=False, divides_copied=False)
+        self.ddp = ddp
+
+
+def test_a_wrapper_dropped_after_an_exception_leaves_no_hooks_although_what_reduces_refers_to_it() -> None:
+    module = Heads()
+    ddp = FakeDDP(module)
+    ddp.reducer.reducing = Referring(ddp)
+    module.left.weight.register_hook(lambda _grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sum(ddp(X)).sum().backward()
+    assert ddp.reducer.phase is Phase.ACCUMULATING
+    alive = weakref.ref(ddp.reducer)
+    del ddp
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_reduces_is_not_exchanged_in_a_backward() -> None:
+    """The gradients are scaled for the former one."""
+    ddp = FakeDDP(Heads(), bucket_cap_mb_list=[1])
+    left, right = ddp(X)
+    with pytest.warns(UserWarning, match="has brought no gradient"):
+        left.sum().backward()
+    ddp.reducer.reducing = Referring(ddp)
+    with pytest.raises(RuntimeError, match="registered while a backward had yet to reduce bucket 0"):
+        right.sum().backward()
+    assert ddp.transport.calls == []
 
 
 def test_a_second_backward_after_a_failed_one_is_finalized_without_a_forward() -> None:

@@ -176,7 +176,7 @@ MUTATIONS = (
     Mutation(
         "await unused parameters",
         "core/backward_pass.py",
-        "        self.mark_unused(self.unused)",
+        "        self.mark_without_hook(self.unused)",
         "        pass",
         f"{_PASS}::test_unused_parameters_are_ready_at_once_and_last_in_the_observed_order",
     ),
