@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -86,6 +87,9 @@ def _rank_main(
     _result_file(directory, rank).write_bytes(pickle.dumps(fn(rank, *args)))
     dist.barrier()  # a rank that leaves early takes its connections with it
     dist.destroy_process_group()
+    sys.stdout.flush()
+    # A thread of gloo's that still frees a Python callback would abort the process if the interpreter ended here.
+    os._exit(0)
 
 
 def _result_file(directory: str, rank: int) -> Path:
