@@ -1,6 +1,6 @@
 """Which of minddp's optimisations earn their place: how long does a step take without each of them?
 
-    python -m benchmarks.earned                # about half an hour on two cores
+    python -m benchmarks.earned                # about five minutes on two cores
     python -m benchmarks.earned --size quick   # a look
 
 Each workload is trained by wrappers that differ in one switch of `SWITCHES`, turn by turn, over the process group
