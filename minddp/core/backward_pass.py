@@ -64,8 +64,8 @@ class BackwardPass:
     `hooks_left[i]` is how often the hook of parameter i has still to fire: 0 where this backward leaves it out,
     more than 1 where a static graph gives one parameter several gradients. `ready_order` are the parameters that
     are ready, in that order. `params_left[g]` is how many parameters pack group g waits for, `groups_left[b]` how
-    many pack groups bucket b waits for. `reductions[b]` is `None` where a bucket was skipped; buckets from
-    `len(reductions)` on have not been launched.
+    many pack groups bucket b waits for; `packed` are the groups that have been packed. `reductions[b]` is `None`
+    where a bucket was skipped; buckets from `len(reductions)` on have not been launched.
 
     The engine refers to the pass by the hooks, so the pass refers only weakly to what may refer to the wrapper: to
     the methods of the reducer, `on_all_launched()` and `on_ready_twice(param)`, and to `reducing`, which may hold a
@@ -91,6 +91,7 @@ class BackwardPass:
         self.params_left = [len(params) for params in store.members]
         self.groups_left = list(store.groups_per_bucket)
         self.ready_order: list[int] = []
+        self.packed: list[int] = []
         self.reductions: list[Reduction | None] = []
         self._group_of = store.group_of
         self._reducing = weakref.ref(reducing)
@@ -142,6 +143,7 @@ class BackwardPass:
         self.events.emit(EventKind.PACK_BEGIN, index)
         with torch.no_grad():  # backward(create_graph=True) enables it
             self.store.buckets[index].pack(group_in_bucket, self.scaling)
+        self.packed.append(group)
         self.events.emit(EventKind.PACK_END, index)
         self.groups_left[index] -= 1
         if self.groups_left[index] == 0:
@@ -197,13 +199,22 @@ class BackwardPass:
         self.close()
 
     def abandon(self) -> None:
-        """An exception has ended the backward: let what is under way arrive, and drop it."""
+        """An exception has ended the backward: let what is under way arrive, and drop it.
+
+        Gradients that are views then hold averages if their bucket was launched, and else this rank's values: what
+        a script adds to without clearing them is averaged by the next backward.
+        """
         self.events.emit(EventKind.ERROR)
         for reduction in filter(None, self.reductions):
             try:
                 reduction.result()
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        for group in self.packed:
+            index, group_in_bucket = self.store.groups[group]
+            if index >= len(self.reductions):
+                with torch.no_grad():
+                    self.store.buckets[index].undo_pack(group_in_bucket, self.scaling)
         self.close()
         self.expectation.abandon()
 

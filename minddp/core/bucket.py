@@ -54,6 +54,10 @@ class GradientBucket(Protocol):
         """The gradients of a pack group have arrived."""
         ...
 
+    def undo_pack(self, group: int, scaling: Scaling) -> None:
+        """The bucket will not be reduced: give gradients that lie in it the values that they had before `pack`."""
+        ...
+
     def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None) -> None:
         """Put `average`, laid out like `wire`, into the gradients, except where `untouched[k]`."""
         ...
@@ -161,6 +165,10 @@ class Bucket:
 
     def pack(self, group: int, scaling: Scaling) -> None:
         self.groups[group].pack(scaling)
+
+    def undo_pack(self, group: int, scaling: Scaling) -> None:
+        if self.grads_are_views:
+            self.groups[group].undo_scaling(scaling)
 
     def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None = None) -> None:
         """See [Note: where an average ends]."""

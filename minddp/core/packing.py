@@ -19,6 +19,7 @@ memory is worth releasing early are packed alone.
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Sequence
@@ -63,6 +64,11 @@ class Scaling:
             parts.div_(self.divisor)
         else:
             tensor.mul_(1.0 / self.divisor)
+
+    def undo(self, tensor: torch.Tensor) -> None:
+        """The inverse of `apply`, up to rounding. What was divided by infinity stays zero."""
+        if self.divisor is not None and self.divisor != math.inf:
+            tensor.mul_(self.divisor)
 
 
 class PackGroup:
@@ -127,9 +133,17 @@ class PackGroup:
                 view.copy_(grad)
                 scaling.apply(view, resident=False)
 
+    def undo_scaling(self, scaling: Scaling) -> None:
+        """After `pack`: give this part of the buffer the values that the gradients had."""
+        for part in self._parts():
+            scaling.undo(part)
+
     def _scale(self, scaling: Scaling, *, resident: bool) -> None:
-        for part in self.views if self.flat is None else [self.flat]:
+        for part in self._parts():
             scaling.apply(part, resident=resident)
+
+    def _parts(self) -> list[torch.Tensor]:
+        return self.views if self.flat is None else [self.flat]
 
     def _check(self, grads: Sequence[Any]) -> bool:
         """True if all gradients are there. Another dtype is an error; other strides are slow, and checked once."""

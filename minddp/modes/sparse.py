@@ -51,6 +51,9 @@ class SparseBucket:
             )
         self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
 
+    def undo_pack(self, group: int, scaling: Scaling) -> None:
+        """The gradient is never a view."""
+
     def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None = None) -> None:
         if untouched and untouched[0]:
             return

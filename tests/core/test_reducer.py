@@ -651,6 +651,30 @@ def test_what_reduces_is_not_exchanged_in_a_backward() -> None:
     assert ddp.transport.calls == []
 
 
+@pytest.mark.parametrize("cap_mb", [0, 25])
+def test_after_an_exception_a_script_may_add_to_gradients_that_are_views(cap_mb: int) -> None:
+    """Launched buckets hold averages. In others, large gradients have been packed before their bucket was full."""
+    module = nn.Sequential(*(nn.Linear(160, 160) for _ in range(3)))
+    x = torch.ones(1, 160)
+    ddp = FakeDDP(module, gradient_as_bucket_view=True, bucket_cap_mb_list=[cap_mb])
+    ddp.step(x)
+    module.zero_grad()
+    ddp.step(x)  # the buckets are rebuilt
+    once = [param.grad.clone() for param in module.parameters()]
+    module.zero_grad()
+    handle = module[1].weight.register_hook(lambda _grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ddp.step(x)
+    handle.remove()
+    assert (len(ddp.reducer.current.reductions), bool(ddp.reducer.current.packed)) == (0 if cap_mb else 3, True)
+    ddp.step(x)
+    times = [param.grad / grad for param, grad in zip(module.parameters(), once, strict=True)]
+    assert [t[grad != 0].unique().tolist() for t, grad in zip(times, once, strict=True)] == [
+        *([[1.0]] * 3),  # the exception came before these
+        *([[2.0]] * 3),
+    ]
+
+
 def test_a_second_backward_after_a_failed_one_is_finalized_without_a_forward() -> None:
     """The first backward raises between the outputs and the parameters; the end of the second is awaited anew."""
     ddp = FakeDDP(nn.Linear(2, 2))

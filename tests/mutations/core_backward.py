@@ -7,6 +7,7 @@ from tests.mutations.mutation import Mutation
 _PASS = "core/test_backward_pass.py"
 _END = "core/test_backward_end.py"
 _MODE = "core/test_mode.py"
+_REDUCER = "core/test_reducer.py"
 _ALIASING = "acceleration/test_gradient_aliasing.py"
 _FIND_UNUSED = "expectation/test_find_unused.py"
 _STATIC = "expectation/test_static_graph.py"
@@ -106,7 +107,7 @@ MUTATIONS = (
     Mutation(
         "reduce what comes again through one output",
         "core/backward_end.py",
-        "self._on_begin(is_first and forward == self._last_awaited)",
+        "self._on_begin(at_new_tensor and forward == self._last_awaited)",
         "self._on_begin(forward == self._last_awaited)",
         f"{_FIND_UNUSED}::test_a_second_backward_through_the_same_output_stays_local",
     ),
@@ -158,6 +159,20 @@ MUTATIONS = (
         "        self.close()\n        self.expectation",
         "        self.expectation",
         f"{_MODE}::test_a_backward_that_an_exception_ends",
+    ),
+    Mutation(
+        "leave gradients scaled after an exception",
+        "core/backward_pass.py",
+        "if index >= len(self.reductions):",
+        "if False:",
+        f"{_REDUCER}::test_after_an_exception_a_script_may_add_to_gradients_that_are_views",
+    ),
+    Mutation(
+        "multiply averages after an exception",
+        "core/backward_pass.py",
+        "if index >= len(self.reductions):",
+        "if True:",
+        f"{_REDUCER}::test_after_an_exception_a_script_may_add_to_gradients_that_are_views",
     ),
     Mutation(
         "open no mode",
