@@ -112,7 +112,7 @@ class NativeSource:
             )
         group: Any = ddp.process_group
         named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
-        self._ddp, self._group = ddp, group
+        self._ddp = ddp
         self._events = EventStream()
         self.watch, self.unwatch, self._emit = self._events.watch, self._events.unwatch, self._events.emit
         self._params = [ParamSpec(name, p.numel(), p.dtype, p.device) for name, p in named]
@@ -135,7 +135,7 @@ class NativeSource:
 
     @property
     def store(self) -> dist.Store | None:
-        _, store = dist.distributed_c10d._world.pg_map.get(self._group, (None, None))
+        _, store = dist.distributed_c10d._world.pg_map.get(self._ddp.process_group, (None, None))
         return store
 
     @property
@@ -188,7 +188,8 @@ class NativeSource:
         self._emit(EventKind.BUCKET_READY, index)
         tensor = bucket.buffer().mul_(1 / self.world_size)
         self._emit(EventKind.BUCKET_LAUNCHED, index)
-        future = self._group.allreduce([tensor]).get_future()
+        group: Any = self._ddp.process_group
+        future = group.allreduce([tensor]).get_future()
         if self._events.sink is not None:
             future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
         return future.then(lambda done: done.value()[0])
