@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from minddp.core.events import Event, EventKind
+from minddp.platform import streams
 
 # The names of moments and spans in torch's logging data. Backward "begins" when forward has ended, as torch has it:
 # what lies between, such as the loss, is counted with it.
@@ -34,17 +36,14 @@ SPANS = {
 
 @dataclass(frozen=True)
 class Moment:
-    """`host_ns` is a reading of `time.perf_counter_ns`; `on_device` is `None` where there is no CUDA to time."""
+    """`host_ns` is a reading of `time.perf_counter_ns`; `on_device` is an event of a device that has streams."""
 
     host_ns: int
-    on_device: torch.Event | None
+    on_device: Any
 
     @classmethod
     def now(cls, device: torch.device) -> Moment:
-        if device.type != "cuda":
-            return cls(time.perf_counter_ns(), None)
-        event = torch.Event(device, enable_timing=True)
-        event.record()
+        event = streams.timed_event(device) if streams.has_streams(device) else None
         return cls(time.perf_counter_ns(), event)
 
     def ns_until(self, later: Moment) -> int:

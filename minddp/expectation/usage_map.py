@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 
 from minddp.core.expectation import HookHandler
+from minddp.platform import streams
 from minddp.transport.protocols import Transport, Work
 
 
@@ -82,16 +83,14 @@ class UsageMap:
         """See [Note: marks on a GPU]."""
         if all(self._marks):
             return torch.ones(len(self._marks), dtype=torch.int32, device=self._device)
-        on_gpu = self._device.type == "cuda"
-        if on_gpu and torch.cuda.is_current_stream_capturing():
+        if streams.has_streams(self._device) and streams.is_capturing(self._device):
             raise RuntimeError(
                 f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
                 f"parameters unused. Whether other ranks have used them is read by the host, which no graph can "
                 f"do. Use every parameter in the step that is captured, or pass static_graph=True, which settles "
                 f"what each rank uses in the first steps."
             )
-        marks = torch.tensor(self._marks, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
-        return marks.to(self._device, non_blocking=True)  # a no-op on the CPU
+        return streams.copied_to(self._device, self._marks, torch.int32)
 
     def finish_exchange(self) -> Sequence[bool] | None:
         """Per parameter, whether no rank used it; `None` if this rank used them all.

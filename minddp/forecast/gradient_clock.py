@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from minddp.platform import streams
+
 
 class Clock(Protocol):
     """Takes marks, and measures the time between two of them.
@@ -66,21 +68,19 @@ class HostClock:
 
 
 class DeviceClock:
-    """Marks are events of one CUDA device. See [Note: stamps]."""
+    """Marks are events of one device. See [Note: stamps]."""
 
     def __init__(self, device: torch.device):
         self._device = device
 
     @property
     def is_stopped(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        return streams.is_capturing(self._device)
 
-    def stamp(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def stamp(self) -> Any:
+        return streams.timed_event(self._device)
 
-    def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+    def seconds(self, first: Any, last: Any) -> float:
         last.synchronize()
         first.synchronize()  # perhaps of another stream, and then not necessarily reached by now
         return first.elapsed_time(last) / 1e3
@@ -92,14 +92,14 @@ def clock_of(devices: Iterable[torch.device]) -> Clock:
     """The clock by which gradients on `devices` become ready.
 
     Raises:
-        NotImplementedError: they are neither all on the CPU nor all on one CUDA device.
+        NotImplementedError: they are neither all on the CPU nor all on one device that has streams.
     """
     distinct = sorted(set(devices), key=str)
     if all(device.type == "cpu" for device in distinct):
         return HostClock()
-    if len(distinct) == 1 and distinct[0].type == "cuda":
+    if len(distinct) == 1 and streams.has_streams(distinct[0]):
         return DeviceClock(distinct[0])
     raise NotImplementedError(
-        f'bucket_cap_mb="auto" has a clock for modules on the CPU or on one CUDA device, but the parameters are on '
-        f"{', '.join(map(str, distinct))}, whose times cannot be compared. Pass a number."
+        f'bucket_cap_mb="auto" has a clock for modules on the CPU or on one device that has streams, but the '
+        f"parameters are on {', '.join(map(str, distinct))}, whose times cannot be compared. Pass a number."
     )

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from minddp.platform import streams
 from minddp.transport.protocols import Transport, Work
 
 
@@ -31,7 +32,7 @@ class Divisor:
         self._reduction = reduction
         self._active: torch.futures.Future[list[torch.Tensor]] | None = None
         self._weights: tuple[Work, torch.Tensor, float] | None = None
-        self._side_stream: torch.cuda.Stream | None = None
+        self._side_stream: torch.Stream | None = None
 
     def change_ranks(self, transport: Transport) -> None:
         """Go on with other ranks."""
@@ -82,8 +83,8 @@ class Divisor:
 
     def _aside(self, device: torch.device) -> AbstractContextManager[object]:
         """Where to ask a GPU for what must not come behind all else. See [Note: read aside]."""
-        if device.type != "cuda":
+        if not streams.has_streams(device):
             return nullcontext()
         if self._side_stream is None:
-            self._side_stream = torch.cuda.Stream(device)
-        return torch.cuda.stream(self._side_stream)
+            self._side_stream = streams.new_stream(device)
+        return streams.on_stream(self._side_stream)

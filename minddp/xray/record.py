@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.forecast.gradient_clock import DeviceClock
+from minddp.platform import streams
 from minddp.platform.clock_offset import clock_identity, now_ns
 from minddp.xray.recording import Layout, RankRecording, Stamped
 from minddp.xray.sources import Source
@@ -53,7 +54,7 @@ class Recorder:
     def start(self) -> None:
         self._ring: deque[tuple[int, int, Event, Any]] = deque(maxlen=self._capacity)
         device = self._source.device
-        self._device_clock = DeviceClock(device) if device.type == "cuda" else None
+        self._device_clock = DeviceClock(device) if streams.has_streams(device) else None
         self._sink = self._new_sink()
         self._first_plan = self._source.plan()
         self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from minddp.modes.divisor import Divisor
+from minddp.platform import streams
 from tests.fakes import FakeTransport, FakeWork
 
 CPU = torch.device("cpu")
@@ -40,8 +41,8 @@ def test_weights_are_summed_and_read_on_the_side_stream(monkeypatch: pytest.Monk
 
 def test_on_a_gpu_aside_is_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(f"of {device}") or made[-1])
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: f"on a stream {stream}")
+    monkeypatch.setattr(streams, "new_stream", lambda device: made.append(f"of {device}") or made[-1])
+    monkeypatch.setattr(streams, "on_stream", lambda stream: f"on a stream {stream}")
     divisor = Divisor(FakeTransport(), "mean")
     for _ in range(2):
         assert divisor._aside(torch.device("cuda", 1)) == "on a stream of cuda:1"

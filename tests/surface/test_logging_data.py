@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import minddp
 from minddp.compat.sampled_iteration import MOMENTS, SPANS, Moment, SampledIteration
 from minddp.core.events import Event, EventKind
+from minddp.platform import streams
 from tests.ranks import RankPool
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
@@ -261,17 +262,14 @@ def test_communication_after_the_gradients_overlaps_nothing(clock: list[int]) ->
 
 
 class DeviceEvent:
-    """Stands in for `torch.Event`: the device is a millisecond behind with each one."""
+    """Stands in for a device's event: the device is a millisecond behind with each one."""
 
     count = 0
 
-    def __init__(self, device: torch.device, enable_timing: bool):
-        assert enable_timing
-        self.waited_for = False
-
-    def record(self) -> None:
+    def __init__(self, _device: torch.device):
         DeviceEvent.count += 1
         self.ms = DeviceEvent.count * 1.0
+        self.waited_for = False
 
     def synchronize(self) -> None:
         self.waited_for = True
@@ -282,7 +280,7 @@ class DeviceEvent:
 
 
 def test_an_accelerator_times_itself(clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "Event", DeviceEvent)
+    monkeypatch.setattr(streams, "timed_event", DeviceEvent)
     iteration = observed(STEP, device="cuda")
     assert iteration.spans_ns()["forward_compute_time"] == 1_000_000
     assert iteration.spans_ns()["backward_compute_time"] == 2_000_000
