@@ -139,6 +139,16 @@ def test_gradients_that_exist_move_in_where_they_are_to_be_views() -> None:
     assert_same_bits(grads_of(params[1:]), before[1:])
 
 
+def test_a_gradient_with_a_graph_moves_in_without_it() -> None:
+    """As `create_graph=True` leaves it: what is packed later must not become part of that graph."""
+    params = [torch.nn.Parameter(torch.ones(3))]
+    params[0].grad = torch.ones(3, requires_grad=True) * 2
+    bucket = bucket_of(params, grads_are_views=True)
+    bucket.move_grads_in()
+    assert bucket.views[0].tolist() == [2.0] * 3
+    assert not bucket.views[0].requires_grad
+
+
 @pytest.mark.parametrize("views", [False, True])
 def test_otherwise_they_are_left_where_they_are(views: bool) -> None:
     params = params_of_all_kinds()

@@ -243,3 +243,13 @@ def test_every_gradient_is_scaled_once_in_any_arrangement() -> None:
         bucket = bucket_of([parameter(torch.randn(size)) for size in sizes])
         pack(bucket, COPIED)
         assert_same_bits(bucket.views, [param.grad * (1 / WORLD) for param in bucket.params])
+
+
+@pytest.mark.parametrize(("divisor", "restored"), [(None, [4.0]), (4.0, [16.0]), (float("inf"), [4.0])])
+def test_scaling_is_undone_unless_nothing_is_left_of_the_gradient(
+    divisor: float | None, restored: list[float]
+) -> None:
+    """A rank of weight zero divides by infinity; zero times infinity would be NaN."""
+    tensor = torch.tensor([4.0])
+    Scaling(divisor).undo(tensor)
+    assert tensor.tolist() == restored

@@ -62,6 +62,16 @@ def test_a_device_that_cannot_capture_never_does(asked: list[Any], monkeypatch: 
     assert not streams.is_capturing(CUDA)
 
 
+def test_values_for_a_device_with_streams_are_copied_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[bool] = []
+    make = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *a, pin_memory, **kw: pinned.append(pin_memory) or make(*a, **kw))
+    for has in (False, True):
+        monkeypatch.setattr(streams, "has_streams", lambda _device, has=has: has)
+        streams.copied_to(CPU, [1], torch.int32)
+    assert pinned == [False, True]
+
+
 def test_values_are_copied() -> None:
     assert torch.equal(streams.copied_to(CPU, [3, 4], torch.int32), torch.tensor([3, 4], dtype=torch.int32))
 
