@@ -2,7 +2,7 @@
 PY  := .venv/bin/python
 BIN := .venv/bin
 
-.PHONY: demo test check slow states chromium conformance fuzz bench plots gpu lint format types venv clean
+.PHONY: demo test check slow states chromium docs conformance fuzz bench plots gpu lint format types venv clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list.
@@ -19,8 +19,8 @@ test: venv  ## Run the tests that decide (some four minutes on 2 cores).
 
 check: test slow states lint types  ## Everything that a change must pass: all tests, lint, types (some fifteen minutes).
 
-slow: venv chromium  ## Run the tests that `make test` leaves out: frameworks, browser, benchmarks, conformance.
-	$(PYTEST) --dist loadfile -m slow
+slow: venv .venv/docs-installed chromium  ## Run the tests that `make test` leaves out: frameworks, browser, benchmarks, site.
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m slow
 
 states: venv  ## Count the states of a reducer that the core's tests see, in one process.
 	$(BIN)/pytest -q tests/core
@@ -30,6 +30,10 @@ chromium:  ## Install Chromium for the browser tests, as root on Debian; elsewhe
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get && timeout 300 apt-get -qq update \
 	     && timeout 600 apt-get -qq install -y chromium >/dev/null; } \
 	|| echo "No Chromium here, and it could not be installed: tests/xray/test_browser.py will be skipped."
+
+docs: .venv/docs-installed  ## Build the site in build/site, which opens from disk: annotated source, API, all pages.
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet -f docs/site/mkdocs.yml
+	@echo "build/site/index.html"
 
 conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; renew docs/conformance.md.
 	$(PY) -m tests.conformance --table docs/conformance.md
@@ -41,7 +45,10 @@ bench: venv  ## Measure everything beside torch's DDP, and draw the figures (20 
 	$(PY) -m benchmarks everything
 
 plots: venv  ## Draw the figures again, from what has been measured.
-	$(PY) -m benchmarks.plots
+	$(PY) -m benchmarks plots
+
+matrix: venv  ## Run the core of the suite with each torch and Python that can be had; renew docs/versions.md. MATRIX=--help
+	$(PY) -m tests.matrix $(MATRIX)
 
 OUT ?= build/gpu
 
@@ -64,6 +71,10 @@ venv: .venv/installed  ## Only make .venv.
 .venv/installed: pyproject.toml constraints.txt
 	python3 -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/docs-installed: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 clean:  ## Remove .venv and caches.

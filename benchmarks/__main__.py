@@ -12,15 +12,18 @@ import tyro
 QUESTIONS = {
     "versus_torch": "how long does a step take beside torch's DDP, and beside its lower bounds?",
     "bucket_size": "how does a step depend on the size of the buckets?",
-    "hook_cost": "what does one parameter cost when nothing is communicated?",
+    "growth": "how does cost grow with tensors, bytes, ranks, and in memory?",
     "all_reduce": "how long does an all-reduce take in shared memory, beside gloo?",
-    "memory": "how much memory does a wrapper take, and how many bytes does it copy in a step?",
     "plots": "draw what has been measured, and write its tables",
     "everything": "all of the above in this order, with the same options",
-    "earned": "which optimisations earn their place?",
+    "scaling": "how fast are 1, 2, 4, ... ranks, weak and strong?",
+    "parts": "what do its optimisations save a step, and the guard, check_finite and x-ray cost it?",
     "hosts": "how long does a step take on two hosts with a slow network between them? (needs root)",
+    "fewer_bytes": "what do hooks that send fewer bytes save between two hosts, and cost in loss? (needs root)",
+    "forecast": "are steps on other numbers of ranks and hosts as forecast predicts? (needs root)",
     "ladder": "what do the steps of each rung of the reference ladder look like?",
-    "xray_cost": "what does recording cost a step?",
+    "faults": "what do killed processes cost, by minddp.elastic and by restarts?",
+    "advice": "does a step gain what x-ray predicts, if what it advises is done? (slow wires need root)",
 }
 
 
@@ -35,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("question", choices=QUESTIONS, metavar="QUESTION", help="one of the questions below")
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
-    names = list(QUESTIONS)[:6] if parsed.question == "everything" else [parsed.question]
+    names = list(QUESTIONS)[:5] if parsed.question == "everything" else [parsed.question]
     for name in names:
         if name == "plots" and len(names) > 1 and parsed.options:
             continue  # a look is not kept, so there is nothing new to draw

@@ -1,7 +1,7 @@
 """How long does an all-reduce take in shared memory, as a multiple of gloo's time?
 
-    python -m benchmarks.all_reduce            # about half a minute
-    python -m benchmarks.all_reduce --world-size 4 --sizes-kib 64 1024
+    python -m benchmarks all_reduce            # about half a minute
+    python -m benchmarks all_reduce --world-size 4 --sizes-kib 64 1024
 
 Each message size is a race of its own: over the process group; in shared memory, of a tensor that is *resident*
 there, as buckets are; and of one that lies elsewhere and is *copied* in and out. The time is that of launching one
@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import tyro
 from torch import Tensor
 
 from benchmarks.display import RATIO, Table, table_of
@@ -116,7 +115,3 @@ def tables(report: Report) -> Iterator[Table]:
         title = f"{result['kib']:,g} KiB of {report['config']['dtype']}"
         caption = "All sums are equal to the bit." if result["same_bits"] else "The sums DIFFER between transports."
         yield table_of(title, "transport", columns, figures, caption)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Config))

@@ -1,6 +1,6 @@
 """How does a step depend on the size of the buckets, and does `bucket_cap_mb="auto"` find and predict a good one?
 
-    python -m benchmarks.bucket_size     # about four minutes on two cores
+    python -m benchmarks bucket_size     # about four minutes on two cores
 
 Small buckets leave early but pay a latency each; large ones leave late, and nothing hides the last one. Each
 capacity is a heat of torch's class and minddp's, by the process group and by shared memory. Beside minddp's steps
@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import tyro
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks.contestants import FLOOR, Contestant, Raced, Step, minddp_over, race_workload, wrapped_by
-from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
-from benchmarks.forecast import AIM, by_chosen_plan, forecast, forecast_cells
+from benchmarks.display import RATIO, Table, table_of
+from benchmarks.forecast import AIM, by_chosen_plan, forecast
 from benchmarks.harness import estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import WorkloadName, workload
@@ -53,14 +52,13 @@ def main(config: Config) -> None:
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """One race for each workload, on this rank; returns the report."""
-    with progress_of(rank) as start_bar:
-        timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
+    timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of("time of a step by the capacity of the buckets", config, aim=AIM, workloads=timed)
 
 
-def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
+def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, Any]:
     task = workload(name, config.workload_size)
-    raced = race_workload(rank, task, field_of(config.caps_mib), config, start_bar, tune)
+    raced = race_workload(rank, task, field_of(config.caps_mib), config, tune)
     return raced.described() | {
         "no_wrapper_ms": raced.median_ms(FLOOR),
         "families": {
@@ -143,6 +141,12 @@ COLUMNS = {
     "over no wrapper": "{over_no_wrapper[median]:.3f}",
     "ratio to torch": RATIO,
 }
+FORECAST_COLUMNS = {
+    "predicted ms": "{predicted_ms[median]:.2f}",
+    "measured ms": "{measured_ms[median]:.2f}",
+    "error": "{error[median]:+.1%}",
+    "95% interval": "{error[low]:+.1%} to {error[high]:+.1%}",
+}
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -153,10 +157,6 @@ def tables(report: Report) -> Iterator[Table]:
         caption = "\n".join([f"{FLOOR}: {result['no_wrapper_ms']:.2f} ms", *tunings])
         title = f"{result['title']}: {result['gradient_mib']:.2f} MiB"
         yield table_of(title, "family at MiB", COLUMNS, figured, caption)
-        rows = [[name, *forecast_cells(of["forecast"])] for name, of in figured.items() if of["forecast"]]
-        headings = ("family at MiB", "predicted ms", "measured ms", "error", "95% interval")
-        yield Table(f"{result['title']}: predicted, to be within {report['aim']:.0%}", headings, rows)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Config))
+        forecasts = {name: of["forecast"] for name, of in figured.items() if of["forecast"]}
+        title = f"{result['title']}: predicted, to be within {report['aim']:.0%}"
+        yield table_of(title, "family at MiB", FORECAST_COLUMNS, forecasts)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
+from torch.optim import SGD
 
-from benchmarks.accounting import nbytes
-from benchmarks.display import StartBar
+from benchmarks.display import progress
 from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
 from benchmarks.launch import DeviceName
+from benchmarks.own_model import own_workload
 from benchmarks.question import Options, RaceOptions
-from benchmarks.workloads import Workload, WorkloadName, batch_of, device_of, training_step
+from benchmarks.workloads import Workload, WorkloadName, device_of, training_step, workload
 from minddp import DistributedDataParallel
 from minddp.transport import open_transport
 from reference.interface import DataParallel
@@ -28,7 +35,8 @@ from reference.ladder import rungs
 
 SettingName = Literal["default", "views", "static", "batched", "views_static", "find_unused"]
 TransportName = Literal["process_group", "shared_memory", "auto"]
-OtherName = Literal["replicate", "naive", "flat", "overlapped", "bucketed", "automatic"]
+LadderName = Literal["naive", "flat", "overlapped", "bucketed", "automatic"]
+OtherName = Literal["replicate", "fully_shard", "zero", "deepspeed_1", "deepspeed_2", LadderName]
 Step = Callable[[], object]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -40,8 +48,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "find_unused": {"find_unused_parameters": True},
 }
 
+#: What is not raced in the process group that the others share, and why.
+ELSEWHERE = {"torchft": "its quorum did not come together when it was tried on one host, and this was not pursued"}
+
 ALONE = "one rank alone"
 FLOOR = "no wrapper"
+WAITING = "no wrapper, barrier"
 BASELINE = "torch default"
 AS_IT_COMES = "minddp default, auto"  #: what `minddp.DistributedDataParallel(model)` is
 
@@ -70,10 +82,20 @@ class FieldOptions(Options):
     workloads: tuple[WorkloadName, ...] = tuple(name for name in get_args(WorkloadName) if name != "short")
     settings: tuple[SettingName, ...] = ("default", "views", "static", "batched", "views_static")
     """Constructor options, given to both implementations alike."""
-    others: tuple[OtherName, ...] = ("replicate", "naive", "flat", "overlapped", "bucketed", "automatic")
-    """Other ways to train: torch's `replicate` and the rungs of the reference ladder."""
+    model: str | None = None
+    """A model of your own in place of the workloads: file.py:make or package.module:make. make() returns a module
+    and a function loss(model), which returns a scalar."""
+    others: tuple[OtherName, ...] = get_args(OtherName)
+    """Other ways to train: torch's `replicate`, `fully_shard` and `ZeroRedundancyOptimizer`, DeepSpeed where it is
+    installed, and the rungs of the reference ladder."""
     device: DeviceName = "cpu"
     """With "cuda", a GPU for each rank, and NCCL."""
+
+    def tasks(self) -> list[Workload]:
+        """What is trained. Collective where the model is the user's own."""
+        if self.model is not None:
+            return [own_workload(self.model)]
+        return [workload(name, self.workload_size) for name in self.workloads]
 
 
 def supported(settings: Sequence[SettingName]) -> tuple[SettingName, ...]:
@@ -83,6 +105,24 @@ def supported(settings: Sequence[SettingName]) -> tuple[SettingName, ...]:
     if unknown:
         print(f"Left out, as torch {torch.__version__} has no such option: {', '.join(unknown)}.")
     return tuple(setting for setting in settings if setting not in unknown)
+
+
+def available(others: Sequence[OtherName]) -> tuple[OtherName, ...]:
+    """Those of `others` that can run here; prints the reason for each of the rest."""
+    reasons: dict[str, str] = {name: reason for name in others if (reason := obstacle(name))}
+    for name, reason in (reasons | ELSEWHERE).items() if os.environ.get("RANK", "0") == "0" else ():
+        print(f"Left out: {name}, because {reason}.")
+    return tuple(name for name in others if name not in reasons)
+
+
+def obstacle(name: OtherName) -> str | None:
+    """Why this one of the others cannot run here, if so."""
+    try:
+        if name.startswith("deepspeed"):
+            importlib.import_module("deepspeed")
+    except ImportError as error:
+        return f"{error}: pip install deepspeed"
+    return None
 
 
 def native(setting: str) -> str:
@@ -131,13 +171,33 @@ def pairs(settings: Sequence[str], transports: Sequence[str], *, control: bool =
 def other(name: str) -> Contestant:
     """One of the other ways to the same weights, alone in a heat of its own.
 
-    `replicate` wraps a list of the parameters and so does not see which module wants sparse gradients; the rungs of
-    the reference ladder do not support them.
+    `replicate` wraps a list of the parameters and so does not see which module wants sparse gradients; none of the
+    others supports them.
     """
+    contestant = partial(Contestant, heat=name, baseline=BASELINE, takes_sparse_gradients=False)
     if name == "replicate":
-        return Contestant("torch replicate", name, BASELINE, replicate, takes_sparse_gradients=False)
+        return contestant("torch replicate", wrap=replicate)
+    if name == "fully_shard":
+        return contestant("torch fully_shard", wrap=sharded)
+    if name == "zero":
+        step_of_zero = partial(training_step, make_optimizer=partial(ZeroRedundancyOptimizer, optimizer_class=SGD))
+        return contestant("torch ZeroRedundancyOptimizer", wrap=NativeDDP, step=step_of_zero)
+    if name.startswith("deepspeed"):
+        return contestant(f"DeepSpeed ZeRO-{name[-1]}", step=partial(step_of_deepspeed, int(name[-1])))
     rung, step = rungs(cap_bytes=25 * 2**20)[name], step_then_synchronize
-    return Contestant(f"reference {name}", name, BASELINE, rung, step, takes_sparse_gradients=False)
+    return contestant(f"reference {name}", wrap=rung, step=step)
+
+
+def parts(transports: Sequence[str]) -> list[Contestant]:
+    """What `split_of` needs: both wrappers with less and less to do, and no wrapper with a barrier in each step."""
+    wrappers = {native("default"): NativeDDP} | {candidate("default", t): minddp_over(t) for t in transports}
+    field = [Contestant(WAITING, "parts", step=step_then_barrier)]
+    for name, wrapper in wrappers.items():
+        still, views = {"broadcast_buffers": False}, {"gradient_as_bucket_view": True}
+        field.append(Contestant(f"{name}, no buffers", "parts", wrap=wrapped_by(wrapper, still)))
+        field.append(Contestant(f"{name}, nothing sent", "parts", wrap=silent(wrapped_by(wrapper, still))))
+        field.append(Contestant(f"{name}, hooks", "parts", wrap=silent(wrapped_by(wrapper, still | views))))
+    return field
 
 
 def heats(contestants: Sequence[Contestant]) -> list[list[str]]:
@@ -198,9 +258,9 @@ class Raced:
     def same_bits(self, contestant: Contestant) -> bool:
         """True if it holds its baseline's weights on all ranks: both have done the same work. Collective."""
         assert contestant.baseline is not None, "floors have no baseline"
-        ours, theirs = (self.models[name].parameters() for name in (contestant.name, contestant.baseline))
-        alike = all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
-        everywhere = torch.tensor(int(alike), device=device_of(self.models[contestant.name]))
+        pair = (self.models[name].parameters() for name in (contestant.name, contestant.baseline))
+        differ = [not torch.equal(whole(ours), whole(theirs)) for ours, theirs in zip(*pair, strict=True)]
+        everywhere = torch.tensor(int(not any(differ)), device=device_of(self.models[contestant.name]))
         dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
         return bool(everywhere)
 
@@ -210,7 +270,6 @@ def race_workload(
     task: Workload,
     field: Sequence[Contestant],
     config: RaceOptions,
-    start_bar: StartBar,
     prepare: Callable[[Mapping[str, nn.Module], Mapping[str, Step]], object] = lambda models, steps: None,
     device: str = "cpu",
 ) -> Raced:
@@ -224,7 +283,7 @@ def race_workload(
         heats(field),
         config.race_rounds,
         config.turn(task.steps_per_turn),
-        partial(start_bar, task.name),
+        partial(progress, task.name),
         settle=torch.cuda.synchronize if device == "cuda" else lambda: None,
         leave=lambda name: models[name].zero_grad(set_to_none=True),
     )
@@ -240,6 +299,57 @@ def wrapped_by(wrapper: Callable[..., nn.Module], options: Mapping[str, Any]) ->
 
 def minddp_over(transport: str) -> Callable[..., nn.Module]:
     return lambda model, **options: DistributedDataParallel(model, transport=transport, **options)
+
+
+def whole(param: Tensor) -> Tensor:
+    """All of a parameter that is spread over the ranks. Collective."""
+    return param.full_tensor() if isinstance(param, DTensor) else param
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """FSDP2, with a unit of its own for each child of at least 1 MiB."""
+    for child in model.children():
+        if sum(p.nbytes for p in child.parameters()) >= 2**20 and not isinstance(child, nn.ModuleList):
+            fully_shard(child)
+    fully_shard(model)
+    return model
+
+
+def step_of_deepspeed(stage: int, model: nn.Module, task: Workload, rank: int) -> Step:
+    import deepspeed
+
+    settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    settings |= {"zero_allow_untested_optimizer": True}
+    optimizer = SGD(model.parameters(), lr=task.learning_rate)
+    with mock.patch.dict(os.environ, LOCAL_RANK=str(rank)):
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    loss = task.objective(rank, device_of(model))
+
+    def step() -> None:
+        engine.backward(loss(engine))
+        engine.step()
+
+    return step
+
+
+def silent(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
+    """With a communication hook that sends nothing: what is left are the gradients' hooks, and copies."""
+
+    def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(tensor)
+        return future
+
+    def wrapped(model: nn.Module) -> nn.Module:
+        ddp: Any = wrap(model)
+        ddp.register_comm_hook(None, lambda state, bucket: done(bucket.buffer()))
+        return ddp
+
+    return wrapped
+
+
+def step_then_barrier(model: nn.Module, task: Workload, rank: int) -> Step:
+    return training_step(model, task, rank, after_backward=dist.barrier)
 
 
 def step_of_rank_0(model: nn.Module, task: Workload, rank: int) -> Step:
@@ -266,8 +376,8 @@ def all_reduce_alone(transport: str) -> Callable[[nn.Module, Workload, int], Ste
 
 def gradient_bytes(model: nn.Module, task: Workload, rank: int) -> int:
     """The bytes that one backward has to send to the other ranks. Clears the gradients."""
-    inputs, targets = batch_of(task, rank, device_of(model))
-    task.loss(model(inputs), targets).backward()
-    nbytes_of_all = sum(nbytes(param.grad) for param in model.parameters() if param.grad is not None)
+    task.objective(rank, device_of(model))(model).backward()
+    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    sparse = [part for grad in grads if grad.is_sparse for part in (grad._values(), grad._indices())]
     model.zero_grad(set_to_none=True)
-    return nbytes_of_all
+    return sum(tensor.nbytes for tensor in [*sparse, *(grad for grad in grads if not grad.is_sparse)])

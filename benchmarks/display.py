@@ -1,17 +1,17 @@
-"""What the benchmarks show: progress bars, and tables for a terminal and for a Markdown page."""
+"""What the benchmarks show: progress, and tables for a terminal and for a Markdown page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-StartBar = Callable[[str, int], Callable[[], None]]
 Figures = Mapping[str, Mapping[str, Any]]
 
 RATIO = "{ratio[median]:.3f} ({ratio[low]:.3f}–{ratio[high]:.3f})"  #: a cell: a median and its 95% interval
@@ -50,31 +50,16 @@ def table_of(title: str, first: str, columns: Mapping[str, str], figures: Figure
 
 def console_of() -> Console:
     """Wide enough for the tables: a line that a terminal wraps is better than a column that is left out."""
-    return Console(width=max(Console().width, 140))
+    return Console(width=max(Console().width, 170))
 
 
-@contextmanager
-def progress_of(rank: int) -> Iterator[StartBar]:
-    """Yields `start(title, total)`, which returns what to call after each of the `total` rounds.
+def progress(title: str, total: int) -> Callable[[], None]:
+    """What to call after each of the `total` rounds: counts them on a line of rank 0's terminal, if it has one."""
+    done = itertools.count(1)
 
-    Only rank 0 shows a bar. It is drawn in that call: a thread that draws would draw inside a timed turn.
-    """
-    with Progress(
-        TextColumn("{task.description:18}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-        auto_refresh=False,
-        disable=rank != 0,
-    ) as progress:
+    def advance() -> None:
+        if sys.stderr.isatty() and dist.get_rank() == 0:
+            count = next(done)
+            print(f"\r{title:18} {count}/{total}", end="\n" if count == total else "", file=sys.stderr, flush=True)
 
-        def start(title: str, total: int) -> Callable[[], None]:
-            bar = progress.add_task(title, total=total)
-
-            def advance() -> None:
-                progress.advance(bar)
-                progress.refresh()
-
-            return advance
-
-        yield start
+    return advance

@@ -1,23 +1,53 @@
 """Does a step take as long as `minddp.forecast` predicts?
 
+    sudo python -m benchmarks forecast       # 2 to 8 ranks on one host and on two, at three rates; three minutes
+
 [Note: a step's prediction]
 `bucket_cap_mb="auto"` observes backwards by the default plan, and predicts from these how long one takes by another
 plan. The rest of a step does not depend on the plan. So a step is predicted to take as long as one by the default
 plan in the same round of the race, plus what the backward is predicted to gain or lose. Any plan can be predicted
 so, also those that "auto" has not chosen: a stronger check, as they are further from the default.
+
+[Note: the check of other numbers of ranks]
+The forecast is given what two ranks of one host show: a step of each by itself, both at once, and an all-reduce of
+the two. The wire between hosts has the cable's rate less the headers of frames, and the latency of a hop inside.
+All ranks share the machine's cores, two hosts have half of them each; what other programs take of them meanwhile is
+measured, too, and only the rest counts. Nothing is fitted.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
 
-from benchmarks.harness import compare, estimate
+from benchmarks.display import console_of, table_of
+from benchmarks.harness import compare, estimate, gathered
+from benchmarks.launch import run_ranks
+from benchmarks.namespaces import bytes_per_second, limit_rate, two_hosts
+from benchmarks.question import Options, report_of, write
+from benchmarks.workloads import WorkloadName, training_step, workload
+from minddp import DistributedDataParallel
 from minddp.core.plan import BucketPlan
 from minddp.forecast import Tuning
+from minddp.forecast.auto_buckets import Observer, observed
+from minddp.forecast.cluster import Cluster, all_reduce, hop_of
+from minddp.forecast.gradient_clock import HostClock
+from minddp.forecast.link import FREE, Link, measure_link
+from minddp.forecast.scaling import Job
+from minddp.forecast.scaling import forecast as forecast_of
+from minddp.forecast.step_model import predicted_s
+from minddp.platform.cores import usable_cores
+from minddp.transport import open_transport
 
 AIM = 0.10  #: the largest error of a prediction, as a share
 
@@ -29,7 +59,7 @@ def forecast(
 
     `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
     """
-    predicted = by_default + (tuning.predicted_backward_s(plan) - tuning.before_s)
+    predicted = by_default + (predicted_s(plan, tuning.link, tuning.seen) - tuning.before_s)
     off = compare(predicted, by_plan, seed)
     return {
         "predicted_ms": dataclasses.asdict(estimate(predicted * 1e3, seed)),
@@ -52,12 +82,130 @@ def by_chosen_plan(tuning: Tuning, by_default: np.ndarray, by_auto: np.ndarray) 
     return by_default + (tuning.measured_s - tuning.before_s)
 
 
-def forecast_cells(prediction: Mapping[str, Any]) -> list[str]:
-    """The cells of a table: predicted and measured milliseconds, the error in percent, and its interval."""
-    error = prediction["error"]
-    return [
-        f"{prediction['predicted_ms']['median']:.2f}",
-        f"{prediction['measured_ms']['median']:.2f}",
-        f"{error['median']:+.1%}",
-        f"{error['low']:+.1%} to {error['high']:+.1%}",
-    ]
+# ---------------------------------------------------------------------- other numbers of ranks
+
+HOSTS, WARM_UP_STEPS = 2, 4
+GOODPUT = 1448 / 1514  # of a frame's bytes, those that TCP carries
+Place = tuple[int, int, str]  # ranks, hosts, the cable's rate
+Measured = tuple[float, float]  # the median step of the slowest rank, and the cores that others left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Predict steps on several numbers of ranks and hosts, and measure them."""
+
+    world_size: int = 8
+    """The largest number of ranks."""
+    ranks: tuple[int, ...] = (2, 4, 6, 8)
+    rates: tuple[str, ...] = ("300mbit", "1gbit", "10gbit")
+    """Of the cable between two hosts."""
+    workload: WorkloadName = "transformer"
+    steps: int = 12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(ranks % HOSTS or not 0 < ranks <= self.world_size for ranks in (*self.ranks, self.world_size)):
+            raise ValueError(f"ranks are {self.ranks}: give even numbers up to world_size, {self.world_size}.")
+
+
+def main(config: Config) -> None:
+    from benchmarks.hosts import settle  # which imports what imports this module
+
+    start = partial(
+        run_ranks, measure, config, world_size=config.world_size, threads=config.threads, timeout_s=config.timeout_s
+    )
+    (job, hop, here), *_ = start(1)
+    with two_hosts(config.rates[0]) as hosts:
+        (_, _, there), *_ = start(HOSTS, settle=partial(settle, hosts, config.world_size // HOSTS))
+    rows = predictions(job, hop, here | there)
+    columns = {
+        "cores": "{cores:.2f}",
+        "predicted ms": "{predicted_ms:.1f}",
+        "measured ms": "{measured_ms:.1f}",
+        "error": "{error:+.1%}",
+    }
+    table_of(f"{config.workload}: a step by its forecast", "where", columns, rows).show(console_of())
+    if (path := config.path("forecast")) is not None:
+        write(report_of("steps foretold from two ranks of one host, and measured", config, rows=rows), path)
+
+
+def measure(rank: int, config: Config, hosts: int) -> tuple[Job | None, Link | None, dict[Place, Measured]]:
+    """On one host a job and a hop, of two ranks; the steps at each place. Collective."""
+    alone, pair = [dist.new_group([one]) for one in (0, 1)], dist.new_group([0, 1])
+    job, hop = described(rank, config, alone[rank], pair) if rank < 2 and hosts == 1 else (None, None)
+    per_host = config.world_size // hosts
+    steps_s = {}
+    for rate, ranks in itertools.product(config.rates if hosts > 1 else [""], config.ranks):
+        if rate and rank % per_host == 0:
+            limit_rate(rate)
+        members = [one for one in range(config.world_size) if one % per_host < ranks // hosts]
+        group, before = dist.new_group(members), used()
+        own_s = np.median(steps_of(rank, config, group)[0]) if rank in members else 0.0
+        steps_s[ranks, hosts, rate] = float(max(gathered(own_s))), cores_left(before)
+    return job, hop, steps_s
+
+
+def described(rank: int, config: Config, alone: dist.ProcessGroup, pair: dist.ProcessGroup) -> tuple[Job, Link]:
+    """What a forecast is given. See [Note: the check of other numbers of ranks]."""
+    clock, cpu = HostClock(), torch.device("cpu")
+    observer = Observer(clock)
+    steps_s, ddp = steps_of(rank, config, alone, observer, time.process_time)
+    seen = [observed(stamps, clock) for stamps in observer.passes[WARM_UP_STEPS:]]
+    ready_s = {param: float(np.median([one.ready_s[param] for one in seen])) for param in seen[0].ready_s}
+    job = Job(float(np.median(steps_s)), float(np.median([one.computed_s for one in seen])), ready_s, ddp.plan)
+    before = used()
+    link = measure_link(open_transport("process_group", pair, cpu), cpu, clock)
+    return job, hop_of(link, Cluster(2, 1, FREE, FREE, cores_left(before, pair)))
+
+
+def used() -> tuple[float, float, float]:
+    """Seconds: now, those that all cores were busy since the machine started, and those for this process."""
+    times = psutil.cpu_times()
+    return time.perf_counter(), sum(times) - times.idle - times.iowait, time.process_time()
+
+
+def cores_left(before: tuple[float, float, float], group: dist.ProcessGroup | None = None) -> float:
+    """The cores that other programs than the group's ranks have left since then. Collective."""
+    passed_s, busy_s, own_s = (now - then for now, then in zip(used(), before, strict=True))
+    own = torch.tensor([own_s], dtype=torch.float64)
+    dist.all_reduce(own, group=group)
+    return max(0.1, min(usable_cores(), usable_cores() - (busy_s - own.item()) / passed_s))
+
+
+def steps_of(
+    rank: int,
+    config: Config,
+    group: dist.ProcessGroup,
+    observer: Observer | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[np.ndarray, DistributedDataParallel]:
+    """Seconds of each step after the first ones, `[steps]`, and the module that took them."""
+    task = workload(config.workload, config.workload_size)
+    torch.manual_seed(config.seed)
+    ddp = DistributedDataParallel(task.model(), process_group=group, transport="process_group")
+    if observer is not None:
+        ddp.events.watch(observer)
+    step = training_step(ddp, task, rank)
+    ends_s = []
+    for _ in range(WARM_UP_STEPS + config.steps + 1):
+        step()
+        ends_s.append(clock())
+    return np.diff(ends_s)[WARM_UP_STEPS:], ddp
+
+
+def predictions(job: Job, hop: Link, measured: Mapping[Place, Measured]) -> dict[str, dict[str, float]]:
+    """Predicted and measured steps, by place in words."""
+    rows = {}
+    for (ranks, hosts, rate), (measured_s, cores) in measured.items():
+        wire = Link(hop.latency_s, GOODPUT * bytes_per_second(rate)) if rate else FREE
+        cluster = Cluster(ranks, hosts, hop, wire, cores / hosts)
+        step_s = forecast_of(job, cluster, all_reduce(cluster)).step_s
+        where = f"{ranks} ranks, {f'2 hosts at {rate}' if rate else 'one host'}"
+        error = step_s / measured_s - 1
+        rows[where] = {
+            "cores": cores,
+            "predicted_ms": 1e3 * step_s,
+            "measured_ms": 1e3 * measured_s,
+            "error": error,
+        }
+    return rows

@@ -30,9 +30,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import contestants, machine
-from benchmarks.accounting import peak_memory
 from benchmarks.contestants import FLOOR, Contestant, Raced, SettingName, race_workload
-from benchmarks.display import RATIO, Table, console_of, progress_of, table_of
+from benchmarks.display import RATIO, Table, console_of, table_of
 from benchmarks.harness import Rounds, gathered, in_ms
 from benchmarks.launch import DeviceName, run_ranks
 from benchmarks.question import RaceOptions, Report, path_of, read, report_of, write
@@ -118,8 +117,7 @@ def measure(rank: int, name: WorkloadName, options: GpuOptions) -> dict[str, Any
     alone = {c.name: look_at(c, copy.deepcopy(model), task, rank) for c in entrants}
     failed = {contestant: found["error"] for contestant, found in alone.items() if "error" in found}
     field = [c for c in entrants if c.name not in failed and c.baseline not in failed]
-    with progress_of(rank) as start_bar:
-        raced = race_workload(rank, task, field, options, start_bar, device=options.device)
+    raced = race_workload(rank, task, field, options, device=options.device)
     return raced.described() | {
         "ranks": options.world_size,
         "contestants": {c.name: figures(c, raced) | alone[c.name] for c in field},
@@ -142,11 +140,14 @@ def look_at(contestant: Contestant, model: nn.Module, task: Workload, rank: int)
     error: str | None = None
     found: dict[str, Any] = {}
     try:
-        with peak_memory(next(model.parameters()).device) as peak:
-            step = contestant.step(contestant.wrap(model), task, rank)
-            for _ in range(FIRST_STEPS):
-                step()
-        found = {"peak_mib": round(peak.nbytes / MIB, 2)} | work_of(step)
+        before = torch.cuda.memory_allocated()  # 0 without a GPU, as the peak then is
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        step = contestant.step(contestant.wrap(model), task, rank)
+        for _ in range(FIRST_STEPS):
+            step()
+        peak = torch.cuda.max_memory_allocated() - before
+        found = {"peak_mib": round(peak / MIB, 2)} | work_of(step)
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
     errors = [f"rank {r}: {text}"[:1000] for r, text in enumerate(gathered(error)) if text is not None]

@@ -1,8 +1,8 @@
 """How long does a step take on two hosts with a slow network between them, beside torch's DDP on the same two?
 
-    sudo python -m benchmarks.hosts                  # 1 Gbit/s, two ranks on each; about ten minutes on two cores
-    sudo python -m benchmarks.hosts --rate 10gbit
-    sudo python -m benchmarks.hosts --size smoke     # to see that all runs
+    sudo python -m benchmarks hosts                  # 1 Gbit/s, two ranks on each; about ten minutes on two cores
+    sudo python -m benchmarks hosts --rate 10gbit
+    sudo python -m benchmarks hosts --size smoke     # to see that all runs
 
 The hosts are network namespaces (see `namespaces.py`), made at the beginning and removed at the end. All ranks
 share this machine's cores, which two hosts would not, so computing takes longer here than on two hosts. The
@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import tyro
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
@@ -40,7 +39,7 @@ from benchmarks.contestants import (
     wire,
     wrapped_by,
 )
-from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
+from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import Times, gathered, in_ms, median_ms
 from benchmarks.namespaces import INTERFACE, Host, bytes_per_second, two_hosts
 from benchmarks.question import RaceOptions, Report, ask, report_of
@@ -48,7 +47,6 @@ from benchmarks.workloads import WorkloadName, workload
 
 HOSTS = 2
 TRANSPORTS = ("process_group", "hierarchical")
-AIM = {"rate": "1gbit", "contestant": "minddp hierarchical, auto", "ratio": 0.95}  # at most, in every workload
 _PORT = 29500
 
 
@@ -93,20 +91,18 @@ def settle(hosts: Sequence[Host], ranks_per_host: int, rank: int) -> str:
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """All workloads, one after another, on this rank; returns the report."""
-    with progress_of(rank) as start_bar:
-        timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
+    timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of(
         "time of a training step on two hosts beside torch's DistributedDataParallel there",
         config,
         workloads=timed,
-        aim=AIM,
     )
 
 
-def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
+def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
     field = field_of()
-    raced = race_workload(rank, workload(name, config.workload_size), field, config, start_bar, tune)
+    raced = race_workload(rank, workload(name, config.workload_size), field, config, tune)
     gradient_bytes = sum(p.nbytes for p in raced.models[FLOOR].parameters())
     return raced.described() | {
         "floors_ms": floors(raced.wall, gradient_bytes, config),
@@ -208,21 +204,3 @@ def tables(report: Report) -> Iterator[Table]:
         caption = f"ms: {FLOOR} {floors['no_wrapper']:.1f}; {'; '.join(bounds)}"
         title = f"{result['title']}: {result['gradient_mib']:.2f} MiB"
         yield table_of(title, "contestant", COLUMNS, result["contestants"], caption)
-    if report["config"]["rate"] == AIM["rate"] and report["config"]["size"] == "full":
-        yield Table("The aim", [aim_in_words(report["workloads"])], [])
-
-
-def aim_in_words(timed: Mapping[str, Mapping[str, Any]]) -> str:
-    """The workloads that meet the aim by the median and by the whole of the interval, and those that miss it."""
-    ratios = {name: of["contestants"][AIM["contestant"]]["ratio"] for name, of in timed.items()}
-    met = [name for name, ratio in ratios.items() if ratio["median"] <= AIM["ratio"]]
-    surely = [name for name in met if ratios[name]["high"] <= AIM["ratio"]]
-    missed = [name for name in ratios if name not in met]
-    return (
-        f"The aim for {AIM['contestant']}, at most {AIM['ratio']}: met in {', '.join(met) or 'none'} (with all of "
-        f"the interval in {', '.join(surely) or 'none'}); missed in {', '.join(missed) or 'none'}."
-    )
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Config))

@@ -1,6 +1,6 @@
 """What does each rung of the reference ladder look like, beside torch's DDP and minddp?
 
-    python -m benchmarks.ladder --out DIR     # ladder.html and ladder.png: all of them on one scale
+    python -m benchmarks ladder --out DIR     # ladder.html: all of them on one scale
 
 Every wrapper trains the same layers in the same process group, and some of its steps are recorded. A rung reports
 no events, so it is recorded from outside: `RungSource` is between it and its wire. docs/learning/ladder.md reads
@@ -9,17 +9,14 @@ such a recording, rung by rung.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import tyro
 from rich.console import Console
 from torch import Tensor, nn
 from torch.autograd import Variable
@@ -43,7 +40,7 @@ class Config:
     """Record some steps of each rung, and show them side by side."""
 
     out: Path = Path("runs/ladder")
-    """Folder for ladder.html, ladder.json and, with matplotlib, ladder.png."""
+    """Folder for ladder.html and ladder.json."""
     depth: int = 6
     width: int = 512
     """Width of each layer; 512 makes 1 MiB of gradients each."""
@@ -73,7 +70,7 @@ def main(config: Config) -> None:
 def record_all(rank: int, config: Config) -> None:
     first, *others = results_of_all(rank, config)
     comparison = first.compare(*others)
-    for suffix in (".html", ".json", *([".png"] if find_spec("matplotlib") else [])):
+    for suffix in (".html", ".json"):
         comparison.save(config.out / f"ladder{suffix}")
     comparison.explain(Console())
 
@@ -125,6 +122,8 @@ class RungSource:
 
     wrapper = "a rung of the ladder"
     has_plan = False
+    findings: tuple[str, ...] = ()
+    adds_after_s = 0.0
 
     def __init__(self, title: str, module: nn.Module, make: Rung):
         self.title = title
@@ -241,8 +240,3 @@ class WatchedWork:
         self.before()
         self.work.wait()
         self.after()
-
-
-if __name__ == "__main__":
-    config = tyro.cli(Config)
-    main(dataclasses.replace(config, out=config.out.absolute()))

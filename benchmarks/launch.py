@@ -1,4 +1,4 @@
-"""Start the ranks of a benchmark and bring back what they return, within a time limit.
+"""Ranks of a benchmark: those of `minddp.launch`, with a GPU or a network of their own if wanted.
 
 [Note: memory is kept]
 Memory that a step frees at the end of the heap is given back to the system by glibc, and the next step gets it
@@ -9,29 +9,22 @@ ranks keep the memory that they free, in every turn.
 
 from __future__ import annotations
 
-import datetime
+import ctypes
 import os
-import pickle
-import sys
-import tempfile
-import time
+import platform
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+from minddp.platform.ranks import join_group, launch
 
 DeviceName = Literal["cpu", "cuda"]
 
-#: Variables in the ranks' environment, besides those of this process.
-ENVIRONMENT = {
-    "KINETO_LOG_LEVEL": "6",  # or the profiler announces itself on every rank
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),  # see [Note: memory is kept]
-    "MALLOC_MMAP_MAX_": "0",
-}
+#: Parameters of glibc's `mallopt`, and the values with which it keeps what is freed. See [Note: memory is kept].
+KEEP_MEMORY = {"M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_MMAP_MAX": (-4, 0)}
 
 
 def run_ranks(
@@ -45,68 +38,38 @@ def run_ranks(
 ) -> list[Any]:
     """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one process group.
 
-    `fn` is a module-level function; each rank computes with `threads` threads, or with the GPU of its number.
-    `settle(rank)` comes first in its process and returns the group's init_method; by default that is a file.
-    Raises `TimeoutError` when the ranks are not done within `timeout_s`, and torch's `ProcessRaisedException` with
-    the traceback when one raises. In either case no process is left behind.
+    Each rank computes with `threads` threads, or with the GPU of its number. `settle(rank)` comes first in its
+    process and returns the group's init_method; by default that is a file. Raises what `minddp.launch` does.
+
+    Under torchrun, which ends its ranks itself, this process is one of them: returns `[fn(its rank, *args)]`.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as directory,
-        mock.patch.dict(os.environ, ENVIRONMENT),
-    ):
-        context = start_processes(
-            _rank_main, (fn, args, world_size, threads, directory, device, settle), nprocs=world_size, join=False
-        )
-        assert context is not None, "start_processes returns a context if it does not join"
-        _join(context, timeout_s)
-        return [pickle.loads(_result_file(directory, rank).read_bytes()) for rank in range(world_size)]
+    if under_torchrun():
+        rank = int(os.environ["RANK"])
+        _enter(threads, device, settle, rank, world_size, "env://")
+        result = fn(rank, *args)
+        dist.destroy_process_group()
+        return [result]
+    return launch(fn, *args, ranks=world_size, timeout_s=timeout_s, enter=partial(_enter, threads, device, settle))
 
 
-def _rank_main(
-    rank: int,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    world_size: int,
+def under_torchrun() -> bool:
+    """True in a process that torchrun has started, which is a rank and starts none."""
+    return dist.is_torchelastic_launched()
+
+
+def _enter(
     threads: int,
-    directory: str,
     device: DeviceName,
     settle: Callable[[int], str] | None,
+    rank: int,
+    num_ranks: int,
+    rendezvous: str,
 ) -> None:
-    meeting_place = settle(rank) if settle else f"file://{directory}/store"
-    torch.set_num_threads(threads)
+    os.environ["KINETO_LOG_LEVEL"] = "6"  # or the profiler announces itself on every rank
+    if platform.libc_ver()[0] == "glibc":
+        for parameter, value in KEEP_MEMORY.values():
+            ctypes.CDLL(None).mallopt(parameter, value)
     if device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=meeting_place,
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(seconds=120),
-        device_id=torch.device("cuda", rank) if device == "cuda" else None,
-    )
-    _result_file(directory, rank).write_bytes(pickle.dumps(fn(rank, *args)))
-    dist.barrier()  # a rank that leaves early takes its connections with it
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    # A thread of gloo's that still frees a Python callback would abort the process if the interpreter ended here.
-    os._exit(0)
-
-
-def _result_file(directory: str, rank: int) -> Path:
-    return Path(directory) / f"result{rank}.pickle"
-
-
-def _join(context: ProcessContext, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    try:
-        while not context.join(timeout=max(0.0, deadline - time.monotonic()), grace_period=5):
-            if time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"The ranks were not done after {timeout_s:g} s and were ended; "
-                    "run fewer rounds or raise --timeout-s."
-                )
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if under_torchrun() else rank)
+    meeting_place = settle(rank) if settle else rendezvous
+    join_group(rank, num_ranks, meeting_place, backend="nccl" if device == "cuda" else "gloo", threads=threads)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minddp.platform.cores import usable_cores
-from minddp.platform.cupy_beside_torch import NoCuPy, import_cupy
+from minddp.transport.nccl.nccl_transport import import_cupy
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
@@ -43,7 +43,7 @@ def cupy_version() -> str:
     """The version of CuPy, or "none" and the reason."""
     try:
         return import_cupy().__version__
-    except NoCuPy as obstacle:
+    except ImportError as obstacle:
         return f"none: {obstacle}"
 
 

@@ -49,7 +49,7 @@ def two_hosts(rate: str) -> Iterator[tuple[Host, Host]]:
         ValueError: a rate that cannot be read.
         RuntimeError: this process cannot make them; the message gives the cause.
     """
-    bytes_per_s = bytes_per_second(rate)
+    bytes_per_second(rate)
     name = f"minddp-{os.getpid()}-{secrets.token_hex(2)}"
     hosts = Host(f"{name}-0", "10.77.0.1"), Host(f"{name}-1", "10.77.0.2")
     try:
@@ -58,7 +58,7 @@ def two_hosts(rate: str) -> Iterator[tuple[Host, Host]]:
         here, there = (["name", INTERFACE, "netns", host.namespace] for host in hosts)
         _run("ip", "link", "add", *here, "type", "veth", "peer", *there)
         for host in hosts:
-            _plug_in(host, bytes_per_s)
+            _plug_in(host, rate)
         yield hosts
     finally:
         for host in hosts:  # the cable goes with them
@@ -84,14 +84,25 @@ def bytes_per_second(rate: str) -> float:
     raise ValueError(f'A rate is a number of {", ".join(_UNITS)}, such as "1gbit", but got {rate!r}.')
 
 
-def _plug_in(host: Host, bytes_per_s: float) -> None:
+def bucket_of(rate: str) -> list[str]:
+    """The token bucket of a cable, as arguments of `tc`."""
+    bytes_per_s = bytes_per_second(rate)
     burst_bytes = int(max(_BURST_S * bytes_per_s, _LEAST_BURST_BYTES))
+    size = ["rate", f"{int(bytes_per_s * 8)}bit", "burst", str(burst_bytes)]
+    return ["tbf", *size, "latency", f"{_QUEUE_S * 1e3:g}ms"]
+
+
+def limit_rate(rate: str) -> None:
+    """Let this process's host send at `rate` from now on; both ends of the cable have a bucket of their own."""
+    _run("tc", "qdisc", "replace", "dev", INTERFACE, "root", *bucket_of(rate))
+
+
+def _plug_in(host: Host, rate: str) -> None:
     inside = ["ip", "netns", "exec", host.namespace]
     _run(*inside, "ip", "address", "add", f"{host.address}/24", "dev", INTERFACE)
     _run(*inside, "ip", "link", "set", "lo", "up")
     _run(*inside, "ip", "link", "set", INTERFACE, "up")
-    bucket = ["rate", f"{int(bytes_per_s * 8)}bit", "burst", str(burst_bytes), "latency", f"{_QUEUE_S * 1e3:g}ms"]
-    _run(*inside, "tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf", *bucket)
+    _run(*inside, "tc", "qdisc", "add", "dev", INTERFACE, "root", *bucket_of(rate))
 
 
 def _run(*command: str) -> None:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from rich.console import Console
+
 from benchmarks import machine
 from benchmarks.display import Table, console_of
 from benchmarks.harness import Rounds
-from benchmarks.launch import DeviceName, run_ranks
+from benchmarks.launch import DeviceName, run_ranks, under_torchrun
 from benchmarks.workloads import Size
+from minddp.platform.ranks import RankFailure
 
-RESULTS = Path(__file__).parent / "results"
+_IN_REPOSITORY = Path(__file__).parent / "results"
+RESULTS = _IN_REPOSITORY if _IN_REPOSITORY.is_dir() else Path("benchmark_results")  # of an installed minddp: here
 QUICK_ROUNDS = 8
 
 Report = Mapping[str, Any]
+
+
+class ModelError(Exception):
+    """The model that the user names cannot be trained; says why, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +50,8 @@ class Options:
     """quick: fewer rounds. smoke: tiny models and two rounds, to see that all runs. Both are written only where
     `out` says."""
     out: Path | None = None
-    """JSON file to write; by default benchmarks/results/QUESTION.json."""
+    """JSON file to write, or a directory for JSON, tables and pictures; by default
+    benchmarks/results/QUESTION.json, or in an installed minddp benchmark_results/QUESTION.json here."""
     timeout_s: float = 1800.0
     """Give up, and end the ranks, after this long."""
 
@@ -57,6 +67,8 @@ class Options:
 
     def path(self, question: str) -> Path | None:
         """The file to write; `None` for a look, which does not overwrite a measurement."""
+        if self.out is not None and self.out.suffix != ".json":
+            return path_of(question, self.out)
         return self.out or (path_of(question) if self.size == "full" else None)
 
 
@@ -105,23 +117,49 @@ def ask(
     `device` and `settle` are those of `run_ranks`.
     """
     console, load_average = console_of(), machine.load_average()
+    if under_torchrun():
+        config = dataclasses.replace(config, world_size=int(os.environ["WORLD_SIZE"]))
     if load_average > 0.5:
         console.print(f"The machine is busy (load average {load_average:.1f}): expect a wide spread.")
-    report, *_ = run_ranks(
-        answer,
-        config,
-        world_size=config.world_size,
-        threads=config.threads,
-        timeout_s=config.timeout_s,
-        device=device,
-        settle=settle,
-    )
+    try:
+        report, *_ = run_ranks(
+            answer,
+            config,
+            world_size=config.world_size,
+            threads=config.threads,
+            timeout_s=config.timeout_s,
+            device=device,
+            settle=settle,
+        )
+    except (RankFailure, ModelError) as failure:
+        reports = failure.reports.values() if isinstance(failure, RankFailure) else [f"ModelError: {failure}"]
+        reasons = [report.rpartition("ModelError: ")[2].strip() for report in reports if "ModelError: " in report]
+        if not reasons:
+            raise
+        raise SystemExit(f"minddp bench {question}: {reasons[0]}") from None
+    if under_torchrun() and os.environ["RANK"] != "0":
+        return
     report["machine"] |= {"load_average_before": load_average, "load_average_after": machine.load_average()}
     for table in tables(report):
         table.show(console)
     path = config.path(question)
     if path is not None:
         write(report, path)
+        console.print(f"Written: {path}")
+    if config.out is not None and path != config.out:
+        pages = "\n\n".join(table.markdown() for table in tables(report))
+        path_of(question, config.out).with_suffix(".md").write_text(pages + "\n")
+        draw(question, report, config.out, console)
+
+
+def draw(question: str, report: Report, directory: Path, console: Console) -> None:
+    """The pictures of the answer to `question`; says so if matplotlib is missing."""
+    try:
+        from benchmarks import plots  # it imports every question
+    except ModuleNotFoundError as missing:
+        console.print(f"No picture, because {missing.name} is not installed: pip install 'minddp[bench]'")
+        return
+    plots.draw(question, report, directory, console)
 
 
 # ------------------------------------------------------------------ reports

@@ -1,8 +1,8 @@
 """How long does a training step take beside torch's DistributedDataParallel, and beside its lower bounds?
 
-    python -m benchmarks.versus_torch                # the measurement, about ten minutes on two cores
-    python -m benchmarks.versus_torch --size quick   # a look
-    python -m benchmarks.versus_torch --control      # torch's class in both places: what the harness itself adds
+    python -m benchmarks versus_torch                # the measurement, about ten minutes on two cores
+    python -m benchmarks versus_torch --size quick   # a look
+    python -m benchmarks versus_torch --control      # torch's class in both places: what the harness itself adds
 
 Each workload is trained by torch and by minddp at every setting, by other wrappers, and without one, all in one
 process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.md for how to read the table.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -25,17 +25,20 @@ from benchmarks.contestants import (
     AS_IT_COMES,
     BASELINE,
     FLOOR,
+    WAITING,
     Contestant,
     FieldOptions,
     Raced,
+    SettingName,
     TransportName,
+    candidate,
     race_workload,
     wire,
 )
-from benchmarks.display import RATIO, StartBar, Table, progress_of, table_of
-from benchmarks.harness import Rounds, Times, compare, in_ms, median_ms
+from benchmarks.display import RATIO, Table, table_of
+from benchmarks.harness import Rounds, Times, compare, estimate, in_ms, median_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.workloads import WorkloadName, batch_of, workload
+from benchmarks.workloads import Workload, batch_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,11 @@ class Config(FieldOptions, RaceOptions):
 
     LEAST = RaceOptions.LEAST | {"rounds": 2}
 
-    transports: tuple[TransportName, ...] = ("process_group", "shared_memory", "auto")
+    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
+        "process_group",
+        "shared_memory",
+        "auto",
+    )
     """minddp's transport; on a GPU, and for torch in its place, always the process group."""
     rounds: int = 26
     """Timed rounds, at least; a multiple of twice the number of heats is exactly fair."""
@@ -67,10 +74,14 @@ class Config(FieldOptions, RaceOptions):
         """This configuration without anything that cannot run; a quick look has fewer settings and no others."""
         transports = ("process_group",) if self.device == "cuda" or self.control else self.transports
         config = dataclasses.replace(self, transports=transports, settings=contestants.supported(self.settings))
-        if self.size != "quick":
+        config = dataclasses.replace(config, others=contestants.available(self.others))
+        if self.size != "quick" or len(self.settings) == 1:
             return config
-        quick = tuple(setting for setting in self.settings if setting in ("default", "views_static"))
-        return dataclasses.replace(config, settings=quick or self.settings[:1], others=())
+        quick: tuple[SettingName, ...] = tuple(of for of in self.settings if of in ("default", "views_static"))
+        quick = quick or self.settings[:1]
+        left = [setting for setting in self.settings if setting not in quick]
+        print(f"A quick look: without the settings {', '.join(left)}.")
+        return dataclasses.replace(config, settings=quick)
 
 
 def main(config: Config) -> None:
@@ -80,23 +91,26 @@ def main(config: Config) -> None:
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """All workloads, one after another, on this rank; returns the report."""
-    with progress_of(rank) as start_bar:
-        timed = {name: time_workload(rank, name, config, start_bar) for name in config.workloads}
+    timed = {task.name: time_workload(rank, task, config) for task in config.tasks()}
     question = "time of a training step beside torch's DistributedDataParallel at equal settings"
     return report_of(question, config, config.device, workloads=timed)
 
 
-def time_workload(rank: int, name: WorkloadName, config: Config, start_bar: StartBar) -> dict[str, Any]:
+def time_workload(rank: int, task: Workload, config: Config) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
-    task = workload(name, config.workload_size)
     pairs = contestants.pairs(config.settings, config.transports, control=config.control)
+    split = () if config.control or "default" not in config.settings else config.transports
     field = [*contestants.floors(config.transports), *pairs, *map(contestants.other, config.others)]
+    field += contestants.parts(split) if split else []
     field = contestants.for_workload(field, task)
-    raced = race_workload(rank, task, field, config, start_bar, device=config.device)
+    raced = race_workload(rank, task, field, config, device=config.device)
     examples = len(batch_of(task, 0, torch.device("cpu"))[0])
     return raced.described() | {
         "examples_per_step": examples,
         "floors": floors(raced.wall),
+        "split": {
+            name: split_of(name, raced) for name in (BASELINE, *(candidate("default", t) for t in split)) if split
+        },
         "contestants": {c.name: figures(c, raced, config.world_size, examples) for c in field if c.baseline},
         "rounds_ms": in_ms(raced.wall),
         "rounds_cpu_ms": in_ms(raced.cpu),
@@ -127,6 +141,28 @@ def floor_of(wall: Times, transport: str) -> np.ndarray:
     """
     wires = [wall[wire(t)] for t in measured_wires(wall) if transport in (t, "auto")]
     return np.maximum(wall[FLOOR], np.min(wires, axis=0)) if wires else wall[FLOOR]
+
+
+def split_of(name: str, raced: Raced) -> dict[str, Any]:
+    """Where the time beyond no wrapper goes, in ms; the parts add up in each round, so nearly in their medians.
+
+    Each is the difference of two steps, of which one does without that part. What is sent but hidden behind
+    backward costs nothing here.
+    """
+    times = {part: raced.wall[f"{name}, {part}"] for part in ("no buffers", "nothing sent", "hooks")}
+    waiting, bare, whole = raced.wall[WAITING] - raced.wall[FLOOR], raced.wall[FLOOR], raced.wall[name]
+    seconds = {
+        "overhead": whole - bare,
+        "waiting": waiting,
+        "hooks": times["hooks"] - bare,
+        "copies": times["nothing sent"] - times["hooks"],
+        "wire": times["no buffers"] - times["nothing sent"] - waiting,
+        "buffers": whole - times["no buffers"],
+    }
+    of_torch = (whole - bare) / (raced.wall[BASELINE] - bare)
+    return {part: estimate(of * 1e3, raced.seed) for part, of in seconds.items()} | {
+        "of_torch": estimate(of_torch, raced.seed)
+    }
 
 
 def figures(contestant: Contestant, raced: Raced, world_size: int, examples: int) -> dict[str, Any]:
@@ -164,6 +200,21 @@ COLUMNS = {
 }
 
 
+SPLIT = {
+    "overhead ms": "{overhead[median]:.2f} ({overhead[low]:.2f}–{overhead[high]:.2f})",
+    "of torch's": "{of_torch[median]:.2f} ({of_torch[low]:.2f}–{of_torch[high]:.2f})",
+    "waiting": "{waiting[median]:.2f}",
+    "hooks": "{hooks[median]:.2f}",
+    "packing, copy back": "{copies[median]:.2f}",
+    "wire exposed": "{wire[median]:.2f}",
+    "buffers": "{buffers[median]:.2f}",
+}
+SPLIT_CAPTION = (
+    "waiting: no wrapper with a barrier in each step; hooks: with views and nothing sent; packing and copy back: "
+    "without views as well; wire exposed: what sending adds beyond waiting; buffers: what their broadcast adds."
+)
+
+
 def tables(report: Report) -> Iterator[Table]:
     """Both with default options, then a table for each workload."""
     workloads = report["workloads"].values()
@@ -184,7 +235,6 @@ def tables(report: Report) -> Iterator[Table]:
         weights = f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"
         caption = f"ms per step: {ALONE} {alone:.2f}, {FLOOR} {bare:.2f}, all-reduce only {wires}; {weights}."
         yield table_of(f"{result['title']}: {size}", "contestant", COLUMNS, result["contestants"], caption)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Config))
+        if result.get("split"):
+            title = f"{result['title']}: where the ms beyond no wrapper go"
+            yield table_of(title, "contestant", SPLIT, result["split"], SPLIT_CAPTION)

@@ -12,7 +12,7 @@ nothing but kernel launches, so "gpu" is larger; "tiny" takes no time, for tests
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -35,6 +35,24 @@ class Workload:
     learning_rate: float
     steps_per_turn: int  #: timed steps in a row; see [Note: paired rounds]
     has_sparse_gradients: bool = False
+    own_loss: Callable[[nn.Module], Tensor] | None = None  #: of a model of the user's, which has batches of its own
+
+    def objective(self, rank: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+        """The loss of a model on the batch of `rank`."""
+        if self.own_loss is not None:
+            return self.own_loss
+        inputs, targets = batch_of(self, rank, device)
+        return lambda model: self.loss(model(inputs), targets)
+
+    def share(self, parts: int) -> Workload:
+        """The same model, with one of so many parts of the batch for each rank."""
+
+        def batch(rng: torch.Generator) -> tuple[Tensor, Tensor]:
+            inputs, targets = self.batch(rng)
+            count = max(1, len(inputs) // parts)
+            return inputs[:count], targets[:count]
+
+        return replace(self, batch=batch)
 
 
 def workload(name: WorkloadName, size: Size = "full") -> Workload:
@@ -124,15 +142,21 @@ def embedding(name: str, size: Size, is_sparse: bool) -> Workload:
 
 
 def training_step(
-    model: nn.Module, task: Workload, rank: int, after_backward: Callable[[], object] | None = None
+    model: nn.Module,
+    task: Workload,
+    rank: int,
+    after_backward: Callable[[], object] | None = None,
+    make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
 ) -> Callable[[], None]:
     """One step of SGD on a batch of the rank's own: clear the gradients, forward, backward, update."""
-    inputs, targets = batch_of(task, rank, device_of(model))
-    optimizer = torch.optim.SGD(model.parameters(), lr=task.learning_rate)
+    loss, optimizer = (
+        task.objective(rank, device_of(model)),
+        make_optimizer(model.parameters(), lr=task.learning_rate),
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        task.loss(model(inputs), targets).backward()
+        loss(model).backward()
         if after_backward is not None:
             after_backward()
         optimizer.step()

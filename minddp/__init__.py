@@ -7,34 +7,28 @@
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minddp.compat.surface import DistributedDataParallel
-from minddp.core.plan import BucketPlan, BucketSpec, ParamSpec, Slot
+if TYPE_CHECKING:
+    from minddp.compat.surface import DistributedDataParallel  # noqa: F401
+    from minddp.core.plan import BucketPlan, BucketSpec, ParamSpec, Slot  # noqa: F401
+    from minddp.platform.ranks import RankFailure, launch  # noqa: F401
 
-__all__ = [
-    "BucketPlan",
-    "BucketSpec",
-    "DistributedDataParallel",
-    "ParamSpec",
-    "Slot",
-    "install",
-    "register",
-    "unregister",
-    "xray",
-]
-
-# What many programs never ask for, and the module that has it.
+# Imported on demand: `minddp --help` and `minddp exec` need no torch.
 ON_DEMAND = {
-    "install": "minddp.compat.install",
-    "register": "minddp.compat.install",
-    "unregister": "minddp.compat.install",
+    "minddp.compat.surface": ["DistributedDataParallel"],
+    "minddp.compat.install": ["install", "register", "unregister"],
+    "minddp.core.plan": ["BucketPlan", "BucketSpec", "ParamSpec", "Slot"],
+    "minddp.platform.ranks": ["RankFailure", "launch"],
 }
+PACKAGES = ["elastic", "xray"]  # the latter can be called: `with minddp.xray(ddp) as x:`
+__all__ = [*PACKAGES, *(name for names in ON_DEMAND.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "xray":  # a package that can be called: `with minddp.xray(ddp) as x:`
-        return importlib.import_module("minddp.xray")
-    if name not in ON_DEMAND:
-        raise AttributeError(f"module 'minddp' has no attribute {name!r}")
-    return getattr(importlib.import_module(ON_DEMAND[name]), name)
+    if name in PACKAGES:
+        return importlib.import_module(f"minddp.{name}")
+    for module, names in ON_DEMAND.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'minddp' has no attribute {name!r}")

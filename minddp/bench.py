@@ -1,7 +1,4 @@
-"""`minddp bench`: runs the benchmarks that lie beside this package in its repository.
-
-They are not installed with it, as they also measure the reference ladder and need what users do not.
-"""
+"""`minddp bench`: runs the benchmarks that lie beside this package, in its repository or installed with it."""
 
 from __future__ import annotations
 
@@ -11,18 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+#: As `python -m benchmarks`, but a folder "benchmarks" where the user stands is not taken for ours.
+PROGRAM = "import sys; sys.path.append(sys.path.pop(0)); from benchmarks.__main__ import main; main(sys.argv[1:])"
 
 
-def main(arguments: Sequence[str], repository: Path = REPOSITORY) -> int:
-    """Run `python -m benchmarks` with `arguments`; returns its exit status."""
-    if not (repository / "benchmarks" / "__main__.py").is_file():
-        print(
-            f"minddp bench: there are no benchmarks in {repository}. They are a part of minddp's repository that "
-            "is not installed: run this command from a clone of it, set up with `make venv`.",
-            file=sys.stderr,
-        )
-        return 1
-    path = os.pathsep.join(filter(None, [str(repository), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "benchmarks", *arguments]
+def main(arguments: Sequence[str]) -> int:
+    """Run `python -m benchmarks` with `arguments`; returns its exit status. `--on-cpu` is where they run anyway."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-c", PROGRAM, *(each for each in arguments if each != "--on-cpu")]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode

@@ -4,42 +4,58 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
+import signal
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: `main(arguments)` of `module` runs it and returns the exit status."""
-
-    module: str
-    summary: str
-
-
+#: A module, whose `main(arguments)` runs the subcommand and returns the exit status, and what it is for.
 COMMANDS = {
-    "train": Command("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
-    "run": Command("minddp.compat.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
-    "exec": Command("minddp.compat.execute", "the same for any command, such as another launcher"),
-    "doctor": Command(
-        "minddp.doctor.doctor_command", "check, before a job, whether it will work on these machines"
-    ),
-    "xray": Command("minddp.xray.command_line", "record steps of a script or the demo: where time goes"),
-    "bench": Command("minddp.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
-    "demo": Command("minddp.train.demo", "train a small GPT for a minute, then compare with torch's DDP"),
+    "train": ("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
+    "run": ("minddp.compat.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
+    "exec": ("minddp.compat.execute", "the same for any command, such as another launcher"),
+    "doctor": ("minddp.doctor.doctor_command", "check, before a job, whether it will work on these machines"),
+    "xray": ("minddp.xray.command_line", "record some steps of a script: where their time goes"),
+    "forecast": ("minddp.xray.forecast_command", "predict a step on other numbers of ranks and hosts"),
+    "bench": ("minddp.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
+    "demo": ("minddp.demo", "train a small GPT for a minute, then compare with torch's DDP"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the subcommand that `argv` (default: the command line) begins with; returns the exit status."""
+    """Run the subcommand that `argv` (default: the command line) begins with; returns the exit status.
+
+    If the reader of its output has ended, as in `minddp doctor | head`, that is the status of SIGPIPE.
+    """
+    try:
+        try:
+            return run_subcommand(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _is_closed(pipe: int) -> bool:
+    poll = select.poll()
+    poll.register(pipe, 0)  # errors are reported in any case
+    return bool(poll.poll(0))
+
+
+def run_subcommand(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="minddp",
         description="PyTorch's DistributedDataParallel, written again from nothing in readable Python.",
-        epilog="\n".join(f"  {name:<8} {command.summary}" for name, command in COMMANDS.items())
+        epilog="\n".join(f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
         + "\n\nminddp COMMAND --help says more about each.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
-    command = importlib.import_module(COMMANDS[parsed.command].module)
+    command = importlib.import_module(COMMANDS[parsed.command][0])
     return command.main(parsed.arguments)

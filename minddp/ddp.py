@@ -13,17 +13,17 @@
                     expect a backward                         core/reducer
     backward        autograd calls the reducer's hooks, without the wrapper
 
-Torch's `DistributedDataParallel` is the model for everything visible here: the constructor's parameters, their
-order and defaults, the attributes, the errors. `torch/nn/parallel/distributed.py` is the source behind each
-"as torch" below.
+Parameters, their order and defaults, attributes and errors are those of `torch/nn/parallel/distributed.py`, the
+source behind each "as torch" below.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,22 +35,32 @@ from minddp.comm_hooks import CommHook, HookReducing
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan
-from minddp.forecast import AutoBuckets, Tuning, clock_of
+from minddp.elastic.logical_ranks import LogicalRanks
+from minddp.forecast import AutoBuckets, clock_of
 from minddp.modes.delayed import DelayedAllReduce, delayed_parameters, names_of
 from minddp.modes.divisor import Divisor
 from minddp.modes.join import UnevenInputs
 from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
-from minddp.options import Options, warn_of_deprecated
+from minddp.options import Options, check_flag, exclude, warn_of_deprecated
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.agreement import Replica, verify_replicas_agree
 from minddp.replicas.buffers import BufferHook, Buffers
 from minddp.replicas.module_watch import ModuleWatch
-from minddp.replicas.placement import Placement, check_module, is_default_group, resolve_group, sparse_parameters
+from minddp.replicas.optimizer_state import broadcast_optimizer_state, check_optimizer
+from minddp.replicas.placement import (
+    Placement,
+    check_module,
+    is_default_group,
+    reduced_parameters,
+    resolve_group,
+    sparse_parameters,
+)
 from minddp.strategies import Strategies
 from minddp.transport import open_transport
 from minddp.transport.protocols import Transport
-from minddp.watchdog import Progress, progress_of, watched
+from minddp.watchdog import RankState, state_of, watched
+from minddp.watchdog.guard import Guard
 
 #: Attributes that a pickle leaves out: they belong to this process and its group.
 CONNECTED = (
@@ -60,65 +70,63 @@ CONNECTED = (
     "_mixed_precision",
     "_strategies",
     "_reducer",
-    "_comm_hook",
+    "_registered_hook",
     "_module_watch",
     "_tuner",
+    "_guard",
+    "_logical_ranks",
 )
 
 
 class DistributedDataParallel(nn.Module, UnevenInputs):
     """Data parallelism for one module: every rank's `.grad` is the mean over the ranks when backward returns.
 
-    A drop-in for `torch.nn.parallel.DistributedDataParallel` of torch 2.13: same parameters, same results to
-    the bit. minddp's own parameters are keyword-only and come last.
+    A drop-in for torch 2.15's, with the same results to the bit. minddp's own parameters are keyword-only.
 
     Args:
         module: the module to wrap; at least one parameter must require grad.
         device_ids: at most one device, for a module on a GPU: inputs are moved there.
         output_device: as torch; only stored.
         dim: as torch; only stored.
-        broadcast_buffers: deprecated by torch 2.13 for `forward_sync_buffers`; False also leaves the buffers
-            out of the broadcast at construction.
+        broadcast_buffers: deprecated `forward_sync_buffers`; False also broadcasts no buffers at construction.
         init_sync: verify that replicas agree and broadcast rank 0's parameters and buffers.
         process_group: the ranks to average over; the default group if None.
-        bucket_cap_mb: capacity of a bucket in MiB. By default 25, and 1 for the first bucket. "auto" observes
-            some steps and chooses the buckets that expose the least communication; see `forecast/`.
+        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto" chooses: see `forecast/`.
         find_unused_parameters: parameters may go without gradient, and other ones on other ranks.
         check_reduction: deprecated; has no effect, as in torch.
         gradient_as_bucket_view: `.grad` shares memory with the buckets.
         static_graph: the same parameters are used in the same way in every iteration.
-        delay_all_reduce_named_params: (name, parameter) pairs whose all-reduce waits for the gradient of
-            `param_to_hook_all_reduce`; see `modes/delayed.py`.
-        param_to_hook_all_reduce: see there.
-        mixed_precision: torch's `_MixedPrecision`: dtypes in which to compute and to reduce; see
-            `modes/mixed_precision.py`.
-        device_mesh: a one-dimensional mesh instead of a process group. Cut from a larger mesh, the other
-            dimensions may be tensor parallelism.
-        skip_all_reduce_unused_params: do not reduce buckets of unused parameters only; they must be the same
-            on every rank.
+        delay_all_reduce_named_params: (name, parameter) pairs with one late all-reduce; see `modes/delayed.py`.
+        param_to_hook_all_reduce: the parameter whose gradient that all-reduce waits for.
+        mixed_precision: torch's `_MixedPrecision`: dtypes to compute and reduce in; see `modes/mixed_precision.py`.
+        device_mesh: a 1D mesh instead of a process group; cut from a larger one, the rest may be tensor parallel.
+        skip_all_reduce_unused_params: do not reduce buckets of unused parameters only, equal on all ranks.
         bucket_cap_mb_list: a capacity in MiB for each bucket, the last one repeating.
         batched_grad_copy: copy first and divide once per bucket; as torch, the mean is then a true division.
         forward_sync_buffers: broadcast rank 0's buffers before each forward.
-        transport: how gradients travel. "process_group" is its backend, "shared_memory" memory that the ranks of
-            one host share, with gloo's bits, "auto" the latter where it is available, "hierarchical" memory within
-            hosts and gloo between them, "nccl" NCCL through CuPy. See `open_transport` and docs/hosts.md.
+        lazy_bucket_allocation: buckets have memory during backward only; as torch 2.15. See `core/bucket_store.py`.
+        transport: how gradients travel: "process_group", "shared_memory", "auto", "hierarchical" or "nccl", which
+            `transport.open_transport` describes, or a `Transport` of your own. See docs/hosts.md.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
-        reduction: "mean" over the ranks, or "sum". For a mean weighted by rank see `weigh`.
-        lazy_bucket_allocation: make the first buckets in the first backward, not at construction; later torch has
-            it, too. See `core/bucket_store.py`.
-        stuck_after_s: how long to wait for other ranks before asking them what is the matter; `None` never asks.
-            See `watchdog/`.
+        reduction: "mean" over the ranks (weighted: see `weigh`), "sum", or a class of `Reducing` of your own.
+        stuck_after_s: time to wait for other ranks before a diagnosis; `None` makes none. See docs/stuck.md.
+        on_drift: what to do when training goes wrong without an error, as when replicas differ: "warn" logs a
+            warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None` does
+            not look. A rank that makes the others wait is no error, only a warning. See `watchdog/guard.py`.
+        logical_ranks: cut each batch into so many shares; same bits on any number of ranks. See `shares`.
+        check_finite: raise `FloatingPointError` on every rank at the end of a backward in which a gradient of some
+            rank has NaN or infinity, naming rank and parameter. What overflows later, in a sum or a communication
+            hook, is not seen. Not with a GradScaler, nor in a CUDA graph. See docs/not_finite.md.
 
     Attributes:
         module: the wrapped module.
         plan: the current `BucketPlan`; print it.
         require_backward_grad_sync: whether the next backward is synchronised; see `no_sync`.
-        require_manual_backward_finalization: whether that is left to `finalize_backward`; False at first.
+        require_manual_backward_finalization: whether that is left to `finalize_backward`. Set it before a forward.
 
     Raises:
         ValueError, TypeError: wrong arguments, or no process group.
-        RuntimeError: nothing requires grad, lazy parameters, or replicas that differ (names the parameter, the
-            rank and both sides).
+        RuntimeError: nothing requires grad, lazy parameters, or replicas that differ.
     """
 
     def __init__(
@@ -143,73 +151,53 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
-        *,
-        transport: str = "auto",
-        first_bucket_cap_mb: float | None = None,
-        reduction: str = "mean",
-        stuck_after_s: float | None = 30.0,
         lazy_bucket_allocation: bool = False,
+        *,
+        transport: str | Transport = "auto",
+        first_bucket_cap_mb: float | None = None,
+        reduction: str | Callable[[Transport], Any] = "mean",
+        stuck_after_s: float | None = 10.0,
+        on_drift: str | None = "warn",
+        logical_ranks: int | None = None,
+        check_finite: bool = False,
     ):
+        arguments = locals()
         super().__init__()
         UnevenInputs.__init__(self)
         if not isinstance(module, nn.Module):
             raise TypeError(f"DistributedDataParallel wraps an nn.Module, but got {type(module).__name__}.")
-        self._options = Options.checked(
-            broadcast_buffers=broadcast_buffers,
-            forward_sync_buffers=forward_sync_buffers,
-            init_sync=init_sync,
-            bucket_cap_mb=bucket_cap_mb,
-            bucket_cap_mb_list=bucket_cap_mb_list,
-            first_bucket_cap_mb=first_bucket_cap_mb,
-            reduction=reduction,
-            stuck_after_s=stuck_after_s,
-            find_unused_parameters=find_unused_parameters,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-            static_graph=static_graph,
-            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-            batched_grad_copy=batched_grad_copy,
-            lazy_bucket_allocation=lazy_bucket_allocation,
-        )
+        self._options = Options.checked(arguments)
         warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction)
-        delayed = delayed_parameters(
-            module,
-            delay_all_reduce_named_params,
-            param_to_hook_all_reduce,
-            reduction=reduction,
-            mixed_precision=mixed_precision,
-        )
+        trigger = param_to_hook_all_reduce
+        delayed = delayed_parameters(module, delay_all_reduce_named_params, trigger, self._options, mixed_precision)
         self.process_group = resolve_group(process_group, device_mesh, module)
-        self.parameters_to_ignore = {
-            *getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
-            *names_of(module, delayed.values()),
-        }
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        self.parameters_to_ignore = {*ignored, *names_of(module, delayed.values())}
         check_module(module, self.parameters_to_ignore, delayed.values())
+        self._placement = Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
+        self.module, self.dim = module, dim
+        self.device_mesh, self.mixed_precision = device_mesh, mixed_precision
+        self.forward_sync_buffers = self._options.forward_sync_buffers
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self._require_manual_backward_finalization = False
+        self._transport_kind = transport
         if self._options.tunes_buckets:
             clock_of(param.device for param in module.parameters())  # raises where nothing can be timed
-        self._placement = Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
-        self.module = module
-        self.dim = dim
-        self.device_mesh = device_mesh
-        self.mixed_precision = mixed_precision
-        self.forward_sync_buffers = self._options.forward_sync_buffers
-        self.require_backward_grad_sync = True
-        self.require_forward_param_sync = True
-        self.require_manual_backward_finalization = False
-        self._transport_kind = transport
-        self._meet(delayed, param_to_hook_all_reduce)
+        self._meet(delayed, trigger)
         self._connect()
+        self._guard = self._strategies.guard(self._reducer, self.device, starts_equal=self._options.init_sync)
         if self._mixed_precision is not None:
             self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 
     def _meet(self, delayed: dict[str, nn.Parameter], trigger: Any) -> None:
         """The other ranks: see that they have the same model, and give them rank 0's weights."""
-        init_sync = self._options.init_sync
-        self._transport = self._open_transport("process_group")
+        init_sync, kind = self._options.init_sync, self._transport_kind
+        self._transport = self._open_transport("process_group" if isinstance(kind, str) else kind)
         self._buffers_in_step = Buffers(self.module, self.parameters_to_ignore)
         if init_sync:
             self._verify_that_ranks_agree(delayed)
-        if self._transport_kind != "process_group" and (init_sync or self._transport_kind != "auto"):
-            self._transport = self._open_transport(self._transport_kind)  # collective, as is init_sync
+        if isinstance(kind, str) and kind != "process_group" and (init_sync or kind != "auto"):
+            self._transport = self._open_transport(kind)  # collective, as is init_sync
         self._delayed = DelayedAllReduce(delayed, trigger, self._transport) if delayed else None
         if init_sync:  # before there are buckets: both take as much memory as the parameters
             self.synchronize(buffers=self._options.init_sync_buffers)
@@ -219,13 +207,17 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def _connect(self) -> None:
         """Reducer and hooks: with the transport all that a pickle leaves behind."""
         ignored, sparse = self.parameters_to_ignore, sparse_parameters(self.module)
-        self._comm_hook: CommHook | None = None
+        self._registered_hook: CommHook | None = None
         self._divisor = Divisor(self._transport, self._options.reduction)
         self._mixed_precision: MixedPrecision | None = None
         if self.mixed_precision is not None:
             self._mixed_precision = MixedPrecision(self.mixed_precision, self.module, ignored, sparse)
         self._strategies = Strategies(
-            self._options, self._reduced_params(), sparse, self._divisor.for_this_backward, self._mixed_precision
+            self._options,
+            reduced_parameters(self.module, ignored),
+            sparse,
+            self._divisor.for_this_backward,
+            self._mixed_precision,
         )
         self._reducer = self._strategies.reducer(self._transport)
         params = self._reducer.params
@@ -235,20 +227,30 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._tuner: AutoBuckets | None = None
         if self._options.tunes_buckets:
             self._tuner = AutoBuckets(self._reducer, clock_of(param.device for param in params))
+        self._logical_ranks: LogicalRanks | None = None
+        if self._options.logical_ranks is not None:
+            self._check_logical_ranks(sparse)
+            num_shares = self._options.logical_ranks
+            self._logical_ranks = LogicalRanks(self._reducer, self._buffers_in_step, num_shares)
+
+    def _check_logical_ranks(self, sparse: Collection[str]) -> None:
+        """Raise `ValueError` if something else decides how gradients or buffers travel."""
+        others = {
+            "mixed_precision": self._mixed_precision is not None,
+            "delay_all_reduce_named_params": self._delayed is not None,
+            f"sparse gradients ({', '.join(sorted(sparse))})": bool(sparse),
+            'transport="nccl"': self._transport_kind == "nccl",
+            "forward_sync_buffers=False": bool(self._buffers_in_step.named) and not self.forward_sync_buffers,
+        }
+        exclude("`logical_ranks`", others)
+
+    def _guard_of_forward(self) -> Guard | None:
+        """The guard if it looks at this step. Of logical ranks, each rank has another number of forwards."""
+        if self._guard is None or not self._guard.looks or not torch.is_grad_enabled():
+            return None
+        return self._guard if self._logical_ranks is None or self.require_backward_grad_sync else None
 
     # ------------------------------------------------------------------ the other ranks
-
-    def _reduced_params(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters to reduce: those that require grad, in registration order, tied ones once.
-
-        As torch, a tied parameter is left out only if it is ignored in each submodule that has it.
-        """
-        first_name: dict[nn.Parameter, str] = {}
-        for prefix, submodule in self.module.named_modules():
-            for name, param in submodule.named_parameters(prefix, recurse=False):
-                if param.requires_grad and name not in self.parameters_to_ignore:
-                    first_name.setdefault(param, name)
-        return [(name, param) for param, name in first_name.items()]
 
     def _verify_that_ranks_agree(self, delayed: dict[str, nn.Parameter]) -> None:
         """Before anything else is sent, and by the transport that every rank has. See `replicas/agreement.py`."""
@@ -256,28 +258,29 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         travels = options.init_sync_buffers or options.forward_sync_buffers
         frozen = [(n, p) for n, p in self.module.named_parameters() if not (p.requires_grad or n in ignored)]
         ours = Replica.of(
-            self._reduced_params(),
+            reduced_parameters(self.module, ignored),
             others=[*frozen, *delayed.items(), *(buffers.items() if travels else ())],
             ignored=ignored,
             options=options,
-            transport=self._transport_kind,
+            transport=self._transport_kind if isinstance(self._transport_kind, str) else "of your own",
             broadcast_buffers=options.init_sync_buffers and bool(buffers),
             forward_sync_buffers=options.forward_sync_buffers and bool(buffers),
             mixed_precision=repr(self.mixed_precision),
             tunes_buckets=options.tunes_buckets,
+            check_finite=options.check_finite,
         )
         agreed = verify_replicas_agree(self._transport, ours, self.device)
         self._options = replace(options, caps=agreed.bucket_caps())
 
-    def _open_transport(self, kind: str) -> Transport:
-        transport = open_transport(kind, self.process_group, self.device)
-        return watched(transport, self._options.stuck_after_s, self._progress)
+    def _open_transport(self, kind: str | Transport) -> Transport:
+        transport = kind if isinstance(kind, Transport) else open_transport(kind, self.process_group, self.device)
+        return watched(transport, self._options.stuck_after_s, self._rank_state)
 
-    def _progress(self) -> Progress:
+    def _rank_state(self) -> RankState:
         """Called from another thread, perhaps before construction is over."""
         if not hasattr(self, "_reducer"):
-            return Progress("IDLE", 0)
-        return progress_of(self._reducer, accumulates=not self.require_backward_grad_sync)
+            return RankState()
+        return state_of(self._reducer, accumulates=not self.require_backward_grad_sync)
 
     # ------------------------------------------------------------------ forward
 
@@ -292,6 +295,10 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         self._reducer.events.emit(EventKind.FORWARD_BEGIN)
         if torch.is_grad_enabled():
+            if self._logical_ranks is not None:
+                self._logical_ranks.forward_begins()
+            if (guard := self._guard_of_forward()) is not None:
+                guard.call("forward_begins")
             self._module_watch.look(everywhere=self._reducer.phase is Phase.INCOMPLETE)
             self._reducer.ensure_finished()
         self._announce_to_joined_ranks()
@@ -299,9 +306,14 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._reducer.rebuild_if_due()
             if self._tuner is not None:
                 self._tuner.before_forward()
-        if self._synchronizes_buffers(after_forward=False):
+        synchronises_buffers = self._synchronizes_buffers(after_forward=False)
+        if synchronises_buffers:
             self._synchronize_buffers()
         inputs, kwargs = self._placement.move(inputs, kwargs)
+        if (guard := self._guard_of_forward()) is not None:
+            broadcast = synchronises_buffers and self._buffers_in_step.hook is None
+            buffers = self._buffers_in_step.named if broadcast else {}
+            guard.before_forward(self._reducer.num_passes, buffers, inputs, kwargs)
         if self._mixed_precision is not None:
             return self._mixed_precision.begin_forward(inputs, kwargs, self._reducer.hooks.renew)
         return inputs, kwargs
@@ -309,13 +321,17 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def _post_forward(self, output: Any) -> Any:
         if self._synchronizes_buffers(after_forward=True):
             self._synchronize_buffers()
-        # Buffers are synchronised before a forward only if the forward before it was one that trains: torch's
-        # rule, which keeps evaluation and accumulation free of communication.
+        # Torch's rule: only after a forward that trains, so evaluation and accumulation need no communication.
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if (guard := self._guard_of_forward()) is not None:
+            guard.call("after_forward", self.require_backward_grad_sync)
         if self.require_forward_param_sync:
             self._reducer.arm(output, finalize_at_end=not self.require_manual_backward_finalization)
         elif torch.is_grad_enabled():
             self._reducer.events.emit(EventKind.NO_SYNC)
+            if self._reducer.phase is Phase.ARMED and self._reducer.expectation.is_recording:
+                # An earlier forward has had no backward: that of this one takes its place, as torch.
+                self._reducer.backward_end.watch(output)
         if self._mixed_precision is not None:
             self._mixed_precision.end_forward(output)
         if self._delayed is not None:
@@ -338,22 +354,64 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         finally:
             self.require_backward_grad_sync = before
 
+    def shares(self) -> Iterator[int]:
+        """With `logical_ranks`: the shares of a step that this rank computes, each a number from 0 on.
+
+        Each has one forward and one backward within the loop, on the share's part of the batch, with a random state
+        of its own and the buffers that the step began with. After the loop `.grad` is the mean over the shares of
+        all ranks. An optimizer that steps earlier raises. See [Note: logical ranks].
+
+        Raises:
+            RuntimeError: no `logical_ranks`; or a share had no backward, or more than one.
+        """
+        if self._logical_ranks is None:
+            raise RuntimeError("There are no shares: pass logical_ranks to DistributedDataParallel.")
+        if self._join_config.enable:
+            raise RuntimeError(
+                "`shares` and `join` exclude each other: with shares every rank has the same inputs."
+            )
+        return self._logical_ranks.shares(self)
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        return self._require_manual_backward_finalization
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        check_flag("require_manual_backward_finalization", required)
+        if required:
+            self._check_manual_backward_finalization_supported()
+        if required != self._require_manual_backward_finalization and self._reducer.phase is not Phase.IDLE:
+            raise RuntimeError(
+                "require_manual_backward_finalization cannot be called after forward while a backward pass is "
+                "expected or in progress: set it before forward or after backward finalization."
+            )
+        self._require_manual_backward_finalization = bool(required)
+
+    def _check_manual_backward_finalization_supported(self) -> None:
+        if not self._reducer.params:
+            raise RuntimeError(
+                "Manual backward finalization is not supported when all DDP parameters use "
+                "delay_all_reduce_named_params."
+            )
+
     def finalize_backward(self) -> None:
         """Wait for the reductions of the last backward and put the averages into `.grad`.
 
-        With `require_manual_backward_finalization` the end of backward leaves this to the caller, which may have
-        better things to do while gradients travel. Also within backward, for instance in a hook, as soon as all
-        gradients of this module have arrived; but see `should_finalize_after_backward`. As in torch after 2.13.
+        With `require_manual_backward_finalization` backward leaves this to the caller. In backward, too, as soon
+        as all gradients of this module have arrived; but see `should_finalize_after_backward`. As torch 2.15.
 
         Raises:
-            RuntimeError: there is nothing to finalize, or some gradients have not arrived.
+            RuntimeError: it is not required, there is nothing to finalize, or some gradients have not arrived.
         """
-        self._reducer.finish()
+        self._check_manual_backward_finalization_supported()
+        self._reducer.finish(is_required=self._require_manual_backward_finalization)
 
     @property
     def should_finalize_after_backward(self) -> bool:
-        """True if the coming backward launches nothing before it has ended: the first one of a static graph."""
-        return self._reducer.expectation.is_recording
+        """True if `finalize_backward` has to wait until the coming backward has returned: torch's rule."""
+        waits = self._reducer.awaits_order or self._reducer.expectation.is_recording
+        return self._require_manual_backward_finalization and (waits or self.mixed_precision is not None)
 
     def weigh(self, weight: float) -> None:
         """Let the next backward take the mean weighted by each rank's `weight`, such as its number of samples.
@@ -367,12 +425,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         """
         for other, is_on, why in (
             ("mixed_precision", self._mixed_precision is not None, "it divides sums, all alike"),
-            ("a communication hook", self._comm_hook is not None, "the hook owns the arithmetic"),
+            ("a communication hook", self._registered_hook is not None, "the hook owns the arithmetic"),
             ("delay_all_reduce_named_params", self._delayed is not None, "it divides by the number of ranks"),
+            ("logical_ranks", self._logical_ranks is not None, "every share counts the same"),
             ("join", self._join_config.enable, "a rank that has run out of inputs would have to weigh, too"),
         ):
-            if is_on:
-                raise ValueError(f"`weigh` and {other} exclude each other: {why}.")
+            exclude("`weigh`", {other: is_on}, why)
         self._divisor.weigh(weight, self.device)
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
@@ -389,20 +447,25 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
                 "register_comm_hook and `mixed_precision` exclude each other: a hook may step an optimizer, but "
                 "during backward parameters are low-precision copies. Compute under torch.autocast instead."
             )
+        if self._logical_ranks is not None:
+            raise RuntimeError("register_comm_hook and `logical_ranks` exclude each other: the shares' tree adds.")
         checked = CommHook.checked(state, hook)
         if self._options.reduction != "mean":
             raise ValueError(
                 f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude '
                 f"each other: the hook owns the arithmetic."
             )
-        if self._comm_hook is not None:
+        if self._registered_hook is not None:
             raise RuntimeError(
                 f"register_comm_hook or register_builtin_comm_hook can only be called once, but "
-                f"`{self._comm_hook.name}` is registered and so cannot be `{checked.name}`."
+                f"`{self._registered_hook.name}` is registered and so cannot be `{checked.name}`."
             )
-        self._comm_hook = checked
+        self._registered_hook = checked
+        if self._guard is not None:
+            self._guard.call("communication_hook", checked.name, state)
         watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
-        self._reducer.reducing = HookReducing(checked, self._reducer.events, watch_future)
+        by_hook = HookReducing(checked, self._reducer.events, watch_future)
+        self._reducer.reducing = self._strategies.tested(by_hook, self._reducer)
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
         """Step each bucket's parameters as soon as its averages are there; see `modes/optimizer_overlap.py`.
@@ -410,17 +473,31 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
 
         Raises:
-            ValueError: an optimizer that cannot be stepped piece by piece.
+            ValueError: an optimizer that cannot be stepped piece by piece, or `check_finite`.
         """
+        why = "parameters would be stepped before it is known that all gradients are finite"
+        exclude("`overlap_optimizer`", {"check_finite": self._options.check_finite}, why)
         return OverlappedOptimizer(optimizer, self._reducer.modes)
 
     # ------------------------------------------------------------------ replicas and their buffers
 
-    def synchronize(self, source: int = 0, *, buffers: bool = True) -> None:
-        """Overwrite parameters and buffers on every rank with those of rank `source`. Collective."""
-        state: list[torch.Tensor] = [
-            param for name, param in self.module.named_parameters() if name not in self.parameters_to_ignore
-        ]
+    def synchronize(
+        self, source: int = 0, *, buffers: bool = True, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Overwrite parameters and buffers on every rank with those of rank `source`. Collective.
+
+        With an `optimizer` also its state and hyperparameters, such as the learning rate, for instance when rank
+        `source` alone has loaded a checkpoint. What counts steps elsewhere, a learning rate scheduler or a
+        GradScaler, does not travel: load it on every rank.
+
+        Raises:
+            TypeError, ValueError: not an optimizer whose state is equal on all ranks.
+            RuntimeError: the ranks have other parameter groups, or state that cannot be sent. On every rank.
+        """
+        if optimizer is not None:
+            check_optimizer(optimizer)
+        params = [param for name, param in self.module.named_parameters() if name not in self.parameters_to_ignore]
+        state: list[torch.Tensor] = [*params]
         if buffers:
             self._buffers_in_step.collect()
             state += self._buffers_in_step.tensors
@@ -428,6 +505,9 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             replicas.broadcast_coalesced(self._transport, state, source)
         if self._delayed is not None:
             self._delayed.broadcast(source)
+            params += self._delayed.params
+        if optimizer is not None:
+            broadcast_optimizer_state(self._transport, self.process_group, optimizer, params, source)
 
     def will_sync_module_buffers(self) -> bool:
         """True if the next forward begins or ends with a synchronisation of the buffers."""
@@ -435,6 +515,8 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
 
     def _synchronizes_buffers(self, *, after_forward: bool) -> bool:
         hook = self._buffers_in_step.hook
+        if self._logical_ranks is not None:  # which does so once a step
+            return False
         return self.will_sync_module_buffers() and after_forward == (hook is not None and hook.after_forward)
 
     def _synchronize_buffers(self) -> None:
@@ -474,15 +556,37 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def move_to_group(self, process_group: dist.ProcessGroup) -> None:
         """Go on with the ranks of another group, whatever has become of the last backward.
 
-        To be called on all its ranks between steps. Communication hooks keep the group that they know.
+        To be called on all its ranks between steps. Communication hooks keep the group that they know. After an
+        exception, what gradients that are views hold is undefined in buckets that were under way: clear them.
         """
+        exclude("`move_to_group`", {"a transport of your own": not isinstance(self._transport_kind, str)})
         self.process_group = process_group
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
-        all_reduce = self._strategies.all_reduce(self._transport)
-        self._reducer.change_ranks(self._transport, self._reducer.reducing if self._comm_hook else all_reduce)
+        all_reduce = self._strategies.tested(self._strategies.all_reduce(self._transport), self._reducer)
+        self._reducer.change_ranks(self._transport, self._reducer.reducing if self._registered_hook else all_reduce)
+        if self._logical_ranks is not None:  # some ranks may be new, and have other buckets
+            self._reducer.store.begin_anew(self._transport.allocate)
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)
+        if self._guard is not None:
+            self._guard.close()
+            self._reducer.modes.remove(self._guard)
+        self._guard = self._strategies.guard(self._reducer, self.device)
+
+    def follow(self, plan: BucketPlan) -> None:
+        """Bucket by `plan` for good; see `plan_from_groups`. To be called on every rank, between steps.
+
+        Raises:
+            RuntimeError: not the same plan, of all `ddp.plan.params`, on every rank; or a backward is under way.
+        """
+        groups = [[slot.param for slot in bucket.slots] for bucket in plan.buckets]
+        if plan.params != self.plan.params or [slot.param for slot in plan.slot_of] != [*range(len(plan.params))]:
+            raise RuntimeError("A plan has each of `ddp.plan.params` in one bucket, and this one does not.")
+        verify_replicas_agree(self._transport, Replica([], options={"the plan's buckets": groups}), self.device)
+        self._reducer.adopt(plan)
+        self._reducer.store.rebuilds = False
+        self._reducer.store.await_another_order()  # and forget the one that it may have observed
 
     # ------------------------------------------------------------------ copies and pickles
 
@@ -502,54 +606,29 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect a copy to the default group; as in torch with the buffer hook, without the communication hook.
 
-        Its gradients travel by the process group: any other transport takes all ranks to open, and this rank may be
-        the only one that makes a copy.
+        By the process group: another transport takes all ranks to open, and this one may be alone in making a copy.
         """
         super().__setstate__(state)
         self.process_group = _get_default_group()
         self._transport_kind = "process_group"
         self._transport = self._open_transport(self._transport_kind)
         self._connect()
+        self._guard = self._strategies.guard(self._reducer, self.device)
 
     # ------------------------------------------------------------------ what can be asked
 
-    @property
-    def plan(self) -> BucketPlan:
-        """Which gradient travels in which bucket, and in which order they leave."""
-        return self._reducer.plan
-
-    @property
-    def tuning(self) -> Tuning | None:
-        """What `bucket_cap_mb="auto"` has come to, as soon as it has."""
-        return None if self._tuner is None else self._tuner.tuning
-
-    @property
-    def device(self) -> torch.device:
-        return self._placement.device
-
-    @property
-    def device_type(self) -> str:
-        return self._placement.device.type
-
-    @property
-    def device_ids(self) -> list[int] | None:
-        return self._placement.device_ids
-
-    @property
-    def output_device(self) -> int | None:
-        return self._placement.output_device
-
-    @property
-    def find_unused_parameters(self) -> bool:
-        return self._options.find_unused_parameters
-
-    @property
-    def gradient_as_bucket_view(self) -> bool:
-        return self._options.gradient_as_bucket_view
-
-    @property
-    def static_graph(self) -> bool:
-        return self._options.static_graph
+    plan = property(attrgetter("_reducer.plan"), doc="Which gradient travels in which bucket, in launch order.")
+    events = property(attrgetter("_reducer.events"), doc="What happens in each step: `events.watch(sink)`.")
+    guard = property(attrgetter("_guard"), doc="Its `checks` look for silent trouble; add to them before training.")
+    logical_ranks = property(attrgetter("_logical_ranks"), doc="What deals the shares of each step to the ranks.")
+    tuning = property(lambda self: self._tuner and self._tuner.tuning, doc='What `bucket_cap_mb="auto"` came to.')
+    device = property(attrgetter("_placement.device"))
+    device_type = property(attrgetter("_placement.device.type"))
+    device_ids = property(attrgetter("_placement.device_ids"))
+    output_device = property(attrgetter("_placement.output_device"))
+    find_unused_parameters = property(attrgetter("_options.find_unused_parameters"))
+    gradient_as_bucket_view = property(attrgetter("_options.gradient_as_bucket_view"))
+    static_graph = property(attrgetter("_options.static_graph"))
 
     @property
     def broadcast_buffers(self) -> bool:

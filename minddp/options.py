@@ -1,7 +1,6 @@
 """The constructor's options: checked once, then frozen.
 
-Whatever can be wrong about an option alone, or about two of them together, is found here, before a process
-group is touched. None is ignored.
+What can be wrong about one option, or two together, is found before a process group is touched. None is ignored.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import numbers
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -19,7 +18,17 @@ import torch.distributed as dist
 MIB = 1024 * 1024
 UNBOUNDED = 1 << 62  # a bucket capacity that no model reaches, in bytes
 
-REDUCTIONS = ("mean", "sum")
+CHOICES: dict[str, tuple[object, ...]] = {"reduction": ("mean", "sum"), "on_drift": ("warn", "raise", None)}
+FLAGS = (
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",
+    "init_sync",
+    "lazy_bucket_allocation",
+    "check_finite",
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +50,7 @@ class BucketCaps:
         cap_mb_list: Sequence[float] | None,
         first_cap_mb: float | None = None,
     ) -> BucketCaps:
-        """Torch's rule: a small first bucket of 1 MiB, but only where the capacity was left to default.
-
-        `first_cap_mb` is minddp's own: the size of the first bucket whatever that of the others.
-        """
+        """Torch's rule, a first bucket of 1 MiB where no capacity is given; or minddp's `first_cap_mb`."""
         if cap_mb_list:
             each = tuple(int(mb * MIB) for mb in cap_mb_list)
             return cls(max(each), max(each), each)
@@ -56,15 +62,11 @@ class BucketCaps:
         return cls(int(getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", MIB)), rest_bytes)
 
     def before_rebuild(self, *, order_is_final: bool) -> tuple[int, ...]:
-        """Capacities for the plan made at construction.
-
-        Registration order is only a guess at the order of readiness, so where a rebuild will follow, all
-        gradients of the first backward travel together. See [Note: two plans].
-        """
+        """Capacities for the plan made at construction. See [Note: two plans]."""
         if self.each_bytes:
             return self.each_bytes
         if not order_is_final:
-            return (UNBOUNDED,)
+            return (UNBOUNDED,)  # the order is only a guess, so the first backward's gradients travel together
         return (self.first_bytes, self.rest_bytes) if self.first_bytes != self.rest_bytes else (self.rest_bytes,)
 
     def after_rebuild(self) -> tuple[int, ...]:
@@ -86,9 +88,12 @@ class Options:
     init_sync_buffers: bool
     forward_sync_buffers: bool
     small_last_bucket: bool
-    reduction: str = "mean"
+    reduction: str | Callable[..., Any] = "mean"
     stuck_after_s: float | None = None
+    on_drift: str | None = None
+    logical_ranks: int | None = None
     lazy_bucket_allocation: bool = False
+    check_finite: bool = False
     tunes_buckets: bool = False
 
     @property
@@ -101,56 +106,68 @@ class Options:
         return self.find_unused_parameters and not self.static_graph
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        broadcast_buffers: bool | None,
-        forward_sync_buffers: bool | None,
-        init_sync: bool,
-        bucket_cap_mb: float | str | None,
-        bucket_cap_mb_list: Sequence[float] | None,
-        first_bucket_cap_mb: float | None = None,
-        reduction: str = "mean",
-        stuck_after_s: float | None = None,
-        **flags: bool,
-    ) -> Options:
-        """Options from the constructor's arguments.
+    def checked(cls, arguments: Mapping[str, Any]) -> Options:
+        """Options from the constructor's arguments, by name; others may be among them.
 
         Raises:
             TypeError: an argument is of the wrong type.
             ValueError: a capacity is negative or not finite, or two arguments exclude each other.
         """
-        others = {
-            "init_sync": init_sync,
-            "broadcast_buffers": broadcast_buffers,
-            "forward_sync_buffers": forward_sync_buffers,
-        }
-        for name, value in (flags | others).items():
-            _check_flag(name, value)
-        tunes_buckets = bucket_cap_mb == "auto"
-        cap_mb = None if tunes_buckets else cast("float | None", bucket_cap_mb)
-        _check_caps(cap_mb, bucket_cap_mb_list, first_bucket_cap_mb)
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"`reduction` is one of {', '.join(map(repr, REDUCTIONS))}, but got {reduction!r}.")
-        if stuck_after_s is not None and not stuck_after_s > 0:
-            raise ValueError(f"`stuck_after_s` takes seconds, more than 0, or None, but got {stuck_after_s!r}.")
+        broadcast, forward = arguments["broadcast_buffers"], arguments["forward_sync_buffers"]
+        cap, cap_list = arguments["bucket_cap_mb"], arguments["bucket_cap_mb_list"]
+        first_cap = arguments["first_bucket_cap_mb"]
+        for name in (*FLAGS, "broadcast_buffers", "forward_sync_buffers"):
+            check_flag(name, arguments[name])
+        tunes_buckets = cap == "auto"
+        cap = None if tunes_buckets else cap
+        _check_caps(cap, cap_list, first_cap)
+        _check_choices(arguments)
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
-        legacy = True if broadcast_buffers is None else bool(broadcast_buffers)
+        legacy = True if broadcast is None else bool(broadcast)
         options = cls(
-            caps=BucketCaps.from_mib(cap_mb, bucket_cap_mb_list, first_bucket_cap_mb),
-            reduction=reduction,
-            stuck_after_s=stuck_after_s,
-            init_sync=bool(init_sync),
-            init_sync_buffers=True if forward_sync_buffers is not None else legacy,
-            forward_sync_buffers=legacy if forward_sync_buffers is None else bool(forward_sync_buffers),
+            caps=BucketCaps.from_mib(cap, cap_list, first_cap),
+            reduction=arguments["reduction"],
+            stuck_after_s=arguments["stuck_after_s"],
+            on_drift=arguments["on_drift"],
+            logical_ranks=arguments["logical_ranks"],
+            init_sync_buffers=True if forward is not None else legacy,
+            forward_sync_buffers=legacy if forward is None else bool(forward),
             small_last_bucket=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
             tunes_buckets=tunes_buckets,
-            **{name: bool(value) for name, value in flags.items()},
+            **{name: bool(arguments[name]) for name in FLAGS},
         )
         if tunes_buckets:
-            _check_that_buckets_can_be_tuned(options, bucket_cap_mb_list, first_bucket_cap_mb)
+            options._check_tuning(cap_list, first_cap)
+        if options.logical_ranks is not None:
+            options._check_logical_ranks()
         return options
+
+    def _check_tuning(self, cap_mb_list: object, first_cap_mb: object) -> None:
+        others = {
+            "`bucket_cap_mb_list`": cap_mb_list is not None,
+            "`first_bucket_cap_mb`": first_cap_mb is not None,
+            "`find_unused_parameters`": self.finds_unused_each_pass,  # whose order may change in every step
+        }
+        exclude('`bucket_cap_mb="auto"`', others)
+
+    def _check_logical_ranks(self) -> None:
+        others = {
+            "`check_finite`": self.check_finite,
+            "`static_graph`": self.static_graph,  # its first backward is reduced as a whole
+            "`batched_grad_copy`": self.batched_grad_copy,  # which divides
+            "`skip_all_reduce_unused_params`": self.skip_all_reduce_unused_params,
+            '`bucket_cap_mb="auto"`': self.tunes_buckets,
+            "a `reduction` of your own": callable(self.reduction),
+        }
+        exclude("`logical_ranks`", others)
+
+
+def exclude(option: str, others: Mapping[str, bool], why: str = "leave one of them out") -> None:
+    """Raise a `ValueError` if one of `others` is true."""
+    for name, is_set in others.items():
+        if is_set:
+            raise ValueError(f"{option} and {name} exclude each other: {why}.")
 
 
 def warn_of_deprecated(
@@ -168,7 +185,7 @@ def warn_of_deprecated(
         warnings.warn("`check_reduction` is deprecated and has no effect.", FutureWarning, stacklevel=3)
 
 
-def _check_flag(name: str, value: object) -> None:
+def check_flag(name: str, value: object) -> None:
     # Scripts pass 0 and 1, None and numpy's bools. Strings and containers are mistakes: "False" would be true.
     if not (value is None or isinstance(value, (bool, numbers.Number, np.bool_))):
         raise TypeError(f"`{name}` must be True or False, but is {value!r} ({type(value).__name__}).")
@@ -202,14 +219,12 @@ def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first
             raise ValueError(f"`{name}` takes a finite number of mebibytes, 0 or more, but got {cap!r}.")
 
 
-def _check_that_buckets_can_be_tuned(
-    options: Options, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None
-) -> None:
-    others = {
-        "bucket_cap_mb_list": cap_mb_list is not None,
-        "first_bucket_cap_mb": first_cap_mb is not None,
-        "find_unused_parameters": options.finds_unused_each_pass,  # whose order may change in every step
-    }
-    for name, is_set in others.items():
-        if is_set:
-            raise ValueError(f'`bucket_cap_mb="auto"` and `{name}` exclude each other: set one of them.')
+def _check_choices(arguments: Mapping[str, Any]) -> None:
+    for name, choices in CHOICES.items():
+        if arguments[name] not in choices and not (name == "reduction" and callable(arguments[name])):
+            raise ValueError(f"`{name}` is one of {', '.join(map(repr, choices))}, but got {arguments[name]!r}.")
+    limit_s, shares = arguments["stuck_after_s"], arguments["logical_ranks"]
+    if limit_s is not None and not limit_s > 0:
+        raise ValueError(f"`stuck_after_s` takes seconds, more than 0, or None, but got {limit_s!r}.")
+    if shares is not None and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 1):
+        raise ValueError(f"`logical_ranks` takes a number of shares, 1 or more, but got {shares!r}.")

@@ -30,7 +30,7 @@ from an exception within backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -90,11 +90,16 @@ class Bucketed(DataParallel):
         self.current.launched.append((buffer, work))
 
     def synchronize(self) -> None:
+        for bucket, buffer in zip(self.plan, self.finished_buffers(), strict=True):
+            unpack(buffer, self.params_of(bucket))
+
+    def finished_buffers(self) -> Iterator[Tensor]:
+        """End this backward: what it has launched, in plan order, each as soon as it is complete."""
         finished, self.current = self.current, BackwardPass()
         self.require_every_gradient(finished.arrived)
-        for bucket, (buffer, work) in zip(self.plan, finished.launched, strict=True):
+        for buffer, work in finished.launched:
             work.wait()
-            unpack(buffer, self.params_of(bucket))
+            yield buffer
 
     def params_of(self, bucket: Bucket) -> list[nn.Parameter]:
         return [self.trainable[name] for name in bucket.names]
@@ -111,18 +116,12 @@ def assign_buckets(params: Mapping[str, nn.Parameter], cap_bytes: int) -> tuple[
     buckets: list[Bucket] = []
     names: list[str] = []
     for name, param in reversed([*params.items()]):
-        if names and (is_full(names, params, cap_bytes) or not are_alike(param, params[names[-1]])):
-            buckets.append(Bucket(len(buckets), tuple(names)))
-            names = []
+        if names:
+            before = params[names[-1]]
+            is_full = sum(params[each].nbytes for each in names) >= cap_bytes
+            if is_full or (param.dtype, param.device) != (before.dtype, before.device):
+                buckets.append(Bucket(len(buckets), tuple(names)))
+                names = []
         names.append(name)
     buckets.append(Bucket(len(buckets), tuple(names)))
     return tuple(buckets)
-
-
-def is_full(names: list[str], params: Mapping[str, nn.Parameter], cap_bytes: int) -> bool:
-    return sum(params[name].nbytes for name in names) >= cap_bytes
-
-
-def are_alike(param: nn.Parameter, other: nn.Parameter) -> bool:
-    """Can both lie in one flat buffer?"""
-    return param.dtype == other.dtype and param.device == other.device

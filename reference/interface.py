@@ -60,6 +60,10 @@ class DataParallel(nn.Module, ABC):
         """The module's output for this rank's part of the batch. No communication."""
         return self.module(*args, **kwargs)
 
+    def weights(self) -> dict[str, Tensor]:
+        """Every trainable parameter, whole, by its name in the module."""
+        return {name: param.detach() for name, param in self.trainable.items()}
+
     @abstractmethod
     def synchronize(self) -> None:
         """Return once every trainable parameter's `.grad` is its mean over the ranks."""

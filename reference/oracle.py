@@ -11,22 +11,23 @@ to be "the same as a bigger batch". It is so when all of these hold:
 - all shards have the same number of examples (else examples of a small shard count for more);
 - no example is affected by the others in its batch (BatchNorm breaks this: a rank normalises by its shard).
 
-Where they differ, the first is what DDP promises. Both are here; neither touches the module it is given.
+Where they differ, the first is what DDP promises: `mean_over_ranks`. It leaves the module as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Gradients = dict[str, Tensor]
-LossOf = Callable[[nn.Module, Tensor], Tensor]  # (module, examples [n, ...]) -> loss []
+LossOf = Callable[[nn.Module, Any], Tensor]  # (module, examples [n, ...]) -> loss []
 
 
-def gradients(module: nn.Module, examples: Tensor, loss_of: LossOf) -> Gradients:
+def gradients(module: nn.Module, examples: Any, loss_of: LossOf) -> Gradients:
     """`{parameter name: gradient}` of one ordinary backward over `examples`, on a copy of `module`."""
     module = deepcopy(module)
     module.zero_grad()
@@ -38,11 +39,6 @@ def mean_over_ranks(module: nn.Module, shards: Sequence[Tensor], loss_of: LossOf
     """What every rank must hold: the mean of the gradients of all `shards`, one shard per rank."""
     of_rank = [gradients(module, shard, loss_of) for shard in shards]
     return {name: mean([grads[name] for grads in of_rank]) for name in of_rank[0]}
-
-
-def whole_batch(module: nn.Module, shards: Sequence[Tensor], loss_of: LossOf) -> Gradients:
-    """The gradient of one process that sees all `shards` as one batch."""
-    return gradients(module, torch.cat(list(shards)), loss_of)
 
 
 def mean(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 r"""Inside one all-reduce: the ring, step by step, with ranks that are only arrays in memory.
 
-    python -m reference.ring --ranks 4
+    python -m reference.collectives --algorithm ring --ranks 4
 
 The ladder treats the all-reduce as one call. This is the usual way to carry it out. The n ranks form a
 circle and each sends only to the next one; the buffer is cut into n chunks.
@@ -16,7 +16,8 @@ Cost. In each of the 2(n-1) steps a rank sends one chunk, B/n of its B bytes:
 No all-reduce can send fewer bytes, and this one hardly grows with n: it is bandwidth-optimal (P. Patarasuk
 and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
 Comput. 69 (2009) 117-124). Compare: had every rank sent its buffer to every other, (n-1) B each. The
-latencies do grow with n, which is why small messages are expensive, and why libraries use trees for them.
+latencies do grow with n, which is why small messages are expensive, and why libraries use trees for them
+(`collectives.py`).
 
 Each chunk is summed once, along one path, and then copied: all ranks hold the same bits, though
 floating-point addition depends on the order. That the order differs from chunk to chunk is why two
@@ -26,80 +27,85 @@ all-reduces of the same numbers, cut differently, may differ in the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
-import tyro
-from rich.console import Console
-from rich.table import Table
-
-Phase = Literal["reduce-scatter", "all-gather"]
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One message of one step."""
+    """One message of one step: a range of chunks."""
 
     sender: int
     receiver: int
-    chunk: int
-    nbytes: int
+    chunks: range
+    nbytes: int = 0  # of a plan: not known yet
 
 
 @dataclass(frozen=True)
 class Step:
-    """What all ranks do at the same time, and `buffers[rank]` as it is afterwards."""
+    """What all ranks do at the same time, and `buffers[rank]` as it is afterwards.
 
-    phase: Phase
+    A receiver adds what arrives in the phases "reduce-scatter" and "reduce"; in all others it overwrites.
+    """
+
+    phase: str
     transfers: tuple[Transfer, ...]
-    buffers: tuple[np.ndarray, ...]
+    buffers: tuple[np.ndarray, ...] = ()  # of a plan: none yet
+
+
+class Plan(NamedTuple):
+    """The steps of an all-reduce over buffers that are cut into `chunks`."""
+
+    chunks: int
+    steps: Sequence[Step]
 
 
 @dataclass(frozen=True)
-class RingRun:
-    """A complete all-reduce: the steps it took, and `results[rank]`."""
+class Run:
+    """A complete all-reduce: the steps it took over buffers of `chunks` chunks, and `results[rank]`."""
 
+    chunks: int
     steps: tuple[Step, ...]
     results: tuple[np.ndarray, ...]
 
-    def bytes_sent_by(self, rank: int) -> int:
-        return sum(t.nbytes for step in self.steps for t in step.transfers if t.sender == rank)
 
-
-def ring_all_reduce(inputs: Sequence[np.ndarray]) -> RingRun:
+def ring_all_reduce(inputs: Sequence[np.ndarray]) -> Run:
     """Sum `inputs` (one array per rank, all of one shape [size] and dtype); each rank gets the sum.
 
-    Any dtype that can add will do, also `object`: `provenance.py` sends symbols round the ring. The inputs
-    are left as they are.
+    Any dtype that can add will do, also `object`. The inputs are left as they are.
     """
-    require_like_buffers(inputs)
-    n = len(inputs)
-    buffers = [buffer.copy() for buffer in inputs]
+    return carry_out(ring(len(inputs)), inputs)
+
+
+def ring(n: int) -> Plan:
+    """In each step every rank sends one chunk to the next rank."""
     steps = []
-    for s in range(n - 1):
-        steps.append(take_step("reduce-scatter", buffers, [(rank - s) % n for rank in range(n)]))
-    for s in range(n - 1):
-        steps.append(take_step("all-gather", buffers, [(rank + 1 - s) % n for rank in range(n)]))
-    return RingRun(tuple(steps), tuple(buffers))
+    for phase, first in (("reduce-scatter", 0), ("all-gather", 1)):
+        for s in range(n - 1):
+            chunks = [(rank + first - s) % n for rank in range(n)]
+            transfers = (Transfer(rank, (rank + 1) % n, range(c, c + 1)) for rank, c in enumerate(chunks))
+            steps.append(Step(phase, tuple(transfers)))
+    return Plan(n, steps)
 
 
-def take_step(phase: Phase, buffers: list[np.ndarray], chunk_of_sender: list[int]) -> Step:
-    """Each rank sends chunk `chunk_of_sender[rank]` of its buffer to the next rank, all at once.
-
-    "At once" needs no care here: the chunk a rank receives is never the one it sends.
-    """
-    n = len(buffers)
-    chunks = chunk_slices(len(buffers[0]), n)
-    transfers = []
-    for sender, chunk in enumerate(chunk_of_sender):
-        receiver = (sender + 1) % n
-        payload, own = buffers[sender][chunks[chunk]], buffers[receiver][chunks[chunk]]
-        own[...] = own + payload if phase == "reduce-scatter" else payload
-        transfers.append(Transfer(sender, receiver, chunk, payload.nbytes))
-    return Step(phase, tuple(transfers), tuple(buffer.copy() for buffer in buffers))
+def carry_out(plan: Plan, inputs: Sequence[np.ndarray]) -> Run:
+    """Do what `plan` says with copies of `inputs`."""
+    require_like_buffers(inputs)
+    buffers = [buffer.copy() for buffer in inputs]
+    bounds = chunk_slices(len(buffers[0]), plan.chunks)
+    steps = []
+    for step in plan.steps:
+        sent = [(t, [(bounds[c], buffers[t.sender][bounds[c]].copy()) for c in t.chunks]) for t in step.transfers]
+        for t, payload in sent:  # all have been sent before any is received
+            for where, values in payload:
+                own = buffers[t.receiver][where]
+                own[...] = own + values if step.phase.startswith("reduce") else values
+        transfers = tuple(replace(t, nbytes=sum(values.nbytes for _, values in p)) for t, p in sent)
+        steps.append(Step(step.phase, transfers, tuple(buffer.copy() for buffer in buffers)))
+    return Run(plan.chunks, tuple(steps), tuple(buffers))
 
 
 def chunk_slices(size: int, n: int) -> list[slice]:
@@ -108,65 +114,34 @@ def chunk_slices(size: int, n: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
-def optimal_bytes_sent(n: int, nbytes: int) -> Fraction:
-    """The least any all-reduce of `nbytes` over `n` ranks can make each rank send: 2(n-1)/n of them."""
-    return Fraction(2 * (n - 1) * nbytes, n)
-
-
 def require_like_buffers(inputs: Sequence[np.ndarray]) -> None:
-    if not inputs:
-        raise ValueError("No ranks: `inputs` is empty. Give one array per rank.")
-    for rank, buffer in enumerate(inputs):
-        if buffer.ndim != 1 or buffer.shape != inputs[0].shape or buffer.dtype != inputs[0].dtype:
-            raise ValueError(
-                f"Rank {rank} has {buffer.dtype}{list(buffer.shape)}, rank 0 {inputs[0].dtype}"
-                f"{list(inputs[0].shape)}. All ranks need flat buffers of one size and dtype."
-            )
+    kinds = [f"{buffer.dtype}{list(buffer.shape)}" for buffer in inputs]
+    if len(set(kinds)) != 1 or inputs[0].ndim != 1:
+        raise ValueError(
+            f"The ranks have {', '.join(kinds) or 'nothing'}. All need flat buffers of one size and dtype."
+        )
 
 
-def show(run: RingRun, console: Console) -> None:
-    """Print what each rank sends, and the state after each step; finished chunks (equal to the result) in green."""
-    for index, step in enumerate(run.steps):
-        console.print(f"\n[bold]step {index + 1}, {step.phase}[/bold]")
-        console.print("   ".join(f"{t.sender} → {t.receiver}: chunk {t.chunk}" for t in step.transfers))
-        console.print(state_table(step, result=run.results[0]))
+def digits(ranks: int, chunks: int) -> list[np.ndarray]:
+    """Rank r has a 1 in decimal place r, from the left: so the digits of a sum show the ranks in it."""
+    return [np.full(chunks, 10 ** (ranks - 1 - rank), dtype=np.int64) for rank in range(ranks)]
 
 
-def state_table(step: Step, result: np.ndarray) -> Table:
-    """A row per rank, a column per chunk; → marks what has just arrived."""
-    n = len(step.buffers)
-    width = len(str(result.max()))
-    arrived = {(t.receiver, t.chunk) for t in step.transfers}
-    table = Table("rank", *(f"chunk {chunk}" for chunk in range(n)), box=None, padding=(0, 2))
-    for rank, buffer in enumerate(step.buffers):
-        cells = []
-        for chunk, where in enumerate(chunk_slices(len(buffer), n)):
-            mark = "→" if (rank, chunk) in arrived else " "
-            text = mark + ",".join(f"{value:0{width}d}" for value in buffer[where])
-            cells.append(f"[green]{text}[/green]" if np.array_equal(buffer[where], result[where]) else text)
-        table.add_row(str(rank), *cells)
-    return table
+def show(run: Run) -> None:
+    """For inputs that are `digits`: what each rank sends, and its buffer after each step."""
+    print("A chunk shows which ranks are in it: digit r, from the left, is 1 once rank r has been added.")
+    print("→ it has just arrived; ✓ it is complete")
+    for number, step in enumerate(run.steps, start=1):
+        print(f"\nstep {number}, {step.phase}")
+        print("   ".join(f"{t.sender} → {t.receiver}: {in_words(t.chunks)}" for t in step.transfers))
+        for rank, buffer in enumerate(step.buffers):
+            arrived = {chunk for t in step.transfers if t.receiver == rank for chunk in t.chunks}
+            cells = [
+                f"{'→' if chunk in arrived else ' '}{value:0{len(step.buffers)}d}{'✓' if value == total else ' '}"
+                for chunk, (value, total) in enumerate(zip(buffer, run.results[0], strict=True))
+            ]
+            print(f"rank {rank:2}  {'  '.join(cells)}".rstrip())
 
 
-def main(ranks: int = 4) -> None:
-    """Show a ring all-reduce step by step.
-
-    Args:
-        ranks: number of ranks in the ring, 2 to 16.
-    """
-    if not 2 <= ranks <= 16:
-        raise SystemExit(f"--ranks is {ranks}. Choose 2 to 16: one is no ring, more do not fit on a screen.")
-    console = Console()
-    # Each rank starts with a 1 in a decimal place of its own, so the digits of a sum show the ranks in it.
-    inputs = [np.full(ranks, 10 ** (ranks - 1 - rank), dtype=np.int64) for rank in range(ranks)]
-    run = ring_all_reduce(inputs)
-    nbytes = inputs[0].nbytes
-    console.print("A chunk shows which ranks are in it: digit r, from the left, is 1 once rank r has been added.")
-    show(run, console)
-    console.print(f"\nTo sum a buffer of {nbytes} bytes each rank sent {run.bytes_sent_by(0)} bytes,")
-    optimum = optimal_bytes_sent(ranks, nbytes)
-    console.print(f"in {len(run.steps)} messages. The least possible: 2(n-1)/n x {nbytes} = {optimum} bytes.")
-
-
-if __name__ == "__main__":
-    tyro.cli(main)
+def in_words(chunks: range) -> str:
+    return f"chunk {chunks[0]}" if len(chunks) == 1 else f"chunks {chunks[0]}-{chunks[-1]}"

@@ -36,6 +36,8 @@ class FakeTransport:
     one `store` are ranks of one group in that respect.
     """
 
+    adds_after_s = 0.0
+
     def __init__(
         self,
         world_size: int = 2,
@@ -65,6 +67,9 @@ class FakeTransport:
         self.calls.append(("all_gather", tensor.numel()))
         return [tensor.clone() for _ in range(self.world_size)]
 
+    def when_group_ends(self, _end: Callable[[], object]) -> None:
+        return None
+
     def count(self, call: str) -> int:
         return sum(name == call for name, _ in self.calls)
 
@@ -82,8 +87,15 @@ def options(**changed: Any) -> Options:
         "static_graph": False,
         "skip_all_reduce_unused_params": False,
         "batched_grad_copy": False,
+        "first_bucket_cap_mb": None,
+        "reduction": "mean",
+        "stuck_after_s": None,
+        "lazy_bucket_allocation": False,
+        "on_drift": None,
+        "logical_ranks": None,
+        "check_finite": False,
     }
-    return Options.checked(**{**defaults, **changed})
+    return Options.checked({**defaults, **changed})
 
 
 class FakeDDP:

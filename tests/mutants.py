@@ -8,6 +8,7 @@ the new code into the functions that exist, which everything that has imported t
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
@@ -128,8 +129,8 @@ def _in_a_fork(limit_s: float, function: Any, *args: Any) -> str:
 # ------------------------------------------------------------------ a mutation in place
 
 
-def apply(mutation: Mutation) -> None:
-    """Give the functions of the mutation's module the code of the mutated source.
+def apply(mutation: Mutation) -> list[tuple[FunctionType, CodeType]]:
+    """Give the functions of the mutation's module the code of the mutated source. Returns them with the old code.
 
     Raises:
         StaleMutation: the text that it replaces is not in the source.
@@ -144,8 +145,11 @@ def apply(mutation: Mutation) -> None:
     changed = [path for path in new if path in old and _differ(old[path], new[path])]
     if old.keys() != new.keys() or not changed:
         raise ValueError(f"mutation `{mutation.name}` changes no function")
-    for path in changed:
-        _function_at(module, path).__code__ = new[path]
+    functions = [_function_at(module, path) for path in changed]
+    before_it = [(function, function.__code__) for function in functions]
+    for function, path in zip(functions, changed, strict=True):
+        function.__code__ = new[path]
+    return before_it
 
 
 def _functions_in(code: CodeType, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], CodeType]]:
@@ -177,4 +181,6 @@ def _function_at(module: Any, path: tuple[str, ...]) -> FunctionType:
         found = vars(found)[name]
     if isinstance(found, property):
         found = found.fget
+    if isinstance(found, functools.cached_property):
+        found = found.func
     return inspect.unwrap(getattr(found, "__func__", found))

@@ -32,7 +32,10 @@ TRANSITIONS = (
 
 
 class ReducerState(NamedTuple):
-    """What a reducer's next action may depend on. A field is False where its phase leaves no choice."""
+    """What a reducer's next action may depend on. A field is False where its phase leaves no choice.
+
+    Not whether buckets have memory: they are made when they are asked for.
+    """
 
     phase: Phase
     has_pass: bool
@@ -40,7 +43,6 @@ class ReducerState(NamedTuple):
     all_launched: bool
     finalizes_at_end: bool
     end_is_awaited: bool
-    has_buckets: bool
     has_rebuilt: bool
     order_is_observed: bool
     is_recording: bool
@@ -51,11 +53,10 @@ class ReducerState(NamedTuple):
         return cls(
             phase=reducer.phase,
             has_pass=reducer.current is not None,
-            has_guard=reducer.unfinished.is_guarded,
+            has_guard=reducer.unfinished._handle is not None,
             all_launched=reducer.current is not None and reducer.current.all_launched,
             finalizes_at_end=reducer.phase is not Phase.IDLE and reducer._finalizes_at_end,
             end_is_awaited=reducer.backward_end.is_awaited,
-            has_buckets=bool(reducer.buckets),
             has_rebuilt=reducer.store.has_rebuilt,
             order_is_observed=reducer.store._observed_order is not None,
             is_recording=reducer.expectation.is_recording,
@@ -78,6 +79,7 @@ class StateWatch:
         def set_and_check(reducer: Reducer, phase: Phase) -> None:
             set_phase(reducer, phase)
             check_pass(reducer)
+            check_guard(reducer)
 
         monkeypatch.setattr(Reducer, "_set_phase", set_and_check)
 
@@ -100,6 +102,5 @@ def check_pass(reducer: Reducer) -> None:
 
 
 def check_guard(reducer: Reducer) -> None:
-    """The guard is set right after the move, so this holds when a transition is over."""
-    guarded = reducer.unfinished.is_guarded
+    guarded = reducer.unfinished._handle is not None
     assert guarded == (reducer.phase in WITH_GUARD), f"in phase {reducer.phase.name} there is a guard: {guarded}"

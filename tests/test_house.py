@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minddp"
-UPPER_FLOORS = ("__init__", "train", "cli", "__main__", "xray", "compat", "doctor", "bench")
+UPPER_FLOORS = ("__init__", "train", "tasks", "demo", "cli", "__main__", "xray", "compat", "doctor", "bench")
 CORE = sorted(
     path
     for path in PACKAGE.rglob("*.py")
@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "replicas": {"platform", "options", "core", "transport.protocols"},
     "modes": {"platform", "options", "watchdog", "core", "replicas", "transport.protocols"},
     "comm_hooks": {"platform", "core", "transport.protocols"},
-    "watchdog": {"platform", "core", "transport.protocols"},
+    "watchdog": {"platform", "core", "forecast", "transport.protocols"},
+    "elastic": {"platform", "core", "replicas", "watchdog", "transport.protocols"},
     "forecast": {"platform", "core", "transport.protocols"},
 }
 
@@ -89,6 +90,8 @@ def test_no_module_of_the_core_calls_anything_when_imported_that_it_need_not() -
     """At module level: definitions, imports, constants. No loops, no bare calls, no `global` anywhere."""
     allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
     for path in CORE:
+        if path.name == "__main__.py":  # run by `python -m`, imported by no module
+            continue
         tree = ast.parse(path.read_text())
         for node in tree.body:
             docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -115,7 +118,7 @@ assert not new & {"rich", "tyro", "sklearn", "matplotlib", "cupy", "pytest", "re
 assert not {name for name in sys.modules if name.startswith(("minddp.train", "minddp.cli"))}
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
 

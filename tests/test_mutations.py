@@ -20,7 +20,7 @@ from tests.mutations import (
 from tests.parity.scenario import Scenario
 from tests.ranks import RankFailure, RankPool
 
-TIME_LIMIT_S = 20.0
+TIME_LIMIT_S = 60.0
 FOLDERS = ("core", "expectation", "acceleration", "modes")
 
 AGAINST_TORCH = [mutation for mutation in MUTATIONS if mutation.scenario is not None]

@@ -21,7 +21,7 @@ def test_what_is_left_fails_the_run(name: str, left: list[str]) -> None:
     files = TemporaryFiles(patience_s=0.2)
     try:
         code = f"import os, tempfile; os.mkdir(os.path.join(tempfile.gettempdir(), {name!r}))"
-        subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+        subprocess.run([sys.executable, "-c", code], timeout=240, check=True)
         session: Any = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
         files.pytest_sessionfinish(session)
         assert files.left == left

@@ -10,8 +10,12 @@
 | `small_net.py` | the model that all lessons train |
 | `life.py` | one gradient's way through minddp |
 | `ladder.py` | what each rung of `reference/` does, and when |
+| `above.py` | what the rungs below and above DDP hold and send |
+| `collectives.py` | when which all-reduce is the fastest |
 | `traps.py` | what goes wrong if a mechanism is left out |
 | `bits.py` | where the last bits of a gradient come from |
+| `own_run.py` | a page that steps through a backward of your own; `own_values.py` runs its ranks |
+| `provenance.py` | gradients that record where they come from: proofs, and the classic bugs |
 | `recorded.py` | recorded steps: made, kept, read, and compared with the claims of the pages |
 | `quotes.py` | what the pages quote, filled in by cog |
 

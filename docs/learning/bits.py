@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from docs.learning.small_net import CAP_MIB, examples_of, loss_of, small_net
 from minddp import DistributedDataParallel
+from minddp.elastic.addition_tree import deal
 from reference.ring import ring_all_reduce
 
 NUMEL = 3000
@@ -109,6 +112,46 @@ def weights_after_training(wrapper: type[nn.Module], cap_mib: float, rank: int) 
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
     for _ in range(5):
         loss_of(ddp, examples_of(rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([param.detach().reshape(-1) for param in ddp.parameters()])
+
+
+NUM_SHARES = 8
+EXAMPLES = 16  # of a share
+
+
+def number_of_ranks(rank: int) -> str:
+    """Batches of eight shares, trained on 1, 2, 3 and 4 ranks: with DDP's addition, and with logical ranks."""
+    lines = []
+    for logical_ranks in (None, NUM_SHARES):
+        of_one_rank = torch.empty(0)
+        for n in range(1, dist.get_world_size() + 1):
+            group = dist.new_group(list(range(n)))
+            if rank >= n:
+                continue
+            weights = weights_with_shares(group, logical_ranks)
+            if n == 1:  # rank 0, which compares
+                of_one_rank = weights
+            verdict = "the same bits" if torch.equal(weights, of_one_rank) else "other bits"
+            how = "DDP" if logical_ranks is None else "logical ranks"
+            lines.append(f"{how:13}  {n} of {dist.get_world_size()} ranks: {verdict}")
+    return "\n".join(lines)
+
+
+def weights_with_shares(group: dist.ProcessGroup | None, logical_ranks: int | None) -> Tensor:
+    """After three steps. The mean over all shares is the same number, however they are dealt, but for rounding."""
+    ddp = DistributedDataParallel(small_net(), process_group=group, logical_ranks=logical_ranks)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    for _ in range(3):
+        if logical_ranks is None:
+            for share in deal(NUM_SHARES, n)[rank]:  # a mean over ranks is one over shares if it is weighted so
+                with ddp.no_sync() if share + 1 < deal(NUM_SHARES, n)[rank].stop else nullcontext():
+                    (loss_of(ddp, examples_of(share)[:EXAMPLES]) * n / NUM_SHARES).backward()
+        else:
+            for share in ddp.shares():
+                loss_of(ddp, examples_of(share)[:EXAMPLES]).backward()
         optimizer.step()
         optimizer.zero_grad()
     return torch.cat([param.detach().reshape(-1) for param in ddp.parameters()])

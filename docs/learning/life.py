@@ -184,7 +184,7 @@ def diary(step: Step, rank: RankStep) -> str:
     """What happens to the gradient that the pages follow: milliseconds from the beginning of the step."""
     index = [param.name for param in rank.plan.params].index(FOLLOWED)
     bucket = next(b for b in rank.buckets if index in [slot.param for slot in rank.plan.buckets[b.index].slots])
-    last, wire = step.last_launch(bucket.index), step.on_the_wire(bucket.index, rank)
+    last, wire = step.last_join(bucket.index), step.on_the_wire(bucket.index, rank)
     packs = [pack for pack in rank.packs if pack.bucket == bucket.index]
     moments = [
         (rank.ready_ns[index], f"its hook fires: {FOLLOWED}.grad is complete"),

@@ -17,14 +17,14 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 from cogapp import Cog
 
+from docs.definitions import definitions
 from docs.learning import lessons, recorded
 
-__all__ = ["code", "figures", "machine", "output"]  # what a page can call
+__all__ = ["code", "figures", "machine", "output", "statement"]  # what a page can call
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
@@ -63,6 +63,11 @@ def output(command: str) -> None:
 def code(path: str, name: str) -> None:
     """A function or class of a file, without its docstrings."""
     print(f"```python\n{source_of(ROOT / path, name)}```")
+
+
+def statement(path: str, name: str, beginning: str) -> None:
+    """One statement of a function, the one that begins like this."""
+    print(f"```python\n{statement_of(ROOT / path, name, beginning)}```")
 
 
 def figures(step: str) -> None:
@@ -129,23 +134,27 @@ def source_of(path: Path, name: str) -> str:
     return textwrap.dedent("\n".join(kept)) + "\n"
 
 
+def statement_of(path: Path, name: str, beginning: str) -> str:
+    """
+    Raises:
+        LookupError: the function is not there, or has no such statement, or more than one.
+    """
+    text = path.read_text()
+    lines = text.splitlines()
+    found = {
+        node.lineno: node.end_lineno
+        for node in ast.walk(definitions(text).get(name, ast.Pass()))
+        if isinstance(node, ast.stmt)
+        and hasattr(node, "lineno")
+        and lines[node.lineno - 1].strip().startswith(beginning)
+    }
+    if len(found) != 1:
+        raise LookupError(f"{path.relative_to(ROOT)}: `{name}` has {len(found)} statements `{beginning}...`.")
+    [(first, last)] = found.items()
+    return textwrap.dedent("\n".join(lines[first - 1 : last])) + "\n"
+
+
 def _docstring(node: ast.stmt, lines: list[str]) -> range:
     """The numbers of its lines, and of the empty one behind it."""
     last = node.end_lineno or node.lineno
     return range(node.lineno, last + (2 if lines[last : last + 1] == [""] else 1))
-
-
-def definitions(text: str) -> dict[str, ast.stmt]:
-    """What a module defines, by dotted name: functions, classes and what is in them, and what is assigned."""
-    return dict(_defined_in(ast.parse(text).body, ""))
-
-
-def _defined_in(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.stmt]]:
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield prefix + node.name, node
-        if isinstance(node, ast.ClassDef):
-            yield from _defined_in(node.body, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((prefix + target.id, node) for target in targets if isinstance(target, ast.Name))

@@ -1,7 +1,7 @@
 """Recorded steps: made here, kept in `recorded/`, and read again for pictures, tables and figures.
 
-Of each recording the typical step is kept, the one of median length. It can be opened at ui.perfetto.dev and by
-`minddp.xray.load`. `machine.json` describes the machine.
+Of each recording the typical step is kept, the one of median length. `minddp.xray.load` opens it.
+`machine.json` describes the machine.
 
 [Note: what a recording has to show]
 Times differ from run to run, and the pages make claims about them, for instance that a bucket is hidden. Each claim
@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks import ladder as recorder
 from benchmarks.launch import run_ranks
 from benchmarks.machine import describe
+from docs.learning import collectives
 from docs.learning.ladder import Config
 from docs.learning.small_net import FOLLOWED
 from minddp.xray import words
@@ -177,11 +178,14 @@ def typical_step_of(recording: Recording) -> Recording:
 
 
 def draw() -> None:
-    """Draw each step that has a chapter, and all of them on one scale."""
+    """Draw each step that has a chapter, all of them on one scale, and the costs of collectives."""
+    from benchmarks.picture import save_picture
+
     wanted = [result for result in results() if name_of(result) in PICTURES]
     for result in wanted:
-        result.save(FOLDER.parent / "pictures" / f"{name_of(result)}.png")
-    Comparison(wanted).save(FOLDER.parent / "pictures" / "all.png")
+        save_picture(result, FOLDER.parent / "pictures" / f"{name_of(result)}.png")
+    save_picture(Comparison(wanted), FOLDER.parent / "pictures" / "all.png")
+    collectives.draw(FOLDER.parent / "pictures" / "collectives.png")
 
 
 # ------------------------------------------------------------------ reading

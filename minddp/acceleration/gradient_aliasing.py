@@ -38,6 +38,7 @@ import torch
 from minddp.core import autograd
 from minddp.core.bucket import Bucket, view_of
 from minddp.core.mode import Mode
+from minddp.platform import streams
 
 SMALLEST_BYTES = 64 * 1024
 ALIGNMENT_BYTES = 64  # what torch's CPU allocator gives a fresh tensor
@@ -134,7 +135,7 @@ def _references_if_alone() -> tuple[int, int, MemoryReferences]:
 
 
 def _is_worth_it(tensor: torch.Tensor) -> bool:
-    return tensor.nbytes >= SMALLEST_BYTES and tensor.device.type == "cpu"
+    return tensor.nbytes >= SMALLEST_BYTES and not streams.has_streams(tensor.device)
 
 
 def _is_aligned(view: torch.Tensor) -> bool:

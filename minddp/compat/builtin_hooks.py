@@ -1,14 +1,10 @@
-"""Communication hooks that torch's wrapper brings along, as functions of (state, bucket).
-
-The first two are written in C++ there (`torch/csrc/distributed/c10d/default_comm_hooks.cpp`); bits are the same.
-"""
+"""Communication hooks that torch's wrapper brings along, as functions of (state, bucket)."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,33 +13,17 @@ from minddp.comm_hooks import GradBucket
 from minddp.core import autograd
 
 
-def allreduce(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean, divided before it is summed."""
-    return _sum(group, bucket.buffer().div_(group.size()))
-
-
-def fp16_compress(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean, divided and summed in half precision."""
-    half = bucket.buffer().to(torch.float16).div_(group.size())
-
-    def decompress(done: Any) -> torch.Tensor:
-        return bucket.buffer().copy_(done.value()[0])
-
-    return _sum(group, half).then(decompress)
-
-
-def _sum(group: dist.ProcessGroup, tensor: torch.Tensor) -> torch.futures.Future[Any]:
-    return cast(torch.futures.Future[Any], group.allreduce([tensor]).get_future())
-
-
 def builtin_hook(kind: dist.BuiltinCommHookType) -> Callable[[Any, GradBucket], torch._C.Future]:
-    """
+    """Torch writes them in C++, too (`torch/csrc/distributed/c10d/default_comm_hooks.cpp`); the bits are the same.
+
     Raises:
         TypeError: something else than a member of `dist.BuiltinCommHookType`.
     """
-    hooks = {
-        dist.BuiltinCommHookType.ALLREDUCE: allreduce,
-        dist.BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks: dict[Any, Callable] = {
+        dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+        dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
     }
     if not isinstance(kind, dist.BuiltinCommHookType):
         raise TypeError(f"A built-in hook is one of {', '.join(map(str, hooks))}, but got {kind!r}.")
@@ -71,12 +51,12 @@ def apply_optim_in_backward_hook(
         for optimizer in param._in_backward_optimizers:
             optimizer.step()
         stepped.append(param)
-    autograd.call_at_end_of_backward(partial(_drop_gradients, stepped))
+
+    def drop_gradients() -> None:
+        for param in stepped:
+            param.grad = None
+
+    autograd.call_at_end_of_backward(drop_gradients)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
-
-
-def _drop_gradients(params: Iterable[torch.Tensor]) -> None:
-    for param in params:
-        param.grad = None

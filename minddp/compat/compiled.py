@@ -18,7 +18,8 @@ that does the simplest thing there is, average this gradient, in operations that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,41 +31,33 @@ from minddp.options import MIB
 
 
 def set_skipped(is_skipped: bool) -> None:
-    """Put minddp's files on dynamo's skip list, or take them off it: compiled autograd traces through the wrapper.
-
-    Imports dynamo, as torch's class does.
-    """
+    """Put minddp's files on dynamo's skip list, or take them off: compiled autograd traces through the wrapper."""
     from torch._dynamo import trace_rules
 
-    here = f"{Path(__file__).parent.parent}/"
-    others = [path for path in trace_rules.SKIP_DIRS if path != here]
-    trace_rules.SKIP_DIRS[:] = [*others, here] if is_skipped else others
+    # All but models that are to be compiled.
+    ours = [str(path) for path in Path(__file__).parent.parent.iterdir() if path.name != "tasks"]
+    others = [path for path in trace_rules.SKIP_DIRS if path not in ours]
+    trace_rules.SKIP_DIRS[:] = [*others, *ours] if is_skipped else others
     trace_rules._recompile_re()
 
 
-class active:
+@contextmanager
+def active(module: Any) -> Iterator[None]:
     """`with active(module)`: dynamo takes it for the active data-parallel one. An inner one takes over for a while.
 
     It is set on torch's class alone. Where `install` has put minddp's in its place, dynamo asks minddp's, which
     answers what torch's says: to set it on minddp's would invalidate Python's caches of all its methods twice in
     every forward.
     """
-
-    def __init__(self, module: Any):
-        self._module = module
-
-    def __enter__(self) -> None:
-        torch_ddp: Any = TorchDDP
-        self._before = torch_ddp._active_ddp_module
-        torch_ddp._active_ddp_module = self._module
-
-    def __exit__(self, *_error: object) -> None:
-        torch_ddp: Any = TorchDDP
-        torch_ddp._active_ddp_module = self._before
+    before = TorchDDP._active_ddp_module
+    TorchDDP._active_ddp_module = module
+    try:
+        yield
+    finally:
+        TorchDDP._active_ddp_module = before
 
 
 def python_reducer_is_wanted() -> bool:
-    """True if dynamo's configuration asks for it. Torch's constructor looks at the same setting."""
     from torch._dynamo.utils import get_optimize_ddp_mode
 
     return get_optimize_ddp_mode() == "python_reducer"

@@ -4,11 +4,9 @@
 be imported it is enough to change what `torch.nn.parallel` offers; those that have bound the name already, such as
 torch.distributed.checkpoint and Lightning's strategies, have to be changed one by one.
 
-Being recognised: `isinstance(ddp, torch.nn.parallel.DistributedDataParallel)` holds for minddp's class.
-
-Frameworks ask just that before they strip `module.` from a checkpoint, unwrap a model or look for `no_sync`; see
-docs/frameworks.md. minddp's class is no subclass of torch's, but torch's is an abstract class by its metaclass (it
-derives from `Joinable`), so minddp's can be registered as a virtual one.
+Frameworks ask `isinstance(ddp, DistributedDataParallel)` before they strip `module.` from a checkpoint, unwrap a
+model or look for `no_sync`; see docs/frameworks.md. minddp's class is no subclass of torch's, but torch's is an
+abstract class by its metaclass (it derives from `Joinable`), so minddp's can be registered as a virtual one.
 
 [Note: taking a registration back]
 Python has `ABCMeta.register` but nothing to undo it. An abstract class keeps a registry, and caches of the classes
@@ -21,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from _abc import _get_dump, _reset_caches, _reset_registry
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from types import ModuleType
 
@@ -32,12 +30,7 @@ from minddp.ddp import DistributedDataParallel as WrapperClass
 
 
 def register() -> ExitStack:
-    """Make minddp's class a virtual subclass of torch's.
-
-    Returns:
-        What undoes this call, by `.close()` or at the end of a `with` block. A second call while the first holds
-        changes nothing, and so undoes nothing.
-    """
+    """Make minddp's class a virtual subclass of torch's. Returns what undoes this call, as `install` does."""
     undo = ExitStack()
     if not issubclass(WrapperClass, TorchDDP):
         TorchDDP.register(WrapperClass)
@@ -73,20 +66,32 @@ def install() -> ExitStack:
     """
     with ExitStack() as undo:
         undo.enter_context(register())
-        for module, name in _bound_to_torch_ddp():
+        for module, name in _bound_to(TorchDDP):
             setattr(module, name, DistributedDataParallel)
             undo.callback(_give_back, module, name)
         return undo.pop_all()
 
 
-def _bound_to_torch_ddp() -> Iterator[tuple[ModuleType, str]]:
-    """Every global variable outside minddp that is torch's class."""
+def watch_meeting(launched: Mapping[str, str]) -> None:
+    """Watch `init_process_group` for the rest of this process, a rank. See [Note: what the launcher gave]."""
+    import torch.distributed as dist
+
+    from minddp.watchdog.meeting import watching
+
+    if dist.is_available():
+        watched = watching(dist.init_process_group, launched)
+        for module, name in _bound_to(dist.init_process_group):
+            setattr(module, name, watched)
+
+
+def _bound_to(it: object) -> Iterator[tuple[ModuleType, str]]:
+    """Every global variable outside minddp that is torch's class, or function."""
     for key, module in list(sys.modules.items()):
         if key.partition(".")[0] == "minddp" or not isinstance(module, ModuleType):
             continue
         # vars() and not getattr(): modules that import their parts on demand must not be made to.
         for name, value in list(vars(module).items()):
-            if value is TorchDDP:
+            if value is it:
                 yield module, name
 
 

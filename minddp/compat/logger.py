@@ -16,16 +16,15 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import DDPLoggingData
 
 from minddp.compat.sampled_iteration import SPANS, SampledIteration
 from minddp.core.events import EventKind
-from minddp.core.plan import BucketPlan
 
 ALWAYS_SAMPLED = 10  # iterations; afterwards one in `sample_rate`
 CPP_NAMES = {
@@ -50,14 +49,6 @@ BACKEND_VARIABLES = {
     ),
 }
 RENAMED = ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING")  # today with TORCH_ before it, which counts first
-
-
-@dataclass(frozen=True)
-class LoggingData:
-    """Texts and numbers by name; sizes are bytes, times nanoseconds, flags 0 or 1."""
-
-    strs_map: dict[str, str]
-    ints_map: dict[str, int]
 
 
 class Logger(dist.Logger):
@@ -87,7 +78,6 @@ class Logger(dist.Logger):
         self._set_construction_data(ddp)
 
     def _set_construction_data(self, ddp: Any) -> None:
-        """What is known from the beginning."""
         plan = ddp._reducer.plan
         if ddp.static_graph:
             self._set_static_graph()
@@ -97,8 +87,8 @@ class Logger(dist.Logger):
             "dtypes": _joined(
                 sorted({CPP_NAMES.get(p.dtype, str(p.dtype).removeprefix("torch.")) for p in plan.params})
             ),
-            "bucket_sizes": _bucket_sizes(plan),
-            "initial_bucket_size_limits": _bucket_caps(plan),
+            "bucket_sizes": _joined(bucket.nbytes for bucket in plan.buckets),
+            "initial_bucket_size_limits": _joined(bucket.cap_bytes for bucket in plan.buckets),
         }
         self._ints |= {
             "iteration": 0,
@@ -125,10 +115,11 @@ class Logger(dist.Logger):
         self._strs["backend_name"] = backend
         self._ints |= {"world_size": group.size(), "rank": group.rank()}
         if backend == "gloo":
-            self._ints["gloo_num_threads"] = _gloo_threads(group)
+            gloo: Any = group._get_backend(torch.device("cpu"))
+            # It is wrapped if TORCH_DISTRIBUTED_DEBUG=DETAIL.
+            self._ints["gloo_num_threads"] = getattr(gloo, "wrapped_pg", gloo).options._threads
 
     def begin_iteration(self) -> None:
-        """A forward begins whose backward will be synchronised."""
         if self._graph_may_change:
             self._notice_unused()
         if self.sampled is not None:
@@ -145,7 +136,7 @@ class Logger(dist.Logger):
         if self.sampled is None:
             return
         sampled, reducer = self.sampled, self._ddp._reducer
-        is_complete = sampled.has_seen(EventKind.BACKWARD_END)
+        is_complete = EventKind.BACKWARD_END in sampled.moments
         unused = set(reducer.expectation.last_unused or ()) if is_complete else set()
         self._ints |= {
             "iteration": self.iteration,
@@ -155,14 +146,14 @@ class Logger(dist.Logger):
             **sampled.unix_ns(),
         }
         if reducer.store.has_rebuilt:
+            buckets = reducer.plan.buckets
+            params = (" ".join(str(slot.param) for slot in bucket.slots) for bucket in buckets)
             self._strs |= {
-                "rebuilt_bucket_sizes": _bucket_sizes(reducer.plan),
-                "rebuilt_bucket_size_limits": _bucket_caps(reducer.plan),
-                "rebuilt_per_bucket_param_indices": _joined(
-                    " ".join(str(slot.param) for slot in bucket.slots) for bucket in reducer.plan.buckets
-                ),
+                "rebuilt_bucket_sizes": _joined(bucket.nbytes for bucket in buckets),
+                "rebuilt_bucket_size_limits": _joined(bucket.cap_bytes for bucket in buckets),
+                "rebuilt_per_bucket_param_indices": _joined(params),
             }
-        arrived = [param for param in sampled.param_ready_ns if param not in unused]
+        arrived = [param for param in dict.fromkeys(sampled.params_ready) if param not in unused]
         if arrived:
             self._strs["prev_iteration_grad_ready_order_indices"] = _joined(arrived)
         spans_ns = sampled.spans_ns()
@@ -196,28 +187,19 @@ class Logger(dist.Logger):
 
     # ------------------------------------------------------------------ asked by others
 
-    def _get_ddp_logging_data(self) -> LoggingData:  # type: ignore[override]
-        """Both kinds of data, as they are now. A later sample does not clear an error that was noted."""
-        errors = super()._get_ddp_logging_data()
-        ints = {**errors.ints_map, **self._ints}
-        ints["iteration"] = max(errors.ints_map.get("iteration", 0), self._ints.get("iteration", 0))
+    def _get_ddp_logging_data(self) -> DDPLoggingData:
+        """Texts and numbers by name, as they are now; sizes are bytes, times nanoseconds, flags 0 or 1.
+
+        A later sample does not clear an error that was noted.
+        """
+        data = super()._get_ddp_logging_data()
+        ints = {**data.ints_map, **self._ints}
+        ints["iteration"] = max(data.ints_map.get("iteration", 0), self._ints["iteration"])
         if self.iteration > 1 and not self._ddp.static_graph:
             ints["can_set_static_graph"] = int(self.graph_is_static)
-        return LoggingData({**errors.strs_map, **self._strs}, ints)
-
-
-def _gloo_threads(group: dist.ProcessGroup) -> int:
-    gloo: Any = group._get_backend(torch.device("cpu"))
-    return getattr(gloo, "wrapped_pg", gloo).options._threads  # wrapped if TORCH_DISTRIBUTED_DEBUG=DETAIL
+        data.strs_map, data.ints_map = {**data.strs_map, **self._strs}, ints
+        return data
 
 
 def _joined(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
-
-
-def _bucket_sizes(plan: BucketPlan) -> str:
-    return _joined(bucket.nbytes for bucket in plan.buckets)
-
-
-def _bucket_caps(plan: BucketPlan) -> str:
-    return _joined(bucket.cap_bytes for bucket in plan.buckets)

@@ -12,44 +12,55 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
+from torch.distributed.elastic.multiprocessing.errors import record
 
-from minddp.compat.execute import installing
+from minddp.compat import on_cpu
+from minddp.compat.execute import add_options, environment_of
 from minddp.compat.install import install
+from minddp.platform.launcher import RanksFailed, Stopped, told_by_torch
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a job with torchrun's options; returns 0, or the exit status of the rank that failed first."""
-    options = parse(arguments)
-    if mistake := find_mistake(options):
-        return _say(mistake, status=2)
-    os.environ.update(installing(os.environ))
-    install()  # here too, for ranks that are forked from this process (--run-path --start-method fork)
-    try:
-        record(torchrun.run)(options)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        return _say(describe(rank, failure), status=exit_status(failure))
-    except SignalException as stopped:
-        return 128 + stopped.sigval
-    return 0
-
-
-def parse(arguments: Sequence[str]) -> Namespace:
-    """Torchrun's options; exits with status 2 and an explanation where they cannot be read."""
-    parser = torchrun.get_args_parser()
-    parser.prog = "minddp run"
-    parser.description = (
+    parser = make_parser(
+        "minddp run",
         "Run a training script, unchanged, with minddp in the place of torch.nn.parallel.DistributedDataParallel. "
-        "All options are torchrun's."
+        "Options not listed under minddp are torchrun's.",
     )
-    return parser.parse_args(arguments)
+    return launch(parser, parser.parse_args(arguments))
+
+
+def make_parser(command: str, description: str) -> ArgumentParser:
+    parser = torchrun.get_args_parser()
+    parser.prog, parser.description = command, description
+    add_options(parser)
+    return parser
+
+
+def launch(parser: ArgumentParser, options: Namespace) -> int:
+    """Start the ranks, and wait for their end; returns the exit status, and says what was wrong."""
+    if mistake := find_mistake(options):
+        return _say(parser, mistake, status=2)
+    os.environ.update(environment_of(parser, options))
+    # Here too, for ranks that are forked from this process (--run-path --start-method fork).
+    if options.on_cpu:
+        on_cpu.install()
+    if not options.native:
+        install()
+    try:
+        with told_by_torch():
+            record(torchrun.run)(options)
+    except RanksFailed as error:  # killed by a signal, it is 128 and the signal's number, as a shell reports it
+        status = error.exit_status if error.exit_status > 0 else 128 - error.exit_status
+        return _say(parser, str(error), status=status)
+    except Stopped as stopped:
+        return 128 + stopped.signal_number
+    return 0
 
 
 def find_mistake(options: Namespace) -> str | None:
@@ -65,18 +76,6 @@ def find_mistake(options: Namespace) -> str | None:
     return None
 
 
-def describe(rank: int, failure: ProcessFailure) -> str:
-    how = f"ended with exit status {failure.exitcode}"
-    if failure.exitcode < 0:
-        how = f"was killed by {failure.signal_name()}"
-    return f"Rank {rank} (pid {failure.pid}) {how}."
-
-
-def exit_status(failure: ProcessFailure) -> int:
-    """As a shell reports it: 128 and the signal's number for a process that was killed."""
-    return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-
-
-def _say(message: str, *, status: int) -> int:
-    print(f"minddp run: {message}", file=sys.stderr)
+def _say(parser: ArgumentParser, message: str, *, status: int) -> int:
+    print(f"{parser.prog}: {message}", file=sys.stderr)
     return status

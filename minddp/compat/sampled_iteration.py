@@ -55,37 +55,29 @@ class Moment:
 
 
 class SampledIteration:
-    """What a forward that trains, and its backward, looked like. Only the first event of a kind counts.
-
-    `param_ready_ns[p]` is when parameter p was ready, in nanoseconds after the end of forward.
-    """
+    """What a forward that trains, and its backward, looked like. Only the first event of a kind counts."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self._unix_ns = time.time_ns() - time.perf_counter_ns()  # added to a reading gives the time of day
-        self._moments: dict[EventKind, Moment] = {}
-        self.param_ready_ns: dict[int, int] = {}
+        self.moments: dict[EventKind, Moment] = {}
+        self.params_ready: list[int] = []  # in the order in which their gradients arrived
         self.num_buckets_reduced = 0
 
     def observe(self, event: Event) -> None:
         kind = event.kind
         # After GRADIENTS_COMPLETE a parameter only counts as ready: a recorded backward.
-        if kind is EventKind.PARAM_READY and EventKind.GRADIENTS_COMPLETE not in self._moments:
-            begin = self._moments.get(EventKind.FORWARD_END)
-            now_ns = time.perf_counter_ns()
-            self.param_ready_ns.setdefault(event.subject, now_ns - (begin.host_ns if begin else now_ns))
+        if kind is EventKind.PARAM_READY and EventKind.GRADIENTS_COMPLETE not in self.moments:
+            self.params_ready.append(event.subject)
         if kind is EventKind.BUCKET_LAUNCHED:
             self.num_buckets_reduced += 1
-        if kind in TIMED and kind not in self._moments:
-            self._moments[kind] = Moment.now(self._device)
-
-    def has_seen(self, kind: EventKind) -> bool:
-        return kind in self._moments
+        if kind in TIMED and kind not in self.moments:
+            self.moments[kind] = Moment.now(self._device)
 
     def unix_ns(self) -> dict[str, int]:
         """The moments, in nanoseconds since 1970; 0 where something has not happened."""
         return {
-            name: self._unix_ns + self._moments[kind].host_ns if kind in self._moments else 0
+            name: self._unix_ns + self.moments[kind].host_ns if kind in self.moments else 0
             for name, kind in MOMENTS.items()
         }
 
@@ -94,7 +86,7 @@ class SampledIteration:
         return {
             name: span
             for name, (begin, end) in SPANS.items()
-            if begin in self._moments
-            and end in self._moments
-            and (span := self._moments[begin].ns_until(self._moments[end])) >= 0
+            if begin in self.moments
+            and end in self.moments
+            and (span := self.moments[begin].ns_until(self.moments[end])) >= 0
         }

@@ -7,22 +7,20 @@ class has and this one deliberately lacks is listed, with reasons, in tests/surf
 
 from __future__ import annotations
 
-import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, NoReturn, cast
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 from torch.distributed.distributed_c10d import _rank_not_in_group
-from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
-from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from torch.utils.hooks import RemovableHandle
 
 from minddp import ddp as core
@@ -32,7 +30,7 @@ from minddp.compat.logger import Logger
 from minddp.compat.reducer_facade import ReducerFacade
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.buffers import BufferHook
-from minddp.replicas.placement import sparse_parameters
+from minddp.replicas.placement import copies_on_side_stream, reduced_parameters, sparse_parameters
 
 
 class _ActiveModule:
@@ -91,8 +89,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         with self._inside_ddp_forward():
             return super()._run_module(*inputs, **kwargs)
 
-    _run_ddp_forward = _run_module
-
     def _inside_ddp_forward(self) -> AbstractContextManager[None]:
         return compiled.active(self)
 
@@ -102,23 +98,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         return cls._active_ddp_module or TorchDDP._active_ddp_module
 
     # ------------------------------------------------------------------ logging data and errors
-
-    def _get_ddp_logging_data(self) -> dict[str, str | int]:
-        data = self.logger._get_ddp_logging_data()
-        return {**data.strs_map, **data.ints_map}
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Sample one iteration in `sample_rate`, besides the first ten."""
-        if sample_rate < 1:
-            self._log_and_throw(
-                ValueError,
-                f"DDP runtime logging sample rate should be equal or greater than 1, but is {sample_rate}.",
-            )
-        self.reducer._set_ddp_runtime_logging_sample_rate(sample_rate)
-
-    def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
-        with self._noting_errors():
-            raise err_type(err_msg)
 
     @contextmanager
     def _noting_errors(self) -> Iterator[None]:
@@ -140,18 +119,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         with self._noting_errors():
             super().register_comm_hook(self.process_group, builtin_hook(comm_hook_type))
         self.logger._set_comm_hook_name(str(comm_hook_type))
-
-    def _register_fused_optim(
-        self, optim: type, *args: Any, optim_params: Iterable[torch.Tensor] | None = None, **kwargs: Any
-    ) -> None:
-        """Step an optimizer for each bucket as soon as it is reduced. Replaces any communication hook."""
-        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
-
-        overlapped: Any = _as_overlapped_optim(optim, optim_params, *args, **kwargs)
-        try:
-            overlapped.register_ddp(self)
-        except NotImplementedError as error:
-            raise RuntimeError(f"{optim} does not support overlapped DDP.") from error
 
     def _lazy_init(self) -> None:
         """At the first forward: optimizers of `_apply_optimizer_in_backward` shall step after the reduction."""
@@ -199,37 +166,14 @@ class DistributedDataParallel(core.DistributedDataParallel):
             hook.function, hook.state, location.POST_FORWARD if hook.after_forward else location.PRE_FORWARD
         )
 
-    @property
-    def named_module_buffers(self) -> dict[str, torch.Tensor]:
-        return self._buffers_in_step.named
-
-    @property
-    def modules_buffers(self) -> list[torch.Tensor]:
-        return self._buffers_in_step.tensors
-
-    def _check_sync_bufs_pre_fwd(self) -> bool:
-        return self._synchronizes_buffers(after_forward=False)
-
-    def _check_sync_bufs_post_fwd(self) -> bool:
-        return self._synchronizes_buffers(after_forward=True)
+    named_module_buffers = property(attrgetter("_buffers_in_step.named"))
+    modules_buffers = property(attrgetter("_buffers_in_step.tensors"))
 
     def _sync_buffers(self) -> None:
         self._synchronize_buffers()
 
     def _sync_module_buffers(self, authoritative_rank: int) -> None:
         self._reducer.backward_end.futures += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
-
-    def _default_broadcast_coalesced(
-        self,
-        bufs: Sequence[torch.Tensor] | None = None,
-        bucket_size: int | None = None,
-        authoritative_rank: int = 0,
-    ) -> None:
-        self._distributed_broadcast_coalesced(
-            self.modules_buffers if bufs is None else bufs,
-            self.broadcast_bucket_size if bucket_size is None else bucket_size,
-            authoritative_rank,
-        )
 
     def _distributed_broadcast_coalesced(
         self, tensors: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
@@ -242,10 +186,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         self.logger._set_uneven_input_join()
         return super().join_hook(**kwargs)
-
-    @property
-    def _distributed_rank(self) -> int:
-        return dist.get_rank(self.process_group)
 
     # ------------------------------------------------------------------ parameters and their names
 
@@ -262,43 +202,16 @@ class DistributedDataParallel(core.DistributedDataParallel):
             if not hasattr(param, "_ddp_ignored"):
                 yield (name, param) if named_params else param
 
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: nn.Module, params_and_buffers_to_ignore: Iterable[str]
-    ) -> None:
-        """Let wrappers yet to be built leave out the parameters and buffers of these names."""
-        cast(Any, module)._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if name in params_and_buffers_to_ignore:
-                cast(Any, tensor)._ddp_ignored = True
-
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         """The parameters to reduce, and whether each has a sparse gradient."""
         self._buffers_in_step.collect()
-        sparse, named = sparse_parameters(self.module), self._reduced_params()
+        sparse, named = sparse_parameters(self.module), reduced_parameters(self.module, self.parameters_to_ignore)
         return [param for _, param in named], [name in sparse for name, _ in named]
 
-    def _build_debug_param_to_name_mapping(self, parameters: Sequence[nn.Parameter]) -> dict[int, str]:
-        """Index in `parameters` -> name.
-
-        Raises:
-            ValueError: `parameters` are not those to reduce.
-        """
-        index = {param: place for place, param in enumerate(parameters)}
-        names: dict[int, str] = {}
-        for name, param in self._reduced_params():
-            if param not in index:
-                self._log_and_throw(
-                    ValueError, f"Param with name {name} found in module parameters, but not DDP parameters."
-                )
-            names[index[param]] = name
-        if len(index) != len(names):
-            self._log_and_throw(
-                ValueError,
-                f"Expected param to name mapping to cover all parameters, but got conflicting lengths: "
-                f"{len(index)} vs {len(names)}.",
-            )
-        return names
+    def _check_manual_backward_finalization_supported(self) -> None:
+        super()._check_manual_backward_finalization_supported()
+        if self._use_python_reducer:
+            raise RuntimeError("Manual backward finalization is not supported with the Python reducer.")
 
     # ------------------------------------------------------------------ changed after construction
 
@@ -326,65 +239,39 @@ class DistributedDataParallel(core.DistributedDataParallel):
         super().move_to_group(process_group)
         self.logger.set_group(process_group)
 
-    @property
-    def _has_rebuilt_buckets(self) -> bool:
-        return self._reducer.store.has_rebuilt
-
-    def _check_reducer_finalized(self) -> None:
-        self.reducer._check_reducer_finalized()
-
-    def _remove_autograd_hooks(self) -> None:
-        self.reducer._remove_autograd_hooks()
-
-    def _set_sparse_metadata(self, global_unique_ids: Mapping[str, torch.Tensor]) -> None:
-        self.reducer._set_sparse_metadata(global_unique_ids)
+    _has_rebuilt_buckets = property(attrgetter("_reducer.store.has_rebuilt"))
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Nothing to set: outputs can be modified in place although they are not cloned."""
 
     # ------------------------------------------------------------------ what it was constructed with
 
-    @property
-    def bucket_bytes_cap(self) -> int:
-        return self._options.caps.rest_bytes
-
-    @property
-    def bucket_bytes_cap_list(self) -> list[int]:
-        return list(self._options.caps.each_bytes)
-
-    @property
-    def bucket_bytes_cap_default(self) -> bool:
-        """True if the first bucket is smaller, as it is by default."""
-        return self._options.caps.first_bytes < self._options.caps.rest_bytes
-
-    @property
-    def broadcast_bucket_size(self) -> int:
-        return replicas.COALESCE_BYTES
+    broadcast_bucket_size = replicas.COALESCE_BYTES
+    bucket_bytes_cap = property(attrgetter("_options.caps.rest_bytes"))
+    batched_grad_copy = property(attrgetter("_options.batched_grad_copy"))
+    lazy_bucket_allocation = property(attrgetter("_options.lazy_bucket_allocation"))
+    skip_all_reduce_unused_params = property(attrgetter("_options.skip_all_reduce_unused_params"))
+    use_side_stream_for_tensor_copies = property(lambda _: copies_on_side_stream())
+    bucket_bytes_cap_list = property(lambda self: list(self._options.caps.each_bytes))
+    bucket_bytes_cap_default = property(lambda self: self._options.caps.first_bytes < self.bucket_bytes_cap)
 
     @property
     def is_multi_device_module(self) -> bool:
         return len({param.device for param in self._module_parameters}) > 1
 
-    @property
-    def batched_grad_copy(self) -> bool:
-        return self._options.batched_grad_copy
+    # ------------------------------------------------------------------ what torch's class has, for any wrapper
+    # These only ask for members that are here, too, and pass them on: to the reducer, the logger, the module.
 
-    @property
-    def skip_all_reduce_unused_params(self) -> bool:
-        return self._options.skip_all_reduce_unused_params
-
-    @property
-    def use_side_stream_for_tensor_copies(self) -> bool:
-        return os.environ.get("PYTORCH_DDP_USE_SIDE_STREAM", "1") == "1"
-
-    # ------------------------------------------------------------------ from when a process had several devices
-
-    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int]) -> Any:
-        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
-
-    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> Any:
-        device = torch.device(self.device_type, device_id)
-        return _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
-
-    def gather(self, outputs: Any, output_device: int) -> Any:
-        return gather(outputs, output_device, dim=self.dim)
+    _log_and_throw: Any = TorchDDP._log_and_throw
+    _get_ddp_logging_data: Any = TorchDDP._get_ddp_logging_data
+    _set_ddp_runtime_logging_sample_rate: Any = TorchDDP._set_ddp_runtime_logging_sample_rate
+    _register_fused_optim: Any = TorchDDP._register_fused_optim
+    _default_broadcast_coalesced: Any = TorchDDP._default_broadcast_coalesced
+    _distributed_rank: Any = TorchDDP._distributed_rank
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
+    _build_debug_param_to_name_mapping: Any = TorchDDP._build_debug_param_to_name_mapping
+    _check_reducer_finalized: Any = TorchDDP._check_reducer_finalized
+    _remove_autograd_hooks: Any = TorchDDP._remove_autograd_hooks
+    scatter: Any = TorchDDP.scatter  # from when a process had several devices, as are the next two
+    to_kwargs: Any = TorchDDP.to_kwargs
+    gather: Any = TorchDDP.gather

@@ -13,11 +13,10 @@ forward announced, although its gradients belong to the pass. It completes no re
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import torch
 
 from minddp.core import autograd
 
@@ -27,8 +26,9 @@ class BackwardEnd:
 
     `is_rest`: it enters at another output of the forward whose backward was awaited last.
 
-    Both are methods; their object is referenced weakly by the outputs. `futures` are waited for before
-    backward returns: those of a buffer hook, for instance.
+    Both are methods; their object is referenced weakly by the outputs. `came_in_at_outputs`: a gradient has entered
+    there, or cannot be seen to. `futures` (what has a method `wait`, such as those of a buffer hook) are waited for
+    before backward returns.
     """
 
     def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[bool], None] | None = None):
@@ -36,18 +36,21 @@ class BackwardEnd:
         self._on_end = autograd.weakly(on_end)
         self._awaited: set[int] = set()
         self._forward_was_nested = False
-        self._awaits_entrance = False
+        self.came_in_at_outputs = True
+        self._thread = 0
         self._num_forwards = self._last_awaited = 0
-        self.futures: list[torch.futures.Future] = []
+        self.futures: list[Any] = []
 
     def watch(self, output: Any) -> None:
         """A forward has returned `output`: notice when a backward enters there."""
+        self._thread = threading.get_ident()
         self._forward_was_nested = autograd.inside_another_backward()
         self._num_forwards += 1
-        self._awaits_entrance = autograd.call_when_gradient_enters(output, self._on_entrance, self._num_forwards)
+        entrance = self._on_entrance
+        self.came_in_at_outputs = not autograd.call_when_gradient_enters(output, entrance, self._num_forwards)
 
     def _on_entrance(self, forward: int, at_new_tensor: bool) -> None:
-        self._awaits_entrance = False
+        self.came_in_at_outputs = True
         if self._on_begin is not None:
             self._on_begin(at_new_tensor and forward == self._last_awaited)
         if self.is_awaited_here:
@@ -79,14 +82,14 @@ class BackwardEnd:
         return autograd.current_backward() in self._awaited
 
     @property
-    def came_in_at_outputs(self) -> bool:
-        """True if a gradient has entered at the outputs, or cannot be seen to."""
-        return not self._awaits_entrance
+    def is_over_here(self) -> bool:
+        """True in the thread of the last forward if no backward runs there: the awaited one has ended, however."""
+        return threading.get_ident() == self._thread and autograd.current_backward() < 0
 
     def wait_for_futures(self) -> None:
         futures, self.futures = self.futures, []
-        if futures:
-            torch.futures.wait_all(futures)
+        for future in futures:
+            future.wait()
 
     def reset(self) -> None:
         """Expect no end any more."""

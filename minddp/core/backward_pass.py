@@ -52,9 +52,9 @@ ALLOWED = {
     Phase.FINALIZING: {Phase.IDLE},
 }
 
-#: The phases in which there is a pass, and those in which optimizers are kept from stepping.
+#: The phases in which there is a pass, and those in which optimizers must not step on its gradients.
 WITH_PASS = {Phase.ACCUMULATING, Phase.INCOMPLETE, Phase.REDUCING, Phase.FINALIZING}
-WITH_GUARD = {Phase.INCOMPLETE, Phase.REDUCING}
+WITH_GUARD = {Phase.ACCUMULATING, Phase.INCOMPLETE, Phase.REDUCING}
 
 
 class BackwardPass:
@@ -102,12 +102,7 @@ class BackwardPass:
         """The gradient of `param` is the first to arrive."""
         for mode in self.modes:
             mode.opened(param)
-        self.mark_without_hook(self.unused)
-
-    @property
-    def unused(self) -> list[int]:
-        """The parameters that this rank leaves out."""
-        return self.expectation.last_unused or []
+        self.mark_without_hook(self.expectation.last_unused or [])
 
     def mark_ready(self, param: int) -> None:
         """A hook has fired. See [Note: the hook is bound]."""
@@ -121,6 +116,8 @@ class BackwardPass:
         if self.events.sink is not None:
             self.events.sink(Event(EventKind.PARAM_READY, param))
         group = self._group_of[param]
+        if self.store.is_lazy:
+            self.store.bucket(self.store.groups[group][0])
         self.params_left[group] -= 1
         if not self.params_left[group]:
             self._pack_group(group)
@@ -142,7 +139,7 @@ class BackwardPass:
             mode.before_pack(self.store.members[group])
         self.events.emit(EventKind.PACK_BEGIN, index)
         with torch.no_grad():  # backward(create_graph=True) enables it
-            self.store.buckets[index].pack(group_in_bucket, self.scaling)
+            self.store.bucket(index).pack(group_in_bucket, self.scaling)
         self.packed.append(group)
         self.events.emit(EventKind.PACK_END, index)
         self.groups_left[index] -= 1
@@ -153,7 +150,7 @@ class BackwardPass:
     def _launch_ready_buckets(self) -> None:
         """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
         while not self.all_launched and self.groups_left[len(self.reductions)] == 0:
-            bucket = self.store.buckets[len(self.reductions)]
+            bucket = self.store.bucket(len(self.reductions))
             self.reductions.append(None if self.expectation.skips(bucket.spec) else self._launch(bucket))
         if self.all_launched:
             self._on_all_launched()
@@ -167,7 +164,7 @@ class BackwardPass:
                 f"gradients are scaled for another one. Register it before training."
             )
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction = reducing.launch(bucket, is_last=bucket is self.store.buckets[-1])
+        reduction = reducing.launch(bucket, is_last=index == len(self.groups_left) - 1)
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction
@@ -181,12 +178,12 @@ class BackwardPass:
 
         The gradient of a parameter that no rank has used stays as it is.
         """
+        for mode in self.modes:
+            mode.before_unpack()
         untouched = self.expectation.close()
         if self.expectation.finds_unused or self.expectation.is_static:
             self.events.emit(EventKind.USAGE_EXCHANGED)
-        for mode in self.modes:
-            mode.before_unpack()
-        for bucket, reduction in zip(self.store.buckets, self.reductions, strict=True):
+        for bucket, reduction in zip(self.store.all(), self.reductions, strict=True):
             if reduction is not None:
                 average = reduction.result()
                 self.events.emit(EventKind.BUCKET_WAITED, bucket.spec.index)
@@ -210,19 +207,28 @@ class BackwardPass:
                 reduction.result()
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
+        self.drop()
+        self.expectation.abandon()
+
+    def drop(self) -> None:
+        """Close, without waiting for what is under way.
+
+        Gradients that are views have their values back where they were packed into a bucket that was not launched.
+        What they hold where it was launched is known to no rank.
+        """
         for group in self.packed:
             index, group_in_bucket = self.store.groups[group]
             if index >= len(self.reductions):
                 with torch.no_grad():
-                    self.store.buckets[index].undo_pack(group_in_bucket, self.scaling)
+                    self.store.bucket(index).undo_pack(group_in_bucket, self.scaling)
         self.close()
-        self.expectation.abandon()
 
     def close(self) -> None:
         for mode in self.modes:
             mode.closed()
+        self.store.end_pass()
 
     def observed_order(self) -> list[int]:
         """Every parameter once: as they became ready, and then those that are unused."""
-        unused = set(self.unused)
-        return [param for param in self.ready_order if param not in unused] + self.unused
+        unused = dict.fromkeys(self.expectation.last_unused or [])
+        return [param for param in self.ready_order if param not in unused] + list(unused)

@@ -25,6 +25,7 @@ import torch
 
 from minddp.core.packing import PackGroup, Scaling, grad_of, lies_at, places_by_group
 from minddp.core.plan import BucketSpec, Slot
+from minddp.platform import streams
 
 #: Makes a flat tensor of as many elements of a dtype on a device: memory where the transport wants it.
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
@@ -151,6 +152,7 @@ class Bucket:
         for param, view in zip(self.params, self.views, strict=True):
             if self.grads_are_views and param.grad is not None:
                 view.copy_(param.grad.detach())
+                streams.keep_for_current_stream(param.grad)  # it may have been allocated on another one
                 param.grad = view
 
     def begin_pass(self) -> None:
@@ -201,14 +203,12 @@ class Bucket:
 
     def _copy(self, averages: list[torch.Tensor], places: Sequence[int]) -> None:
         """Write the averages into the gradients that exist, and make those that do not."""
-        grads = [self.params[k].grad for k in places]
-        existing = [grad for grad in grads if grad is not None]
+        missing = [k for k in places if self.params[k].grad is None]
+        existing = [k for k in places if self.params[k].grad is not None]
         if existing:
-            pairs = zip(grads, places, strict=True)
-            torch._foreach_copy_(existing, [averages[k] for grad, k in pairs if grad is not None])
-        for grad, k in zip(grads, places, strict=True):
-            if grad is None:
-                self.params[k].grad = averages[k].to(self.params[k].dtype, copy=True)
+            torch._foreach_copy_([grad_of(self.params[k]) for k in existing], [averages[k] for k in existing])
+        for k in missing:
+            self.params[k].grad = averages[k].to(self.params[k].dtype, copy=True)
 
 
 def to_wire(flat: torch.Tensor) -> torch.Tensor:

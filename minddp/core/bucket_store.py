@@ -1,10 +1,13 @@
 """The current plan, the buckets made for it, and the one rebuild. See [Note: two plans].
 
 [Note: when buckets get their memory]
-Buckets are allocated with the plan, as in torch, so that a model that is too large fails at construction. With
-`lazy_bucket_allocation` the first buckets are made when the first backward needs them: until then, while the
-optimizer is made and a checkpoint is loaded, the room is free. A rebuild releases the old memory before it asks
-for the new.
+Buckets are made with the plan, as in torch, so that a model that is too large fails at construction. With
+`lazy_bucket_allocation`, as in torch 2.15, each is made when the first of its gradients is ready, and all are
+released when the backward has ended: the room is free while activations take most of it, and between steps. A
+gradient that is a view keeps its bucket's memory. A rebuild releases the old memory before it asks for the new.
+
+Where gradients are to be views, a new bucket takes in those that its parameters have at that moment, so these are
+divided and later ones multiplied: see [Note: the mean is taken first].
 """
 
 from __future__ import annotations
@@ -17,18 +20,17 @@ from minddp.core.bucket import Allocate, GradientBucket, MakeBucket
 from minddp.core.events import EventKind, EventStream
 from minddp.core.packing import places_by_group
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
+from minddp.platform import streams
 from minddp.transport.protocols import Transport
 
 
 class BucketStore:
     """The plan and its buckets.
 
-    Pack groups are numbered through all buckets; `groups[g]` is bucket and place, `members[g]` its
-    parameters. They follow from the plan alone. `buckets` is empty until there is memory. `caps_before` and
-    `caps_after` the rebuild are capacities in bytes. `rebuilds`: the first backward's order counts for all.
+    Pack groups, which follow from the plan, are numbered through all buckets; `groups[g]` is bucket and place,
+    `members[g]` its parameters. `made` are the buckets that have memory, by index; if `is_lazy`, in backward only.
+    `caps_before` and `caps_after` the rebuild are in bytes. `rebuilds`: the first backward's order counts for all.
     """
-
-    plan: BucketPlan
 
     def __init__(
         self,
@@ -40,21 +42,24 @@ class BucketStore:
         *,
         rebuilds: bool = True,
         small_last_bucket: bool = False,
+        is_lazy: bool = False,
     ):
         self._params = params
         self._specs = specs
+        self._caps_before = caps_before
         self._caps_after = caps_after
         self._small_last_bucket = small_last_bucket
         self._make_bucket = make_bucket
         self._observed_order: list[int] | None = None
         self.rebuilds = rebuilds
         self.has_rebuilt = False
-        self.buckets: list[GradientBucket] = []
+        self.is_lazy = is_lazy
+        self.made: dict[int, GradientBucket] = {}
         self._follow(plan_from_registration(specs, caps_before))
 
     def _follow(self, plan: BucketPlan) -> None:
         self.plan = plan
-        self.buckets = []
+        self.made = {}
         by_group = [places_by_group(spec) for spec in plan.buckets]
         self.groups = [(bucket, group) for bucket, places in enumerate(by_group) for group in range(len(places))]
         self.members = [
@@ -72,35 +77,42 @@ class BucketStore:
         """Release the buckets and make those of `plan`."""
         self._follow(plan)
         self.make_buckets(allocate)
-        self.move_grads_in()
 
     def make_buckets(self, allocate: Allocate) -> None:
-        """Allocate the plan's buckets unless they exist."""
-        if not self.buckets:
-            self.buckets = [
-                self._make_bucket(
-                    spec,
-                    [self._params[slot.param] for slot in spec.slots],
-                    self.plan.names(spec.index),
-                    allocate,
-                )
-                for spec in self.plan.buckets
-            ]
+        """Make the plan's buckets unless they exist. Lazy ones will be made by this `allocate`."""
+        self._allocate = allocate
+        if not self.is_lazy:
+            self.all()
 
-    def begin_pass(self, allocate: Allocate) -> None:
+    def bucket(self, index: int) -> GradientBucket:
+        """A bucket of the plan, which is made if need be."""
+        if index not in self.made:
+            params = [self._params[slot.param] for slot in self.plan.buckets[index].slots]
+            names = self.plan.names(index)
+            self.made[index] = self._make_bucket(self.plan.buckets[index], params, names, self._allocate)
+            self.made[index].move_grads_in()
+        return self.made[index]
+
+    def all(self) -> list[GradientBucket]:
+        """The buckets in launch order. Those that do not exist are made."""
+        return [self.bucket(index) for index in range(len(self.plan.buckets))]
+
+    def release(self) -> None:
+        """Leave the buckets' memory to whatever still refers to it. The next pass makes other ones."""
+        for bucket in self.made.values():
+            if not bucket.spec.sparse:
+                streams.keep_for_current_stream(bucket.wire)  # backward may have allocated it on another one
+        self.made = {}
+
+    def begin_pass(self) -> None:
         """A backward begins that is reduced."""
-        self.make_buckets(allocate)
-        for bucket in self.buckets:
+        for bucket in self.made.values():
             bucket.begin_pass()
 
-    def move_grads_in(self) -> None:
-        """Move gradients that exist into the buckets, where they are to be views.
-
-        Not in a backward: how a gradient comes into its bucket decides how it is scaled there. See [Note: the mean
-        is taken first].
-        """
-        for bucket in self.buckets:
-            bucket.move_grads_in()
+    def end_pass(self) -> None:
+        """A backward has ended, or is dropped."""
+        if self.is_lazy:
+            self.release()
 
     # ------------------------------------------------------------------ the rebuild
 
@@ -125,9 +137,14 @@ class BucketStore:
         small_last = self._small_last_bucket
         plan = plan_from_readiness(self._specs, order.tolist(), self._caps_after, small_last_bucket=small_last)
         self.adopt(plan, transport.allocate)
-        events.emit(EventKind.BUCKETS_REBUILT, len(self.buckets))
+        events.emit(EventKind.BUCKETS_REBUILT, len(plan.buckets))
         return True
 
     def await_another_order(self) -> None:
         """The ranks have changed: let the next backward show its order anew."""
         self.has_rebuilt, self._observed_order = False, None
+
+    def begin_anew(self, allocate: Allocate) -> None:
+        """Go back to the plan that construction gives: so one rank may have rebuilt, and another one not."""
+        self.await_another_order()
+        self.adopt(plan_from_registration(self._specs, self._caps_before), allocate)

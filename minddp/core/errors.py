@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from minddp.core.expectation import Expectation
 from minddp.transport.protocols import Transport
+
+if TYPE_CHECKING:
+    from minddp.core.reducer import Reducer
 
 
 class Unfinished(Protocol):
-    """What happens when a backward has ended without some gradients; see watchdog/missing_gradients.py."""
+    """What happens with gradients that are not averaged; see watchdog/missing_gradients.py."""
 
     serial: str  # names the wrapper, the same on every rank
 
@@ -18,16 +20,22 @@ class Unfinished(Protocol):
         """A further backward may still bring the gradients of these parameters."""
         ...
 
-    def guard(self, error: Callable[[], Exception]) -> None:
-        """Let optimizers raise `error()` instead of stepping, until `lift_guard`."""
+    def guard(self, reducer: Reducer) -> None:
+        """Keep optimizers from stepping on the reducer's gradients until `lift_guard`."""
         ...
 
     def lift_guard(self) -> None: ...
 
-    def error(
-        self, missing: Sequence[int], transport: Transport, expectation: Expectation, num_passes: int
-    ) -> Exception:
-        """The next forward has begun without them."""
+    def settled(self, transport: Transport) -> None:
+        """All ranks have made the same collectives: a backward has been finalized, or is the first to come."""
+        ...
+
+    def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
+        """An exception has cut a backward short after some buckets: return once all ranks drop theirs, or raise."""
+        ...
+
+    def error(self, reducer: Reducer) -> Exception:
+        """The error for a forward that comes before the last backward is complete or finalized."""
         ...
 
 
@@ -57,17 +65,12 @@ def still_running() -> RuntimeError:
     )
 
 
-def nothing_to_finalize() -> RuntimeError:
-    """The error for `finish` without a backward that awaits it."""
-    return RuntimeError(
-        "There is no backward to finalize: none was synchronised since the last one was finalized, or not all "
-        "of its gradients have arrived. See `should_finalize_after_backward`."
-    )
-
-
-def not_finalized() -> RuntimeError:
-    """The error for gradients that are used before `finalize_backward` was called."""
-    return RuntimeError(
-        "The last backward has not been finalized, so `.grad` holds gradients that are not averaged. Call "
-        "finalize_backward(), or leave `require_manual_backward_finalization` at False."
-    )
+def cannot_finalize(*, is_required: bool, is_incomplete: bool) -> RuntimeError:
+    """The error for `finish` without a backward that awaits it, or one whose gradients have not all arrived."""
+    if not is_required:
+        why = "but manual backward finalization is not required. Set require_manual_backward_finalization first."
+    elif is_incomplete:
+        why = "before all DDP buckets were ready: call it once all gradients of this module have arrived."
+    else:
+        why = "but no gradient reduction requires finalization: it has been finalized, or ran under no_sync()."
+    return RuntimeError(f"finalize_backward() called {why}")

@@ -63,6 +63,9 @@ class Expectation:
         self.last_unused = []
         return [1] * len(self.params)
 
+    def hold(self, params: Sequence[int]) -> None:
+        """These have gradients that are held outside of `.grad` until the next reduction. See elastic/."""
+
     def record(self, param: int) -> None:
         """A hook has fired in a backward that is recorded."""
 

@@ -24,7 +24,7 @@ class Mode:
         """The gradients of these parameters have arrived and are about to be packed."""
 
     def before_unpack(self) -> None:
-        """Backward has ended; no average is in a gradient yet."""
+        """Backward has computed all gradients; nothing has been waited for, and no average is in a gradient yet."""
 
     def after_unpack(self, bucket: GradientBucket) -> None:
         """The averages of a bucket are in the gradients, or the bucket was skipped."""

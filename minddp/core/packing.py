@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from minddp.core.plan import BucketSpec
+from minddp.platform import streams
 
 LARGE_BYTES = 64 * 1024  # from here on a gradient is a group by itself
 LARGE_BYTES_ON_GPU = 1024 * 1024
@@ -188,9 +189,9 @@ def _check_gradient(
 
 def places_by_group(spec: BucketSpec) -> list[list[int]]:
     """For each pack group its slots, as places in the bucket. See [Note: pack groups]."""
-    on_cpu = spec.device.type == "cpu"
-    large_bytes = LARGE_BYTES if on_cpu else LARGE_BYTES_ON_GPU
-    group_bytes = GROUP_BYTES if on_cpu else spec.nbytes
+    launches = streams.has_streams(spec.device)
+    large_bytes = LARGE_BYTES_ON_GPU if launches else LARGE_BYTES
+    group_bytes = spec.nbytes if launches else GROUP_BYTES
     groups: list[list[int]] = []
     small: list[int] = []
     small_bytes = 0

@@ -104,15 +104,8 @@ class BucketPlan:
             for slot in bucket.slots:
                 spec = self.params[slot.param]
                 launch = str(bucket.index) if slot.offset == 0 and slot is bucket.slots[0] else ""
-                rows.append(
-                    (
-                        launch,
-                        spec.name,
-                        dtype,
-                        str(bucket.device),
-                        *(f"{count:,}" for count in (slot.offset, slot.numel, spec.nbytes)),
-                    )
-                )
+                sizes = [f"{count:,}" for count in (slot.offset, slot.numel, spec.nbytes)]
+                rows.append((launch, spec.name, dtype, str(bucket.device), *sizes))
         title = (
             f"bucket plan by {self.origin}: {len(self.params)} parameters, {len(self.buckets)} buckets, "
             f"{self.nbytes:,} bytes"
@@ -158,9 +151,7 @@ def plan_from_readiness(
 
 def plan_from_groups(specs: Sequence[ParamSpec], groups: Sequence[Sequence[int]], origin: str) -> BucketPlan:
     """A plan made elsewhere: `groups` hold every parameter index once, in launch order."""
-    sized = [_Group(list(group), 0) for group in groups]
-    for group in sized:
-        group.cap_bytes = sum(specs[param].nbytes for param in group.params)
+    sized = [_Group(list(group), cap_bytes=sum(specs[param].nbytes for param in group)) for group in groups]
     return _plan(specs, sized, origin)
 
 

@@ -23,10 +23,10 @@ from typing import Any
 
 from minddp.core import autograd
 from minddp.core.backward_end import BackwardEnd
-from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
+from minddp.core.backward_pass import ALLOWED, WITH_GUARD, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.errors import Unfinished, not_finalized, nothing_to_finalize, ready_twice, still_running
+from minddp.core.errors import Unfinished, cannot_finalize, ready_twice, still_running
 from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
@@ -68,6 +68,7 @@ class Reducer:
         self._slow_hook = autograd.weakly(self._on_hook)
         hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
+        unfinished.settled(transport)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, hooks.remove).atexit = False
 
@@ -77,8 +78,8 @@ class Reducer:
 
     @property
     def buckets(self) -> list[GradientBucket]:
-        """In launch order; none before there is memory for them."""
-        return self.store.buckets
+        """In launch order. Those that do not exist yet are made."""
+        return self.store.all()
 
     # ------------------------------------------------------------------ called around forward
 
@@ -101,17 +102,17 @@ class Reducer:
         """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
 
         Raises:
-            RuntimeError: see [Note: unfinished reduction].
+            RuntimeError: see [Note: unfinished reduction] and [Note: a backward that is dropped].
         """
         if self.phase is Phase.ACCUMULATING and self.backward_end.is_awaited_here:
             raise still_running()
         never_ended = self.phase is Phase.ACCUMULATING and not self.backward_end.is_awaited
-        if self.phase is Phase.INCOMPLETE or never_ended:
-            raise self._unfinished()
-        if self.phase is Phase.REDUCING:
-            raise self.events.report(not_finalized())
+        if never_ended or self.phase in (Phase.INCOMPLETE, Phase.REDUCING):
+            raise self.unfinished.error(self)
         if self.current is not None:
+            self.unfinished.agree_to_drop(self.transport, self.num_passes, len(self.current.reductions))
             self.current.abandon()
+            self.backward_end.wait_for_futures()  # of its buffer hook: this forward may read what they write
             self._enter(Phase.IDLE)
         self.backward_end.reset()
         self.expectation.forward_begins()
@@ -150,10 +151,9 @@ class Reducer:
 
     def _open_pass(self, param: int) -> None:
         """The first hook of an armed backward, that of `param`."""
-        self.store.begin_pass(self.transport.allocate)
-        strategies = (self.expectation, self.reducing, self.modes)
-        callbacks = (self._on_all_launched, self._on_ready_twice)
-        self.current = BackwardPass(self.store, *strategies, self.events, *callbacks)
+        self.store.begin_pass()
+        parts = (self.store, self.expectation, self.reducing, self.modes, self.events)
+        self.current = BackwardPass(*parts, self._on_all_launched, self._on_ready_twice)
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._await_end()
@@ -167,7 +167,6 @@ class Reducer:
         static = self.expectation.is_static
         if static and self.phase is Phase.ACCUMULATING:
             self._enter(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
-            self.unfinished.guard(self._unfinished)
         raise ready_twice(param, self.plan.params[param].name, static_graph=static)
 
     # ------------------------------------------------------------------ the end of backward
@@ -207,7 +206,6 @@ class Reducer:
                 self._enter(Phase.INCOMPLETE)
                 if not self.expectation.is_recording:
                     self.unfinished.warn(self.current.missing(), self.transport.rank)
-                self.unfinished.guard(self._unfinished)
 
     def reduce_recorded(self) -> None:
         """Backward has only recorded what it brings (the first one of a static graph): reduce it all at once."""
@@ -223,34 +221,32 @@ class Reducer:
             self._finalize(current)
         else:
             self._enter(Phase.REDUCING)
-            self.unfinished.guard(not_finalized)
 
-    def finish(self) -> None:
+    def finish(self, *, is_required: bool = True) -> None:
         """Finalize a backward that was not to do so by itself: after it, or in it once all buckets are under way.
 
         Raises:
-            RuntimeError: some gradients have not arrived, or there is no such backward.
+            RuntimeError: some gradients have not arrived, there is no such backward, or it finalizes itself.
         """
         with self.events.reporting():
-            if self.current is None or not self.current.all_launched:
-                raise nothing_to_finalize()
+            if not is_required or self.current is None or not self.current.all_launched:
+                raise cannot_finalize(is_required=is_required, is_incomplete=self.current is not None)
             self._finalize(self.current)
 
     def _finalize(self, current: BackwardPass) -> None:
         self._enter(Phase.FINALIZING)
         observes_order = self.awaits_order
-        current.wait_and_unpack()
+        try:
+            current.wait_and_unpack()
+        except BaseException:
+            self.unfinished.guard(self)
+            raise
         if observes_order:
             self.store.observe(current.observed_order())
         self._enter(Phase.IDLE)
+        self.unfinished.settled(self.transport)
         self.backward_end.wait_for_futures()
         self.events.emit(EventKind.BACKWARD_END)
-
-    def _unfinished(self) -> Exception:
-        assert self.current is not None
-        self.events.emit(EventKind.ERROR)
-        missing = self.current.missing()
-        return self.events.report(self.unfinished.error(missing, self.transport, self.expectation, self.num_passes))
 
     # ------------------------------------------------------------------ changed after construction
 
@@ -258,7 +254,9 @@ class Reducer:
         """Go on with other ranks, whatever has become of the last backward. The buckets are rebuilt anew."""
         self.transport, self.reducing = transport, reducing
         if self.current is not None:
-            self.current.close()
+            self.current.drop()
+            self.store.release()  # the old ranks may yet write into what is on its way
+        self.store.make_buckets(transport.allocate)
         self.backward_end.reset()
         self.store.await_another_order()
         self.expectation.reset()
@@ -279,7 +277,7 @@ class Reducer:
         if self.phase not in (Phase.IDLE, Phase.ARMED):
             raise RuntimeError(f"minddp: no new buckets while the reducer is in phase {self.phase.name}.")
         self.store.adopt(plan, self.transport.allocate)
-        self.events.emit(EventKind.BUCKETS_REBUILT, len(self.buckets))
+        self.events.emit(EventKind.BUCKETS_REBUILT, len(plan.buckets))
 
     @property
     def awaits_order(self) -> bool:
@@ -292,8 +290,11 @@ class Reducer:
         self._set_phase(phase)
 
     def _set_phase(self, phase: Phase) -> None:
-        self.unfinished.lift_guard()
         if phase is Phase.IDLE:
             self.current = None
         self.phase = phase
+        if phase in WITH_GUARD:
+            self.unfinished.guard(self)
+        else:
+            self.unfinished.lift_guard()
         self._bind_hooks()

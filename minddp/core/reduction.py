@@ -69,32 +69,30 @@ class AllReduce:
             get_future().add_done_callback(lambda _future: callback())
 
 
+@dataclass(eq=False)
 class MeanBeforeSum:
     """Each rank divides its gradients while packing; an all-reduce sums them. What torch does by default.
 
     `divides_resident` and `divides_copied`: see `Scaling`.
     """
 
-    def __init__(
-        self, transport: Transport, divisor: DivisorOfBackward, *, divides_resident: bool, divides_copied: bool
-    ):
-        self._transport = transport
-        self._divisor = divisor
-        self._divides_resident = divides_resident
-        self._divides_copied = divides_copied
-        self._weighs_nothing = False
+    transport: Transport
+    divisor: DivisorOfBackward
+    divides_resident: bool
+    divides_copied: bool
+    weighs_nothing: bool = False
 
     def open(self) -> Scaling:
-        divisor = self._divisor()
-        self._weighs_nothing = divisor == math.inf
+        divisor = self.divisor()
+        self.weighs_nothing = divisor == math.inf
         return Scaling(
             divisor=divisor,
-            divide_copied=self._divides_copied,
-            divide_resident=self._divides_copied or self._divides_resident,
-            as_real=self._divides_copied,
+            divide_copied=self.divides_copied,
+            divide_resident=self.divides_copied or self.divides_resident,
+            as_real=self.divides_copied,
         )
 
     def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
         if contents is None:  # infinity would not turn a NaN into zero
-            contents = torch.zeros_like(bucket.wire) if self._weighs_nothing else bucket.wire
-        return AllReduce(self._transport.all_reduce(contents), contents)
+            contents = bucket.wire.zero_() if self.weighs_nothing else bucket.wire
+        return AllReduce(self.transport.all_reduce(contents), contents)

@@ -7,19 +7,18 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
-import torch
 import tyro
 from rich.console import Console
 
 from minddp.doctor.examination import Examination
 from minddp.doctor.findings import Report, show
 from minddp.doctor.store_connection import Place, UsageError, place_of
+from minddp.platform import streams
 from minddp.platform.launcher import RanksFailed, Stopped, launch
 from minddp.platform.time_limits import Unfinished, call_with_limit
 
@@ -73,8 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
-    """Run this command once per rank; rank 0 prints the report."""
-    num_gpus = torch.cuda.device_count() if settings.device != "cpu" else 0
+    num_gpus = streams.num_devices("cuda") if settings.device != "cpu" else 0
     nproc = settings.nproc_per_node or num_gpus or DEFAULT_RANKS
     if nproc > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
@@ -103,11 +101,13 @@ def be_rank(settings: Settings, place: Place) -> NoReturn:
             written = {**asdict(report), "exit_status": report.exit_status}
             settings.json.write_text(json.dumps(written, indent=1) + "\n")
 
+    # Discard what torch's C++ writes to standard error: stacks of errors that it also raises.
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     status = 1
     try:
         examination = Examination(place, settings.device, settings.timeout_s)
-        with _without_stderr():
-            status = call_with_limit(lambda: examination.run(deliver), 8 * settings.timeout_s + 300).exit_status
+        status = call_with_limit(lambda: examination.run(deliver), 8 * settings.timeout_s + 300).exit_status
     except Unfinished as error:
         _complain(error)
     except KeyboardInterrupt:
@@ -122,16 +122,3 @@ def be_rank(settings: Settings, place: Place) -> NoReturn:
 
 def _complain(error: Exception) -> None:
     Console(stderr=True).print(f"minddp doctor: {error}", markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Discard what torch's C++ writes to standard error: stacks of errors that it also raises."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)

@@ -16,8 +16,8 @@ from minddp.doctor.fact_sheet import FactSheet, collect, list_interfaces, outwar
 from minddp.doctor.findings import Finding, Report, Severity
 from minddp.doctor.measurement import Measurement, connect, measure, probe_connections
 from minddp.doctor.store_connection import Place, StoreUnreachable, open_store
-from minddp.doctor.store_exchange import StoreExchange, StoreLost
-from minddp.platform import wording
+from minddp.doctor.store_exchange import StoreExchange, first_line
+from minddp.platform import streams, wording
 from minddp.platform.time_limits import Unfinished, call_with_limit
 
 CHECKS = (
@@ -52,9 +52,10 @@ class Examination:
             self._check()
         except _Stopped:
             pass
-        except StoreLost as error:
+        except dist.DistError as error:
             self._is_alone = True
-            fact = f"The store at {self._place.endpoint} is lost ({error}): the process that hosts it has ended."
+            lost = f"The store at {self._place.endpoint} is lost ({first_line(error)})"
+            fact = f"{lost}: the process that hosts it has ended."
             remedy = "See the output of rank 0 and its launcher."
             self._findings.append(Finding("rendezvous", Severity.BROKEN, fact, remedy))
         report = self._report()
@@ -77,7 +78,6 @@ class Examination:
             raise _Stopped
 
     def _meet(self) -> StoreExchange:
-        """Reach the store and post this rank's fact sheet."""
         place = self._place
         try:
             store = open_store(place, self._limit_s)
@@ -130,8 +130,9 @@ class Examination:
         """The device of the job; a GPU becomes the current device of this thread."""
         if rank_verdicts.choose_device(self._sheets, self._wanted) == "cpu":
             return torch.device("cpu")
-        torch.cuda.set_device(own_gpu_index(self._place.local_rank) or 0)
-        return torch.device("cuda", torch.cuda.current_device())
+        device = torch.device("cuda", own_gpu_index(self._place.local_rank) or 0)
+        streams.make_current(device)
+        return device
 
     def _report(self) -> Report:
         place = self._place
@@ -145,7 +146,7 @@ class Examination:
 
     def _leave(self) -> None:
         """End with the others: the store has to outlive every rank's last access."""
-        with suppress(Unfinished, StoreLost):
+        with suppress(Unfinished, dist.DistError):
             if self._exchange is not None:
                 self._exchange.post("left", True)
                 limit_s = LEAVE_LIMIT_S if self._place.rank == 0 else MEASURE_LIMIT_S

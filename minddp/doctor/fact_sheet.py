@@ -20,6 +20,7 @@ import torch
 
 import minddp
 from minddp.doctor.store_connection import Place, resolve
+from minddp.platform import streams
 from minddp.platform.cores import control_group, usable_cores
 from minddp.platform.host import host_identity
 
@@ -61,7 +62,7 @@ def collect(place: Place, environment: Mapping[str, str], limit_s: float) -> Fac
     """The fact sheet of this process; the host's own name is resolved within `limit_s`."""
     interfaces = list_interfaces()
     gpu = own_gpu_index(place.local_rank)
-    properties = None if gpu is None else torch.cuda.get_device_properties(gpu)
+    properties = None if gpu is None else streams.properties(torch.device("cuda", gpu))
     return FactSheet(
         pid=os.getpid(),
         versions=versions(),
@@ -86,19 +87,17 @@ def versions() -> dict[str, str]:
     code = hashlib.sha256()
     for path in sorted(Path(minddp.__file__).parent.rglob("*.py")):
         code.update(path.read_bytes())
-    has_nccl = torch.distributed.is_nccl_available()
     return {
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "CUDA": str(torch.version.cuda or "none"),
-        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none",
+        "NCCL": ".".join(map(str, streams.nccl_version() or ("none",))),
         "minddp": f"{importlib.metadata.version('minddp')} ({code.hexdigest()[:8]})",
         "NumPy": importlib.metadata.version("numpy"),
     }
 
 
 def relevant(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that change how ranks compute or communicate."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -116,13 +115,12 @@ def free_memory_bytes() -> int:
 
 def own_gpu_index(local_rank: int | None) -> int | None:
     """The number in torch of the GPU with this rank's local number; of the only visible one, if there is one."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_gpus = streams.num_devices("cuda")
     index = 0 if num_gpus == 1 else local_rank
     return index if index is not None and index < num_gpus else None
 
 
 def list_interfaces() -> dict[str, list[str]]:
-    """The addresses of each network interface that is up and has one."""
     states = psutil.net_if_stats()
     found = {}
     for name, addresses in sorted(psutil.net_if_addrs().items()):

@@ -36,7 +36,6 @@ class Finding:
 
 
 def judged(check: str, problems: Iterable[Finding], fine: str) -> list[Finding]:
-    """The problems of a check; the fact `fine` if there are none."""
     return list(problems) or [Finding(check, Severity.FINE, fine)]
 
 
@@ -65,7 +64,6 @@ class Report:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print severity, check and fact of each finding in columns, the remedy below the fact; then a conclusion."""
     grid = Table.grid(padding=(0, 2))
     for finding in report.findings:
         remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
@@ -79,11 +77,10 @@ def show(report: Report, console: Console) -> None:
 
 def _conclusion(report: Report) -> str:
     broken, notes = report.count(Severity.BROKEN), report.count(Severity.NOTE)
-    parts = [
-        f"{wording.count(broken, 'thing')} {'is' if broken == 1 else 'are'} broken"
-        if broken
-        else "Nothing is broken"
-    ]
-    parts += [f"; {wording.count(notes, 'thing')} {'is' if notes == 1 else 'are'} worth knowing"] if notes else []
-    parts += [f". Not checked because of that: {', '.join(report.not_checked)}"] if report.not_checked else []
-    return "".join([*parts, "."])
+    verb = "is" if broken == 1 else "are"
+    text = f"{wording.count(broken, 'thing')} {verb} broken" if broken else "Nothing is broken"
+    if notes:
+        text += f"; {wording.count(notes, 'thing')} {'is' if notes == 1 else 'are'} worth knowing"
+    if report.not_checked:
+        text += f". Not checked because of that: {', '.join(report.not_checked)}"
+    return f"{text}."

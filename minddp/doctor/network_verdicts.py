@@ -28,7 +28,7 @@ OBSTACLES: dict[Obstacle, tuple[str, str]] = {
         "started with MASTER_PORT={place.port} within the time limit (--timeout-s).",
     ),
     "no answer": (
-        "{endpoint} did not answer for {limit_s:g} s: packets get lost on the way.",
+        "{endpoint} did not answer for {limit_s:g} s: {detail}.",
         "Open this port in the firewall between the hosts, or set MASTER_ADDR to an address of rank 0's host in a "
         "network that this host is in too (`ip addr` lists them).",
     ),
@@ -37,15 +37,10 @@ OBSTACLES: dict[Obstacle, tuple[str, str]] = {
         "Choose another MASTER_PORT, the same on every rank (torchrun --master-port), and check that nothing "
         "between the hosts, such as a proxy, answers for {place.address}.",
     ),
-    "port in use": (
-        "Port {place.port} of this host, where rank 0 has to listen, is in use by another process.",
+    "cannot listen": (
+        "Rank 0 cannot listen at port {place.port} of this host: {detail}.",
         "Choose another MASTER_PORT, the same on every rank (torchrun --master-port); or end the process that "
         "`ss -ltnp 'sport = :{place.port}'` names, often an earlier job that did not end.",
-    ),
-    "other": (
-        "There is no connection to {endpoint}: {detail}.",
-        "Check that MASTER_ADDR is an address of rank 0's host in a network that this host is in too (`ip addr`), "
-        "and that MASTER_PORT is the same on every rank.",
     ),
 }
 
@@ -159,15 +154,11 @@ def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> lis
     if is_busy:
         remedy = "The machine is busy, see load: check again when nothing else runs there."
     findings = []
-    for name in measured[0].curves:
-        points = zip(*(measurement.curves[name] for measurement in measured.values()), strict=True)
-        slowest = [(ranks[0][0], max(seconds for _, seconds in ranks)) for ranks in points]
-        (least, latency_s), (most, longest_s) = slowest[0], slowest[-1]
-        bytes_per_s = most / longest_s
+    for name, (latency_s, bytes_per_s) in measured[0].links.items():
+        example_s = latency_s + 4 * EXAMPLE_PARAMETERS / bytes_per_s
         fact = (
-            f"All-reduce by {name}: {latency_s * 1e3:.2f} ms for {wording.size(least)}, {bytes_per_s / 1e9:.2f} "
-            f"GB/s for {wording.size(most)}, {4e3 * EXAMPLE_PARAMETERS / bytes_per_s:.0f} ms for "
-            f"{EXAMPLE_PARAMETERS // 10**6} million float32 gradients."
+            f"All-reduce by {name}: {latency_s * 1e3:.2f} ms, then {bytes_per_s / 1e9:.2f} GB/s; "
+            f"{example_s * 1e3:.0f} ms for {EXAMPLE_PARAMETERS // 10**6} million float32 gradients."
         )
         is_slow = latency_s > SLOW_LATENCY_S or bytes_per_s < SLOW_BYTES_PER_S
         severity = Severity.NOTE if is_slow else Severity.FINE

@@ -24,7 +24,6 @@ BUSY = 0.2  # of the time in which a rank computes; alone on a machine it is a f
 
 
 def judge_sheets(sheets: Sheets, wanted: Device) -> list[Finding]:
-    """All checks of this file but the load."""
     ranks_of_host = wording.by_value({rank: sheet.host_identity for rank, sheet in sheets.items()}).values()
     hosts = [[sheets[rank] for rank in ranks] for ranks in ranks_of_host]
     on_gpu = choose_device(sheets, wanted) == "cuda"
@@ -40,7 +39,6 @@ def judge_sheets(sheets: Sheets, wanted: Device) -> list[Finding]:
 
 
 def _differences(check: str, settings: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """A finding for each name whose value differs between ranks."""
     for name in dict.fromkeys(name for values in settings.values() for name in values):
         values = {rank: known.get(name, "(unset)") for rank, known in settings.items()}
         if name not in MAY_DIFFER and len(wording.by_value(values)) > 1:

@@ -19,7 +19,7 @@ from minddp.doctor.store_exchange import first_line
 from minddp.platform import wording
 from minddp.platform.time_limits import Unfinished, call_with_limit
 
-Obstacle = Literal["unknown name", "refused", "no answer", "no store", "port in use", "other"]
+Obstacle = Literal["unknown name", "refused", "no answer", "no store", "cannot listen"]
 
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # not MASTER_ADDR alone, which a .bashrc may set
@@ -101,7 +101,17 @@ def open_store(place: Place, limit_s: float) -> dist.Store:
     """
     deadline = time.monotonic() + limit_s
     hosted = _tcp_store("localhost", place.port, True, limit_s) if place.hosts_store else None
-    _wait_until_reachable(place, deadline)
+    resolved: tuple[str, ...] = ()
+    while True:
+        try:
+            left_s = max(0.1, deadline - time.monotonic())
+            resolved = resolve(place.address, left_s)
+            socket.create_connection((resolved[0], place.port), min(CONNECT_LIMIT_S, left_s)).close()
+            break
+        except OSError as error:
+            if time.monotonic() >= deadline - RETRY_S:
+                raise StoreUnreachable(obstacle_of(error), str(error), resolved) from None
+        time.sleep(RETRY_S)
     return hosted or _tcp_store(place.address, place.port, False, min(limit_s, HANDSHAKE_LIMIT_S))
 
 
@@ -113,22 +123,7 @@ def _tcp_store(address: str, port: int, hosts: bool, limit_s: float) -> dist.Sto
             lambda: dist.TCPStore(address, port, None, hosts, limit, wait_for_workers=False), limit_s + 1
         )
     except (RuntimeError, Unfinished) as error:
-        of_the_server: Obstacle = "port in use" if "EADDRINUSE" in str(error) else "other"
-        raise StoreUnreachable(of_the_server if hosts else "no store", first_line(error)) from error
-
-
-def _wait_until_reachable(place: Place, deadline: float) -> None:
-    """Open and close a connection to the endpoint."""
-    resolved: tuple[str, ...] = ()
-    while True:
-        try:
-            left_s = max(0.1, deadline - time.monotonic())
-            resolved = resolve(place.address, left_s)
-            return socket.create_connection((resolved[0], place.port), min(CONNECT_LIMIT_S, left_s)).close()
-        except OSError as error:
-            if time.monotonic() >= deadline - RETRY_S:
-                raise StoreUnreachable(obstacle_of(error), str(error), resolved) from None
-        time.sleep(RETRY_S)
+        raise StoreUnreachable("cannot listen" if hosts else "no store", first_line(error)) from error
 
 
 def resolve(name: str, limit_s: float) -> tuple[str, ...]:
@@ -145,9 +140,6 @@ def resolve(name: str, limit_s: float) -> tuple[str, ...]:
 
 
 def obstacle_of(error: OSError) -> Obstacle:
-    """The obstacle behind a socket's error."""
     if isinstance(error, socket.gaierror):
         return "unknown name"
-    if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    return "no answer" if isinstance(error, TimeoutError) else "other"
+    return "refused" if isinstance(error, ConnectionRefusedError) else "no answer"

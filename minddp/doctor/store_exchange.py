@@ -8,20 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from minddp.platform.time_limits import Unfinished, call_with_limit, values_within
 
-T = TypeVar("T")
 FAREWELL_S = 5.0  # how long a rank that has failed waits for the outcomes of the others
 SILENT = "no answer"
 GAVE_UP = "gave up because another rank had failed"
-
-
-class StoreLost(RuntimeError):
-    """The store does not answer: the process that hosts it has ended."""
 
 
 def first_line(error: BaseException) -> str:
@@ -31,20 +26,19 @@ def first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class StoreExchange:
-    """One rank's access to the messages of all ranks. Every method raises StoreLost if the store is gone."""
+    """One rank's access to the messages of all ranks. Every method raises a DistError if the store is gone."""
 
     store: dist.Store
     rank: int
     world_size: int
 
     def post(self, topic: str, value: Any) -> None:
-        self._access(lambda: self.store.set(f"{topic}/{self.rank}", json.dumps(value)))
+        self.store.set(f"{topic}/{self.rank}", json.dumps(value))
 
     def gather(self, topic: str, limit_s: float, ranks: Sequence[int] | None = None) -> dict[int, Any]:
         """The messages that `ranks` (default: all) have posted within the time limit."""
         keys = {rank: f"{topic}/{rank}" for rank in (range(self.world_size) if ranks is None else ranks)}
-        posted = self._access(lambda: values_within(self.store, keys, limit_s))
-        return {rank: json.loads(text) for rank, text in posted.items()}
+        return {rank: json.loads(text) for rank, text in values_within(self.store, keys, limit_s).items()}
 
     def run_on_all(
         self, topic: str, part: Callable[[], Any], limit_s: float
@@ -54,28 +48,17 @@ class StoreExchange:
         Only the errors to look at first: a silent rank makes others fail, and a failed rank makes others give up.
         """
         value, error = None, ""
-
-        def reason_to_give_up() -> str:
-            return GAVE_UP if self._access(lambda: self.store.check([f"{topic}/failed"])) else ""
-
+        failed = f"{topic}/failed"
         try:
-            value = call_with_limit(part, limit_s, reason_to_give_up)
-        except StoreLost:
-            raise
+            value = call_with_limit(part, limit_s, lambda: GAVE_UP if self.store.check([failed]) else "")
         except Unfinished as unfinished:
             error = str(unfinished)
         except Exception as raised:
             error = f"{type(raised).__name__}: {first_line(raised)}"
         if error not in ("", GAVE_UP):
-            self._access(lambda: self.store.set(f"{topic}/failed", "1"))
+            self.store.set(failed, "1")
         self.post(topic, [value, error])
         received = self.gather(topic, FAREWELL_S if error else limit_s + 1)
         values = {rank: value for rank, (value, error) in received.items() if not error}
         errors = {rank: error for rank, (_, error) in received.items() if error not in ("", GAVE_UP)}
         return values, {rank: SILENT for rank in range(self.world_size) if rank not in received} or errors
-
-    def _access(self, request: Callable[[], T]) -> T:
-        try:
-            return request()
-        except RuntimeError as error:
-            raise StoreLost(first_line(error)) from error

@@ -14,8 +14,9 @@ parameters for unused and raises when their gradient arrives after all.
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from minddp.core.expectation import Expectation, HookHandler
 from minddp.expectation.usage_map import UsageMap
 from minddp.transport.protocols import Transport
 
+_log = logging.getLogger(__name__)
 NAME_IN_PROFILES = "torch.distributed.ddp.reducer::search_unused_parameters"  # torch's, for tools that look for it
 
 
@@ -77,13 +79,12 @@ class FindUnused(Expectation):
         self._outside_forward, self._left_out, self.last_unused = set(), None, unused
         self.usage.begin_pass()
         if not unused:
-            warnings.warn(
-                "find_unused_parameters=True was specified in DDP constructor, but did not find any unused "
-                "parameters in this backward. If every parameter is always used, leave it out and save the search.",
-                stacklevel=2,
-            )
+            _say_that_all_are_used()
         left_out = set(unused)
         return [int(param not in left_out) for param in range(len(self.params))]
+
+    def hold(self, params: Sequence[int]) -> None:
+        self.usage.held.update(params)
 
     def all_launched(self, transport: Transport) -> None:
         self.usage.begin_exchange(transport)
@@ -103,11 +104,17 @@ class FindUnused(Expectation):
         self.usage.clear()
 
 
-def out_of_reach_of(nodes: Sequence[Node], accumulators: Sequence[Node]) -> list[int]:
-    """Those of `accumulators`, as indices, that no path leads to from `nodes`.
+@cache
+def _say_that_all_are_used() -> None:
+    """Once in a process and not as a Python warning, which may be an error: torch prints it from C++."""
+    _log.warning(
+        "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in "
+        "this backward. If every parameter is always used, leave it out and save the search."
+    )
 
-    A walk over the whole graph, for when the engine cannot be asked. See [Note: unused parameters].
-    """
+
+def out_of_reach_of(nodes: Sequence[Node], accumulators: Sequence[Node]) -> list[int]:
+    """Those of `accumulators`, as indices, that no path leads to from `nodes`. See [Note: unused parameters]."""
     seen: set[Node] = set()
     ahead = list(nodes)
     while ahead:

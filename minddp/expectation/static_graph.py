@@ -14,15 +14,13 @@ import torch
 
 from minddp.core import autograd
 from minddp.core.expectation import Expectation, HookHandler
+from minddp.core.plan import BucketSpec
 from minddp.expectation.usage_map import UsageMap
 from minddp.transport.protocols import Transport
 
 
 class StaticGraph(Expectation):
-    """Records one backward and expects the same of all others.
-
-    `finds_unused`: find_unused_parameters was set, too.
-    """
+    """Records one backward and expects the same of all others; `finds_unused` is find_unused_parameters."""
 
     is_static = True
 
@@ -62,6 +60,10 @@ class StaticGraph(Expectation):
 
     def _set_last_unused(self) -> None:
         self.last_unused = [param for param, count in enumerate(self._hook_counts) if not count]
+
+    def skips(self, bucket: BucketSpec) -> bool:
+        """As torch, which reduces all buckets of the recorded backward."""
+        return self.usage is None and super().skips(bucket)
 
     def all_launched(self, transport: Transport) -> None:
         if self.usage is not None:

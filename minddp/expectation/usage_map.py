@@ -37,6 +37,7 @@ class UsageMap:
         self._marks = [0] * len(params)
         self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)
         self.grads_are_in_context = False
+        self.held: set[int] = set()  # parameters with gradients that are not in `.grad`, see `Expectation.hold`
         self._work: Work | None = None
         self._marks_before = list(self._marks)
 
@@ -67,7 +68,7 @@ class UsageMap:
         Raises:
             RuntimeError: a CUDA graph captures a backward that has left parameters unused.
         """
-        has_grad = [param.grad is not None for param in self._params]
+        has_grad = [param.grad is not None or i in self.held for i, param in enumerate(self._params)]
         self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
         self.sums = self._marks_on_device()
         self._work = transport.all_reduce(self.sums)
@@ -93,10 +94,7 @@ class UsageMap:
         return streams.copied_to(self._device, self._marks, torch.int32)
 
     def finish_exchange(self) -> Sequence[bool] | None:
-        """Per parameter, whether no rank used it; `None` if this rank used them all.
-
-        Only a rank that left parameters unused has to read the sums, which on a GPU halts the host.
-        """
+        """Per parameter, True if no rank used it; `None` if this one used all: reading a GPU halts the host."""
         assert self._work is not None, "begin_exchange comes first"
         self._work.wait()
         if all(self._marks):
@@ -105,4 +103,5 @@ class UsageMap:
 
     def clear(self) -> None:
         self._marks = [0] * len(self._marks)
+        self.held.clear()
         self._work = None

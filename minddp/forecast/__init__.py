@@ -2,15 +2,8 @@
 
 Small buckets leave early, but each pays a latency; large ones pay it seldom, but the last gradients wait for others
 and then nothing hides their transfer. The optimum depends on model, machine and network, so `bucket_cap_mb="auto"`
-observes some steps and computes it.
-
-| question | file |
-|---|---|
-| what does a message of n bytes cost here? | `link.py` |
-| how long does a step take by a plan, and what does a message cost under a backward? | `step_model.py` |
-| which buckets expose the least communication? | `planner.py` |
-| when is a gradient ready, on a CPU and on a GPU? | `gradient_clock.py` |
-| what is observed, and how do all ranks agree on one plan? | `auto_buckets.py` |
+observes some steps (`auto_buckets.py`) and computes it (`planner.py`, by the model of a link and of a step). The
+same model says what a step takes on other numbers of ranks (`scaling.py`), and a message there (`cluster.py`).
 """
 
 from minddp.forecast.auto_buckets import AutoBuckets, Tuning

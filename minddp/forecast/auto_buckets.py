@@ -38,10 +38,7 @@ WORSE = 1.02  # a plan is given up when its backward takes this much longer
 
 @dataclass(frozen=True)
 class Tuning:
-    """The outcome. Times are of one backward, from its first event to its last, in seconds, medians.
-
-    `measured_s` is `None` until the new plan has been observed as well.
-    """
+    """The outcome, in seconds of one backward, medians; `measured_s` is `None` until the new plan was observed."""
 
     link: Link
     before: BucketPlan
@@ -50,10 +47,6 @@ class Tuning:
     predicted_s: float
     seen: Observed
     measured_s: float | None = None
-
-    def predicted_backward_s(self, plan: BucketPlan) -> float:
-        """How long a backward takes by any plan of the same parameters, by the calibrated model."""
-        return predicted_s(plan, self.link, self.seen)
 
     @property
     def is_kept(self) -> bool:

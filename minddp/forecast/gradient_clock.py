@@ -18,29 +18,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from minddp.platform import streams
-
-
-class Clock(Protocol):
-    """Takes marks, and measures the time between two of them.
-
-    `stamp` returns at once: its mark lies behind all work enqueued so far. `seconds` and `computed_s` wait until
-    the later mark is reached; the latter counts only the time spent computing, see [Note: computing]. `is_stopped`
-    while a CUDA graph captures work instead of running it.
-    """
-
-    @property
-    def is_stopped(self) -> bool: ...
-
-    def stamp(self) -> Any: ...
-
-    def seconds(self, first: Any, last: Any) -> float: ...
-
-    def computed_s(self, first: Any, last: Any) -> float: ...
 
 
 class HostMark(NamedTuple):
@@ -52,7 +34,7 @@ class HostMark(NamedTuple):
 
 
 class HostClock:
-    """The host's own clock, and its account of the time that a thread has had a core."""
+    """The host's own clock, and its account of the time that a thread has had a core. See [Note: computing]."""
 
     is_stopped = False
 
@@ -68,7 +50,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Marks are events of one device. See [Note: stamps]."""
+    """Marks are events of one device; `is_stopped` while a CUDA graph captures. See [Note: stamps]."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -88,6 +70,9 @@ class DeviceClock:
     computed_s = seconds
 
 
+Clock = HostClock | DeviceClock
+
+
 def clock_of(devices: Iterable[torch.device]) -> Clock:
     """The clock by which gradients on `devices` become ready.
 
@@ -95,10 +80,10 @@ def clock_of(devices: Iterable[torch.device]) -> Clock:
         NotImplementedError: they are neither all on the CPU nor all on one device that has streams.
     """
     distinct = sorted(set(devices), key=str)
-    if all(device.type == "cpu" for device in distinct):
-        return HostClock()
     if len(distinct) == 1 and streams.has_streams(distinct[0]):
         return DeviceClock(distinct[0])
+    if all(device.type == "cpu" for device in distinct):
+        return HostClock()
     raise NotImplementedError(
         f'bucket_cap_mb="auto" has a clock for modules on the CPU or on one device that has streams, but the '
         f"parameters are on {', '.join(map(str, distinct))}, whose times cannot be compared. Pass a number."

@@ -1,14 +1,12 @@
-"""What a message costs: a latency and a bandwidth, fitted to measured times. The one model of a link in minddp.
-
-What a message costs while a backward computes is another question: see [Note: calibration].
-"""
+"""What a message costs: a latency and a bandwidth, fitted to measured times. The one model of a link in minddp."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
@@ -23,10 +21,9 @@ _ITERATIONS = 50
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce of n bytes takes `latency_s + n / bytes_per_s` seconds (Hockney, 1994).
+    """An all-reduce of n bytes, or one hop, takes `latency_s + n / bytes_per_s` seconds (Hockney, 1994).
 
-    Backward stands still for the share `taken` of that time, from 0 to 1: see [Note: what messages take from
-    backward].
+    Backward stands still for the share `taken`, from 0 to 1: see [Note: what messages take from backward].
     """
 
     latency_s: float
@@ -36,17 +33,8 @@ class Link:
     def seconds(self, nbytes: float) -> float:
         return self.latency_s + nbytes / self.bytes_per_s
 
-    def with_ranks(self, number: int, *, instead_of: int) -> Link:
-        """The same wires between another number of ranks (two or more each), if the all-reduce is a ring.
 
-        A ring of W ranks takes 2 (W - 1) rounds, in each of which every rank sends one W-th of the bytes.
-        """
-        rounds = (number - 1) / (instead_of - 1)
-        return replace(
-            self,
-            latency_s=self.latency_s * rounds,
-            bytes_per_s=self.bytes_per_s / rounds * number / instead_of,
-        )
+FREE = Link(0.0, math.inf)
 
 
 def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
@@ -74,12 +62,10 @@ def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
     return Link(float(latency_s), float(1 / s_per_byte))
 
 
-def measure_link(
-    transport: Transport, device: torch.device, clock: Clock, sizes_bytes: Sequence[int] = _SIZES_BYTES
-) -> Link:
+def measure_link(transport: Transport, device: torch.device, clock: Clock) -> Link:
     """All-reduce tensors of several sizes and fit. Collective; a fraction of a second; the same on all ranks."""
     medians = []
-    for nbytes in sizes_bytes:
+    for nbytes in _SIZES_BYTES:
         tensor = transport.allocate(nbytes // 4, torch.float32, device).zero_()
         stamps = [clock.stamp()]
         for _ in range(_REPEATS):  # on a GPU all are enqueued before one is read, as in a backward
@@ -88,4 +74,6 @@ def measure_link(
         medians.append(statistics.median(clock.seconds(*ends) for ends in itertools.pairwise(stamps)))
     own = torch.tensor(medians, dtype=torch.float64, device=device)
     slowest = torch.stack(list(transport.all_gather(own))).amax(0).tolist()
-    return fit_link(dict(zip(sizes_bytes, slowest, strict=True)))
+    link = fit_link(dict(zip(_SIZES_BYTES, slowest, strict=True)))  # rounded otherwise on another processor
+    of_rank_0, *_ = transport.all_gather(torch.tensor(astuple(link), dtype=torch.float64, device=device))
+    return Link(*of_rank_0.tolist())

@@ -2,7 +2,7 @@
 
 The model: a bucket can leave when backward has computed for a known time. One message travels at a time, in plan
 order, and takes what `Link.seconds` says; meanwhile backward stands still for the share `Link.taken`. The bucket
-planner minimises by this model, X-ray predicts a recorded step under other plans and with other numbers of ranks.
+planner minimises by this model, X-ray predicts a recorded step under other plans and by other wires.
 
 [Note: what messages take from backward]
 Beside a GPU's kernels, messages are assumed to travel for free: `taken` is 0. On a CPU threads move and add their
@@ -45,10 +45,7 @@ from minddp.forecast.link import Link
 
 
 class Message(NamedTuple):
-    """Gradients that travel together: their bytes, and how long backward computes until the last of them is ready.
-
-    With several ranks, `ready_s` is that of the rank where this is latest.
-    """
+    """Gradients that travel together; `ready_s`: of backward's computing until the last is ready, on any rank."""
 
     nbytes: int
     ready_s: float

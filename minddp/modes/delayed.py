@@ -20,6 +20,7 @@ from torch import nn
 
 from minddp.core import autograd
 from minddp.core.backward_end import BackwardEnd
+from minddp.options import Options, exclude
 from minddp.replicas import broadcast as replicas
 from minddp.transport.protocols import Transport, Work
 from minddp.watchdog.missing_gradients import OptimizerGuard
@@ -29,8 +30,7 @@ def delayed_parameters(
     module: nn.Module,
     named_params: Sequence[tuple[str, nn.Parameter]] | None,
     trigger: nn.Parameter | None,
-    *,
-    reduction: str,
+    options: Options,
     mixed_precision: object,
 ) -> dict[str, nn.Parameter]:
     """What the constructor is asked to delay, by name. Usually nothing.
@@ -58,9 +58,13 @@ def delayed_parameters(
     if len(kinds) > 1:
         listed = ", ".join(f"`{name}` is {dtype} on {device}" for (dtype, device), name in kinds.items())
         raise ValueError(f"The parameters in `delay_all_reduce_named_params` travel in one buffer, but {listed}.")
-    if delayed and (mixed_precision is not None or reduction != "mean"):
-        other = "reduction" if mixed_precision is None else "mixed_precision"
-        raise ValueError(f"`{other}` and `delay_all_reduce_named_params` exclude each other.")
+    others = {
+        "`mixed_precision`": mixed_precision is not None,
+        "`reduction`": options.reduction != "mean",
+        "`check_finite`": options.check_finite,
+    }
+    if delayed:
+        exclude("`delay_all_reduce_named_params`", others)
     return delayed
 
 
@@ -74,38 +78,45 @@ class DelayedAllReduce:
     """One flat buffer for the gradients of `named_params`, reduced when the gradient of `trigger` arrives."""
 
     def __init__(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter, transport: Transport):
-        self._params = list(named_params.values())
+        self.params = list(named_params.values())
         self._transport = transport
-        sizes = [param.numel() for param in self._params]
-        self._buffer = torch.zeros(sum(sizes), dtype=self._params[0].dtype, device=self._params[0].device)
-        pieces = zip(self._buffer.split(sizes), self._params, strict=True)
-        self._views = [piece.view(param.shape) for piece, param in pieces]
+        self._take_memory()
         self._arrived: list[str] = []  # since the trigger
         self._under_way: Work | None = None
         self._backward_end = BackwardEnd(on_end=self._on_backward_end)
-        self._guard: OptimizerGuard | None = None
+        self._guard = OptimizerGuard(self.params)
         self._install_hooks(named_params, trigger)
+
+    def _take_memory(self) -> None:
+        """A new buffer, the old one being left to whatever still refers to it."""
+        sizes = [param.numel() for param in self.params]
+        self._buffer = torch.zeros(sum(sizes), dtype=self.params[0].dtype, device=self.params[0].device)
+        pieces = zip(self._buffer.split(sizes), self.params, strict=True)
+        self._views = [piece.view(param.shape) for piece, param in pieces]
 
     def broadcast(self, source: int) -> None:
         """Overwrite the parameters on every rank with those of rank `source`. Collective."""
         with torch.no_grad():
-            replicas.broadcast_coalesced(self._transport, self._params, source)
+            replicas.broadcast_coalesced(self._transport, self.params, source)
 
     def change_ranks(self, transport: Transport) -> None:
         """Go on with other ranks."""
         self._transport = transport
+        if self._under_way is not None:  # the old ranks may yet write into it
+            self._under_way = None
+            self._take_memory()
 
     def provide_grads(self) -> None:
         """After each forward: parameters whose `.grad` was dropped get a view of zeros."""
         if self._under_way is not None:  # an exception has ended the last backward before its end was called
             self._on_backward_end()
         self._backward_end.reset()
-        missing = [view for param, view in zip(self._params, self._views, strict=True) if param.grad is None]
-        if len(missing) == len(self._params):
+        missing = [view for param, view in zip(self.params, self._views, strict=True) if param.grad is None]
+        if len(missing) == len(self.params):
             self._buffer.zero_()
         elif missing:
             torch._foreach_zero_(missing)
-        for param, view in zip(self._params, self._views, strict=True):
+        for param, view in zip(self.params, self._views, strict=True):
             if param.grad is None:
                 param.grad = view
 
@@ -135,30 +146,24 @@ class DelayedAllReduce:
     def _reduce(self) -> None:
         """The gradient of the trigger has arrived."""
         with torch.no_grad():
-            self._fetch_back()
+            for param, view in zip(self.params, self._views, strict=True):
+                if param.grad is None:
+                    view.zero_()
+                elif param.grad is not view:  # `.grad` was replaced after the forward
+                    view.copy_(param.grad)
+                param.grad = view
             self._buffer.div_(self._transport.world_size)
         self._under_way = self._transport.all_reduce(self._buffer)
         self._arrived.clear()
-        if self._guard is not None:
-            self._guard.lift()
-            self._guard = None
+        self._guard.lift_guard()
         self._backward_end.await_end()
-
-    def _fetch_back(self) -> None:
-        """Gradients that lie elsewhere, since `.grad` was replaced after the forward."""
-        for param, view in zip(self._params, self._views, strict=True):
-            if param.grad is None:
-                view.zero_()
-            elif param.grad is not view:
-                view.copy_(param.grad)
-            param.grad = view
 
     def _on_backward_end(self, is_nested: bool = False) -> None:
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
-        if self._arrived and self._guard is None:
-            self._guard = OptimizerGuard(self._params, self._not_reduced)
+        if self._arrived:
+            self._guard.put_up(self._not_reduced)
 
     def _not_reduced(self) -> RuntimeError:
         return RuntimeError(

@@ -4,8 +4,6 @@ As a rule by the number of ranks. Under `join` with divide_by_initial_world_size
 that still had inputs when this forward began. With reduction="sum", by nothing. With weights, rank r's
 gradients count `weight[r] / sum(weights)`: the mean over all samples where ranks have batches of different sizes.
 
-Numbers that other ranks contribute to are summed while forward runs, and read when the first gradient needs them.
-
 [Note: read aside]
 A number on a GPU is read by a copy that the host waits for, and with it for all that the stream of the copy has
 been asked for before: on the stream that is current, a whole forward. So the weights travel on a stream of their
@@ -27,7 +25,7 @@ from minddp.transport.protocols import Transport, Work
 class Divisor:
     """`for_this_backward()` is what each rank divides its gradients by, before they are summed."""
 
-    def __init__(self, transport: Transport, reduction: str):
+    def __init__(self, transport: Transport, reduction: object):
         self._transport = transport
         self._reduction = reduction
         self._active: torch.futures.Future[list[torch.Tensor]] | None = None
@@ -48,8 +46,8 @@ class Divisor:
         Raises:
             ValueError: a weight that is negative or not finite, or gradients that are to be summed.
         """
-        if self._reduction == "sum":
-            raise ValueError('Weights are for means, but this module has reduction="sum".')
+        if self._reduction != "mean":
+            raise ValueError(f'Weights are for `reduction="mean"`, but here it is reduction={self._reduction!r}.')
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"A rank's weight is a finite number, 0 or more, but got {weight!r}.")
         with self._aside(device):
@@ -57,9 +55,7 @@ class Divisor:
             self._weights = (self._transport.all_reduce(total), total, weight)
 
     def for_this_backward(self) -> float | None:
-        """The divisor of the backward that begins now; what was said of one backward is then forgotten.
-
-        `None` where the sum itself is wanted.
+        """The divisor of the backward that begins now, and of no other; `None` where the sum itself is wanted.
 
         Raises:
             RuntimeError: all weights are zero.
@@ -85,6 +81,7 @@ class Divisor:
         """Where to ask a GPU for what must not come behind all else. See [Note: read aside]."""
         if not streams.has_streams(device):
             return nullcontext()
+        module = torch.get_device_module(device)
         if self._side_stream is None:
-            self._side_stream = streams.new_stream(device)
-        return streams.on_stream(self._side_stream)
+            self._side_stream = module.Stream(device)
+        return module.stream(self._side_stream)

@@ -17,9 +17,8 @@ A step of an active rank, and what its shadow does:
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,6 +29,7 @@ from minddp.core.reducer import Reducer
 from minddp.modes.delayed import DelayedAllReduce
 from minddp.modes.divisor import Divisor
 from minddp.options import Options
+from minddp.replicas.placement import Placement
 from minddp.transport.protocols import Transport
 
 
@@ -44,20 +44,12 @@ class UnevenInputs(Joinable):
     _transport: Transport
     _reducer: Reducer
     _divisor: Divisor
+    _placement: Placement
     _delayed: DelayedAllReduce | None
 
-    @property
-    @abstractmethod
-    def device(self) -> torch.device: ...
-
-    @abstractmethod
-    def synchronize(self, source: int = 0, *, buffers: bool = True) -> None: ...
-
-    @abstractmethod
-    def _synchronizes_buffers(self, *, after_forward: bool) -> bool: ...
-
-    @abstractmethod
-    def _synchronize_buffers(self) -> None: ...
+    synchronize: Callable[..., None]
+    _synchronizes_buffers: Callable[..., bool]
+    _synchronize_buffers: Callable[[], None]
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +99,7 @@ class UnevenInputs(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        return self.device
+        return self._placement.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
@@ -121,21 +113,16 @@ class UnevenInputs(Joinable):
         self._buffers_from = 0
         if self._join_config.enable:
             trains = torch.is_grad_enabled()
-            syncs = trains and self.require_backward_grad_sync
-            step = announce_step(self._transport, self.device, trains=trains, is_synchronised=syncs)
-            self._buffers_from = step.highest_active_rank
+            step = ActiveStep(self._transport.rank, trains, trains and self.require_backward_grad_sync)
+            self._buffers_from = exchange_step(self._transport, self.join_device, step).highest_active_rank
 
 
-@dataclass(frozen=True)
-class ActiveStep:
-    """The step that begins, which is of one kind on all active ranks.
-
-    `trains`: it runs with gradients enabled. `is_synchronised`: its backward will be reduced.
-    """
+class ActiveStep(NamedTuple):
+    """The step that begins, which is of one kind on all active ranks."""
 
     highest_active_rank: int
-    trains: bool
-    is_synchronised: bool
+    trains: bool  # gradients are enabled
+    is_synchronised: bool  # its backward will be reduced
 
 
 class Shadow(JoinHook):
@@ -149,7 +136,7 @@ class Shadow(JoinHook):
         """Shadow one step of the ranks that still have inputs."""
         ddp, reducer = self._ddp, self._ddp._reducer
         reducer.ensure_finished()
-        step = receive_step(ddp._transport, ddp.device)
+        step = exchange_step(ddp._transport, ddp.join_device, ActiveStep(-1, False, False))
         ddp._buffers_from = step.highest_active_rank
         if step.trains:
             reducer.rebuild_if_due()
@@ -164,7 +151,8 @@ class Shadow(JoinHook):
         """All ranks end with the model of one that was trained to the last."""
         ddp = self._ddp
         mine = ddp._transport.rank if is_last_joiner else -1
-        ddp._authoritative_rank = int(_gathered(ddp._transport, ddp.device, [mine]).max())
+        last = exchange_step(ddp._transport, ddp.join_device, ActiveStep(mine, False, False))
+        ddp._authoritative_rank = last.highest_active_rank
         ddp.synchronize(ddp._authoritative_rank, buffers=ddp.forward_sync_buffers)
 
 
@@ -172,35 +160,22 @@ def shadow_backward(reducer: Reducer) -> None:
     """Take part, with zeros, in a backward of the other ranks: the same collectives in the same order."""
     observes_order = reducer.awaits_order
     reducer.num_passes += 1
-    reducer.store.make_buckets(reducer.transport.allocate)
     under_way = []
-    for bucket in reducer.buckets:
+    for bucket in (buckets := reducer.buckets):
         zeros = torch.zeros_like(bucket.wire)
         reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
-        under_way.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is reducer.buckets[-1]))
+        under_way.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is buckets[-1]))
     reducer.expectation.shadow(reducer.transport)
     for reduction in under_way:
         reduction.result()
+    reducer.store.end_pass()
     if observes_order:
         reducer.store.observe(list(range(len(reducer.params))))
     reducer.backward_end.wait_for_futures()
 
 
-def announce_step(transport: Transport, device: torch.device, *, trains: bool, is_synchronised: bool) -> ActiveStep:
-    """An active rank announces the step that it begins. Collective."""
-    return _exchange_step(transport, device, [transport.rank, trains, is_synchronised])
-
-
-def receive_step(transport: Transport, device: torch.device) -> ActiveStep:
-    """A joined rank receives the step that the active ranks begin. Collective."""
-    return _exchange_step(transport, device, [-1, False, False])
-
-
-def _exchange_step(transport: Transport, device: torch.device, step: list[int]) -> ActiveStep:
-    rank, trains, is_synchronised = _gathered(transport, device, step).amax(0).tolist()
+def exchange_step(transport: Transport, device: torch.device, ours: ActiveStep) -> ActiveStep:
+    """The step of the active ranks; a joined rank passes -1 and what is false. Collective."""
+    steps = torch.stack(list(transport.all_gather(torch.tensor(ours, device=device))))
+    rank, trains, is_synchronised = steps.amax(0).tolist()
     return ActiveStep(rank, bool(trains), bool(is_synchronised))
-
-
-def _gathered(transport: Transport, device: torch.device, numbers: list[int]) -> torch.Tensor:
-    """Each rank's numbers, one row for each rank."""
-    return torch.stack(list(transport.all_gather(torch.tensor(numbers, device=device))))

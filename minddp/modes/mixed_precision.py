@@ -1,13 +1,10 @@
 """Low-precision compute: torch's `mixed_precision=_MixedPrecision(param_dtype, reduce_dtype, buffer_dtype)`.
 
-From the beginning of a forward to the end of its backward each parameter's `.data` is a copy in `param_dtype`, and
-the inputs are cast to it. Gradients travel in `reduce_dtype` and are divided by the world size after they have been
-summed. When backward returns, parameters are what they were and gradients have the parameters' dtype again, so
-optimizers and checkpoints see full precision. Buffers are cast once, at construction.
+Optimizers and checkpoints see full precision. Buffers are cast once, at construction.
 
-    forward     param.data becomes a copy in param_dtype; an existing .grad is cast, for autograd to add to
+    forward     param.data becomes a copy in param_dtype, as do inputs; .grad is cast, for autograd to add to
     backward    gradients arrive in param_dtype and are packed into buckets of reduce_dtype
-                all-reduce, then divide
+                all-reduce, then divide by the world size
     its end     param.data is the original again; .grad is cast back, then given the average
 
 A parameter whose dtype changes gets a new accumulator, so hooks move with it (`GradientHooks.renew`). What
@@ -127,8 +124,7 @@ class MixedPrecision(Mode):
         if versions != self._versions:
             raise self._overwritten(versions)
 
-    def before_unpack(self) -> None:
-        self.restore()
+    before_unpack = restore
 
     def _on_backward(self, _is_first: bool) -> None:
         self._lower()

@@ -23,10 +23,6 @@ from minddp.core.mode import Mode
 class OverlappedOptimizer(Mode):
     """Steps any of torch's optimizers piece by piece. Its state and its learning rates are the optimizer's own.
 
-    It adds itself to `modes`, those of a reducer.
-
-    Until `remove` is called, the optimizer's own `step` raises: its parameters have been stepped in backward.
-
     Raises:
         ValueError: an optimizer that minimises by calling the model again (LBFGS).
     """

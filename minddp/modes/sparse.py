@@ -1,8 +1,7 @@
 """The bucket of one sparse gradient: no buffer, no packing; a copy of the gradient itself travels.
 
-A sparse gradient (of `nn.Embedding(sparse=True)`, say) is a list of indices with a row of values each, and
-another backward brings another list. Nothing can be allocated for it in advance and nothing packed beside it,
-so it has a bucket to itself, and what is reduced is the gradient, scaled.
+A sparse gradient (of `nn.Embedding(sparse=True)`, say) is a list of indices with a row of values each, another one
+in each backward. So nothing can be allocated for it in advance, nor packed beside it.
 
 Torch scales it in place. But autograd lets gradients share memory: two embeddings whose outputs are added both
 get the sum's gradient as their values, and in place each would be scaled twice. So a copy is scaled here.

@@ -1,1 +1,1 @@
-"""Facts about the machine, each written once: cores, hosts, CuPy beside torch, starting ranks."""
+"""Facts about the machine, each written once: cores, hosts, streams, starting ranks."""

@@ -4,8 +4,6 @@
 We read our clock when a question leaves and when its answer arrives; they read theirs once, in between (Cristian,
 1989). Each such round trip bounds the offset from both sides, and all together leave the intersection of these
 bounds: its middle is the estimate, half its width the error.
-
-Processes that read one clock need no estimate: see `clock_identity`.
 """
 
 from __future__ import annotations
@@ -37,13 +35,10 @@ class RoundTrip(NamedTuple):
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What to add to times of our clock to get times of theirs, and the largest possible error of that.
-
-    `error_ns` is `None` where the offset was not measured.
-    """
+    """What to add to times of our clock to get times of theirs, and the largest possible error of that."""
 
     offset_ns: int
-    error_ns: int | None
+    error_ns: int | None  # None: not measured
 
 
 def clock_offset(round_trips: Sequence[RoundTrip]) -> ClockOffset:

@@ -11,19 +11,15 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 def usable_cores() -> float:
     """Its affinity, and the quota that a container may have."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(
-        control_group("cpu.max"),
-        control_group("cpu/cpu.cfs_quota_us"),
-        control_group("cpu/cpu.cfs_period_us"),
-    )
+    quota = cpu_quota(control_group("cpu.max"))
     return min(float(cores), quota) if quota else float(cores)
 
 
-def cpu_quota(v2: str, v1_quota: str, v1_period: str) -> float | None:
-    """Cores' worth of time, from the contents of the control group's files; `None` if there is no limit."""
-    numbers = v2.split() if v2 else [v1_quota, v1_period]
+def cpu_quota(setting: str) -> float | None:
+    """Cores' worth of time, from what the control group says; `None` if there is no limit."""
+    numbers = setting.split()
     if len(numbers) != 2 or not all(number.isdecimal() and int(number) > 0 for number in numbers):
-        return None  # "max", -1, or nothing that can be understood
+        return None  # "max", or nothing that can be understood
     quota, period = map(int, numbers)
     return quota / period
 

@@ -1,4 +1,4 @@
-"""Which host a process runs on: the one source for everything that asks "are we on the same machine?"."""
+"""Which host a process runs on, and which processes run here: the one source for "are we on the same machine?"."""
 
 from __future__ import annotations
 
@@ -25,11 +25,19 @@ def host_identity(*namespaces: str) -> str:
 
 
 def namespace(kind: str) -> str:
-    """The Linux namespace (`net`, `time`, ...) of this process; empty on other systems.
-
-    Processes in different namespaces of one kernel do not share what the namespace holds.
-    """
+    """The Linux namespace (`net`, `time`, ...) of this process; empty on other systems."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:
         return ""
+
+
+def is_running(pid: int) -> bool:
+    """True if the process exists, and is more than an entry that its parent has not collected yet."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's process, or a system without /proc
+        return True

@@ -10,20 +10,19 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig
 
 GRACE_S = 30  # the launcher's default between SIGTERM and SIGKILL
 
 
 class RanksFailed(RuntimeError):
-    """A rank failed or was killed; the message names the rank and how it ended.
-
-    `exit_status` is that rank's, negative for a signal.
-    """
+    """The message names the rank that failed and how it ended; `exit_status` is its own, negative for a signal."""
 
     def __init__(self, message: str, exit_status: int):
         self.exit_status = exit_status
@@ -35,23 +34,51 @@ class Stopped(Exception):
 
     def __init__(self, signal_number: int):
         self.signal_number = signal_number
-        super().__init__(f"Stopped by {signal.Signals(signal_number).name}.")
+        self.signal_name = signal.Signals(signal_number).name
+        super().__init__(f"Stopped by {self.signal_name}.")
 
 
-def launch(nproc: int, module: str, arguments: Sequence[str]) -> None:
+def launch(nproc: int, module: str, arguments: Sequence[str], max_restarts: int = 0) -> None:
     """Run `python -m module arguments` as `nproc` ranks on this machine, and wait until all have ended.
 
-    Each rank has its own session, so Ctrl-C on the terminal reaches the launcher alone. The launcher passes the
-    signal on and gives the ranks 30 s to save and leave. When one rank fails, it ends the others in the same way.
+    When one fails, all are ended and started again, up to `max_restarts` times. Each rank has its own session, so
+    Ctrl-C on the terminal reaches the launcher alone. It gives ranks that it ends 30 s to save and leave.
 
     Raises:
         RanksFailed: a rank failed or was killed. Stopped: the launcher received a signal.
     """
+    from torch.distributed.launcher.api import elastic_launch
+
+    config = local_config(nproc, max_restarts)
+    disabled = logging.root.manager.disable
+    logging.disable()  # what torch's launcher logs `RanksFailed` and `Stopped` say once
+    try:
+        with told_by_torch():
+            elastic_launch(config, sys.executable)("-m", module, *arguments)
+    finally:
+        logging.disable(disabled)
+
+
+@contextmanager
+def told_by_torch() -> Iterator[None]:
+    """Raise the errors of torch's launcher as `RanksFailed` and `Stopped`."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    config = LaunchConfig(
+    try:
+        yield
+    except ChildFailedError as error:
+        raise RanksFailed(describe_failure(error), error.failures[cause_of(error)].exitcode) from None
+    except SignalException as stopped:
+        raise Stopped(stopped.sigval) from None
+    except KeyboardInterrupt:  # before the launcher has installed its signal handlers
+        raise Stopped(signal.SIGINT) from None
+
+
+def local_config(nproc: int, max_restarts: int = 0) -> LaunchConfig:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=nproc,
@@ -59,20 +86,9 @@ def launch(nproc: int, module: str, arguments: Sequence[str]) -> None:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",  # port 0: any free port
         local_addr="localhost",
-        max_restarts=0,
+        max_restarts=max_restarts,
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     )
-    disabled = logging.root.manager.disable
-    logging.disable()  # what torch's launcher logs `RanksFailed` and `Stopped` say once
-    try:
-        elastic_launch(config, sys.executable)("-m", module, *arguments)
-    except ChildFailedError as error:
-        raise RanksFailed(describe_failure(error), error.failures[cause_of(error)].exitcode) from None
-    except SignalException as stopped:
-        raise Stopped(stopped.sigval) from None
-    except KeyboardInterrupt:  # before the launcher has installed its signal handlers
-        raise Stopped(signal.SIGINT) from None
-    finally:
-        logging.disable(disabled)
 
 
 def describe_failure(error: ChildFailedError) -> str:

@@ -1,9 +1,8 @@
 """Do the ranks agree on what they have wrapped, and how? An error at construction, not a hang or worse later.
 
-Ranks that differ in a parameter, an ignore-list or an option make different collectives, and these wait for each
-other, or fail, or add up what does not belong together. So each rank describes its side, and fingerprints of the
-descriptions are compared: one small all-gather when all is well. Only where they differ are the descriptions
-themselves exchanged, so that every rank can name the rank, the parameter or option, and both sides.
+Each rank describes its side, and fingerprints of the descriptions are compared: one small all-gather when all is
+well. Only where they differ are the descriptions themselves exchanged, so that every rank can name the rank, the
+parameter or option, and both sides.
 
 What may differ without harm may differ: names of parameters, gradient_as_bucket_view, batched_grad_copy, and, as in
 torch, the capacities of buckets, as long as all go by rank 0's.
@@ -13,16 +12,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from minddp.options import BucketCaps, Options
+from minddp.platform import wording
 from minddp.transport.protocols import Transport
 
+_log = logging.getLogger(__name__)
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
@@ -54,7 +55,7 @@ class Replica:
                 "find_unused_parameters": options.finds_unused_each_pass,
                 "static_graph": options.static_graph,
                 "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
-                "reduction": options.reduction,
+                "reduction": getattr(options.reduction, "__qualname__", options.reduction),
                 "the buckets' first capacities in bytes": list(
                     caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
                 ),
@@ -84,15 +85,17 @@ def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.dev
     headers = [header.tolist() for header in transport.all_gather(header)]
     if all(fingerprint == headers[0][0] for fingerprint, _ in headers):
         return ours
-    replicas = [Replica(**json.loads(text)) for text in _gathered(transport, text, headers, device)]
+    padded = torch.zeros(max(length for _, length in headers), dtype=torch.uint8, device=device)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    texts = zip(transport.all_gather(padded), headers, strict=True)
+    replicas = [Replica(**json.loads(bytes(theirs[:length].tolist()))) for theirs, (_, length) in texts]
     disagreement = next(_disagreements(transport.rank, replicas), None)
     if disagreement is not None:
         raise RuntimeError(disagreement)
     if ours.caps != replicas[0].caps:
-        warnings.warn(
+        _log.warning(
             f"The capacities of buckets here on rank {transport.rank} are not those on rank 0, which count (as in "
-            f"torch): {replicas[0].bucket_caps()}.",
-            stacklevel=3,
+            f"torch): {replicas[0].bucket_caps()}."
         )
     return replicas[0]
 
@@ -102,16 +105,6 @@ def serial_number(names: Sequence[str], transport: Transport) -> str:
     model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
     store = transport.store
     return model if store is None else f"{model}/{store.add(f'minddp/{model}/{transport.rank}', 1)}"
-
-
-def _gathered(
-    transport: Transport, text: bytes, headers: Sequence[Sequence[int]], device: torch.device
-) -> list[bytes]:
-    """The texts of all ranks, whose lengths are in their headers."""
-    padded = torch.zeros(max(length for _, length in headers), dtype=torch.uint8, device=device)
-    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    texts = transport.all_gather(padded)
-    return [bytes(text[:length].tolist()) for text, (_, length) in zip(texts, headers, strict=True)]
 
 
 def _described(name: str, tensor: torch.Tensor) -> list[Any]:
@@ -181,9 +174,10 @@ def _ignored_elsewhere(replicas: Sequence[Replica]) -> Iterator[str]:
         for other, elsewhere in enumerate(replicas):
             names = {described[0] for described in replica.reduced}.intersection(elsewhere.ignored)
             if names:
+                it = "them" if len(names) > 1 else "it"
                 yield (
                     f"The ranks disagree on what to ignore (`_ddp_params_and_buffers_to_ignore`): rank {rank} "
-                    f"reduces {_quoted(names)}, but rank {other} ignores {'them' if len(names) > 1 else 'it'}."
+                    f"reduces {wording.names(sorted(names))}, but rank {other} ignores {it}."
                 )
 
 
@@ -207,7 +201,3 @@ def _different_others(others: Sequence[list[list[Any]]]) -> Iterator[str]:
 def _not_shared(one: list[list[Any]], other: list[list[Any]]) -> str:
     names = {described[0] for described in one} ^ {described[0] for described in other}
     return ", ".join(sorted(names)) or "none by name"
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))

@@ -32,7 +32,12 @@ class CoalescedBroadcast:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], coalesce_bytes: int = COALESCE_BYTES):
-        _refuse_unsendable(tensors)
+        for tensor in tensors:
+            if tensor.layout != torch.strided or torch._debug_has_internal_overlap(tensor) == 1:
+                raise RuntimeError(
+                    f"A broadcast cannot overwrite a {tensor.layout} tensor of shape {tuple(tensor.shape)} that is "
+                    f"sparse or expanded. Register a dense copy instead (`.to_dense()`, `.clone()`)."
+                )
         self._tensors = list(tensors)
         self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
         self._messages = [_FlatMessage(chunk) for chunk in _chunks(tensors, coalesce_bytes)]
@@ -83,15 +88,6 @@ class _FlatMessage:
             return
         for tensor, copy in zip(self._tensors, self._copies, strict=True):
             tensor.copy_(copy)
-
-
-def _refuse_unsendable(tensors: Sequence[torch.Tensor]) -> None:
-    for tensor in tensors:
-        if tensor.layout != torch.strided or torch._debug_has_internal_overlap(tensor) == 1:
-            raise RuntimeError(
-                f"A broadcast cannot overwrite a {tensor.layout} tensor of shape {tuple(tensor.shape)} that is "
-                f"sparse or expanded. Register a dense copy instead (`.to_dense()`, `.clone()`)."
-            )
 
 
 def _chunks(tensors: Sequence[torch.Tensor], coalesce_bytes: int) -> Iterator[list[torch.Tensor]]:

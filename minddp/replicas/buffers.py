@@ -1,7 +1,6 @@
 """Buffers: what a module keeps beside its parameters, such as running means. Kept equal by broadcast.
 
-Nothing averages buffers. Rank 0's are broadcast at construction and again before each forward that trains, so
-all ranks go on from the same ones; a hook may do something else with them, before or after forward.
+Nothing averages them: rank 0's are broadcast at construction and, without a hook, before each forward that trains.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ KEPT_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class BufferHook:
-    """Synchronises buffers in its own way: `function(state, {name: buffer})`.
-
-    Futures that it returns are waited for at the end of backward.
-    """
+    """Synchronises buffers in its own way: `function(state, {name: buffer})`. See `register_buffer_hook`."""
 
     state: Any
     function: Callable[[Any, dict[str, torch.Tensor]], Any]
@@ -57,14 +53,6 @@ class Buffers:
             for submodule in self._module.modules()
         ]
 
-    def _broadcast_of(self, tensors: list[torch.Tensor]) -> replicas.CoalescedBroadcast:
-        """As a rule the one of the step before, whose memory is kept if it is not much."""
-        coalesced = self._coalesced
-        if coalesced is None or not coalesced.is_of(tensors):
-            coalesced = replicas.CoalescedBroadcast(tensors)
-            self._coalesced = coalesced if coalesced.nbytes <= KEPT_BYTES else None
-        return coalesced
-
     @property
     def tensors(self) -> list[torch.Tensor]:
         return list(self.named.values())
@@ -73,11 +61,16 @@ class Buffers:
         """Make them those of rank `source`, or have the hook do what it does. Returns futures to wait for."""
         self.collect()
         # Autograd must not take the overwritten buffers for modified: as torch.
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(self.tensors)):
-            if self.hook is None:
-                self._broadcast_of(self.tensors).broadcast(transport, source)
-                return []
-            return list(self.hook.function(self.hook.state, self.named) or ())
+        tensors = self.tensors
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
+            if self.hook is not None:
+                return list(self.hook.function(self.hook.state, self.named) or ())
+            coalesced = self._coalesced  # of the step before; its memory is kept if it is not much
+            if coalesced is None or not coalesced.is_of(tensors):
+                coalesced = replicas.CoalescedBroadcast(tensors)
+                self._coalesced = coalesced if coalesced.nbytes <= KEPT_BYTES else None
+            coalesced.broadcast(transport, source)
+            return []
 
 
 def _is_as_it_was(place: tuple[nn.Module, Sequence[object], Sequence[object]]) -> bool:

@@ -72,13 +72,12 @@ class ModuleWatch:
             self._search()
 
     def _remember(self) -> None:
-        self._places = [self._place_of(submodule) for submodule in self._module.modules()]
+        self._places = []
+        for submodule in self._module.modules():
+            params = tuple(submodule._parameters.values())
+            strangers = [param for param in params if param is not None and id(param) not in self._known]
+            self._places.append(_Place(submodule, tuple(submodule._modules.values()), params, strangers))
         self._turn = itertools.cycle(self._places)
-
-    def _place_of(self, submodule: nn.Module) -> _Place:
-        params = tuple(submodule._parameters.values())
-        strangers = [param for param in params if param is not None and id(param) not in self._known]
-        return _Place(submodule, tuple(submodule._modules.values()), params, strangers)
 
     def _search(self) -> None:
         """Find out what has changed. Other submodules are no harm as such: they are remembered."""

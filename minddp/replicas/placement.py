@@ -66,10 +66,13 @@ class Placement:
         """A forward's inputs on the module's device, where one was named; else as they are."""
         if self.device_ids is None:
             return inputs, kwargs
-        on_side_stream = os.environ.get("PYTORCH_DDP_USE_SIDE_STREAM", "1") == "1"
         device = torch.device(self.device.type, self.device_ids[0])
-        moved_inputs, moved_kwargs = _to_kwargs(inputs, kwargs, device, on_side_stream)
+        moved_inputs, moved_kwargs = _to_kwargs(inputs, kwargs, device, copies_on_side_stream())
         return moved_inputs[0], moved_kwargs[0]
+
+
+def copies_on_side_stream() -> bool:
+    return os.environ.get("PYTORCH_DDP_USE_SIDE_STREAM", "1") == "1"
 
 
 def resolve_group(
@@ -101,12 +104,7 @@ def is_default_group(group: dist.ProcessGroup) -> bool:
 
 
 def check_module(module: nn.Module, ignored: Collection[str], delayed: Iterable[nn.Parameter]) -> None:
-    """Raise for a module that cannot be trained data-parallel.
-
-    Raises:
-        RuntimeError: lazy parameters, or nothing that requires grad.
-        ValueError: SyncBatchNorm on a CPU.
-    """
+    """Raise for a module that cannot be trained data-parallel."""
     named = dict(module.named_parameters())
     lazy = [name for name, param in named.items() if isinstance(param, nn.parameter.UninitializedParameter)]
     if lazy:
@@ -122,11 +120,24 @@ def check_module(module: nn.Module, ignored: Collection[str], delayed: Iterable[
         )
     on_cpu = all(param.device.type == "cpu" for param in named.values())
     synced = [name for name, child in module.named_modules() if isinstance(child, nn.SyncBatchNorm)]
-    if on_cpu and synced:
+    if on_cpu and synced and not getattr(nn.SyncBatchNorm, "runs_on_cpu", False):  # see compat/on_cpu
         raise ValueError(
             f"SyncBatchNorm layers only work with GPU modules, but {', '.join(synced)} is on the CPU. "
             f"Use BatchNorm there."
         )
+
+
+def reduced_parameters(module: nn.Module, ignored: Collection[str]) -> list[tuple[str, nn.Parameter]]:
+    """Parameters to reduce: those that require grad, in registration order, tied ones once.
+
+    As torch, a tied parameter is left out only if it is ignored in each submodule that has it.
+    """
+    first_name: dict[nn.Parameter, str] = {}
+    for prefix, submodule in module.named_modules():
+        for name, param in submodule.named_parameters(prefix, recurse=False):
+            if param.requires_grad and name not in ignored:
+                first_name.setdefault(param, name)
+    return [(name, param) for param, name in first_name.items()]
 
 
 def sparse_parameters(module: nn.Module) -> set[str]:

@@ -2,93 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from minddp.train.settings import SettingsError
+from minddp.elastic.share_data import ShareLoader
+from minddp.train.settings import Settings, SettingsError
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 
 
 @dataclass(frozen=True)
 class Position:
-    """A position in the data: the number of batches of this epoch that each rank has had."""
+    """A position in the data: the number of samples of this epoch that all ranks together have had."""
 
     epoch: int = 0
-    batches: int = 0
+    samples: int = 0
 
 
-class BatchStream:
-    """One rank's training batches, epoch after epoch, from `position` on.
+class Batches:
+    """Training batches from `position` on, dealt to shares: one for each rank, or for each logical rank.
 
     [Note: set_epoch]
-    `DistributedSampler` shuffles by seed + epoch, the same on every rank, and deals the samples out one by one.
-    Without `set_epoch` every epoch has the order of the first. Because the order is a function of (seed, epoch),
-    a run finds its position by counting, without reading what it skips.
+    `DistributedSampler` shuffles by seed + epoch, the same for every share, and deals the samples out one by one.
+    Without `set_epoch` every epoch has the order of the first. Because the order is a function of (seed, epoch), a
+    run finds its position by counting, also with another number of ranks, rounded up to whole batches of all.
 
-    Each epoch leaves out the few samples that do not fill a batch on every rank (`drop_last`). So all
-    batches have the same size, and the mean over ranks of the batches' means, which is what DDP computes, is
-    the mean over all samples.
+    Each epoch leaves out the samples that do not fill a batch of every share (`drop_last`). So all batches have the
+    same size, and the mean over ranks of the batches' means, which DDP computes, is the mean over all samples.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        pin_memory: bool = False,
-    ):
+    def __init__(self, dataset: Dataset[Any], settings: Settings, num_shares: int, pin_memory: bool = False):
         self.position = Position()
-        self.dataset = dataset
-        self.pin_memory = pin_memory
-        self.sampler: DistributedSampler[Any] = DistributedSampler(
-            dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
+        self.waited_s = 0.0  # for data; the log sets it to 0 with each record
+        self._samples_at_once = settings.batch_size * num_shares
+        self._loader = ShareLoader(
+            dataset,
+            settings.batch_size,
+            num_shares,
+            seed=settings.seed,
+            drop_last=True,
+            num_workers=settings.workers,
+            prefetch_factor=settings.prefetch if settings.workers else None,
+            pin_memory=pin_memory,
         )
-        self.batch_sampler = BatchSampler(self.sampler, batch_size, drop_last=True)
-        if len(self.batch_sampler) == 0:
+        if len(self._loader) == 0:
             raise SettingsError(
-                f"{len(dataset)} training samples do not fill one batch of {batch_size} on each of "  # type: ignore[arg-type]
-                f"{world_size} ranks; lower --batch-size or --nproc."
+                f"{len(dataset)} training samples do not fill one batch of {settings.batch_size} for each of "  # type: ignore[arg-type]
+                f"{num_shares} ranks; lower --batch-size or --nproc."
             )
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Batches without end; `position` counts a batch when it is yielded."""
-        while True:
-            for batch in self._rest_of_epoch():
-                self.position = Position(self.position.epoch, self.position.batches + 1)
-                yield batch
+    def of_share(self, share: int) -> Batch:
+        began = time.monotonic()
+        if self._index >= len(self._loader):
             self.position = Position(self.position.epoch + 1)
+        if self._loader.epoch != self.position.epoch:
+            self._loader.set_epoch(self.position.epoch)  # See [Note: set_epoch].
+        batch = self._loader.batch(self._index, share)
+        self.waited_s += time.monotonic() - began
+        return batch
 
-    def _rest_of_epoch(self) -> DataLoader[Batch]:
-        self.sampler.set_epoch(self.position.epoch)  # See [Note: set_epoch].
-        batches = list(self.batch_sampler)[self.position.batches :]
-        # A loader draws a seed for its workers whenever an iteration begins: from a generator of its own
-        # here, or a resumed run, which begins one iteration more, would draw other dropout masks.
-        return DataLoader(
-            self.dataset, batch_sampler=batches, pin_memory=self.pin_memory, generator=torch.Generator()
-        )
+    def advance(self) -> None:
+        self.position = Position(self.position.epoch, (self._index + 1) * self._samples_at_once)
+
+    @property
+    def _index(self) -> int:
+        """Of the current batch in the epoch, the same for every share."""
+        return -(-self.position.samples // self._samples_at_once)
 
 
-def validation_batches(
-    dataset: Dataset[Any], samples: int, batch_size: int, rank: int, world_size: int
-) -> DataLoader[Batch]:
-    """This rank's share of `samples` validation samples, spread evenly over the data set.
+def validation_batches(dataset: Dataset[Any], settings: Settings, share: int, num_shares: int) -> DataLoader[Batch]:
+    """One share's part of --validation-samples samples, spread evenly over the data set.
 
-    Every sample goes to exactly one rank. `DistributedSampler` would repeat some of them until the shares are
-    equal, and the average would depend on the number of ranks; here shares may differ by one.
+    Every sample goes to exactly one share. `DistributedSampler` would repeat some of them until all have as many,
+    and the average would depend on the number of ranks; here shares may differ by one.
     """
-    shares = Subset(dataset, spread(len(dataset), samples)[rank::world_size])  # type: ignore[arg-type]
-    return DataLoader(shares, batch_size=batch_size, generator=torch.Generator())
-
-
-def spread(length: int, samples: int) -> list[int]:
-    """At most `samples` indices, evenly spaced over `range(length)`."""
-    samples = min(samples, length)
-    return [i * length // samples for i in range(samples)]
+    length: int = len(dataset)  # type: ignore[arg-type]
+    samples = min(settings.validation_samples, length)
+    part = Subset(dataset, [i * length // samples for i in range(samples)][share::num_shares])
+    batch_size = 4 * settings.batch_size  # there is room: no activations are kept for a backward
+    # A loader draws a seed for its workers: from a generator of its own, or the run would draw others after this.
+    return DataLoader(part, batch_size, num_workers=settings.workers, generator=torch.Generator())

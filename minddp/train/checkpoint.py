@@ -1,104 +1,64 @@
-"""A run on disk: all state that determines how it continues."""
+"""The state of a run: which checkpoint it continues from, and how that reaches all ranks.
+
+A state is a dictionary of plain values and tensors, so loading one executes no code. `Trainer.state` makes it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import torch.distributed as dist
 
-from minddp.train.atomic import write_atomically
-from minddp.train.batches import Position
+from minddp.train.checkpoint_files import CheckpointFiles
 from minddp.train.settings import Settings, SettingsError
+from minddp.train.world import World
 
-# A resumed run must have the same of these. Limits may be raised, intervals changed, another wrapper tried.
+State = dict[str, Any]
+
+# A resumed run must have the same of these; limits, intervals, wrapper, ranks and --accumulate may change.
 DECISIVE = (
-    *("task", "gpt", "seed", "batch_size", "accumulate"),
-    *("learning_rate", "warmup_steps", "final_fraction", "weight_decay", "clip_norm"),
+    *("task", "task_options", "seed", "batch_size", "logical_ranks", "precision", "optimizer", "learning_rate"),
+    *("scale_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
 )
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """All state that determines how a run continues: plain values and tensors, so loading executes no code."""
-
-    decisive: dict[str, Any]
-    step: int
-    elapsed_s: float
-    position: Position
-    model: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    random_states: list[dict[str, Tensor]]  # of each rank
-
-    def save(self, path: Path) -> None:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["position"] = dataclasses.asdict(self.position)
-        write_atomically(path, lambda file: torch.save(fields, file))
-
-    @classmethod
-    def load(cls, path: Path) -> Checkpoint:
-        """The checkpoint at `path`, on the CPU. Raises SettingsError for a file that is something else."""
-        try:
-            fields = torch.load(path, map_location="cpu", weights_only=True)
-            fields["position"] = Position(**fields["position"])
-            return cls(**fields)
-        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-            raise SettingsError(f"{path} is no checkpoint of this recipe. Name another --out.") from error
-
-
 def decisive_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that decide the bits, as plain values."""
-    fields = dataclasses.asdict(settings)
-    return {name: fields[name] for name in DECISIVE}
+    return {name: getattr(settings, name) for name in DECISIVE} | {"task_options": list(settings.task_options)}
 
 
-def checkpoint_path(settings: Settings) -> Path:
-    return settings.folder / "checkpoint.pt"
+def find_checkpoint(settings: Settings, files: CheckpointFiles) -> State | None:
+    """The newest whole checkpoint on this host, to continue from; None to start.
 
-
-def check_checkpoint(settings: Settings, world_size: int) -> None:
-    """Raise SettingsError unless the folder has a matching checkpoint to resume, or none to start."""
-    path = checkpoint_path(settings)
-    if not settings.resume:
-        if path.exists() and not settings.overwrite:
-            raise SettingsError(
-                f"{path} exists. Pass --resume to continue that run, --overwrite to discard it, or another --out."
-            )
-        return
-    if not path.exists():
+    Raises SettingsError if there is one and --resume says no, or none and it says yes; or it is of another run.
+    """
+    if settings.resume == "no" and files.paths() and not settings.overwrite:
         raise SettingsError(
-            f"There is no {path} to resume. Leave --resume out to start, or name its folder: --out."
+            f"{files.folder} holds a run. Pass --resume yes to continue it, --overwrite to discard it, or another "
+            f"--out."
         )
-    checkpoint = Checkpoint.load(path)
-    ours = decisive_settings(settings) | {"nproc": world_size}
-    theirs = checkpoint.decisive | {"nproc": len(checkpoint.random_states)}
-    differences = [f"{name} {theirs[name]} is now {ours[name]}" for name in ours if ours[name] != theirs[name]]
-    if differences:
+    found = files.newest() if settings.resume != "no" else None
+    if settings.resume == "yes" and found is None:
         raise SettingsError(
-            f"{path} belongs to a run with other settings: {'; '.join(differences)}. "
+            f"There is no whole checkpoint in {files.folder} to resume. Leave --resume out to start, or name its "
+            f"folder: --out."
+        )
+    if found is None:
+        return None
+    path, state = found
+    then, now = state["decisive"], decisive_settings(settings)
+    if changed := [f"{name} {then.get(name)} is now {now[name]}" for name in now if now[name] != then.get(name)]:
+        raise SettingsError(
+            f"{path} belongs to a run with other settings: {'; '.join(changed)}. "
             f"Give the same settings to resume it, or another --out to start a new run."
         )
-    if checkpoint.step >= settings.limit_steps or checkpoint.elapsed_s >= settings.limit_s:
-        raise SettingsError(
-            f"The run in {path} is finished: {checkpoint.step} steps in {checkpoint.elapsed_s:.0f} s. "
-            f"Raise --steps or --minutes to train on."
-        )
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """This rank's random generators: torch's, which are all that the recipe draws from."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Continue the generators where `random_state` saw them."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+def share_newest(ours: State | None, world: World) -> State | None:
+    """Give every rank the newest checkpoint that any of them has found, so no shared disk is needed. Collective."""
+    steps = [-1] * world.size
+    dist.all_gather_object(steps, -1 if ours is None else ours["step"], group=world.control)
+    shared = [ours]
+    if max(steps) >= 0:
+        dist.broadcast_object_list(shared, steps.index(max(steps)), group=world.control)  # a pickle, of this job
+    return shared[0]

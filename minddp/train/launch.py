@@ -1,46 +1,49 @@
 """`minddp train`: check the settings, then start the ranks or be one of them.
 
-Without RANK and WORLD_SIZE in its environment the command starts itself once per rank; with them, it is the rank
-that a launcher, ours or torchrun, has started.
+Without a rank's variables in its environment the command starts itself once per rank; with them, it is the rank
+that a launcher, ours, torchrun or srun, has started. Torch is imported after the command line has been read.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
 import tyro
-from rich.console import Console
 
 from minddp.platform.launcher import RanksFailed, Stopped, launch
-from minddp.train.settings import Settings, SettingsError
+from minddp.train.cluster import REQUEUE_SIGNALS, REQUEUE_STATUS, rank_variables, sbatch_file, world_sizes
+from minddp.train.settings import Failed, Refused, RunError, Settings, SettingsError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `minddp train` with these arguments; returns the exit status."""
-    from minddp.train.world import is_rank, open_world, world_sizes
-
-    console = Console(stderr=True, highlight=False)
+    """Run `minddp train` with these arguments; returns the exit status. docs/training.md lists them."""
+    rank = rank_variables(os.environ).get("RANK")
     try:
         settings = parse(arguments)
-        check_before_start(settings)
-        if is_rank(os.environ):
-            from minddp.train.loop import train
+        if settings.print_sbatch:
+            print(sbatch_file(settings, arguments), end="")
+            return 0
+        from minddp.train.loop import check_before_start, run_rank
 
-            with open_world(settings) as world:
-                train(settings, world)
-        else:
-            nproc, _ = world_sizes(settings, os.environ)
-            launch(nproc, "minddp", ["train", *arguments])
-    except SettingsError as error:
-        if os.environ.get("RANK", "0") == "0":
-            console.print(f"minddp train: {error}", markup=False, soft_wrap=True)
-        return 2
+        if rank is not None:
+            return REQUEUE_STATUS if run_rank(settings) in REQUEUE_SIGNALS else 0
+        check_before_start(settings)
+        nproc, _ = world_sizes(settings, os.environ)
+        # What --resume and --overwrite ask for is checked and done; ranks that are started again continue.
+        words = [word for word in arguments if word != "--overwrite"]
+        launch(nproc, "minddp", ["train", *words, "--resume", "auto"], settings.max_restarts)
+    except (SettingsError, RunError) as error:
+        if rank in (None, "0") or not isinstance(error, Refused | Failed):  # others would say the same
+            _complain(rank, str(error))
+        return 2 if isinstance(error, SettingsError) else 1
     except RanksFailed as error:
-        console.print(f"minddp train: {error} {_advice(settings)}", markup=False, soft_wrap=True)
+        _complain(rank, f"{error} Continue from the newest checkpoint with --resume auto.")
         return 1
     except Stopped as stopped:
-        return 128 + stopped.signal_number
+        is_to_go_on = stopped.signal_name in REQUEUE_SIGNALS
+        return REQUEUE_STATUS if is_to_go_on else 128 + stopped.signal_number
     return 0
 
 
@@ -50,36 +53,6 @@ def parse(arguments: Sequence[str]) -> Settings:
     return tyro.cli(Settings, prog="minddp train", args=list(arguments), config=style)
 
 
-def check_before_start(settings: Settings) -> None:
-    """Raise SettingsError for what would fail on the ranks: found here, it is one message and not `nproc` of them.
-
-    Reads the data to be sure that there is enough of it; that takes a fraction of a second.
-    """
-    from minddp.train.batches import BatchStream
-    from minddp.train.checkpoint import check_checkpoint
-    from minddp.train.tasks import load_task
-    from minddp.train.world import check_world, world_sizes
-    from minddp.train.wrap import check_wrapper
-
-    check_world(settings, os.environ)
-    check_wrapper(settings)
-    world_size, _ = world_sizes(settings, os.environ)
-    check_checkpoint(settings, world_size)
-    BatchStream(load_task(settings).training, settings.batch_size, 0, world_size, settings.seed)
-    try:
-        settings.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"Cannot make the folder {settings.folder}: {error.strerror}. Name another --out."
-        ) from error
-
-
-def _advice(settings: Settings) -> str:
-    """How to go on after a failure."""
-    from minddp.train.checkpoint import Checkpoint, checkpoint_path
-
-    path = checkpoint_path(settings)
-    if not path.exists():
-        return "There is no checkpoint yet."
-    step = Checkpoint.load(path).step
-    return f"The last checkpoint is {path}, of step {step}; continue from it with --resume."
+def _complain(rank: str | None, text: str) -> None:
+    who = f" (rank {rank})" if rank not in (None, "0") else ""
+    print(f"minddp train{who}: {text}", file=sys.stderr)

@@ -1,117 +1,211 @@
-"""The work between steps: agree on whether to continue, log, validate, save."""
+"""A run on one rank, from its first agreement to its last words."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import os
+import signal
+import statistics
+import sys
+import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from minddp.train.checkpoint import checkpoint_path
-from minddp.train.display import Display
-from minddp.train.metrics import MetricsLog
-from minddp.train.schedule import peak_learning_rate
-from minddp.train.settings import Settings
-from minddp.train.stop import StopSignals, Vote, reason_to_end
-from minddp.train.trainer import Trainer
-from minddp.train.world import World
+from minddp.platform import streams
+from minddp.train.batches import Batches
+from minddp.train.checkpoint import State, find_checkpoint, share_newest
+from minddp.train.checkpoint_files import CheckpointFiles, Saver, best_interval_s, write_atomically
+from minddp.train.cluster import world_sizes
+from minddp.train.display import draw, training_line, validation_line
+from minddp.train.metrics import MetricsLog, Tracker, waiting
+from minddp.train.optimizer import peak_learning_rate
+from minddp.train.settings import RunError, Settings, SettingsError, step_range
+from minddp.train.stop import CANNOT_WRITE, StopSignals, Vote, reason_to_end
+from minddp.train.task import Task, load_task
+from minddp.train.trainer import Trainer, wrapper_options
+from minddp.train.world import World, check_world, open_world
 
-if TYPE_CHECKING:
-    from minddp.xray.xray import Window
+
+def check_before_start(settings: Settings) -> None:
+    """Raise SettingsError for what would fail on the ranks: found here, it is one message, not `nproc`."""
+    files = CheckpointFiles(settings.folder, settings.keep)
+    checked(settings, files)
+    check_folder(settings)
+    if settings.overwrite:
+        files.discard()
+
+
+def check_folder(settings: Settings) -> None:
+    """Make the run's folder. Raises SettingsError if nothing can be written there."""
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=settings.folder).close()
+    except OSError as error:
+        raise SettingsError(f"Cannot write to {settings.folder}: {error.strerror}. Name another --out.") from error
+
+
+def checked(settings: Settings, files: CheckpointFiles | None) -> tuple[Task, State | None]:
+    """The task, and the newest checkpoint in `files`. Raises SettingsError for what cannot work here."""
+    check_world(settings, os.environ)
+    wrapper_options(settings)
+    found = None if files is None else find_checkpoint(settings, files)
+    task = load_task(settings)
+    Batches(task.training, settings, settings.logical_ranks or world_sizes(settings, os.environ)[0])
+    return task, found
+
+
+def run_rank(settings: Settings) -> str:
+    """Be the rank that a launcher has started; returns why the run has ended."""
+    check_folder(settings)
+    with open_world(settings) as world:
+        return train(settings, world)
 
 
 def train(settings: Settings, world: World) -> str:
     """Train until the limit is reached or a signal comes; leave a checkpoint either way. Collective.
 
     Returns "finished", or the name of the signal.
+
+    Raises:
+        Refused: settings that cannot work on some rank; on every rank. Failed: rank 0 cannot write.
     """
-    trainer = Trainer(settings, world)
-    if settings.resume:
-        trainer.restore(checkpoint_path(settings))
-    with Display(world.is_main, settings.task) as display, StopSignals() as signals, x_ray(trainer) as window:
-        return Run(trainer, display, signals, window).to_the_end()
+    files = CheckpointFiles(settings.folder, settings.keep)
+    task, found = world.agreed(lambda: checked(settings, files if world.local_rank == 0 else None))
+    checkpoint = share_newest(found, world)
+    trainer = world.agreed(lambda: Trainer(settings, world, task))
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+    with ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        before_step = stack.enter_context(recorded(trainer))
+        run = Run(trainer, signals, files, before_step)
+        run.begin(checkpoint)
+        return run.to_the_end()
 
 
-def x_ray(trainer: Trainer) -> AbstractContextManager[Window | None]:
-    """The recorder of the steps that --xray names; it writes its files after the last of them."""
-    settings = trainer.settings
-    if not settings.recorded_steps:
-        return nullcontext()
-    from minddp.xray.xray import Window
+@contextmanager
+def recorded(trainer: Trainer) -> Iterator[Callable[[], object]]:
+    """Record the steps that --xray and --profile name. Yields what is to be called before each step."""
+    settings, folder, began_at = trainer.settings, trainer.settings.folder, trainer.step
+    with ExitStack() as stack:
+        before: list[Callable[[], object]] = []
+        if steps := step_range(settings.xray):
+            from minddp.xray.wrappers import Wrappers
 
-    files = [settings.folder / "xray.html", settings.folder / "xray.json"]
-    return Window(trainer.ddp, settings.recorded_steps, title=f"minddp train --task {settings.task}", save_to=files)
+            title, files = f"minddp train --task {settings.task}", [folder / "xray.html", folder / "xray.json"]
+            wrappers = Wrappers(steps, title, files, then=lambda xray: None)
+            stack.push(lambda _kind, error, _trace: wrappers.close(error))
+            wrappers.add(trainer.ddp)
+            before.append(lambda: wrappers.before_step(trainer.step))
+        if (steps := step_range(settings.profile)).stop > began_at:
+            first, stop = max(0, steps.start - began_at), steps.stop - began_at
+            path = folder / f"profile-{trainer.world.rank}.json"
+            profiler = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=first, warmup=0, active=stop - first, repeat=1),
+                on_trace_ready=lambda ended: ended.export_chrome_trace(str(path)),
+            )
+            stack.enter_context(profiler)
+            before.append(lambda: profiler.step() if trainer.step > began_at else None)
+        yield lambda: [call() for call in before]
 
 
 class Run:
     """A trainer between its steps: when to log, validate, save, and end."""
 
-    def __init__(self, trainer: Trainer, display: Display, signals: StopSignals, window: Window | None):
-        self.trainer, self.display, self.signals, self.window = trainer, display, signals, window
+    def __init__(self, trainer: Trainer, signals: StopSignals, files: CheckpointFiles, before_step: Any):
+        self.trainer, self.signals, self.before_step = trainer, signals, before_step
         self.settings, self.world = trainer.settings, trainer.world
-        self.started_at = time.monotonic() - trainer.elapsed_s
+        self.files, self.saver = files, Saver(files)
+        self.saved_at_s = trainer.elapsed_s  # of the run
         self.training_s = 0.0  # since the last training record, without validations and checkpoints
+        self.failure: RunError | None = None  # on rank 0: metrics.jsonl cannot be written
         self.log = MetricsLog(self.settings.folder / "metrics.jsonl")
-        if self.world.is_main:
-            self.settings.folder.mkdir(parents=True, exist_ok=True)
-            if not self.settings.resume:
-                checkpoint_path(self.settings).unlink(missing_ok=True)
-            self.log.forget_after(trainer.step if self.settings.resume else -1)
+
+    def begin(self, checkpoint: State | None) -> None:
+        """Make the folder that of this run, and say what it is. Collective."""
+        trainer, settings = self.trainer, self.settings
+        self.log.tracker = Tracker(settings) if settings.track and self.world.is_main else None
+        self.world.agreed(lambda: self._take_folder(checkpoint is None) if self.world.is_main else None)
+        self._event("start", ranks=self.world.size, restarts=self.world.restarts)
+        self._say(self._facts())
+        num_ranks = 0 if checkpoint is None else len(checkpoint["random_states"])
+        if num_ranks not in (0, self.world.size):
+            self._say(f"The checkpoint is of {num_ranks} ranks: the run goes on behind its samples; other bits.")
+        if trainer.step == 0:
+            self._validate()  # before training: the loss must be that of a guess
+
+    def _take_folder(self, is_new: bool) -> None:
+        self.settings.folder.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            self.files.discard()
+        self.log.forget_after(-1 if is_new else self.trainer.step)
+        text = json.dumps(dataclasses.asdict(self.settings), default=str, indent=1)
+        write_atomically(self.settings.folder / "settings.json", lambda file: file.write(text.encode()))
 
     def to_the_end(self) -> str:
         """Take steps until there is a reason to end. Collective."""
-        trainer, reason = self.trainer, None
-        self.display.say(self._facts())
-        if trainer.step == 0:
-            self._log_validation()  # before training: the loss must be that of a guess
-        batches = iter(trainer.batches)
+        trainer = self.trainer
+        started_at = time.monotonic() - trainer.elapsed_s
+        verdict = Vote(self.world, 0, trainer.elapsed_s).result()
+        reason = reason_to_end(self.settings, trainer.step, verdict)
         while reason is None:
-            if self.window is not None:
-                self.window.before_step(trainer.step)
+            self.before_step()
             step_began = time.monotonic()
-            vote = Vote(self.world, self.signals, step_began - self.started_at)  # See [Note: the vote].
-            trainer.optimizer_step(batches)
+            has_failed = self.failure is not None or self.saver.has_failed
+            wanted = CANNOT_WRITE if has_failed else self.signals.wanted
+            vote = Vote(self.world, wanted, step_began - started_at)  # See [Note: the vote].
+            trainer.optimizer_step()
             verdict = vote.result()
             self.training_s += time.monotonic() - step_began
             trainer.elapsed_s = verdict.elapsed_s
             reason = reason_to_end(self.settings, trainer.step, verdict)
             self._between_steps(reason)
-        self.display.say(self._farewell(reason))
+        self._end(reason)
         return reason
 
     def _between_steps(self, reason: str | None) -> None:
         """What is due after this step; after a signal, no time is spent on a validation. Collective.
 
-        Before a checkpoint comes a training record, which fails if the loss is not a number: such a state is
-        not worth keeping.
+        Before a checkpoint come a training record, which fails if the loss is not a number, and a validation, which
+        decides whether it is the best.
         """
-        settings, step = self.settings, self.trainer.step
-        saves = reason is not None or step % settings.checkpoint_every == 0
-        validates = reason == "finished" or (reason is None and step % settings.validate_every == 0)
-        if saves or step % settings.log_every == 0:
+        settings, trainer = self.settings, self.trainer
+        minutes = math.inf if settings.checkpoint_minutes is None else settings.checkpoint_minutes
+        is_due = trainer.elapsed_s - self.saved_at_s >= 60 * minutes
+        saves = reason is not None or is_due or trainer.step % settings.checkpoint_every == 0
+        validates = reason == "finished" or (reason is None and trainer.step % settings.validate_every == 0)
+        if saves or trainer.step % settings.log_every == 0:
             self._log_training()
-        if saves:
-            self.trainer.save(checkpoint_path(settings))
-        self.display.advance(self.trainer.progress)
-        if validates:
-            self._log_validation()
+        is_best = validates and self._validate()
+        if saves or is_best:
+            self._save(is_best=is_best)
+
+    def _save(self, *, is_best: bool) -> None:
+        """Collective."""
+        began = time.monotonic()
+        state = self.trainer.state()
+        if state is not None:
+            self.saver.save(state, is_best=is_best, began=began)
+        self.saved_at_s = self.trainer.elapsed_s
+        self._event("checkpoint")
 
     def _log_training(self) -> None:
-        """Record the averages since the last record. Collective.
-
-        Raises FloatingPointError, on every rank at once, when the loss is no longer a number.
-        """
-        trainer = self.trainer
+        """Record the averages since the last record. Collective. Raises FloatingPointError for an infinite loss."""
+        trainer, steps_s = self.trainer, self.training_s
         means = trainer.averages.over_ranks()
         if not math.isfinite(means.loss):
             raise FloatingPointError(
-                f"The training loss is {means.loss} at step {trainer.step}. "
-                f"Lower --learning-rate or raise --warmup-steps; the last checkpoint is of an earlier step."
+                f"The training loss is {means.loss} at step {trainer.step}; the last checkpoint is older. "
+                f"Lower --learning-rate or raise --warmup-steps."
             )
         record = {
-            "kind": "training",
             "step": trainer.step,
             "epoch": trainer.batches.position.epoch,
             "elapsed_s": round(trainer.elapsed_s, 3),
@@ -119,40 +213,87 @@ class Run:
             "accuracy": means.accuracy,
             "learning_rate": trainer.optimizer.param_groups[0]["lr"],
             "gradient_norm": float(trainer.gradient_norm),
-            "targets_per_s": means.targets / self.training_s,
+            "targets_per_s": means.targets / steps_s,
+            "tflops_per_s": trainer.flops_per_target * means.targets / steps_s / 1e12,
+            "data_share": trainer.batches.waited_s / steps_s,
+            "memory_mib": round(streams.peak_memory_bytes(self.world.device) / 2**20),
+            **waiting(trainer.ddp),
         }
-        self.training_s = 0.0
-        if self.world.is_main:
-            self.log.append(**record)
-        self.display.training(record, trainer.task.targets_are)
+        if trainer.precision.scaler.is_enabled():
+            record["loss_scale"] = trainer.precision.scaler.get_scale()
+        self.training_s = trainer.batches.waited_s = 0.0
+        self._append("training", record)
+        self._say(training_line(record, trainer.progress, trainer.task.targets_are))
 
-    def _log_validation(self) -> None:
-        """Validate and record it. Collective."""
+    def _validate(self) -> bool:
+        """Validate and record it; True if it is the best so far. Collective."""
         trainer = self.trainer
         means = trainer.validate()
+        where = {"step": trainer.step, "elapsed_s": round(trainer.elapsed_s, 3)}
+        self._append("validation", where | dataclasses.asdict(means))
+        self._say(validation_line(trainer.step, means, trainer.task.targets_are))
+        is_best = means.loss < trainer.best_loss
+        trainer.best_loss = min(means.loss, trainer.best_loss)
+        return is_best and trainer.step > 0
+
+    def _say(self, text: str) -> None:
+        """On rank 0. Where the reader has ended (`| head`), the run saves and ends."""
         if self.world.is_main:
-            self.log.append(
-                kind="validation",
-                step=trainer.step,
-                elapsed_s=round(trainer.elapsed_s, 3),
-                loss=means.loss,
-                accuracy=means.accuracy,
-                targets=means.targets,
-            )
-        self.display.validation(trainer.step, means, trainer.task.targets_are)
+            try:
+                print(text, flush=True)
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail when it ends
+                self.signals.received = signal.SIGPIPE
+
+    def _event(self, what: str, **more: Any) -> None:
+        where = {"step": self.trainer.step, "elapsed_s": round(self.trainer.elapsed_s, 3)}
+        self._append("event", where | {"what": what, **more})
+
+    def _append(self, kind: str, record: dict[str, Any]) -> None:
+        if self.world.is_main and self.failure is None:
+            try:
+                self.log.append(kind=kind, **record)
+            except RunError as error:
+                self.failure = error
 
     def _facts(self) -> str:
         settings, world = self.settings, self.world
         parameters = sum(param.numel() for param in self.trainer.model.parameters())
-        samples = settings.batch_size * settings.accumulate * world.size
+        samples = settings.batch_size * settings.accumulate * self.trainer.num_shares
         return (
             f"{settings.task}: {parameters:,} parameters, {world.size} x {world.device.type} "
-            f"({dist.get_backend()}), ddp {settings.ddp}, {samples} samples a step, peak learning rate "
-            f"{peak_learning_rate(settings, world.size):.2g}, step {self.trainer.step}, {settings.folder}"
+            f"({dist.get_backend()}), ddp {settings.ddp}, {settings.precision}, {samples} samples a step, peak "
+            f"learning rate {peak_learning_rate(settings, self.trainer.num_shares):.2g}, step {self.trainer.step}"
+            f"{f' (restart {world.restarts})' if world.restarts else ''}, {settings.folder}"
         )
 
-    def _farewell(self, reason: str) -> str:
-        path, step = checkpoint_path(self.settings), self.trainer.step
-        if reason == "finished":
-            return f"Finished after {step} steps in {self.trainer.elapsed_s:.0f} s; checkpoint in {path}."
-        return f"Stopped by {reason} after step {step}; checkpoint in {path}. Continue with --resume."
+    def _end(self, reason: str) -> None:
+        """Return when all is written, on every rank: a launcher may kill ranks when one has ended. Collective."""
+        self._event("stop", reason=reason)
+        self.world.agreed(lambda: self._flush(draws=reason == "finished"))
+        if self.saver.costs_s:
+            self._say(self._advice())
+        step, seconds = self.trainer.step, self.trainer.elapsed_s
+        stopped = f"Stopped by {reason} after step {step}. Continue with --resume yes."
+        finished = f"Finished after {step} steps in {seconds:.0f} s; checkpoints in {self.files.folder}."
+        self._say(finished if reason == "finished" else stopped)
+
+    def _flush(self, *, draws: bool) -> None:
+        """Raises RunError on rank 0 if something could not be written."""
+        if self.log.tracker is not None:
+            self.log.tracker.close()
+        self.saver.wait()
+        if self.failure is not None:
+            raise self.failure
+        if self.world.is_main and draws:
+            self._say(draw(self.log, self.settings.folder / "run.png", self.trainer.task.targets_are))
+
+    def _advice(self) -> str:
+        cost_s = statistics.median(self.saver.costs_s)
+        best_s = best_interval_s(cost_s, 3600 * self.settings.mtbf_hours)
+        steps = best_s * self.trainer.step / max(self.trainer.elapsed_s, 1e-9)
+        return (
+            f"A checkpoint stops training for {1000 * cost_s:.0f} ms. With a failure every "
+            f"{self.settings.mtbf_hours:g} hours the best interval is {best_s / 60:.1f} minutes, some {steps:.0f} "
+            f"steps (Daly)."
+        )

@@ -1,4 +1,4 @@
-"""Averages over ranks, and the file they are written to."""
+"""Averages over ranks, where ranks spend their time, and where all that is written."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from minddp.train.atomic import write_atomically
+from minddp.train.checkpoint_files import write_atomically
+from minddp.train.settings import RunError, Settings
+from minddp.train.task import Task
+from minddp.watchdog.slow_rank import SlowRank
 
 
 @dataclass(frozen=True)
 class Means:
     """Averages per target."""
 
-    loss: float  # in nats
-    accuracy: float  # share of targets that got the highest score
+    loss: float  # in nats, if it is a cross entropy
+    accuracy: float
     targets: int
 
 
@@ -28,42 +31,63 @@ class Averages:
     """Loss and accuracy over many batches and all ranks.
 
     [Note: sums, then one division]
-    A mean of means weights a short batch like a full one. So each rank adds up sums and counts, the ranks
-    add up theirs, and there is one division at the end. The sums stay on the device, in float64, until they
-    are read: adding to them does not make the CPU wait for a GPU.
+    A mean of means weights a short batch like a full one. So each rank adds up sums and counts, the ranks add up
+    theirs, and there is one division at the end. The sums stay on the device until they are read, so the CPU does
+    not wait for a GPU. Each share has sums of its own: their order does not depend on the number of ranks.
     """
 
-    def __init__(self, device: torch.device):
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, of hits, of targets
+    def __init__(self, num_shares: int, device: torch.device):
+        # Of each share: of losses, of accuracies, of targets.
+        self.sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, mean_loss: Tensor, logits: Tensor, targets: Tensor) -> None:
-        """Count a batch: its mean loss, logits (..., classes), targets (...)."""
-        hits = (logits.argmax(dim=-1) == targets).sum()
-        count = targets.numel()
-        self.sums += torch.stack((mean_loss.double() * count, hits.double(), self.sums.new_tensor(count)))
+    def add(self, share: int, task: Task, mean_loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
+        accuracy = task.accuracy(outputs, targets) if task.accuracy else torch.zeros_like(mean_loss)
+        means = torch.stack((mean_loss.double(), accuracy.double(), self.sums.new_tensor(1)))
+        self.sums[share] += means * targets.numel()
 
     def over_ranks(self) -> Means:
         """Averages over all that the ranks have added since the last call. Collective."""
         total = self.sums.clone()
         self.sums.zero_()
         dist.all_reduce(total)
-        losses, hits, targets = total.tolist()
-        return Means(losses / targets, hits / targets, int(targets))
+        losses, accuracies, targets = total.sum(0).tolist()
+        return Means(losses / targets, accuracies / targets, int(targets))
+
+
+def waiting(ddp: nn.Module) -> dict[str, Any]:
+    """Fields of a training record: how long the mean rank waits in a step, and for which one if there is one.
+
+    `late_ms` is by how much that rank is late in the steps in which it is, mostly in `late_phase`. Empty on other
+    ranks than 0, before the first window of steps is complete, under torch's wrapper and on accelerators.
+    """
+    check = getattr(getattr(ddp, "_guard", None), "checks", {}).get("slow_rank")
+    if not isinstance(check, SlowRank) or check.waited_ns is None:
+        return {}
+    fields: dict[str, Any] = {"waited_ms": check.waited_ns / 1e6}
+    for late in check.late[:1]:
+        fields |= {"late_rank": late.rank, "late_phase": late.phase, "late_ms": late.late_ns / 1e6}
+    return fields
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object per line, each with its `kind` and `step`."""
+    """`metrics.jsonl`: one JSON object per line, each with its `kind` and `step`; and what --track names."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.tracker: Tracker | None = None
 
     def append(self, **record: Any) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Raises RunError where it cannot be written."""
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise RunError(f"Cannot write {self.path}: {error.strerror}.") from error
+        if self.tracker is not None:
+            self.tracker.log(record)
 
     def records(self, kind: str) -> Iterator[dict[str, Any]]:
-        """The records of one kind, in order."""
         for line in self.path.read_text().splitlines():
             record = json.loads(line)
             if record["kind"] == kind:
@@ -72,13 +96,32 @@ class MetricsLog:
     def forget_after(self, step: int) -> None:
         """Drop records of later steps, and a line that was cut off: a resumed run writes them again."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        kept = [line for line in lines if _step_of(line) <= step]
-        write_atomically(self.path, lambda file: file.writelines(line + b"\n" for line in kept))
+        kept = [line for line in lines if line.endswith(b"}") and json.loads(line)["step"] <= step]
+        write_atomically(self.path, lambda file: file.write(b"".join(line + b"\n" for line in kept)))
 
 
-def _step_of(line: bytes) -> float:
-    """The step of a record; infinite for what is not a whole record."""
-    try:
-        return json.loads(line)["step"]
-    except json.JSONDecodeError:
-        return float("inf")
+class Tracker:
+    """TensorBoard's event files in the run's folder, and the same in Weights & Biases, which reads along."""
+
+    def __init__(self, settings: Settings):
+        folder = settings.folder / "tensorboard"
+        self._wandb: Any = None
+        if "wandb" in settings.track:
+            import wandb
+
+            name = settings.folder.resolve().name
+            wandb.tensorboard.patch(root_logdir=str(folder))
+            self._wandb = wandb.init(project="minddp", id=name, dir=str(settings.folder), resume="allow")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, int | float) and name != "step":
+                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._wandb is not None:
+            self._wandb.finish()

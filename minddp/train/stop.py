@@ -1,31 +1,31 @@
-"""All ranks end at the same step: on Ctrl-C, when the time is up, or when their launcher has ended.
+"""All ranks end at the same step: on a signal, when the time is up, on a full disk, or without their launcher.
 
 [Note: the vote]
-A rank that stops alone leaves the others waiting in the next all-reduce until the group's timeout. So each
-step the ranks vote, in an all-reduce of two numbers: the largest signal number that any rank has received,
-and the time on rank 0's clock, the only one that counts. The vote starts with the step and is read at its
-end: it travels while the model computes, and what a rank learns during a step takes effect one step later.
+A rank that stops alone leaves the others waiting in the next all-reduce. So each step the ranks vote, in an
+all-reduce of two numbers: the largest signal number that any rank has received, and the time on rank 0's clock. The
+vote travels while the model computes, and what a rank learns during a step takes effect one step later.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from minddp.train.settings import Settings
-from minddp.train.world import World
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+if TYPE_CHECKING:
+    from minddp.train.world import World
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+CANNOT_WRITE = 1000  # in the place of a signal's number: rank 0 cannot write its files
 
 
 class StopSignals:
-    """While entered, SIGINT, SIGTERM and SIGHUP do not end the process; `received` remembers the last."""
+    """While entered, `STOP_SIGNALS` do not end the process; `received` remembers the last."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -40,7 +40,7 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _remember(self, number: int, _frame: object) -> None:
         self.received = number
 
     @property
@@ -50,10 +50,7 @@ class StopSignals:
         return self.received or (signal.SIGHUP if launcher_is_gone else 0)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The result of a vote."""
-
+class Verdict(NamedTuple):
     signal_number: int  # 0: no rank has received one
     elapsed_s: float  # by rank 0's clock
 
@@ -61,8 +58,8 @@ class Verdict:
 class Vote:
     """One step's agreement: made when the step starts, read when it ends. Collective."""
 
-    def __init__(self, world: World, signals: StopSignals, elapsed_s: float):
-        self._ballot = torch.tensor([signals.wanted, elapsed_s if world.is_main else 0.0], dtype=torch.float64)
+    def __init__(self, world: World, wanted: int, elapsed_s: float):
+        self._ballot = torch.tensor([wanted, elapsed_s if world.is_main else 0.0], dtype=torch.float64)
         self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=world.control, async_op=True)
 
     def result(self) -> Verdict:
@@ -72,7 +69,9 @@ class Vote:
 
 
 def reason_to_end(settings: Settings, step: int, verdict: Verdict) -> str | None:
-    """Why the run ends after `step` steps: a signal's name, "finished", or None to go on."""
+    """Why the run ends after `step` steps: a signal's name, "cannot write", "finished", or None to go on."""
+    if verdict.signal_number == CANNOT_WRITE:
+        return "cannot write"
     if verdict.signal_number:
         return signal.Signals(verdict.signal_number).name
     if step >= settings.limit_steps or verdict.elapsed_s >= settings.limit_s:

@@ -1,150 +1,230 @@
-"""The work of one rank: train a step, validate, save, restore."""
+"""The work of one rank: train a step, validate, and the state to save and restore."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import dataclasses
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, register_ddp_comm_hook
 from torch.utils.data import default_collate
+from torch.utils.flop_counter import FlopCounterMode
 
-from minddp.train.batches import Batch, BatchStream, validation_batches
-from minddp.train.checkpoint import Checkpoint, decisive_settings, random_state, set_random_state
+import minddp
+from minddp.comm_hooks import HOOKS, ErrorFeedback
+from minddp.elastic.random_state import random_state_is_kept
+from minddp.platform import streams
+from minddp.train.batches import Batch, Batches, Position, validation_batches
+from minddp.train.checkpoint import decisive_settings
 from minddp.train.metrics import Averages, Means
-from minddp.train.schedule import learning_rate, progress
-from minddp.train.settings import Settings
-from minddp.train.tasks import cross_entropy, load_task
+from minddp.train.optimizer import learning_rate, make_optimizer, progress
+from minddp.train.precision import Precision
+from minddp.train.settings import Settings, SettingsError, arguments_for
+from minddp.train.task import Task, load_task
 from minddp.train.world import World
-from minddp.train.wrap import accumulating, wrap
+
+WRAPPERS: dict[str, type[nn.Module]] = {
+    "minddp": minddp.DistributedDataParallel,
+    "torch": nn.parallel.DistributedDataParallel,
+}
 
 
 class Trainer:
     """One rank's part of a run. Methods marked *collective* must be called on every rank alike."""
 
-    def __init__(self, settings: Settings, world: World):
+    def __init__(self, settings: Settings, world: World, task: Task | None = None):
         self.settings, self.world = settings, world
-        self.task = load_task(settings)
+        self.task = task or load_task(settings)
+        self.num_shares = settings.logical_ranks or world.size
         torch.manual_seed(settings.seed)  # the same weights on every rank
         self.model = self.task.build_model().to(world.device)
-        self.ddp = wrap(self.model, settings, world)
+        self.precision = Precision(settings, world.device)
+        self.ddp: Any = wrap(self.model, settings, world)
+        self.hook_errors = register_hook(self.ddp, settings)
         torch.manual_seed(settings.seed + 1 + world.rank)  # but not the same dropout
-        self.optimizer = make_optimizer(self.model, settings)
-        self.batches = BatchStream(
-            self.task.training,
-            settings.batch_size,
-            world.rank,
-            world.size,
-            settings.seed,
-            pin_memory=world.device.type == "cuda",
+        self.forward: Any = (
+            self.ddp if settings.compile == "no" else torch.compile(self.ddp, backend=settings.compile)
         )
-        self.averages = Averages(world.device)
+        self.optimizer = make_optimizer(self.model, settings)
+        self.batches = Batches(self.task.training, settings, self.num_shares, streams.has_streams(world.device))
+        self.averages = Averages(self.num_shares, world.device)
         self.gradient_norm = torch.zeros(())
         self.step = 0  # optimizer steps taken
         self.elapsed_s = 0.0  # on rank 0's clock, as the ranks last agreed
+        self.best_loss = float("inf")  # of all validations
+        self.flops_per_target = self._rehearse()
 
     @property
     def progress(self) -> float:
         return progress(self.settings, self.step, self.elapsed_s)
 
-    def optimizer_step(self, batches: Iterator[Batch]) -> Tensor:
-        """Forward and backward `accumulate` times, then one step of the optimizer. Collective.
+    @property
+    def shares(self) -> range:
+        """The shares of each step that this rank computes."""
+        if self.settings.logical_ranks is None:
+            return range(self.world.rank, self.world.rank + 1)
+        return self.ddp.logical_ranks.here
+
+    def optimizer_step(self) -> Tensor:
+        """Forward and backward for all samples of a step, then one step of the optimizer. Collective.
 
         Returns this rank's mean loss, a scalar that still lies on the device.
         """
-        rate = learning_rate(self.settings, self.world.size, self.step, self.progress)
+        rate = learning_rate(self.settings, self.num_shares, self.step, self.progress)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        passes = self.settings.accumulate
-        losses = [self._forward_backward(next(batches), is_last=i == passes - 1) for i in range(passes)]
-        # After the all-reduce: every rank clips the averaged gradient, by the same norm.
-        self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        self.optimizer.step()
+        losses, passes = [], self.settings.accumulate
+        for i in range(passes):
+            # With logical ranks there is one pass for each, and DDP decides which of them communicates.
+            for share in self.shares if self.settings.logical_ranks is None else self.ddp.shares():
+                batch = self.batches.of_share(share)
+                # Gradients of all but the last pass stay here. The forward belongs inside, too: it is there that
+                # DDP decides whether the coming backward communicates.
+                with self.ddp.no_sync() if i < passes - 1 else nullcontext():
+                    losses.append(self._forward_backward(batch, share))
+            self.batches.advance()
+        self.gradient_norm = self.precision.step(self.optimizer, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return torch.stack(losses).mean()
 
-    def _forward_backward(self, batch: Batch, is_last: bool) -> Tensor:
-        """Add one batch's gradient, averaged over ranks once the last of the step has been added."""
-        inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
-        with accumulating(self.ddp, keep_local=not is_last):
-            logits = self.ddp(inputs)
-            loss = cross_entropy(logits, targets)
-            (loss / self.settings.accumulate).backward()
-        self.averages.add(loss.detach(), logits, targets)
+    def _forward_backward(self, batch: Batch, share: int) -> Tensor:
+        loss = self._forward(self.forward, batch, share, self.averages)
+        self.precision.backward(loss / self.settings.accumulate)
         return loss.detach()
+
+    def _forward(self, model: nn.Module, batch: Batch, share: int, averages: Averages) -> Tensor:
+        """The loss of one batch, counted in `averages`."""
+        inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
+        with self.precision.autocast():
+            outputs = model(inputs)
+            loss = self.task.loss(outputs, targets)
+        averages.add(share, self.task, loss.detach(), outputs.detach(), targets)
+        return loss
 
     @torch.no_grad()
     def validate(self) -> Means:
-        """Averages over the held-out data, shared among the ranks. Collective.
+        """Averages over the held-out data, dealt to the shares. Collective.
 
         The model without its wrapper, since shares may differ in length and DDP's forward can be a collective.
         Between two forwards every rank has its own BatchNorm statistics; the validated model is rank 0's.
         """
         for buffer in self.model.buffers():
             dist.broadcast(buffer, src=0)
-        settings, averages = self.settings, Averages(self.world.device)
-        share = validation_batches(
-            self.task.validation,
-            settings.validation_samples,
-            4 * settings.batch_size,  # there is room: no activations are kept for a backward
-            self.world.rank,
-            self.world.size,
-        )
+        averages = Averages(self.num_shares, self.world.device)
         self.model.eval()
-        for batch in share:
-            inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
-            logits = self.model(inputs)
-            averages.add(cross_entropy(logits, targets), logits, targets)
+        for share in self.shares:
+            for batch in validation_batches(self.task.validation, self.settings, share, self.num_shares):
+                self._forward(self.model, batch, share, averages)
         self.model.train()
         return averages.over_ranks()
 
-    def save(self, path: Path) -> None:
-        """Rank 0 writes the checkpoint, with every rank's random state. Collective."""
-        ours = random_state(self.world.device)
-        states = [ours] * self.world.size if self.world.is_main else None
-        dist.gather_object(ours, states, dst=0, group=self.world.control)
-        if states is not None:
-            Checkpoint(
-                decisive_settings(self.settings),
-                self.step,
-                self.elapsed_s,
-                self.batches.position,
-                self.model.state_dict(),
-                self.optimizer.state_dict(),
-                states,
-            ).save(path)
-
-    def restore(self, path: Path) -> None:
-        """Continue where `path` was saved, to the bit. Collective.
+    def _rehearse(self) -> float:
+        """One forward and backward whose results are dropped; returns their FLOPs per target. Collective.
 
         [Note: rehearsal]
-        DDP has a state that no checkpoint holds. Its first backward shows in which order gradients become
-        ready, and only then are the buckets made that all later steps use. From three ranks on, the order in
-        which a number is summed depends on its place in a bucket: a resumed run would take its first step
-        with other roundings than the run that went on. So it rehearses one backward pass before it loads the
-        checkpoint, which overwrites all that the rehearsal changed.
+        DDP has a state that no checkpoint holds. Its first backward shows in which order gradients become ready,
+        and only then are the buckets made that all later steps use. From three ranks on, the order in which a
+        number is summed depends on its place in a bucket: a resumed run would take its first step with other
+        roundings than the run that went on. So every run begins with a pass that leaves nothing but those buckets.
         """
-        inputs, targets = default_collate([self.task.training[i] for i in range(self.settings.batch_size)])
-        logits = self.ddp(inputs.to(self.world.device))
-        cross_entropy(logits, targets.to(self.world.device)).backward()
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        with random_state_is_kept(self.world.device), FlopCounterMode(display=False) as counter:
+            first, data = self.world.rank * self.settings.batch_size, self.task.training  # others on every rank
+            samples = [data[(first + i) % len(data)] for i in range(self.settings.batch_size)]  # type: ignore[arg-type]
+            inputs, targets = (part.to(self.world.device) for part in default_collate(samples))
+            for _ in range(1) if self.settings.logical_ranks is None else self.ddp.shares():
+                with self.precision.autocast():
+                    loss = self.task.loss(self.ddp(inputs), targets)
+                loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.hook_errors is not None:
+            self.hook_errors.load_state_dict(self.hook_errors.state_dict() | {"errors": {}})
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        self._tell_shares_the_step()
+        return counter.get_total_flops() / (len(self.shares) * targets.numel())
 
-        checkpoint = Checkpoint.load(path)
-        self.model.load_state_dict(checkpoint.model)
-        self.optimizer.load_state_dict(checkpoint.optimizer)
-        self.batches.position = checkpoint.position
-        self.step, self.elapsed_s = checkpoint.step, checkpoint.elapsed_s
-        set_random_state(checkpoint.random_states[self.world.rank], self.world.device)
+    def _tell_shares_the_step(self) -> None:
+        if self.settings.logical_ranks is not None:
+            self.ddp.logical_ranks.step = self.step  # random states follow from it
+
+    def state(self) -> dict[str, Any] | None:
+        """What determines how the run continues, with every rank's random state; None on others than 0. Collective.
+
+        Beside it lies what the rank's hook has yet to send. Logical ranks have neither: it follows from the step.
+        """
+        if self.settings.zero:
+            self.optimizer.consolidate_state_dict(to=0)  # type: ignore[attr-defined]
+        states: list[Any] = [None] * self.world.size
+        if self.settings.logical_ranks is None:
+            ours: list[Any] = [torch.get_rng_state()]  # all that models draw from; data has states of its own
+            if (device := self.world.device).type != "cpu":
+                ours.append(streams.random_state(device))
+            if self.hook_errors is not None:
+                ours.append(self.hook_errors.state_dict())
+            dist.gather_object(ours, states if self.world.is_main else None, dst=0, group=self.world.control)
+        if not self.world.is_main:
+            return None
+        return {
+            "decisive": decisive_settings(self.settings),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+            "best_loss": self.best_loss,
+            "position": dataclasses.asdict(self.batches.position),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.precision.scaler.state_dict(),
+            "random_states": states if self.settings.logical_ranks is None else [],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where it was saved; to the bit, with as many ranks as then, or with logical ranks."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.precision.scaler.load_state_dict(state["scaler"])
+        self.batches.position = Position(**state["position"])
+        self.step, self.elapsed_s, self.best_loss = state["step"], state["elapsed_s"], state["best_loss"]
+        self._tell_shares_the_step()
+        if len(state["random_states"]) == self.world.size:
+            of_cpu, *others = state["random_states"][self.world.rank]
+            torch.set_rng_state(of_cpu)
+            if self.hook_errors is not None and others and isinstance(others[-1], dict):
+                self.hook_errors.load_state_dict(others.pop())
+            if others and self.world.device.type != "cpu":
+                streams.set_random_state(others[0], self.world.device)
+        else:  # other random numbers, and not again those that the run began with
+            torch.manual_seed(self.settings.seed + 1 + self.world.rank + self.world.size * (1 + self.step))
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW; weight decay only for matrices: it makes no sense for biases and scales."""
-    parameters = [param for param in model.parameters() if param.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    # A function of the step sets the rate; see schedule.py.
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
+def wrapper_options(settings: Settings) -> dict[str, Any]:
+    """Keyword arguments for the wrapper. Raises SettingsError if it does not have them."""
+    options = arguments_for(WRAPPERS[settings.ddp], settings.ddp_options, f"--ddp {settings.ddp} --ddp-options")
+    if settings.logical_ranks is not None:
+        options["logical_ranks"] = settings.logical_ranks
+    return options
+
+
+def wrap(model: nn.Module, settings: Settings, world: World) -> nn.Module:
+    """The model, made data-parallel. Raises SettingsError for options that exclude each other."""
+    device_ids = [world.device.index] if world.device.type != "cpu" else None
+    try:
+        return WRAPPERS[settings.ddp](model, device_ids=device_ids, **wrapper_options(settings))
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"--ddp-options {' '.join(settings.ddp_options)}: {error}") from error
+
+
+def register_hook(ddp: Any, settings: Settings) -> ErrorFeedback | None:
+    """Register `--comm-hook`; returns what it has yet to send. Collective."""
+    if settings.comm_hook in HOOKS:
+        make_state, hook = HOOKS[settings.comm_hook]
+        state = make_state(ddp.module)
+        ddp.register_comm_hook(state, hook)
+        return state if isinstance(state, ErrorFeedback) else None
+    if settings.comm_hook != "none":
+        register_ddp_comm_hook(DDPCommHookType[settings.comm_hook.upper()], ddp, state=None)
+    return None

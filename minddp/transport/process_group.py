@@ -1,16 +1,24 @@
-"""Transport over `torch.distributed`: whatever backend the process group has (gloo, NCCL, ...)."""
+"""Transport over `torch.distributed`: whatever backend the process group has (gloo, NCCL, ...).
+
+[Note: when a group ends]
+Threads that serve a process group end with it. Torch has no hook for `destroy_process_group`. But its registry of
+groups has the only reference to the Python object of a group's store, and drops it there. So what lives as long as
+a group takes another object of the same store.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import sys
+import weakref
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed.constants import default_pg_timeout
 
-from minddp.transport.protocols import Work
+from minddp.transport.protocols import AdditionOrder, Work
 from minddp.transport.spin_wait import SpinWait, spin_wait_among
 
 _Group = dist.ProcessGroup
@@ -20,16 +28,18 @@ MAX_SPIN_BYTES = 4 * 2**20  # see [Note: spin wait]
 class ProcessGroupTransport:
     """Calls the process group's own methods.
 
-    `torch.distributed.all_reduce` and its siblings call them too, after some twenty microseconds of checks and
-    logging in Python, which a model with many buckets would pay many times in every step. The methods are taken
-    from the base class, which also gives a group written in Python the options that it expects.
+    `torch.distributed.all_reduce` does so after some twenty microseconds of checks and logging in Python. Those of
+    the base class also give a group written in Python the options that it expects.
     """
+
+    adds_after_s = 0.0
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self.rank = group.rank()
         self.world_size = group.size()
-        self.store: dist.Store | None = dist.distributed_c10d._world.pg_map.get(group, (None, None))[1]
+        store = _registered_store(group)
+        self.store = None if store is None else dist.PrefixStore("minddp", store)
         self._is_python_group = type(group) is not _Group
         backend = None if self._is_python_group else backend_for(group, torch.device("cpu"))
         self._spin_wait = (
@@ -39,6 +49,11 @@ class ProcessGroupTransport:
     @property
     def waits_again(self) -> bool:
         return dist.get_backend(self.group) == "gloo"
+
+    def when_group_ends(self, end: Callable[[], object]) -> object:
+        store = _registered_store(self.group)  # see [Note: when a group ends]
+        at_exit = sys.is_finalizing  # when `end` may have no modules any more
+        return None if store is None else weakref.ref(store, lambda _: at_exit() or end())
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         try:
@@ -53,16 +68,27 @@ class ProcessGroupTransport:
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         spin_wait = self._spin_wait_for(tensor)
         work = _Group.allreduce(self.group, [tensor])
-        return _PythonGroupWork(work, tensor) if self._is_python_group else _spinning(work, spin_wait)
+        if self._is_python_group:
+            return _PythonGroupWork(work, tensor)
+        return work if spin_wait is None else _SpinningWork(work, spin_wait)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         spin_wait = self._spin_wait_for(tensor)
-        return _spinning(_Group.broadcast(self.group, tensor, source), spin_wait)
+        work = _Group.broadcast(self.group, tensor, source)
+        return work if spin_wait is None else _SpinningWork(work, spin_wait)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
+
+    def sum_in_order(self, _tensor: torch.Tensor, _order: AdditionOrder) -> Work | None:
+        return None
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
+    ) -> Work:
+        return _Group.alltoall_base(self.group, received, sent, list(sizes_in), list(sizes_out))
 
     def _spin_wait_for(self, tensor: torch.Tensor) -> SpinWait | None:
         """Must be called before the launch: gloo's threads replace the values of a sparse tensor."""
@@ -70,10 +96,6 @@ class ProcessGroupTransport:
             return None
         message = tensor._values() if tensor.is_sparse else tensor
         return self._spin_wait if message.nbytes <= MAX_SPIN_BYTES else None
-
-
-def _spinning(work: dist.Work, spin_wait: SpinWait | None) -> Work:
-    return work if spin_wait is None else _SpinningWork(work, spin_wait)
 
 
 class _SpinningWork:
@@ -104,6 +126,11 @@ class _PythonGroupWork:
         tensor = result[0] if isinstance(result, (list, tuple)) else result
         if tensor is not self._tensor:
             self._tensor.copy_(tensor)
+
+
+def _registered_store(group: dist.ProcessGroup) -> dist.Store | None:
+    """`None` for a group that torch did not make."""
+    return dist.distributed_c10d._world.pg_map.get(group, (None, None))[1]
 
 
 def backend_for(group: dist.ProcessGroup, device: torch.device) -> Backend | None:

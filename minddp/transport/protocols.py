@@ -1,16 +1,23 @@
-"""What the rest of the package sees of a transport: the protocols `Transport` and `Work`, and nothing else.
-
-Everything above this layer is written against these two; what depends on a backend stays in the adapters.
-"""
+"""All that the rest of the package sees of a transport; what depends on a backend stays in the adapters."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
+
+
+class AdditionOrder(NamedTuple):
+    """How ranks' tensors are added: for each of `steps` (target, source), target's becomes the sum of both.
+
+    The last target has the sum of all, which is multiplied by `factor`.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    factor: float = 1.0
 
 
 class Work(Protocol):
@@ -22,26 +29,31 @@ class Work(Protocol):
         Raises:
             RuntimeError: the collective failed, a peer has ended, or a time limit has passed.
         """
-        ...
 
     def is_completed(self) -> bool: ...
 
 
+@runtime_checkable
 class Transport(Protocol):
-    """Collectives among a group of ranks. All ranks must make the same calls in the same order."""
+    """Collectives among a group of ranks. All ranks must make the same calls in the same order.
+
+    `adds_after_s`: how long an all-reduce that no rank waits for may lie before it is worked on; 0 if never.
+    """
 
     rank: int
     world_size: int
+    adds_after_s: float
 
     @property
     def store(self) -> dist.Store | None:
         """The ranks' key-value store, which also answers while collectives are stuck; `None` if there is none."""
-        ...
 
     @property
     def waits_again(self) -> bool:
         """True if a work goes on after its `wait(timeout)` has raised "timed out", and can be waited for again."""
-        ...
+
+    def when_group_ends(self, end: Callable[[], object]) -> object:
+        """Call `end` within `destroy_process_group`, as long as the caller keeps what this returns."""
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A flat tensor with undefined contents, in the memory that this transport reduces fastest. Not collective.
@@ -49,16 +61,20 @@ class Transport(Protocol):
         Raises:
             RuntimeError: out of memory.
         """
-        ...
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         """Begin to replace `tensor` on each rank by the sum over all ranks. Returns at once."""
-        ...
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         """Begin to replace `tensor` on each rank by that of rank `source` of the group. Returns at once."""
-        ...
+
+    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
+        """`all_reduce` in this order of addition. `None`, on every rank, if this transport has its own order."""
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
+    ) -> Work:
+        """Begin to send each rank its part of `sent`, flat, and to receive theirs. Sizes in elements, by rank."""
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The tensors of all ranks in rank order; shapes and dtypes must be equal on all ranks. Blocks."""
-        ...

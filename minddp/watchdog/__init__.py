@@ -1,4 +1,4 @@
-"""A wait for other ranks that takes too long ends in a diagnosis.
+"""A wait for other ranks that takes too long ends in a diagnosis. And what goes wrong without an error is noticed.
 
 A data-parallel job stops when one rank does not join a collective that the others are in. They wait in silence
 until a time limit ends them, often half an hour later. All ranks together know the reason, and the store through
@@ -9,10 +9,22 @@ which they connected still works while collectives do not.
 | where is a rank now? | `rank_state.py` |
 | how do ranks exchange their states while they are stuck? | `inquiry.py` |
 | what has happened, given all states? | `diagnosis.py` |
+| which rank is late, so that the others wait? | `slow_rank.py` |
 | which waits are watched, and what happens when one takes too long? | `watched_transport.py` |
+| what if the ranks do not even meet in `init_process_group`? | `meeting.py` |
+
+A training may also go wrong while nothing stops: replicas become different, or all ranks read the same data.
+
+| question | file |
+|---|---|
+| when is what looked at, and what is found? | `guard.py`, which calls each `check.py` |
+| are the replicas still equal? | `drift.py`, by `fingerprint.py` |
+| which parameter, ranks and step, and why? | `drift_cause.py` |
+| is the wrapper used at all, and does each rank have data of its own? | `misuse.py` |
+| how do notes travel, and findings back? | `exchange.py`, by `board.py` |
 """
 
-from minddp.watchdog.rank_state import Progress, progress_of
+from minddp.watchdog.rank_state import RankState, state_of
 from minddp.watchdog.watched_transport import Stuck, WatchedTransport, watched
 
-__all__ = ["Progress", "Stuck", "WatchedTransport", "progress_of", "watched"]
+__all__ = ["RankState", "Stuck", "WatchedTransport", "state_of", "watched"]

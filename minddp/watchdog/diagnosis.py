@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from minddp.platform import wording
-from minddp.watchdog.rank_state import RankState
+from minddp.watchdog.rank_state import EXITED, SILENT, RankState
 
 _PHASES = {
     "IDLE": "is between backwards",
@@ -16,76 +17,68 @@ _PHASES = {
     "REDUCING": "has ended a backward that is not finalized yet",
     "FINALIZING": "is at the end of backward",
 }
-_ABSENCES = {"silent": "does not answer", "exited": "has exited", "left": "has dropped the module"}
+States = Mapping[int, RankState]  # by rank
 
 
-@dataclass(frozen=True)
-class Absence:
-    """Why a rank does not answer: its process has ended, or its module is gone, or for an unknown reason.
-
-    `last` is the state that it left behind, if it ended in order.
-    """
-
-    kind: Literal["silent", "exited", "left"]
-    last: RankState | None = None
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The result of an inquiry: each rank's state, or why there is none."""
-
-    present: dict[int, RankState]
-    absent: dict[int, Absence] = field(default_factory=dict)
-
-    @property
-    def furthest(self) -> int:
-        """The highest number of a backward on any rank."""
-        return max(state.progress.backward for state in self.present.values())
-
-
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """`is_certain`: the wait can never end, whatever the ranks do next."""
 
     text: str
     is_certain: bool
 
-
-def diagnose(answers: Answers) -> Diagnosis:
-    """Why the ranks that answered (at least one) do not go on."""
-    fatal = [*_ranks_gone(answers), *_different_collectives(answers)]
-    found = fatal or _missing_gradients(answers) or _ranks_elsewhere(answers)
-    if not found:
-        found = ["All ranks wait in the same collective: the network between them is stuck."]
-    lines = {rank: _line(state) for rank, state in answers.present.items()}
-    for rank, absence in answers.absent.items():
-        before = f"; before that: {_line(absence.last)}" if absence.last else ""
-        lines[rank] = f"{_ABSENCES[absence.kind]}{before}"
-    table = [f"  rank {rank}: {line}" for rank, line in sorted(lines.items())]
-    return Diagnosis("\n".join([" ".join([*found, *_waiting_ranks(answers)]), *table]), bool(fatal))
+    @property
+    def picture(self) -> str:
+        """The text without what changes from second to second: for how long ranks wait, and lines of scripts."""
+        return re.sub(r"waiting for \d+ s|\S+:\d+ in \S+", "", self.text)
 
 
-def _ranks_gone(answers: Answers) -> list[str]:
+def diagnose(states: States) -> Diagnosis:
+    """Why the ranks that are present (at least one) do not go on."""
+    present = {rank: state for rank, state in states.items() if not state.absence}
+    furthest = max(state.backward for state in present.values())
+    fatal = [*_steps_dropped_by_some(states), *_ranks_gone(states, furthest), *_different_collectives(states)]
+    found = (
+        fatal or _missing_gradients(present) or _ranks_elsewhere(states, furthest) or [_all_wait(present, furthest)]
+    )
+    table = [f"  rank {rank}: {_line(state)}" for rank, state in sorted(states.items())]
+    return Diagnosis("\n".join([" ".join([*found, *_waiting_ranks(present)]), *table]), bool(fatal))
+
+
+def _steps_dropped_by_some(states: States) -> list[str]:
+    """Ranks that drop a backward, of which others have launched more: what they launch next would meet that."""
     found = []
-    for rank, absence in answers.absent.items():
-        if absence.kind != "silent":
-            last = absence.last
-            when = f" after backward {last.progress.backward} of {answers.furthest}" if last else ""
-            hint = "; its own output says why" if absence.kind == "exited" else ""
-            found.append(f"Rank {rank} {_ABSENCES[absence.kind]}{when}{hint}.")
-    if any(absence.kind == "exited" and absence.last for absence in answers.absent.values()):
+    for rank, state in states.items():
+        ahead = [other for other in states if states[other].number > state.number]
+        if state.drops and ahead:
+            missing = [name for _, names in sorted(state.missing.items()) for name in names]
+            before = f" before the gradients of {wording.names(missing)} had arrived" if missing else ""
+            found.append(
+                f"An exception has ended backward {state.backward} on rank {rank}{before}. Its script has "
+                f"caught it and goes on, {state.where}, but {wording.ranks(ahead)} "
+                f"{'has' if len(ahead) == 1 else 'have'} gone on with the collectives of that backward: those that "
+                f"meet from now on do not belong together."
+            )
+    if found:
+        found.append("Let an exception in backward end the script, or see that it comes on every rank.")
+    return found
+
+
+def _ranks_gone(states: States, furthest: int) -> list[str]:
+    found = []
+    for rank, state in states.items():
+        if state.absence and state.absence != SILENT:
+            when = f" after backward {state.backward} of {furthest}" if state.where else ""
+            hint = "; its own output says why" if state.absence == EXITED else ""
+            found.append(f"Rank {rank} {state.absence}{when}{hint}.")
+    if any(state.absence == EXITED and state.where for state in states.values()):
         found.append("Give every rank equally many batches, or train within `ddp.join()`.")
     return found
 
 
-def _different_collectives(answers: Answers) -> list[str]:
+def _different_collectives(states: States) -> list[str]:
     """The first number under which ranks have launched different collectives."""
-    by_number: dict[int, dict[int, str]] = {}
-    last_states = {rank: absence.last for rank, absence in answers.absent.items() if absence.last}
-    for rank, state in (answers.present | last_states).items():
-        for collective in state.recent:
-            by_number.setdefault(collective.number, {})[rank] = str(collective)
-    for number, launched in sorted(by_number.items()):
+    for number in sorted({number for state in states.values() for number in state.recent}):
+        launched = {rank: state.recent[number] for rank, state in states.items() if number in state.recent}
         common, *odd = wording.by_value(launched).items()
         if odd:
             launches = [f"{wording.ranks(ranks)} launched {what}" for what, ranks in [*odd, common]]
@@ -96,50 +89,56 @@ def _different_collectives(answers: Answers) -> list[str]:
     return []
 
 
-def _missing_gradients(answers: Answers) -> list[str]:
+def _missing_gradients(present: States) -> list[str]:
     """Ranks whose backward has ended without some gradients, and so without the collectives of their buckets."""
     found = []
-    for rank, state in answers.present.items():
-        progress = state.progress
-        if progress.phase == "INCOMPLETE" and progress.missing:
-            bucket, names = min(progress.missing.items())
+    for rank, state in present.items():
+        if state.phase == "INCOMPLETE" and state.missing:
+            bucket, names = min(state.missing.items())
             found.append(
                 f"Rank {rank} has not produced gradients for {wording.names(names)} (bucket {bucket}): backward "
-                f"{progress.backward} has ended there without them. Use them in the loss on every rank, or pass "
+                f"{state.backward} has ended there without them. Use them in the loss on every rank, or pass "
                 f"find_unused_parameters=True."
             )
     return found
 
 
-def _ranks_elsewhere(answers: Answers) -> list[str]:
+def _ranks_elsewhere(states: States, furthest: int) -> list[str]:
     """Ranks that may still come: they compute, sleep, load data, or are a step behind."""
     found = []
-    for rank, state in answers.present.items():
-        if state.waiting_s is None:
-            progress = state.progress
-            doing = "accumulates under no_sync" if progress.accumulates else _PHASES[progress.phase]
-            if progress.backward < answers.furthest:
-                doing += f", at backward {progress.backward} of {answers.furthest}"
+    for rank, state in states.items():
+        if state.waiting_s is None and not state.absence:
+            doing = "accumulates under no_sync" if state.accumulates else _PHASES[state.phase]
+            if state.backward < furthest:
+                doing += f", at backward {state.backward} of {furthest}"
             found.append(f"Rank {rank} {doing}, {state.where}.")
-    silent = [rank for rank, absence in answers.absent.items() if absence.kind == "silent"]
+    silent = [rank for rank, state in states.items() if state.absence == SILENT]
     if silent:
         found.append(f"{wording.subject(silent, 'does', 'do')} not answer: the host may be down or cut off.")
     return found
 
 
-def _waiting_ranks(answers: Answers) -> list[str]:
-    waiting = [rank for rank, state in answers.present.items() if state.waiting_s is not None]
+def _all_wait(present: States, furthest: int) -> str:
+    """No rank is missing. One that is a backward behind waits for what others have received."""
+    behind = [rank for rank, state in present.items() if state.backward < furthest]
+    if not behind:
+        return "All ranks wait in the same collective: the network between them is stuck."
+    return (
+        f"{wording.subject(behind, 'waits', 'wait')} for a collective that other ranks have completed: its machine "
+        f"is overloaded, or the network to it is stuck."
+    )
+
+
+def _waiting_ranks(present: States) -> list[str]:
+    waiting = [rank for rank, state in present.items() if state.waiting_s is not None]
     if not waiting:
         return []
-    [last, *different] = {answers.present[rank].last for rank in waiting}
-    where = "" if different or last is None else f" in collective {last.number}, {last}"
+    [last, *different] = {present[rank].last for rank in waiting}
+    where = "" if different or not present[waiting[0]].recent else f" in {last}"
     return [f"{wording.subject(waiting, 'waits', 'wait')}{where}."]
 
 
 def _line(state: RankState) -> str:
     wait = "" if state.waiting_s is None else f", waiting for {state.waiting_s:.0f} s"
-    last = f"collective {state.last.number}, {state.last}" if state.last else "no collective yet"
-    return (
-        f"{state.progress.phase.lower()}, backward {state.progress.backward}; {last}{wait}; "
-        f"{state.where} ({state.host}, pid {state.pid})"
-    )
+    place = f"{state.phase.lower()}, backward {state.backward}; {state.last}{wait}; {state.where} ({state.process})"
+    return "; before that: ".join(filter(None, [state.absence, place if state.where else ""]))

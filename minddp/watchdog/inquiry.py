@@ -4,25 +4,32 @@ A rank that has waited too long asks: it increments a number in the store. On ev
 about once a second, and when it has changed, writes the rank's state to the store. The thread does nothing else, so
 it also answers for a main thread that sleeps, computes or waits. A rank that does not answer has ended, or its host
 is out of reach; on the same host the process table shows which.
+
+[Note: which rank asks, and when]
+Each question costs an answer of every rank. So what gives an occasion to ask (a wait has become long, a rank has
+left, a process has ended) is claimed in the store, and on each host one rank asks; it also logs what it finds. A
+diagnosis after which no rank can go on is written to the store, the first one for good: each waiting rank looks for
+it once a second, or when its wait fails, and raises it, too: the cause everywhere, and not what follows from it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
-from minddp.platform.host import host_identity
-from minddp.watchdog.diagnosis import Absence, Answers
-from minddp.watchdog.rank_state import RankState
+from minddp.platform.host import host_identity, is_running
+from minddp.watchdog.board import Board
+from minddp.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
 
 READ_EVERY_S = 1.0
 ANSWER_LIMIT_S = 3 * READ_EVERY_S
+POLL_S = 0.05
 
 
 class Inquiry:
@@ -33,84 +40,113 @@ class Inquiry:
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
-        self._store = store.clone()  # type: ignore[attr-defined]
-        self._name = f"minddp/watchdog/{self._store.add(f'minddp/watchdogs of {rank}', 1)}"
+        self._board = Board(store, rank)
         self._rank = rank
         self._world_size = world_size
         self._state = state
-        self._closing = threading.Event()
-        self._store.set(self._key("process", rank), f"{host_identity('pid')}/{os.getpid()}")
-        self._thread = threading.Thread(target=self._answer_questions, name=self._name, daemon=True)
-        self._thread.start()
+        self._host = host_identity("pid")
+        self._pid_here: dict[int, int | None] = {}  # of each rank seen so far; `None` on another host
+        self._answered = 0
+        self.close = self._board.close
+        self._board.open("minddp/watchdog")
+        self._board.write((self._host, os.getpid()), "process", rank)
+        self._board.start(self._turn, READ_EVERY_S, self._board.name)
 
-    def close(self) -> None:
-        """Leave the last state behind, and stop answering. May be called twice.
+    # ------------------------------------------------------------------ for a rank that waits
 
-        A thread that is inside the store while the interpreter shuts down would crash it.
-        """
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(READ_EVERY_S)
-        with contextlib.suppress(RuntimeError):  # the store may have ended before
-            state = self._state()
-            self._store.set(self._key("left", self._rank), state.to_json() if state else "")
-
-    def ask(self) -> Answers:
+    def ask(self) -> dict[int, RankState]:
         """The states of all ranks, or why there is none after `ANSWER_LIMIT_S` seconds."""
-        question = self._store.add(self._key("asked"), 1)
+        question = self._board.add(1, "asked")
         self._answer(question)
-        present: dict[int, RankState] = {}
-        absent: dict[int, Absence] = {}
+        found: dict[int, RankState] = {}
         deadline = time.monotonic() + ANSWER_LIMIT_S
-        while pending := set(range(self._world_size)) - present.keys() - absent.keys():
-            time.sleep(0.05)
+        while pending := set(range(self._world_size)) - found.keys():
+            time.sleep(POLL_S)
             for rank in pending:
-                if answer := self._read(self._key("answer", question, rank)):
-                    present[rank] = RankState.from_json(answer)
-                elif absence := self._absence(rank):
-                    absent[rank] = absence
+                if (state := self._board.read("answer", question, rank) or self._absent(rank)) is not None:
+                    found[rank] = state
                 elif time.monotonic() > deadline:
-                    absent[rank] = Absence("silent")
-        return Answers(dict(sorted(present.items())), dict(sorted(absent.items())))
+                    found[rank] = RankState(absence=SILENT)
+        return dict(sorted(found.items()))
 
-    def _absence(self, rank: int) -> Absence | None:
-        """The known reason for which a rank cannot answer. A process on another host is known only to have left."""
-        left = self._read(self._key("left", rank))
-        last = RankState.from_json(left) if left else None
-        process_table, _, pid = (self._read(self._key("process", rank)) or "").rpartition("/")
-        if process_table == host_identity("pid") and not _is_running(int(pid)):
-            return Absence("exited", last)
-        return None if left is None else Absence("left", last)
+    def alarm(self) -> None:
+        """Give all ranks that wait an occasion to ask."""
+        self._board.add(1, "alarms")
 
-    def _answer_questions(self) -> None:
-        answered = 0
-        with contextlib.suppress(RuntimeError):  # the store has ended: the job is over
-            while not self._closing.wait(READ_EVERY_S):
-                asked = self._store.add(self._key("asked"), 0)
-                for question in range(answered + 1, asked + 1):
-                    self._answer(question)
-                answered = asked
+    def occasions(self) -> list[str]:
+        """Occasions to ask at once: alarms, and processes of this host that have ended."""
+        alarms = self._board.add(0, "alarms")
+        ended = [rank for rank in range(self._world_size) if self._has_ended(rank)]
+        return [f"alarm {alarms}"] * bool(alarms) + [f"end of rank {rank}" for rank in ended]
+
+    def claims(self, occasion: str) -> bool:
+        """True on the first rank of a host that calls this for an occasion."""
+        return self._board.add(1, "claims", self._host, occasion) == 1
+
+    def verdict(self) -> str:
+        """The diagnosis after which no rank can go on; empty if there is none."""
+        return self._board.write_first("", "verdict")
+
+    def settle(self, diagnosis: str) -> str:
+        """The verdict; `diagnosis` becomes it if there is none, and is returned if the store has ended."""
+        with contextlib.suppress(RuntimeError):
+            diagnosis = self._board.write_first(diagnosis, "verdict")
+            self.alarm()
+        return diagnosis
+
+    def gather(self, occasion: str) -> Callable[[float], bool]:
+        """See `gathering`; each rank has one occasion at a time."""
+        board = self._board
+        return gathering(board.store, board.key("gathered", occasion), self._rank, self._world_size)
+
+    # ------------------------------------------------------------------ states
+
+    def _absent(self, rank: int) -> RankState | None:
+        """What is known of a rank that cannot answer. A process on another host is known only to have left."""
+        left: RankState | None = self._board.read("left", rank)
+        return replace(left or RankState(), absence=EXITED) if self._has_ended(rank) else left
+
+    def _has_ended(self, rank: int) -> bool:
+        """True if the process table of this host shows it."""
+        if rank not in self._pid_here and (process := self._board.read("process", rank)) is not None:
+            host, pid = process
+            self._pid_here[rank] = pid if host == self._host else None
+        pid_here = self._pid_here.get(rank)
+        return pid_here is not None and not is_running(pid_here)
+
+    def _turn(self, is_last: bool) -> None:
+        """Answer what is asked. In the end, leave the last state behind."""
+        asked = self._board.add(0, "asked")
+        for question in range(self._answered + 1, asked + 1):
+            self._answer(question)
+        self._answered = asked
+        if is_last:
+            self._board.write(replace(self._state() or RankState(), absence=LEFT), "left", self._rank)
+            self.alarm()
 
     def _answer(self, question: int) -> None:
-        state = self._state()
-        if state is not None:
-            self._store.set(self._key("answer", question, self._rank), state.to_json())
-
-    def _read(self, key: str) -> str | None:
-        return self._store.get(key).decode() if self._store.check([key]) else None
-
-    def _key(self, *parts: object) -> str:
-        return "/".join([self._name, *map(str, parts)])
+        if (state := self._state()) is not None:
+            self._board.write(state, "answer", question, self._rank)
 
 
-def _is_running(pid: int) -> bool:
-    """True if the process exists, and is more than an entry that its parent has not collected yet."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's process, or a system without /proc
+def gathering(store: dist.Store, key: str, rank: int, world_size: int) -> Callable[[float], bool]:
+    """Count this rank at `key`, once. Returns a function that waits for so many seconds: True once all are counted.
+
+    It raises RuntimeError once torch's default time limit has passed since this call.
+    """
+    limit_s = default_pg_timeout.total_seconds()
+    if store.add(f"{key} by {rank}", 1) == 1:  # a rank whose wait was interrupted comes again
+        store.add(key, 1)
+    end = time.monotonic() + limit_s
+
+    def all_come_within(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while store.add(key, 0) < world_size:
+            if time.monotonic() >= end:
+                raise RuntimeError(f"Some rank has not come within {limit_s:g} s.")
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
         return True
+
+    return all_come_within

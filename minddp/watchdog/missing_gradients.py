@@ -6,27 +6,44 @@ the rest. It becomes one when the result is used. Torch notices at the next forw
 too late: the optimizer has then already stepped with gradients that were not reduced, and the ranks have
 diverged. minddp warns when a backward ends unfinished, once for each set of parameters, and arms a guard on the
 optimizers: a step that would touch one of the module's parameters raises. The next forward raises too, as in torch.
+
+The guard is up within a backward, too, for one that an exception cuts short: what its gradients hold is not
+averaged, or only in part. A script that catches the exception and clears them may go on.
 """
 
 from __future__ import annotations
 
-import warnings
+import logging
+import math
+import weakref
 from collections.abc import Callable, Sequence
-from types import MethodType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from minddp.core.autograd import weakly
+from minddp.core.backward_pass import Phase
+from minddp.core.events import EventKind
 from minddp.core.expectation import Expectation
+from minddp.core.reducer import Reducer
+from minddp.platform import wording
 from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
+from minddp.watchdog.check import steps_on
+from minddp.watchdog.inquiry import gathering
+from minddp.watchdog.watched_transport import WatchedTransport
 
+_log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _ALL_IS_SAID = (
     "These are all; no need to set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
+)
+_NOT_FINALIZED = (
+    "Expected to have finalized the prior backward pass before starting a new one: `.grad` holds gradients that "
+    "are not averaged. Call finalize_backward(), or leave `require_manual_backward_finalization` at False."
 )
 _OUTPUTS = "by making sure all `forward` function outputs participate in calculating loss"
 
@@ -43,88 +60,114 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
     keys = {other: f"minddp/unfinished/{occasion}/{other}" for other in range(transport.world_size)}
     store.set(keys.pop(rank), missing)
     missing_on = values_within(store, keys, patience_s)
-    lines = []
-    for other in keys:
-        if other in missing_on:
-            listed = missing_on[other].decode()
-            lines.append(f"Parameters which did not receive grad for rank {other}: {listed}\n")
-        else:
-            lines.append(
-                f"Rank {other} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
-            )
-    return "".join(lines)
+    return "".join(
+        f"Parameters which did not receive grad for rank {other}: {missing_on[other].decode()}\n"
+        if other in missing_on
+        else f"Rank {other} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
+        for other in keys
+    )
 
 
 class OptimizerGuard:
-    """While it is up, an optimizer that is about to step on one of `params` meets `error()` instead.
+    """While up, an optimizer that would step on `params` meets an error. See [Note: unfinished reduction]."""
 
-    If `error` is a method, its object is referenced weakly. See [Note: unfinished reduction].
-    """
-
-    def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception]):
+    def __init__(self, params: Sequence[torch.nn.Parameter]):
         self._guarded = {id(param) for param in params}
-        self._make_error = weakly(error) if isinstance(error, MethodType) else error
         # Weakly, since this may be collected at any moment, also while an optimizer calls its hooks.
-        self._handle = register_optimizer_step_pre_hook(weakly(self._before_step))
+        self._hook = weakly(self._before_step)
+        self._handle: RemovableHandle | None = None
+
+    def put_up(self, error: Callable[[], Exception | None]) -> None:
+        """Raise `error()`, unless that is `None`. It is a method; its object is referenced weakly."""
+        self._make_error = weakly(error)
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(self._hook)
+
+    def lift_guard(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        stepped = (param for group in optimizer.param_groups for param in group["params"])
-        if any(id(param) in self._guarded for param in stepped) and (error := self._make_error()) is not None:
+        if steps_on(optimizer, self._guarded) and (error := self._make_error()) is not None:
             raise error
 
-    def lift(self) -> None:
-        self._handle.remove()
 
-
-class UnfinishedReduction:
-    """Gradients of a wrapper that have not arrived: warning, guard and error. See [Note: unfinished reduction].
-
-    `serial` names the wrapper, the same on every rank.
-    """
+class UnfinishedReduction(OptimizerGuard):
+    """Warning, guard and errors for gradients that are not averaged; `serial` names the wrapper on every rank."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str):
+        super().__init__(params)
         self.serial = serial
         self._params = params
         self._names = names
-        self._guard: OptimizerGuard | None = None
         self._warned_of: set[tuple[int, ...]] = set()
 
-    def guard(self, error: Callable[[], Exception]) -> None:
-        """Keep optimizers from stepping on the parameters until `lift_guard`."""
-        self._guard = OptimizerGuard(self._params, error)
+    def guard(self, reducer: Reducer) -> None:
+        self._reducer = weakref.ref(reducer)
+        self.put_up(self._error_of_step)
 
-    def lift_guard(self) -> None:
-        if self._guard is not None:
-            self._guard.lift()
-            self._guard = None
+    def settled(self, transport: Transport) -> None:
+        if isinstance(transport, WatchedTransport):
+            transport.settle()
 
-    @property
-    def is_guarded(self) -> bool:
-        return self._guard is not None
+    def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
+        if isinstance(transport, WatchedTransport):
+            transport.agree_to_drop()
+        elif transport.store is not None and num_launched:  # the same, without a diagnosis
+            key = f"minddp/dropped/{self.serial}/{num_passes}/{num_launched}"
+            gathering(transport.store, key, transport.rank, transport.world_size)(math.inf)
 
     def warn(self, missing: Sequence[int], rank: int) -> None:
         """A further backward may still bring the gradients. Once for each set of parameters."""
         if tuple(missing) not in self._warned_of:
             self._warned_of.add(tuple(missing))
-            warnings.warn(
+            _log.warning(
                 f"This backward has brought no gradient on rank {rank} for: {self._listed(missing)}. Until they "
                 f"come in a further backward, `.grad` is not averaged, and an optimizer's step or the next forward "
-                f"will be an error that says what to do.\n{self._frozen(missing)}",
-                stacklevel=2,
+                f"will be an error that says what to do.\n{self._frozen(missing)}"
             )
 
-    def error(
-        self, missing: Sequence[int], transport: Transport, expectation: Expectation, num_passes: int
-    ) -> RuntimeError:
-        rank, listed = transport.rank, self._listed(missing)
-        elsewhere = ask_what_is_missing(f"{self.serial}/{num_passes}", listed, transport)
-        remedy = "Pass static_graph=False. " if expectation.is_static else ""
-        return RuntimeError(
-            f"{_FACT}{_why(expectation)}.\n"
-            f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, missing))}\n"
-            f"Parameters which did not receive grad for rank {rank}: {listed}\n"
-            f"{self._frozen(missing)}{elsewhere}{_ALL_IS_SAID}"
-            f"{remedy}Until that is mended `.grad` on rank {rank} holds gradients that are not averaged."
+    def error(self, reducer: Reducer) -> Exception:
+        if reducer.phase is Phase.REDUCING:
+            return reducer.events.report(RuntimeError(_NOT_FINALIZED))
+        assert reducer.current is not None, "there is nothing to finish"
+        reducer.events.emit(EventKind.ERROR)
+        missing, rank = reducer.current.missing(), reducer.transport.rank
+        listed = self._listed(missing)
+        elsewhere = ask_what_is_missing(f"{self.serial}/{reducer.num_passes}", listed, reducer.transport)
+        remedy = "Pass static_graph=False. " if reducer.expectation.is_static else ""
+        return reducer.events.report(
+            RuntimeError(
+                f"{_FACT}{_why(reducer.expectation)}.\n"
+                f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, missing))}\n"
+                f"Parameters which did not receive grad for rank {rank}: {listed}\n"
+                f"{self._frozen(missing)}{elsewhere}{_ALL_IS_SAID}"
+                f"{remedy}Until that is mended `.grad` on rank {rank} holds gradients that are not averaged."
+            )
+        )
+
+    def _error_of_step(self) -> Exception | None:
+        """For an optimizer. `None` if backward still runs, or what an exception has left in `.grad` is cleared."""
+        reducer = self._reducer()
+        if reducer is None or reducer.current is None:
+            return None
+        if reducer.phase in (Phase.INCOMPLETE, Phase.REDUCING):
+            return self.error(reducer)
+        if not reducer.backward_end.is_over_here:
+            return None
+        arrived = reducer.current.ready_order
+        if not arrived or any(self._params[param].grad is None for param in arrived):
+            return None
+        missing = [self._names[param] for param in reducer.current.missing()]
+        before = f" before the gradients of {wording.names(missing)} had arrived" if missing else ""
+        where = f"backward {reducer.num_passes} on rank {reducer.transport.rank}"
+        return reducer.events.report(
+            RuntimeError(
+                f"An exception has ended {where}{before}, so "
+                f"`.grad` holds gradients that are not averaged, or only in part. Clear them "
+                f"(`optimizer.zero_grad()`) and leave this step out, on every rank."
+            )
         )
 
     def _listed(self, params: Sequence[int]) -> str:

@@ -2,76 +2,56 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from minddp.core.reducer import Reducer
 
 LIBRARIES = ("torch", "minddp", "threading", "contextlib")  # not the script's own code
-
-
-class Collective(NamedTuple):
-    """The `number`-th collective of a rank. Collectives carry no names: those of equal numbers meet."""
-
-    number: int
-    operation: str
-    numel: int
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.operation} of {self.numel:,} {self.dtype}"
+SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a module's reducer is. `missing` maps buckets to the parameters whose gradients they wait for."""
+class RankState:
+    """One rank's answer, or the last one of a rank that has ended, and why there is none now: its `absence`.
 
-    phase: str
-    backward: int
+    `missing` maps buckets to the parameters whose gradients they wait for. `recent` are the latest collectives by
+    number: they carry no names, those of equal numbers meet. `waiting_s`: for how long the rank has waited in the
+    last one, if it does. `drops`: it is about to drop a backward that an exception has cut short.
+    """
+
+    phase: str = "IDLE"
+    backward: int = 0
     accumulates: bool = False
-    missing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    recent: Mapping[int, str] = field(default_factory=dict)
+    waiting_s: float | None = None
+    where: str = ""
+    process: str = ""
+    drops: bool = False
+    absence: str = ""
+
+    @property
+    def number(self) -> int:
+        """Of the latest collective; 0 if there was none."""
+        return max(self.recent, default=0)
+
+    @property
+    def last(self) -> str:
+        return f"collective {self.number}, {self.recent[self.number]}" if self.recent else "no collective yet"
 
 
-def progress_of(reducer: Reducer, *, accumulates: bool) -> Progress:
+def state_of(reducer: Reducer, *, accumulates: bool) -> RankState:
     """Where the reducer is. Called from another thread: it looks and changes nothing."""
     current, plan = reducer.current, reducer.plan
     missing: dict[int, tuple[str, ...]] = {}
     for param in current.missing() if current is not None else ():
         bucket = plan.slot_of[param].bucket
         missing[bucket] = (*missing.get(bucket, ()), plan.params[param].name)
-    return Progress(reducer.phase.name, reducer.num_passes, accumulates, missing)
-
-
-@dataclass(frozen=True)
-class RankState:
-    """One rank's answer. `waiting_s`: for how long it has waited in the last `recent` collective, if it does."""
-
-    rank: int
-    host: str
-    pid: int
-    progress: Progress
-    recent: tuple[Collective, ...]
-    waiting_s: float | None
-    where: str
-
-    @property
-    def last(self) -> Collective | None:
-        return self.recent[-1] if self.recent else None
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> RankState:
-        fields = json.loads(text)
-        progress = fields.pop("progress")
-        progress["missing"] = {int(bucket): tuple(names) for bucket, names in progress["missing"].items()}
-        fields["recent"] = tuple(Collective(*collective) for collective in fields["recent"])
-        return cls(progress=Progress(**progress), **fields)
+    return RankState(reducer.phase.name, reducer.num_passes, accumulates, missing)
 
 
 def where_is_main_thread() -> str:

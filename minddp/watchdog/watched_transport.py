@@ -2,9 +2,18 @@
 
 [Note: how long to wait]
 A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
-After `limit_s` seconds the ranks are asked for their states. If these rule out that the wait will ever end (a rank
-has exited, collectives differ), `Stuck` is raised with the diagnosis. If not, the diagnosis is logged and the rank
-waits on, until the group's own time limit, when torch's error is raised with the latest diagnosis.
+After `limit_s` seconds the ranks are asked for their states, and again each time that as many have passed, at once
+if a rank leaves or its process ends. If the answers rule out that the wait will ever end (a rank has exited,
+collectives differ), `Stuck` is raised with the diagnosis. If not, the diagnosis is logged after 1, 2, 4, 8, ...
+times `limit_s`, and in between if the picture has changed. So the rank waits on, until the group's own time limit,
+when torch's error is raised with the latest diagnosis.
+
+[Note: a backward that is dropped]
+An exception that one rank's script catches cuts its backward short, and its next all-reduce would meet one that the
+other ranks have launched in that backward. If the sizes agree, the gradients are silently wrong. So before a rank
+drops a backward of which it has launched something, all ranks have to come to the same point: each has launched
+equally many collectives and drops, too. If some rank has launched more, it raises `Stuck`, as that rank does.
+A backward of which nothing was launched can be dropped: the rank's next one takes its place.
 """
 
 from __future__ import annotations
@@ -18,18 +27,21 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from minddp.core.autograd import weakly
-from minddp.transport.protocols import Transport, Work
+from minddp.transport.protocols import AdditionOrder, Transport, Work
 from minddp.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.watchdog.inquiry import Inquiry
-from minddp.watchdog.rank_state import Collective, Progress, RankState, where_is_main_thread
+from minddp.watchdog.rank_state import RankState, where_is_main_thread
 
 _log = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
 MAX_RECENT = 64  # collectives, to compare with those of other ranks
 
 
@@ -37,14 +49,14 @@ class Stuck(RuntimeError):
     """The ranks cannot go on; the message says which ranks wait for what, and the remedy."""
 
 
-def watched(transport: Transport, limit_s: float | None, progress: Callable[[], Progress]) -> Transport:
+def watched(transport: Transport, limit_s: float | None, state: Callable[[], RankState]) -> Transport:
     """The transport, watched if there is a limit, and peers and a store to ask, and waits can be interrupted.
 
-    `progress` is a method that reports where the module's reducer is; its object is referenced weakly.
+    `state` is a method that reports where the module's reducer is; its object is referenced weakly.
     """
     if limit_s is None or transport.world_size == 1 or transport.store is None or not transport.waits_again:
         return transport
-    return WatchedTransport(transport, transport.store, limit_s, progress)
+    return WatchedTransport(transport, transport.store, limit_s, state)
 
 
 class WatchedTransport:
@@ -52,21 +64,28 @@ class WatchedTransport:
 
     waits_again = True
 
-    def __init__(self, transport: Transport, store: dist.Store, limit_s: float, progress: Callable[[], Progress]):
+    def __init__(self, transport: Transport, store: dist.Store, limit_s: float, state: Callable[[], RankState]):
         self.rank = transport.rank
         self.world_size = transport.world_size
-        self.store: dist.Store | None = store
+        self.store = store
+        self.adds_after_s = transport.adds_after_s
         self._transport = transport
         self._limit_s = limit_s
-        self._number = 0
-        self._recent: deque[Collective] = deque(maxlen=MAX_RECENT)
+        self._number = self._num_settled = self._num_waits = 0
+        self._drops = False
+        self._stuck = ""  # why, once this rank has raised it, or `end_waits` was called
+        self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)
         self._waiting_since: float | None = None
-        self._progress = weakly(progress)
-        self._inquiry = Inquiry(store, self.rank, self.world_size, weakly(self.state))
-        weakref.finalize(self, self._inquiry.close)
+        self._state_of_module = weakly(state)
+        self.allocate, self.when_group_ends = transport.allocate, transport.when_group_ends
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self._transport.allocate(numel, dtype, device)
+    @cached_property
+    def _inquiry(self) -> Inquiry:
+        """Begun with the first collective, which all ranks make; a copy of a wrapper on one rank makes none."""
+        inquiry = Inquiry(self.store, self.rank, self.world_size, weakly(self.state))
+        weakref.finalize(self, inquiry.close)
+        self._group_end = self.when_group_ends(inquiry.close)
+        return inquiry
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         self._record("all-reduce", tensor)  # before the launch: a sparse tensor changes after it
@@ -75,6 +94,19 @@ class WatchedTransport:
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         self._record(f"broadcast from rank {source}", tensor)
         return _WatchedWork(self._transport.broadcast(tensor, source), self)
+
+    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
+        work = self._transport.sum_in_order(tensor, order)
+        if work is None:
+            return None
+        self._record("sum in order", tensor)
+        return _WatchedWork(work, self)
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
+    ) -> Work:
+        self._record("all-to-all", sent[:0])  # sizes differ by rank
+        return _WatchedWork(self._transport.all_to_all(received, sent, sizes_in, sizes_out), self)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """As a sum of parts that do not overlap, whose wait can be watched. For small tensors."""
@@ -85,50 +117,101 @@ class WatchedTransport:
 
     # ------------------------------------------------------------------ watching
 
-    def watch_future(self, tensor: torch.Tensor, future: torch._C.Future) -> Work:
-        """The future that a communication hook has returned for `tensor`, as a work whose wait is watched."""
+    def watch_future(self, tensor: torch.Tensor, future: torch._C.Future) -> Callable[[], None]:
+        """What waits for the future that a communication hook has returned for `tensor`; an error stays in it."""
         self._record("communication hook", tensor)
-        return _WatchedWork(_FutureWork(future), self)
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        return partial(self.wait_until, done.wait)
 
-    def wait_for(self, work: Work) -> None:
-        """Wait for `work`; every `limit_s` seconds, ask the ranks.
+    def wait_until(self, completes_within: Callable[[float], bool]) -> None:
+        """Wait until `completes_within(seconds)`; if that takes long, ask the ranks.
 
         Raises:
             Stuck: the wait can never end, or has failed.
         """
         start = self._waiting_since = time.monotonic()
+        self._num_waits += 1
+        look_every_s = min(self._limit_s, LOOK_EVERY_S)
         try:
-            while not _completes_within(work, self._limit_s):
-                diagnosis = self._diagnose()
-                if diagnosis.is_certain:
-                    raise Stuck(diagnosis.text)
-                _log.warning("Waited for %.0f s so far. %s", time.monotonic() - start, diagnosis.text)
-        except Stuck:
+            while not completes_within(look_every_s):
+                reason = self._stuck or self._look(time.monotonic() - start)
+                # What a rank has sent before it left may still arrive.
+                if reason is not None and not completes_within(look_every_s):
+                    raise Stuck(self._inquiry.settle(reason))
+        except Stuck as stuck:
+            self._stuck = str(stuck)
             raise
         except RuntimeError as error:
-            raise Stuck(f"{error}\n{self._diagnose().text}") from error
+            self._stuck = self._inquiry.settle(f"{error}\n{self._diagnose().text}")
+            raise Stuck(self._stuck) from error
         finally:
             self._waiting_since = None
 
+    def end_waits(self, reason: str) -> None:
+        """End the wait of this rank, and each later one, with `Stuck`. May be called by any thread."""
+        self._stuck = reason
+
+    def _look(self, waited_s: float) -> str | None:
+        """Why the wait can never end; see [Note: how long to wait] and [Note: which rank asks, and when]."""
+        occasions = self._inquiry.occasions()
+        if turn := int(waited_s / self._limit_s):
+            occasions.append(f"wait {self._num_waits} turn {turn}")
+        if occasions and (verdict := self._inquiry.verdict()):
+            return verdict
+        if not [occasion for occasion in occasions if self._inquiry.claims(occasion)]:
+            return None
+        diagnosis = self._diagnose()
+        if diagnosis.is_certain:
+            return diagnosis.text
+        interval = turn.bit_length()  # 1, 2-3, 4-7, 8-15, ...
+        if interval and self._inquiry.claims(f"report {self._num_waits} {interval} {diagnosis.picture}"):
+            _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
+        return None
+
+    # ------------------------------------------------------------------ [Note: a backward that is dropped]
+
+    def settle(self) -> None:
+        """All ranks have made the same collectives so far."""
+        self._num_settled = self._number
+
+    def agree_to_drop(self) -> None:
+        """Return once all ranks drop a backward after the same collectives; at once if nothing of it was launched.
+
+        Raises:
+            Stuck: some rank has launched more.
+        """
+        if self._number == self._num_settled:
+            return
+        self._drops = True  # and stays so after an error: what this rank leaves behind shows it
+        all_come_within = self._inquiry.gather(f"after collective {self._number}")
+        if not all_come_within(LOOK_EVERY_S):
+            self._inquiry.alarm()
+            self.wait_until(all_come_within)
+        self._drops = False
+        self.settle()
+
     def state(self) -> RankState | None:
         """This rank's state; `None` if the module is gone."""
-        progress = self._progress()
-        if progress is None:
+        state = self._state_of_module()
+        if state is None:
             return None
-        return RankState(
-            rank=self.rank,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            progress=progress,
-            recent=tuple(self._recent),
+        return replace(
+            state,
+            process=f"{socket.gethostname()}, pid {os.getpid()}",
+            recent=dict(self._recent),
             waiting_s=None if (since := self._waiting_since) is None else time.monotonic() - since,
             where=where_is_main_thread(),
+            drops=self._drops,
         )
 
     def _record(self, operation: str, tensor: torch.Tensor) -> None:
+        if self._stuck:  # a script has caught the error; its next collective would meet what others launched before
+            raise Stuck(self._stuck)
+        _ = self._inquiry
         self._number += 1
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._recent.append(Collective(self._number, operation, tensor.numel(), dtype))
+        self._recent.append((self._number, f"{operation} of {tensor.numel():,} {dtype}"))
 
     def _diagnose(self) -> Diagnosis:
         try:
@@ -147,34 +230,22 @@ class _WatchedWork:
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         if timeout is None:
-            self._transport.wait_for(self._work)
+            self._transport.wait_until(self._completes_within)
         else:
             self._work.wait(timeout)
+
+    def _completes_within(self, limit_s: float) -> bool:
+        """A work that has timed out can be waited for again."""
+        try:
+            self._work.wait(datetime.timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise
+            if not self._work.is_completed():
+                return False
+            self._work.wait(datetime.timedelta(0))  # it was completed since, or has failed by a limit of its own
+        return True
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else a backend's work has, such as `get_future`."""
         return getattr(self._work, name)
-
-
-class _FutureWork:
-    """Waits for a future with a timeout. The result, or the error, stays in the future."""
-
-    def __init__(self, future: torch._C.Future):
-        self._done = threading.Event()
-        self.is_completed = self._done.is_set
-        future.add_done_callback(lambda _: self._done.set())
-
-    def wait(self, timeout: datetime.timedelta = datetime.timedelta.max) -> None:
-        if not self._done.wait(min(timeout.total_seconds(), threading.TIMEOUT_MAX)):
-            raise RuntimeError(f"Timed out after {timeout.total_seconds():g} s.")
-
-
-def _completes_within(work: Work, limit_s: float) -> bool:
-    """Wait for at most `limit_s` seconds. A work that has timed out can be waited for again."""
-    try:
-        work.wait(datetime.timedelta(seconds=limit_s))
-    except RuntimeError as error:
-        if "timed out" in str(error).lower() and not work.is_completed():
-            return False
-        raise
-    return True

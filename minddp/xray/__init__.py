@@ -3,23 +3,24 @@
     with minddp.xray(ddp) as x:
         train_step()
     x.explain()            # in the terminal: where the time goes, what costs most, predictions
-    x.save("step.html")    # a page that needs no network; .json for Perfetto, .png for a README
+    x.save("step.html")    # a page that needs no network; .json to load again
 
 | question | file |
 |---|---|
-| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `worker.py` |
-| what is recorded, and what does that cost? | `record.py`, from `sources.py` |
+| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `wrappers.py` |
+| what is recorded, and what does that cost? | `record.py`, from `sources.py`; beside the wrapper: `host.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording? | `recording.py` |
-| what did each rank do when, and what happened to each bucket? | `timeline.py`; from events: `reading.py` |
-| why does a bucket wait, and why a rank? | `waits.py` |
-| how long would the step take under another plan, or with more ranks? | `what_if.py` |
+| what did ranks do, what happened to buckets? | `timeline.py`; from events: `reading.py`; a table: `parts.py` |
+| how long would a step take if one thing were different? | `replay.py` |
+| what would make it shorter? | `what_if.py` |
 | how is it explained? | `words.py`, in the terminal by `explain.py` |
-| how is it shown? | `page/`, `chrome_trace.py`, `picture.py` |
+| how is it shown? | `page/` |
 
 The package itself can be called: `minddp.xray(ddp)` is `XRay(ddp)`.
 """
 
+import importlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -36,6 +37,9 @@ class _CallablePackage(ModuleType):
 
     def __call__(self, *args: Any, **kwargs: Any) -> XRay:
         return XRay(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -10,6 +10,7 @@ from rich.table import Table
 from minddp.platform.wording import count, size
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
+from minddp.xray.parts import last_rows_of, rows_of
 from minddp.xray.timeline import Activity, RankStep, Step
 
 MOST_COLUMNS, MOST_WITH_SHARES = 8, 3
@@ -26,8 +27,13 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
         step = analysis.typical
         columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
         console.print(words.headline(step), style="bold", highlight=False)
-        measured = [words.overlap_sentence(step), words.worst_sentence(step)] if step.complete else []
-        sentences = [*measured, words.plans_sentence(analysis), *words.model_sentences(analysis), _facts(analysis)]
+        if step.complete:
+            sentences = [words.noise_sentence(analysis), words.modules_sentence(step)]
+            advice = words.advice_sentences(analysis)
+            sentences += [f"{number}. {sentence}" for number, sentence in enumerate(advice, 1)]
+            sentences += [words.model_warning(analysis), *words.model_sentences(analysis), _facts(analysis)]
+        else:
+            sentences = [_facts(analysis)]
     console.print(table_of(columns[:MOST_COLUMNS]))
     if len(columns) > MOST_COLUMNS:
         sentences.insert(0, f"And {len(columns) - MOST_COLUMNS} more columns, see the page.")
@@ -48,20 +54,19 @@ def _facts(analysis: Analysis) -> str:
 
 def table_of(columns: Sequence[tuple[str, Step, RankStep]]) -> Table:
     """A column for each (name, step, rank of it); times in milliseconds, and their share of the step."""
-
-    def cell(ns: int, share: float) -> str:
-        return f"{ns / 1e6:.2f} {share:5.0%}" if len(columns) <= MOST_WITH_SHARES else f"{ns / 1e6:.1f}"
-
+    has_shares = len(columns) <= MOST_WITH_SHARES
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("milliseconds", style="dim")
     for name, _, _ in columns:
         table.add_column(name, justify="right")
-    for activity in Activity:
-        times = [rank.parts_ns[activity] for _, _, rank in columns]
-        shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(times, columns, strict=True)]
-        style = "red" if activity is Activity.EXPOSED and max(shares) > 0.02 else ""
-        if any(times) or activity is Activity.EXPOSED:
-            table.add_row(activity.value, *map(cell, times, shares), style=style)
-    table.add_row("a step", *(cell(rank.length_ns, 1.0) for _, _, rank in columns), style="bold")
-    table.add_row("communication hidden", *(f"{step.overlap(rank):.0%}" for _, step, rank in columns))
+    for row in rows_of([(step, rank) for _, step, rank in columns]):
+        shares = [ns / rank.length_ns for ns, (_, _, rank) in zip(row.times_ns, columns, strict=True)]
+        style = "red" if row.activity is Activity.EXPOSED and max(shares) > 0.02 else ""
+        cells = [
+            f"{ns / 1e6:.2f} {share:5.0%}" if has_shares else f"{ns / 1e6:.1f}"
+            for ns, share in zip(row.times_ns, shares, strict=True)
+        ]
+        table.add_row(row.label, *cells, style=style)
+    for label, cells in last_rows_of([(step, rank) for _, step, rank in columns]):
+        table.add_row(label, *cells)
     return table

@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -25,14 +25,8 @@ from minddp.platform.clock_offset import ClockOffset, answer_for_offset, ask_for
 from minddp.xray.recording import RankRecording
 from minddp.xray.sources import Source
 
-
-@dataclass(frozen=True)
-class Gathered:
-    """The recordings that are here; `is_first` on the rank that has all of them."""
-
-    ranks: tuple[RankRecording, ...]
-    notes: tuple[str, ...]
-    is_first: bool
+# The recordings that are here, notes, and whether this is the rank that has all of them.
+Gathered = tuple[tuple[RankRecording, ...], tuple[str, ...], bool]
 
 
 class Peers:
@@ -51,13 +45,16 @@ class Peers:
         """All recordings on the first rank, with the offsets of their clocks; elsewhere our own."""
         members = self._agree()
         if len(members) == 1:
-            return Gathered((ours,), self._notes([self._rank]), is_first=True)
+            return (ours,), self._notes([self._rank]), True
         try:
-            group = self._open_group(members)
+            assert self._store is not None
+            store, limit = dist.PrefixStore("group", self._store), datetime.timedelta(seconds=self._limit_s)
+            opened = dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
+            group = cast("dist.ProcessGroup", opened)
             if members[0] != self._rank:
                 offset = ask_for_offset(group, 0)
                 _send(group, replace(ours, clock=offset))
-                return Gathered((ours,), (), is_first=False)
+                return (ours,), (), False
             others = []
             for peer in range(1, len(members)):
                 answer_for_offset(group, peer)
@@ -67,10 +64,10 @@ class Peers:
                 f"{wording.ranks(members).capitalize()} recorded, but could not meet within {self._limit_s:g} "
                 f"s, so this is rank {self._rank} alone ({str(error).splitlines()[0]})."
             )
-            return Gathered((ours,), (note,), is_first=True)
+            return (ours,), (note,), True
         exact = ClockOffset(0, 0)
         others = [replace(o, clock=exact) if o.clock_identity == ours.clock_identity else o for o in others]
-        return Gathered((replace(ours, clock=exact), *others), self._notes(members), is_first=True)
+        return (replace(ours, clock=exact), *others), self._notes(members), True
 
     def leave(self) -> None:
         """Take part no more, since this rank has failed: if it is the first to stop, no other will wait for it."""
@@ -85,14 +82,6 @@ class Peers:
         decided = self._store.compare_set("members", "", proposal or "none").decode()
         members = [int(rank) for rank in decided.split(",")] if decided != "none" else []
         return members if self._rank in members else [self._rank]
-
-    def _open_group(self, members: Sequence[int]) -> dist.ProcessGroup:
-        assert self._store is not None
-        limit = datetime.timedelta(seconds=self._limit_s)
-        store = dist.PrefixStore("group", self._store)
-        return cast(
-            "dist.ProcessGroup", dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
-        )
 
     def _notes(self, members: Sequence[int]) -> tuple[str, ...]:
         silent = [rank for rank in range(self._world_size) if rank not in members]

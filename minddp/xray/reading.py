@@ -7,28 +7,33 @@ events  ->  parts  ->  spans that tile the step   (forward, loss, backward, expo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minddp.core.events import EventKind
-from minddp.core.plan import BucketPlan
-from minddp.xray.recording import RankRecording, Recording, Stamped
-from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.xray.recording import MODULE, RankRecording, Recording, Stamped
+from minddp.xray.timeline import OF_MODULES, Activity, BucketHistory, Interval, Pass, RankStep, Span, Step
 
 
 def steps_of(recording: Recording) -> tuple[Step, ...]:
     """All steps in which at least one synchronised backward began, in order, on the first rank's clock.
 
-    A step has the ranks that have recorded it; incomplete ones only at the end of what was recorded.
+    A step has the ranks that have recorded it; incomplete ones only at the end of what was recorded. Where there
+    are several modules, ranks are left out that have run other backwards than the first.
     """
     by_number: dict[int, list[RankStep]] = {}
     for rank in recording.ranks:
         for step in steps_of_rank(rank.on_the_clock_of_the_first_rank()):
-            by_number.setdefault(step.number, []).append(step)
-    return tuple(Step(number, tuple(by_number[number]), recording.world_size) for number in sorted(by_number))
+            same = by_number.setdefault(step.number, [])
+            if not (step.passes and same and step.plan.buckets != same[0].plan.buckets):
+                same.append(step)
+    adds_after_ns = recording.ranks[0].adds_after_ns
+    return tuple(
+        Step(number, tuple(by_number[number]), recording.world_size, adds_after_ns) for number in sorted(by_number)
+    )
 
 
 def steps_of_rank(recording: RankRecording) -> list[RankStep]:
-    """The steps of one rank, on its own clock."""
     return [_read(recording, number, part) for number, part in enumerate(_split(recording), recording.first_step)]
 
 
@@ -42,6 +47,14 @@ class Part:
     events: list[Stamped] = field(default_factory=list)
     end_ns: int = 0
     complete: bool = False
+    ended: set[int] = field(default_factory=set)  # modules whose synchronised backward has ended
+    has_stepped: bool = False  # an optimizer
+
+    def add(self, event: Stamped) -> None:
+        self.events.append(event)
+        if event.kind is EventKind.BACKWARD_END:
+            self.ended.add(event.module)
+        self.has_stepped |= event.kind is EventKind.OPTIMIZER_END
 
 
 _SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)
@@ -49,7 +62,13 @@ _OF_A_BACKWARD = (EventKind.BUCKET_LAUNCHED, EventKind.COMM_HOOK_RETURNED, Event
 
 
 def _split(recording: RankRecording) -> Iterator[Part]:
-    """A step begins with each forward that follows the end of a synchronised backward."""
+    """A step begins with each forward that follows the end of a synchronised backward.
+
+    Where there are several modules, it follows one of each that trains, and an optimizer's step. See
+    [Note: several modules].
+    """
+    training = {event.module for event in recording.events if event.kind is EventKind.BACKWARD_END}
+    steps = any(event.kind is EventKind.OPTIMIZER_END for event in recording.events) and len(training) > 1
     part: Part | None = None
     for event in recording.events:
         if event.kind is EventKind.FORWARD_BEGIN and (part is None or part.complete):
@@ -66,8 +85,8 @@ def _split(recording: RankRecording) -> Iterator[Part]:
         ):
             part, interrupted = Part([part.events[-1]]), part  # a forward has found the error of the one before
             yield Part(interrupted.events[:-1], end_ns=part.events[0].t_ns)
-        part.events.append(event)
-        part.complete |= event.kind is EventKind.BACKWARD_END
+        part.add(event)
+        part.complete = bool(part.ended) and part.ended >= training and (part.has_stepped or not steps)
     if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
         part.end_ns = recording.stopped_ns
         yield part
@@ -97,6 +116,62 @@ _AT_ONE_TIME = {
 }
 
 
+# ---------------------------------------------------------------------- of several modules
+
+
+Owned = tuple[Stamped, str]  # an event and the name of its module, empty where there is one
+_OF_PARAMS = (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
+_OF_BUCKETS = (
+    *(EventKind.PACK_BEGIN, EventKind.PACK_END, EventKind.BUCKET_READY, EventKind.BUCKET_WAITED),
+    *(EventKind.BUCKET_UNPACKED, *_OF_A_BACKWARD),
+)
+
+
+def _of_several(
+    recording: RankRecording, events: Sequence[Stamped]
+) -> tuple[list[Owned], BucketPlan, tuple[Pass, ...]]:
+    """The events, with parameters and buckets numbered through all backwards of the step, and one plan for all."""
+    pieces = [
+        (module, piece)
+        for module, name in enumerate(recording.modules)
+        for piece in _pieces([event.moved(-module * MODULE) for event in events if event.module == module])
+    ]
+    owned: list[Owned] = []
+    specs: list[ParamSpec] = []
+    groups: list[list[int]] = []
+    passes: list[Pass] = []
+    for module, piece in sorted(pieces, key=lambda numbered: _backward_ns(numbered[1])):
+        name, plan, first = recording.modules[module], recording.plan_at(_backward_ns(piece), module), len(groups)
+        by = {**dict.fromkeys(_OF_PARAMS, len(specs)), **dict.fromkeys(_OF_BUCKETS, first)}
+        owned += [(event.moved(by.get(event.kind, 0)), name) for event in _with_waits(piece)]
+        ends = [event.t_ns for event in piece if event.kind is EventKind.GRADIENTS_COMPLETE]
+        if any(event.kind is EventKind.BUCKET_LAUNCHED for event in piece):
+            groups += [[len(specs) + slot.param for slot in bucket.slots] for bucket in plan.buckets]
+            specs += [replace(spec, name=f"{name}: {spec.name}") for spec in plan.params]
+            passes.append(Pass(name, range(first, len(groups)), ends[-1] if ends else None))
+    owned.sort(key=lambda one: (one[0].t_ns, _AT_ONE_TIME.get(one[0].kind, 0)))
+    return owned, plan_from_groups(specs, groups, "each module's own plan"), tuple(passes)
+
+
+def _pieces(events: Sequence[Stamped]) -> Iterator[list[Stamped]]:
+    """One module's events, divided before each forward that follows a synchronised backward."""
+    piece: list[Stamped] = []
+    has_ended = False
+    for event in events:
+        if event.kind is EventKind.FORWARD_BEGIN and has_ended:
+            yield piece
+            piece, has_ended = [], False
+        piece.append(event)
+        has_ended |= event.kind is EventKind.BACKWARD_END
+    if piece:
+        yield piece
+
+
+def _backward_ns(events: Sequence[Stamped]) -> int:
+    """When its backward begins; if it does not, the time of the last event."""
+    return next((event.t_ns for event in events if event.kind is EventKind.BACKWARD_BEGIN), events[-1].t_ns)
+
+
 # ---------------------------------------------------------------------- what happened in it
 
 _BEGINS = {
@@ -115,15 +190,20 @@ _BEGINS = {
     EventKind.BACKWARD_END: Activity.OTHER,
     EventKind.OPTIMIZER_BEGIN: Activity.OPTIMIZER,
     EventKind.OPTIMIZER_END: Activity.OTHER,
+    EventKind.DATA_BEGIN: Activity.DATA,
     EventKind.ERROR: Activity.OTHER,
 }
 
 
 def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
-    events, begin_ns = _with_waits(part.events), part.events[0].t_ns
-    # A rebuild within the first forward decides the plan of this very step.
-    plan = recording.plan_at(next((t for t, kind, _ in events if kind is EventKind.BACKWARD_BEGIN), begin_ns))
-    spans = tuple(span for span in _tile(events, part.end_ns) if span.length_ns)
+    begin_ns = part.events[0].t_ns
+    if recording.modules:
+        owned, plan, passes = _of_several(recording, part.events)
+    else:
+        owned, passes = [(event, "") for event in _with_waits(part.events)], ()
+        plan = recording.plan_at(_backward_ns(part.events))  # a rebuild within forward decides it
+    events = [event for event, _ in owned]
+    spans = tuple(span for span in _tile(owned, part.end_ns) if span.length_ns)
     when = {(kind, subject): t_ns for t_ns, kind, subject in events}
     return RankStep(
         rank=recording.rank,
@@ -136,25 +216,30 @@ def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
         buckets=tuple(_histories(when, plan, spans)),
         plan=plan,
         complete=part.complete,
+        passes=passes,
+        peak_bytes=recording.peak_bytes,
     )
 
 
-def _tile(events: Sequence[Stamped], end_ns: int) -> Iterator[Span]:
+def _tile(owned: Sequence[Owned], end_ns: int) -> Iterator[Span]:
     """Spans without gap or overlap from the first event to the end of the step; some may have no length."""
-    activity, since_ns, last_kept_ns = Activity.FORWARD, events[0].t_ns, None
-    for t_ns, kind, subject in events:
+    activity, since_ns, last_kept_ns = Activity.FORWARD, owned[0][0].t_ns, None
+    owner, before_data = owned[0][1], Activity.OTHER
+    for (t_ns, kind, subject), module in owned:
         if kind is EventKind.GRADIENT_KEPT:
             last_kept_ns = t_ns
-        begins = _BEGINS.get(kind)
-        if begins is None or begins is activity:
+        begins = before_data if kind is EventKind.DATA_END else _BEGINS.get(kind)
+        if kind is EventKind.DATA_BEGIN:
+            before_data = activity
+        if begins is None or (begins is activity and module == owner):
             continue
         if last_kept_ns is not None and activity is Activity.BACKWARD:
             # A local backward has no event at its end: its last gradient is the last that is known of it.
-            yield Span(activity, since_ns, last_kept_ns)
+            yield Span(activity, since_ns, last_kept_ns, module=owner)
             activity, since_ns, last_kept_ns = Activity.OTHER, last_kept_ns, None
         about = subject if kind is EventKind.BUCKET_WAITED or activity is Activity.COPY_BACK else -1
-        yield Span(activity, since_ns, t_ns, about)
-        activity, since_ns = begins, t_ns
+        yield Span(activity, since_ns, t_ns, about, owner if activity in OF_MODULES else "")
+        activity, since_ns, owner = begins, t_ns, module
     yield Span(activity, since_ns, end_ns)
 
 

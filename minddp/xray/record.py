@@ -28,10 +28,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from minddp.core.events import Event, EventKind, EventSink
+from minddp.core.plan import BucketPlan
 from minddp.forecast.gradient_clock import DeviceClock
 from minddp.platform import streams
 from minddp.platform.clock_offset import clock_identity, now_ns
-from minddp.xray.recording import Layout, RankRecording, Stamped
+from minddp.xray.host import HostWatch
+from minddp.xray.recording import MODULE, Layout, RankRecording, Stamped
 from minddp.xray.sources import Source
 
 COMPLETIONS_S = 0.05  # how long to wait for the completions of what has been launched
@@ -39,42 +41,62 @@ CAPACITY = 2**17  # events; about 12 MB when full, 200 steps of a model of 500 p
 
 
 class Recorder:
-    """Records the events of one rank's source, and its optimizers' steps, between `start` and `stop`.
-
-    Steps are numbered from `first_step` on; by default from the number of steps that the source has taken before.
-    """
+    """Records the events of one rank's sources, and its optimizers' steps, between `start` and `stop`."""
 
     def __init__(self, source: Source, capacity: int = CAPACITY, first_step: int | None = None):
         if capacity < 1:
             raise ValueError(f"The ring must hold at least 1 event, but capacity is {capacity}.")
         self._source = source
+        self._sources = [source]
+        self._watched: list[tuple[Source, EventSink, BucketPlan]] = []  # with the plan that it had first
         self._capacity = capacity
         self._numbered_from = first_step
 
+    def add(self, source: Source) -> None:
+        """Record another source, too, of the same rank; it may be under way. See [Note: several modules]."""
+        self._sources.append(source)
+        if self._watched:
+            self._watch(source)
+
     def start(self) -> None:
-        self._ring: deque[tuple[int, int, Event, Any]] = deque(maxlen=self._capacity)
+        self._ring: deque[tuple[int, int, Event, Any, int]] = deque(maxlen=self._capacity)
+        self._serial = itertools.count().__next__
         device = self._source.device
         self._device_clock = DeviceClock(device) if streams.has_streams(device) else None
-        self._sink = self._new_sink()
-        self._first_plan = self._source.plan()
+        if self._device_clock is not None:
+            self._first_stamp = self._device_clock.stamp()
+            self._device_clock.seconds(self._first_stamp, self._first_stamp)  # waits for the device to reach it
+            self._first_ns = now_ns()
         self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
+        self._host = HostWatch(self._emit)
+        self._host.start()
         self._optimizer_hooks: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(partial(self._emit, EventKind.OPTIMIZER_BEGIN)),
             register_optimizer_step_post_hook(partial(self._emit, EventKind.OPTIMIZER_END)),
         ]
-        self._source.watch(self._sink)
+        for source in self._sources:
+            self._watch(source)
 
-    def stop(self, error: BaseException | None = None) -> RankRecording:
-        """End the recording, with the `error` that ended it, if any."""
+    def _watch(self, source: Source) -> None:
+        sink = self._new_sink(len(self._watched))
+        self._watched.append((source, sink, source.plan()))
+        source.watch(sink)
+
+    def stop(self, error: BaseException | None = None, modules: Sequence[str] = ()) -> RankRecording:
+        """End the recording, with the `error` that ended it, if any; `modules` are named if there are several."""
         if error is not None:
             self._emit(EventKind.ERROR)
         else:
             self._await_completions()
         stopped_ns = now_ns()
-        self._source.unwatch(self._sink)
+        for source, sink, _ in self._watched:
+            source.unwatch(sink)
         for hook in self._optimizer_hooks:
             hook.remove()
+        host_waits = self._host.stop()
         events, dropped = self._read_ring()
+        layouts = tuple(layout for module in range(len(self._watched)) for layout in self._layouts(events, module))
+        self._watched = []
         return RankRecording(
             rank=self._source.rank,
             world_size=self._source.world_size,
@@ -82,13 +104,18 @@ class Recorder:
             device=_device_name(self._source.device),
             backend=self._source.backend,
             events=events,
-            layouts=self._layouts(events),
+            layouts=layouts,
             stopped_ns=max([stopped_ns, *(event.t_ns for event in events[-1:])]),
             clock_identity=clock_identity(),
             first_step=self._first_step,
             capacity=self._capacity,
             dropped=dropped,
             error=None if error is None else f"{type(error).__name__}: {error}",
+            findings=tuple(text for source in self._sources for text in source.findings),
+            adds_after_ns=round(1e9 * self._source.adds_after_s),
+            modules=tuple(modules),
+            peak_bytes=streams.peak_memory_bytes(self._source.device),
+            host_waits=host_waits,
         )
 
     def _await_completions(self) -> None:
@@ -100,41 +127,42 @@ class Recorder:
             time.sleep(0.001)
 
     def _count(self, kind: EventKind) -> int:
-        return sum(event.kind is kind for _, _, event, _ in list(self._ring))
+        return sum(event.kind is kind for _, _, event, *_ in list(self._ring))
 
     def _emit(self, kind: EventKind, *_: Any) -> None:
-        self._sink(Event(kind))
+        self._watched[0][1](Event(kind))
 
-    def _new_sink(self) -> EventSink:
+    def _new_sink(self, module: int) -> EventSink:
         """See [Note: the cost of recording] and [Note: times on a GPU]."""
-        append, serial, clock = self._ring.append, itertools.count().__next__, now_ns
-        if (device_clock := self._device_clock) is None:
-            return lambda event: append((serial(), clock(), event, None))
-        stamp = device_clock.stamp
-        self._first_stamp = stamp()
-        device_clock.seconds(self._first_stamp, self._first_stamp)  # waits for the device to reach it
-        self._first_ns = now_ns()
-        gradient_kinds = (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
-        return lambda event: append((serial(), clock(), event, None if event.kind in gradient_kinds else stamp()))
+        append, serial, clock = self._ring.append, self._serial, now_ns
+        if self._device_clock is None:
+            return lambda event: append((serial(), clock(), event, None, module))
+        stamp, gradients = self._device_clock.stamp, (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
+        return lambda event: append(
+            (serial(), clock(), event, None if event.kind in gradients else stamp(), module)
+        )
 
     def _read_ring(self) -> tuple[tuple[Stamped, ...], int]:
         """The events in order of time, and how many older ones have fallen out."""
         rows = list(self._ring)
         dropped = rows[0][0] if rows else 0  # the serial number of the oldest event that is left
-        times = [t_ns for _, t_ns, _, _ in rows]
+        times = [t_ns for _, t_ns, *_ in rows]
         if (clock := self._device_clock) is not None:
-            seconds = [None if stamp is None else clock.seconds(self._first_stamp, stamp) for *_, stamp in rows]
+            seconds = [None if stamp is None else clock.seconds(self._first_stamp, stamp) for *_, stamp, _ in rows]
             times = interpolate(times, [None if s is None else self._first_ns + round(s * 1e9) for s in seconds])
-        events = [Stamped(t_ns, *event) for t_ns, (_, _, event, _) in zip(times, rows, strict=True)]
+        stamped = zip(times, rows, strict=True)
+        events = [Stamped(t_ns, *event).moved(module * MODULE) for t_ns, (_, _, event, _, module) in stamped]
         return tuple(sorted(events, key=lambda event: event.t_ns)), dropped
 
-    def _layouts(self, events: tuple[Stamped, ...]) -> tuple[Layout, ...]:
+    def _layouts(self, events: tuple[Stamped, ...], module: int) -> tuple[Layout, ...]:
         """A rebuild changes the plan, as a rule once in a training; of several, the last one counts."""
-        last = self._source.plan()
-        rebuilt_ns = next((t for t, kind, _ in reversed(events) if kind is EventKind.BUCKETS_REBUILT), None)
+        source, _, first = self._watched[module]
+        last = source.plan()
+        rebuilds = (e.t_ns for e in reversed(events) if e.kind is EventKind.BUCKETS_REBUILT and e.module == module)
+        rebuilt_ns = next(rebuilds, None)
         if rebuilt_ns is None:
-            return (Layout(last),)
-        return (Layout(self._first_plan), Layout(last, rebuilt_ns))
+            return (Layout(last, module=module),)
+        return (Layout(first, module=module), Layout(last, rebuilt_ns, module))
 
 
 def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list[int]:
@@ -153,4 +181,4 @@ def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return streams.properties(device).name if streams.has_streams(device) else device.type

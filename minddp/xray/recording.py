@@ -16,8 +16,10 @@ import torch
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.platform.clock_offset import ClockOffset
+from minddp.xray.host import HostWait
 
 UNKNOWN_OFFSET = ClockOffset(0, None)
+MODULE = 2**24  # what one module's subjects are apart from the next one's
 FORMAT = 1  # of the dictionaries that `Recording.to_dict` makes
 
 
@@ -28,12 +30,21 @@ class Stamped(NamedTuple):
     kind: EventKind
     subject: int = -1
 
+    @property
+    def module(self) -> int:
+        """The place of its module in `RankRecording.modules`. See [Note: several modules]."""
+        return (self.subject + 1) // MODULE
+
+    def moved(self, by: int) -> Stamped:
+        return self._replace(subject=self.subject + by)
+
 
 class Layout(NamedTuple):
-    """A bucket plan, and since when it is in use."""
+    """A bucket plan, since when it is in use, and of which module it is."""
 
     plan: BucketPlan
     since_ns: int = 0
+    module: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,12 @@ class RankRecording:
     """The events of one rank, in order of time; `dropped` counts older ones that the ring had no room for.
 
     `first_step` is the number of the first step in it, `clock` the offset to the first rank's clock, `error` the
-    exception that ended the recording, if any.
+    exception that ended the recording, if any. `findings` are what the guard had found by then. `adds_after_ns`:
+    see `Transport.adds_after_s`. `modules` are named where there are several. `peak_bytes`: see `streams.py`.
+
+    [Note: several modules]
+    Each numbers its parameters and buckets from 0. In one recording the subjects of module m are moved by
+    m * MODULE, also the -1 of events without a subject.
     """
 
     rank: int
@@ -58,19 +74,24 @@ class RankRecording:
     dropped: int = 0
     clock: ClockOffset = UNKNOWN_OFFSET
     error: str | None = None
+    findings: tuple[str, ...] = ()
+    adds_after_ns: int = 0
+    modules: tuple[str, ...] = ()
+    peak_bytes: int = 0
+    host_waits: tuple[HostWait, ...] = ()
 
-    def plan_at(self, t_ns: int) -> BucketPlan:
+    def plan_at(self, t_ns: int, module: int = 0) -> BucketPlan:
         """The plan that was in use at `t_ns`; the first one if that was earlier."""
-        in_use = [layout.plan for layout in self.layouts if layout.since_ns <= t_ns]
-        return in_use[-1] if in_use else self.layouts[0].plan
+        layouts = [layout for layout in self.layouts if layout.module == module]
+        in_use = [layout.plan for layout in layouts if layout.since_ns <= t_ns]
+        return in_use[-1] if in_use else layouts[0].plan
 
     def on_the_clock_of_the_first_rank(self) -> RankRecording:
-        """The same with all times moved by the clock's offset."""
         by = self.clock.offset_ns
         return replace(
             self,
             events=tuple(Stamped(t + by, kind, subject) for t, kind, subject in self.events),
-            layouts=tuple(Layout(plan, since_ns + by) for plan, since_ns in self.layouts),
+            layouts=tuple(layout._replace(since_ns=layout.since_ns + by) for layout in self.layouts),
             stopped_ns=self.stopped_ns + by,
             clock=replace(self.clock, offset_ns=0),
         )
@@ -78,10 +99,7 @@ class RankRecording:
 
 @dataclass(frozen=True)
 class Recording:
-    """Several ranks' recordings of the same steps, in rank order, and `notes` for the reader.
-
-    `has_plan`: the wrapper has bucket capacities that could be set otherwise.
-    """
+    """Ranks' recordings of the same steps, in rank order; `notes` for the reader; `has_plan`: see `Source`."""
 
     title: str
     ranks: tuple[RankRecording, ...]
@@ -103,14 +121,8 @@ class Recording:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, for JSON."""
-        return {
-            "format": FORMAT,
-            "title": self.title,
-            "wrapper": self.wrapper,
-            "notes": list(self.notes),
-            "has_plan": self.has_plan,
-            "ranks": [_rank_to_dict(rank) for rank in self.ranks],
-        }
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"format": FORMAT, **plain, "ranks": [_rank_to_dict(rank) for rank in self.ranks]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recording:
@@ -141,25 +153,23 @@ def _rank_from_dict(data: Mapping[str, Any]) -> RankRecording:
     nested = {
         "clock": ClockOffset(*data["clock"]),
         "layouts": tuple(_layout_from_dict(layout) for layout in data["layouts"]),
+        "findings": tuple(data.get("findings", ())),
         "events": tuple(Stamped(t_ns, EventKind[kind], subject) for t_ns, kind, subject in data["events"]),
+        "modules": tuple(data.get("modules", ())),
+        "host_waits": tuple(HostWait(*wait) for wait in data.get("host_waits", ())),
     }
     return RankRecording(**{**data, **nested})
 
 
 def _layout_to_dict(layout: Layout) -> dict[str, Any]:
-    plan, since_ns = layout
-    params = [
-        {"name": p.name, "numel": p.numel, "nbytes": p.nbytes, "dtype": str(p.dtype).removeprefix("torch.")}
-        for p in plan.params
-    ]
-    buckets = [
-        {"params": [slot.param for slot in bucket.slots], "nbytes": bucket.nbytes} for bucket in plan.buckets
-    ]
-    return {"params": params, "buckets": buckets, "origin": plan.origin, "since_ns": since_ns}
+    plan, since_ns, module = layout
+    params = [{"name": p.name, "numel": p.numel, "dtype": str(p.dtype).removeprefix("torch.")} for p in plan.params]
+    buckets = [{"params": [slot.param for slot in bucket.slots]} for bucket in plan.buckets]
+    return {"params": params, "buckets": buckets, "origin": plan.origin, "since_ns": since_ns, "module": module}
 
 
 def _layout_from_dict(data: Mapping[str, Any]) -> Layout:
     cpu = torch.device("cpu")
     specs = [ParamSpec(p["name"], p["numel"], getattr(torch, p["dtype"]), cpu) for p in data["params"]]
     groups = [bucket["params"] for bucket in data["buckets"]]
-    return Layout(plan_from_groups(specs, groups, data["origin"]), data["since_ns"])
+    return Layout(plan_from_groups(specs, groups, data["origin"]), data["since_ns"], data.get("module", 0))

@@ -10,16 +10,14 @@ from pathlib import Path
 from rich.console import Console
 
 from minddp.xray.analysis import Analysis
-from minddp.xray.chrome_trace import RECORDINGS, chrome_trace
 from minddp.xray.explain import explain
 from minddp.xray.page import render
-from minddp.xray.picture import save_picture
 from minddp.xray.recording import Recording
 
-WRITERS: dict[str, Callable[[Sequence[Analysis], Path], object]] = {
-    ".html": lambda analyses, path: path.write_text(render(analyses), encoding="utf-8"),
-    ".json": lambda analyses, path: path.write_text(json.dumps(chrome_trace(analyses)), encoding="utf-8"),
-    ".png": save_picture,
+RECORDINGS = "minddp"  # under this key in a .json file
+WRITERS: dict[str, Callable[[Sequence[Analysis]], str]] = {
+    ".html": render,
+    ".json": lambda analyses: json.dumps({RECORDINGS: [analysis.recording.to_dict() for analysis in analyses]}),
 }
 
 
@@ -34,9 +32,7 @@ class Comparison:
         return self._results
 
     def save(self, path: str | Path) -> None:
-        """Write a page (.html), a Chrome trace that can be loaded again (.json) or a picture (.png), by the suffix.
-
-        Called on all ranks, the first one that recorded writes for all.
+        """Write a page (.html) or the recording itself (.json, see `load`), by the suffix; on the first rank only.
 
         Raises:
             ValueError: another suffix, or no step was recorded.
@@ -50,7 +46,7 @@ class Comparison:
         for analysis in analyses:
             _ = analysis.typical  # raises before anything is written, if there is no step
         path.parent.mkdir(parents=True, exist_ok=True)
-        WRITERS[path.suffix](analyses, path)
+        path.write_text(WRITERS[path.suffix](analyses), encoding="utf-8")
 
     def explain(self, console: Console | None = None) -> None:
         """Print where the time goes, and of a single recording also predictions; on the first rank only.

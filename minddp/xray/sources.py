@@ -13,10 +13,19 @@ A communication hook can be registered once and never removed, so it stays when 
 before without an event. It multiplies by 1/world_size before it sums, as torch does without a hook; but with
 `gradient_as_bucket_view` or `batched_grad_copy` torch divides, which at world sizes that are no power of two may
 differ in the last bit. A module that has a communication hook already cannot be recorded.
+
+[Note: the end of callbacks]
+A bucket's result passes through a callback in Python, on gloo's thread, which drops the callback some milliseconds
+after the result is there, when Python's lock is free. If the interpreter has begun to end by then, Python ends that
+thread within a destructor, and the process aborts ("terminate called without an active exception"). So before the
+interpreter ends all callbacks must be gone.
 """
 
 from __future__ import annotations
 
+import atexit
+import time
+import weakref
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,12 +39,15 @@ from minddp.core.events import EventKind, EventSink, EventStream
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.ddp import DistributedDataParallel
 
+CALLBACKS_S = 2.0  # how long to wait for the end of callbacks
+
 
 class Source(Protocol):
     """A data-parallel wrapper, as the recorder sees it.
 
     `topic` is equal on all ranks that are about to take the same step of the same wrapper, and differs otherwise.
     `has_plan`: the wrapper's arguments can change its buckets. `steps_taken` counts synchronised backwards.
+    `adds_after_s`: see `Transport`.
     """
 
     wrapper: str
@@ -45,6 +57,7 @@ class Source(Protocol):
     world_size: int
     device: torch.device
     backend: str
+    adds_after_s: float
 
     @property
     def store(self) -> dist.Store | None: ...
@@ -55,13 +68,15 @@ class Source(Protocol):
     @property
     def steps_taken(self) -> int: ...
 
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What the wrapper has noticed by itself so far."""
+
     def plan(self) -> BucketPlan:
         """Which gradient travels in which bucket now."""
-        ...
 
     def watch(self, sink: EventSink) -> None:
         """Send every event to `sink` from now on, until `unwatch`."""
-        ...
 
     def unwatch(self, sink: EventSink) -> None: ...
 
@@ -74,17 +89,16 @@ class MinddpSource:
 
     def __init__(self, ddp: DistributedDataParallel):
         self._reducer = ddp._reducer
+        self._guard = ddp._guard
         self.title = type(ddp.module).__name__
         self.rank = self._reducer.transport.rank
         self.world_size = self._reducer.transport.world_size
         self.device = ddp.device
         self.backend: str = dist.get_backend(ddp.process_group)
+        self.adds_after_s = self._reducer.transport.adds_after_s
+        self.store = self._reducer.transport.store
         self.watch = self._reducer.events.watch
         self.unwatch = self._reducer.events.unwatch
-
-    @property
-    def store(self) -> dist.Store | None:
-        return self._reducer.transport.store
 
     @property
     def topic(self) -> str:
@@ -93,6 +107,10 @@ class MinddpSource:
     @property
     def steps_taken(self) -> int:
         return self._reducer.num_passes
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        return () if self._guard is None else tuple(finding.text for finding in self._guard.exchange.found)
 
     def plan(self) -> BucketPlan:
         return self._reducer.plan
@@ -103,6 +121,8 @@ class NativeSource:
 
     wrapper = "torch DDP"
     has_plan = True
+    findings: tuple[str, ...] = ()
+    adds_after_s = 0.0
 
     def __init__(self, ddp: TorchDDP):
         if getattr(ddp, "_comm_hooks", None):
@@ -119,12 +139,19 @@ class NativeSource:
         self._index_of = {param: index for index, (_, param) in enumerate(named)}
         self._buckets: dict[int, tuple[int, ...]] = {}
         self._in_backward = False
+        self._callbacks: list[weakref.ref[Any]] = []  # that were alive when the last bucket left
         self.title = type(ddp.module).__name__
         self.rank, self.world_size = group.rank(), group.size()
         self.device = named[0][1].device
         self.backend: str = dist.get_backend(group)
+        self.store: dist.Store | None = dist.distributed_c10d._world.pg_map.get(group, (None, None))[1]
         self.steps_taken = 0
-        self._install()
+        ddp.register_forward_pre_hook(lambda *_: self._emit(EventKind.FORWARD_BEGIN))
+        ddp.register_forward_hook(self._on_forward_end)
+        for param, index in self._index_of.items():
+            param.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+        atexit.register(self._await_callbacks)
+        ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))  # torch reads annotations
 
     @classmethod
     def of(cls, ddp: TorchDDP) -> NativeSource:
@@ -132,11 +159,6 @@ class NativeSource:
         if "_minddp_xray" not in vars(ddp):
             vars(ddp)["_minddp_xray"] = cls(ddp)
         return vars(ddp)["_minddp_xray"]
-
-    @property
-    def store(self) -> dist.Store | None:
-        _, store = dist.distributed_c10d._world.pg_map.get(self._ddp.process_group, (None, None))
-        return store
 
     @property
     def topic(self) -> str:
@@ -148,13 +170,6 @@ class NativeSource:
         return plan_from_groups(self._params, groups, "as torch's wrapper has it")
 
     # ------------------------------------------------------------------ hooks
-
-    def _install(self) -> None:
-        self._ddp.register_forward_pre_hook(lambda *_: self._emit(EventKind.FORWARD_BEGIN))
-        self._ddp.register_forward_hook(self._on_forward_end)
-        for param, index in self._index_of.items():
-            param.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
-        self._ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))  # torch reads annotations
 
     def _on_forward_end(self, _module: Any, _inputs: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not self._ddp.require_backward_grad_sync:
@@ -192,7 +207,15 @@ class NativeSource:
         future = group.allreduce([tensor]).get_future()
         if self._events.sink is not None:
             future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
-        return future.then(lambda done: done.value()[0])
+        value = lambda done: done.value()[0]  # noqa: E731 (referred to below)
+        self._callbacks = [*(alive for alive in self._callbacks if alive() is not None), weakref.ref(value)]
+        return future.then(value)
+
+    def _await_callbacks(self) -> None:
+        """See [Note: the end of callbacks]."""
+        end_s = time.monotonic() + CALLBACKS_S
+        while any(alive() is not None for alive in self._callbacks) and time.monotonic() < end_s:
+            time.sleep(0.001)
 
     def _on_gradients_complete(self) -> None:
         self._emit(EventKind.GRADIENTS_COMPLETE)

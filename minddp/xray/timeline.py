@@ -7,56 +7,37 @@ order; a bucket's share is the time that the rank waited for this one alone, so 
 
 [Note: a bucket's passage]
 From its launch to its arrival a bucket is delayed by one thing at a time. It *queues* while one before it is on the
-wire. Then it *waits for ranks*: the wire is free, but not all ranks have launched it. Then its bytes are *on the
-wire*. While an earlier bucket and a late rank both delay it, it queues, as it would if all ranks were there. So the
-wire is never used twice, and "waits for other ranks" means the same interval everywhere: in the hatching of the
-page and of the picture, in a bucket's life, in the causes of a wait.
+wire. Then it *waits for ranks*: the wire is free, but not all ranks have joined. Then its bytes are *on the wire*.
+While an earlier bucket and a late rank both delay it, it queues, as it would if all ranks were there. So the wire
+is never used twice, and "waits for ranks" means the same interval everywhere.
+
+A rank joins when it launches the bucket; over shared memory, where no thread but the one that waits adds, when its
+backward is over (or, in a long backward, some time after the last launch: `Transport.adds_after_s`).
+
+[Note: the cost of communication]
+The rank that ends backward last is the one that no other delays: what it waits for afterwards is what communication
+costs the step. What the others wait beyond that is for this rank.
 """
 
 from __future__ import annotations
 
 import enum
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from minddp.core.plan import BucketPlan
 
 
 class Interval(NamedTuple):
-    """From `begin_ns` up to `end_ns`."""
-
     begin_ns: int
     end_ns: int
 
     @property
     def length_ns(self) -> int:
         return max(0, self.end_ns - self.begin_ns)
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points in time, as intervals in order that do not touch."""
-    merged: list[Interval] = []
-    for begin, end in sorted(interval for interval in intervals if interval.length_ns):
-        if merged and begin <= merged[-1].end_ns:
-            merged[-1] = Interval(merged[-1].begin_ns, max(end, merged[-1].end_ns))
-        else:
-            merged.append(Interval(begin, end))
-    return merged
-
-
-def intersection(left: Iterable[Interval], right: Iterable[Interval]) -> list[Interval]:
-    """The points in time that lie in both, as intervals in order that do not touch."""
-    rights = union(right)
-    pairs = [Interval(max(a.begin_ns, b.begin_ns), min(a.end_ns, b.end_ns)) for a in union(left) for b in rights]
-    return union(pairs)
-
-
-def measure_ns(intervals: Iterable[Interval]) -> int:
-    """The time that lies in at least one of them."""
-    return sum(interval.length_ns for interval in union(intervals))
 
 
 class Activity(enum.Enum):
@@ -70,21 +51,22 @@ class Activity(enum.Enum):
     EXPOSED = "exposed communication"  # see [Note: exposed communication]
     COPY_BACK = "copy back"  # averages go where the optimizer reads them
     OPTIMIZER = "optimizer"
-    OTHER = "other"  # everything without an event: data, zero_grad, logging
+    DATA = "data loader"  # a `DataLoader` is waited for
+    OTHER = "other"  # everything without an event: zero_grad, logging
+
+
+OF_MODULES = (Activity.FORWARD, Activity.BACKWARD, Activity.EXPOSED, Activity.COPY_BACK)
 
 
 @dataclass(frozen=True)
 class Span:
-    """A time of one activity; `bucket` is the one that is waited for, copied back or packed, else -1."""
+    """A time of one activity, of a `module` of several; `bucket` is waited for, copied back or packed, else -1."""
 
     activity: Activity
     begin_ns: int
     end_ns: int
     bucket: int = -1
-
-    @property
-    def interval(self) -> Interval:
-        return Interval(self.begin_ns, self.end_ns)
+    module: str = ""
 
     @property
     def length_ns(self) -> int:
@@ -111,19 +93,26 @@ class BucketHistory:
     awaited_ns: int = 0
     completion_was_seen: bool = True
 
-    @property
-    def held_ns(self) -> int:
-        """How long it was ready but not launched, since a bucket before it in the plan was not ready."""
-        if self.ready_ns is None or self.launched_ns is None:
-            return 0
-        return max(0, self.launched_ns - self.ready_ns)
+
+class Pass(NamedTuple):
+    """One module's synchronised backward in a step of several; its buckets; when its gradients were complete."""
+
+    module: str
+    buckets: range
+    complete_ns: int | None
+
+
+class Stretch(NamedTuple):
+    """A part of a bucket's time: its bytes move or it waits for ranks, its own rank stands still or does not."""
+
+    begin_ns: int
+    end_ns: int
+    moves: bool
+    exposed: bool
 
 
 class Passage(NamedTuple):
-    """What delayed a bucket on one rank from its launch on. See [Note: a bucket's passage].
-
-    `wire` is None if it never arrived; then it waits to the end of the step, for an unknown reason.
-    """
+    """What delayed a bucket on one rank; `wire` is None if it never arrived. See [Note: a bucket's passage]."""
 
     queues: Interval
     waits_for_ranks: Interval
@@ -136,6 +125,8 @@ class RankStep:
 
     `ready_ns` gives for each parameter when its gradient arrived; at `gradients_complete_ns` backward has nothing
     left to compute. A step that ended with an error, or whose backward has no recorded end, is not `complete`.
+    Where there are several modules, it has `passes`, and the buckets are theirs one after the other. `peak_bytes`:
+    the most memory that its process had taken by the end of the recording; 0 if that is not known.
     """
 
     rank: int
@@ -148,28 +139,36 @@ class RankStep:
     buckets: tuple[BucketHistory, ...]
     plan: BucketPlan
     complete: bool
+    passes: tuple[Pass, ...] = ()
+    peak_bytes: int = 0
 
     @property
     def length_ns(self) -> int:
         return self.interval.length_ns
+
+    def pass_of(self, bucket: int) -> Pass:
+        """The backward that a bucket is of."""
+        one = Pass("", range(len(self.buckets)), self.gradients_complete_ns)
+        return next((one for one in self.passes if bucket in one.buckets), one)
+
+    def module_ns(self, activity: Activity, module: str) -> int:
+        return sum(span.length_ns for span in self.spans if (span.activity, span.module) == (activity, module))
 
     @cached_property
     def parts_ns(self) -> dict[Activity, int]:
         """How long each activity took; together they are the step."""
         return {a: sum(span.length_ns for span in self.spans if span.activity is a) for a in Activity}
 
-    @property
-    def waits(self) -> list[Span]:
-        """The times in which the rank stood still for communication."""
-        return [span for span in self.spans if span.activity is Activity.EXPOSED]
-
     def exposed(self, intervals: Iterable[Interval]) -> list[Interval]:
-        """The parts of `intervals` in which the rank stood still."""
-        return intersection(intervals, [span.interval for span in self.waits])
+        """The parts of `intervals` in which the rank stood still, in order."""
+        still = [span for span in self.spans if span.activity is Activity.EXPOSED]
+        both = [Interval(max(a.begin_ns, b.begin_ns), min(a.end_ns, b.end_ns)) for a in intervals for b in still]
+        return sorted(part for part in both if part.length_ns)
 
-    def hidden_ns(self, of: Interval) -> int:
-        """How much of an interval lies beside backward, rather than after it."""
-        end_ns = of.end_ns if self.gradients_complete_ns is None else self.gradients_complete_ns
+    def hidden_ns(self, of: Interval, bucket: int) -> int:
+        """How much of a bucket's interval lies beside backward, rather than after it."""
+        complete_ns = self.pass_of(bucket).complete_ns
+        end_ns = of.end_ns if complete_ns is None else complete_ns
         return Interval(of.begin_ns, min(of.end_ns, end_ns)).length_ns
 
 
@@ -180,6 +179,7 @@ class Step:
     number: int
     ranks: tuple[RankStep, ...]
     world_size: int
+    adds_after_ns: int = 0
 
     @property
     def complete(self) -> bool:
@@ -205,29 +205,47 @@ class Step:
     def plan(self) -> BucketPlan:
         return self.ranks[0].plan
 
-    def last_launch(self, bucket: int) -> tuple[int, int] | None:
-        """When the last rank launched the bucket, and which rank that was. None if not all were recorded.
+    @property
+    def last(self) -> RankStep:
+        """It ends backward last, or of several stands still least. See [Note: the cost of communication]."""
+        if self.ranks[0].passes:
+            return min(self.ranks, key=lambda rank: rank.parts_ns[Activity.EXPOSED])
+        return max(self.ranks, key=lambda rank: rank.gradients_complete_ns or 0)
 
-        The collective cannot begin before that.
-        """
-        launches = [(rank.buckets[bucket].launched_ns, rank.rank) for rank in self.ranks]
+    def waits_for_last_ns(self, rank: RankStep) -> int:
+        """How long a rank stands still for the one that ends backward last, rather than for communication."""
+        still = Activity.EXPOSED
+        return max(0, rank.parts_ns[still] - self.last.parts_ns[still])
+
+    def last_join(self, bucket: int) -> tuple[int, int] | None:
+        """When the last rank joined, and which: see [Note: a bucket's passage]. None if not all were recorded."""
+        launches = [(rank.buckets[bucket].launched_ns, rank) for rank in self.ranks]
         known = [(t_ns, rank) for t_ns, rank in launches if t_ns is not None]
-        return max(known) if len(known) == self.world_size else None
+        if len(known) < self.world_size:
+            return None
+        latest_ns = max(t_ns for t_ns, _ in known) + self.adds_after_ns
+        completes = [rank.pass_of(bucket).complete_ns or 0 for _, rank in known]
+        joins = [
+            (max(t, min(complete_ns, latest_ns)), t, rank.rank)
+            for (t, rank), complete_ns in zip(known, completes, strict=True)
+        ]
+        join_ns, _, last = max(joins)
+        return join_ns, last
 
     def passage(self, bucket: int, rank: RankStep) -> Passage | None:
         """What delayed the bucket from its launch to its arrival. None if it was not launched.
 
         Where not all ranks were recorded, waiting for the others looks like moving bytes.
         """
-        history, last = rank.buckets[bucket], self.last_launch(bucket)
+        history, last = rank.buckets[bucket], self.last_join(bucket)
         launched_ns, completed_ns = history.launched_ns, history.completed_ns
         if launched_ns is None:
             return None
         end_ns = rank.interval.end_ns if completed_ns is None else completed_ns
-        all_launched_ns = launched_ns if last is None else last[0]
+        joined_ns = launched_ns if last is None else last[0]
         earlier = (rank.buckets[index].completed_ns or 0 for index in range(bucket))
         free_ns = min(max([launched_ns, *earlier]), end_ns)  # it may overtake others
-        begin_ns = end_ns if completed_ns is None else min(max(all_launched_ns, free_ns), end_ns)
+        begin_ns = end_ns if completed_ns is None else min(max(joined_ns, free_ns), end_ns)
         wire = None if completed_ns is None else Interval(begin_ns, end_ns)
         return Passage(Interval(launched_ns, free_ns), Interval(free_ns, begin_ns), wire)
 
@@ -236,24 +254,19 @@ class Step:
         passage = self.passage(bucket, rank)
         return None if passage is None else passage.wire
 
+    def stretches(self, bucket: int, rank: RankStep) -> list[Stretch]:
+        """What is drawn of a bucket in a rank's lane; nothing while it queues, for then the lane is another's."""
+        passage = self.passage(bucket, rank)
+        found = []
+        for part, moves in ((passage.waits_for_ranks, False), (passage.wire, True)) if passage else ():
+            if part is not None:
+                exposed = rank.exposed([part])
+                edges = [part.begin_ns, *(t_ns for interval in exposed for t_ns in interval), part.end_ns]
+                found += [Stretch(*ends, moves, ends in exposed) for ends in pairwise(edges)]
+        return [stretch for stretch in found if stretch.begin_ns < stretch.end_ns]
+
     def overlap(self, rank: RankStep) -> float:
         """The share of the communication for which the rank did not stand still; 1 if there was none."""
         wires = [wire for b in rank.buckets if (wire := self.on_the_wire(b.index, rank)) is not None]
-        return 1 - measure_ns(rank.exposed(wires)) / measure_ns(wires) if measure_ns(wires) else 1.0
-
-
-def typical(steps: Sequence[Step]) -> Step:
-    """The step that stands for the others: the one of median length among those with the final plan.
-
-    Raises:
-        ValueError: there is no step at all.
-    """
-    if not steps:
-        raise ValueError(
-            "No step was recorded: there must be a forward and a backward that is synchronised within the "
-            "recording. Put `with minddp.xray(ddp)` around at least one whole step."
-        )
-    candidates = [step for step in steps if step.complete] or list(steps)
-    final = [step for step in candidates if step.plan.buckets == candidates[-1].plan.buckets]
-    median = statistics.median_low(step.length_ns for step in final)
-    return next(step for step in final if step.length_ns == median)
+        total_ns, exposed_ns = (sum(part.length_ns for part in parts) for parts in (wires, rank.exposed(wires)))
+        return 1 - exposed_ns / total_ns if total_ns else 1.0

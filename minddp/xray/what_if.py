@@ -1,162 +1,243 @@
-"""The recorded step under other plans and with other numbers of ranks. Pure.
+"""What would make a step shorter: the recorded steps played again, each time with one thing changed. Pure.
 
-[Note: what is predicted]
-Messages take what a link fitted to the recording says, by the model of `forecast/step_model.py`. Gradients become
-ready when they did in the recorded step, and the rest of the step stays as it was. What this leaves out: that
-communication slows down backward where both need the same cores, what a bucket costs the thread that trains, and
-that small messages may travel side by side. So it is meaningful for plans that are not too far from the recorded
-one; predicting that one as well shows how far to trust it.
+[Note: advice]
+No rule says what is wrong. Each change is tried on the model of `replay.py`, and what it gains is compared with the
+same model of the recording as it is, so that an error that both have does not count. Which ranks are late in each
+step, follows from [Note: late ranks].
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, plan_from_readiness
-from minddp.forecast.link import Link, fit_link
+from minddp.forecast.lateness import PHASES, RankTimes, costs_ns, late_ranks
 from minddp.forecast.planner import plan_buckets
-from minddp.forecast.step_model import Message, simulate
 from minddp.options import MIB, BucketCaps
-from minddp.platform.wording import size
-from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
+from minddp.platform.wording import joined, ranks, size
+from minddp.xray.recording import Recording
+from minddp.xray.replay import FREE, Change, Costs, Phase, Replay, busy, replay
+from minddp.xray.timeline import Activity, RankStep, Step
+
+LEAST_SHARE = 0.01  # of a step: gains below are not mentioned
+FASTER = 10  # the wire
+WITHOUT = {Phase.BETWEEN: "data ready: no time between steps", Phase.OPTIMIZER: "an optimizer that takes no time"}
+WITHOUT_LOADER = {Phase.DATA: "data ready: no wait for the loader", Phase.BETWEEN: "nothing else between steps"}
+STANDS_OUT = 0.1, 12.0  # a delay: more than this share of a step, and times the quartile of all costs
+EARLY = (Phase.BETWEEN, Phase.OPTIMIZER, Phase.DATA)  # before a backward, they lie in the step before
+NAMES = dict(zip(Phase, (*PHASES, "between forward and backward", "in the data loader"), strict=True))
+Factors = Mapping[tuple[int, int, Phase], float]
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A link as the recorded messages show it, and their number.
+class WhatIf:
+    """A change, in words and, if there are any, as arguments or calls; `of_plan`: it changes the buckets.
 
-    Messages of one size do not show which part of their time was latency; it then counts as none.
+    `gain_ns` is by how much it makes a step shorter on average, `step` a recorded one as it would be then.
     """
-
-    link: Link
-    messages: int
-    separates_latency: bool
-
-
-def fit(steps: Sequence[Step]) -> Fit | None:
-    """The link that explains best the median time of each size of message. None if none was seen to complete."""
-    times_of: dict[int, list[float]] = {}
-    for step in steps:
-        for rank in step.ranks:
-            for bucket in rank.buckets:
-                wire = step.on_the_wire(bucket.index, rank)
-                if wire is not None and wire.length_ns and bucket.nbytes:
-                    times_of.setdefault(bucket.nbytes, []).append(wire.length_ns / 1e9)
-    if not times_of:
-        return None
-    medians = {nbytes: statistics.median(times) for nbytes, times in times_of.items()}
-    (nbytes, seconds), *others = medians.items()
-    link = fit_link(medians) if others else Link(0.0, nbytes / seconds)
-    return Fit(link, sum(map(len, times_of.values())), separates_latency=bool(others))
-
-
-# ---------------------------------------------------------------------- a prediction
-
-
-def predict(step: Step, plan: BucketPlan, link: Link) -> Step:
-    """`step`, which must be complete, with its gradients in the buckets of `plan`.
-
-    Each rank is as recorded in backward, then waits and copies, then as recorded again. Buckets are launched when
-    the wire is free for them, on all ranks alike.
-    """
-    messages = [
-        Message(bucket.nbytes, _ready_s(step, [slot.param for slot in bucket.slots])) for bucket in plan.buckets
-    ]
-    wires = [Interval(*(step.begin_ns + round(t * 1e9) for t in transfer)) for transfer in simulate(messages, link)]
-    return replace(step, ranks=tuple(_predicted_rank(rank, plan, wires) for rank in step.ranks))
-
-
-def _predicted_rank(rank: RankStep, plan: BucketPlan, wires: Sequence[Interval]) -> RankStep:
-    spans = tuple(span for span in _predicted_spans(rank, plan, wires) if span.length_ns)
-    buckets = tuple(
-        BucketHistory(bucket.index, bucket.nbytes, launched_ns=wire.begin_ns, completed_ns=wire.end_ns)
-        for bucket, wire in zip(plan.buckets, wires, strict=True)
-    )
-    interval = Interval(spans[0].begin_ns, spans[-1].end_ns)
-    return replace(rank, interval=interval, spans=spans, buckets=buckets, plan=plan)
-
-
-def _ready_s(step: Step, params: Sequence[int]) -> float:
-    """When the gradients of `params` are ready on all ranks, in seconds since the step began.
-
-    If a rank has recorded none of them, when its backward ends.
-    """
-    known = [[rank.ready_ns[p] for p in params if p in rank.ready_ns] for rank in step.ranks]
-    ready_ns = max(max(times, default=_complete_ns(rank)) for rank, times in zip(step.ranks, known, strict=True))
-    return (ready_ns - step.begin_ns) / 1e9
-
-
-def _predicted_spans(rank: RankStep, plan: BucketPlan, wires: Sequence[Interval]) -> Iterator[Span]:
-    now_ns = complete_ns = _complete_ns(rank)
-    copy_ns_per_byte = rank.parts_ns[Activity.COPY_BACK] / max(1, plan.nbytes)
-    yield from (span for span in rank.spans if span.end_ns <= complete_ns)
-    for bucket, wire in zip(plan.buckets, wires, strict=True):
-        copy_begins_ns = max(now_ns, wire.end_ns)
-        copy_ends_ns = copy_begins_ns + round(copy_ns_per_byte * bucket.nbytes)
-        yield Span(Activity.EXPOSED, now_ns, copy_begins_ns, bucket.index)
-        yield Span(Activity.COPY_BACK, copy_begins_ns, copy_ends_ns, bucket.index)
-        now_ns = copy_ends_ns
-    for span in rank.spans:
-        if span.end_ns > complete_ns and span.activity not in (Activity.EXPOSED, Activity.COPY_BACK):
-            yield replace(span, begin_ns=now_ns, end_ns=now_ns + span.length_ns)
-            now_ns += span.length_ns
-
-
-def _complete_ns(rank: RankStep) -> int:
-    complete_ns = rank.gradients_complete_ns
-    assert complete_ns is not None, "a complete step has the end of its backward"
-    return complete_ns
-
-
-# ---------------------------------------------------------------------- other plans, other numbers of ranks
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A plan, in words, the arguments of `DistributedDataParallel` that make it, as code, and its prediction."""
 
     title: str
     code: str
-    prediction: Step
+    of_plan: bool
+    step_ns: float
+    gain_ns: float
+    step: Step
 
 
-def alternatives(step: Step, link: Link) -> list[Alternative]:
-    """The recorded plan, then settings from few buckets to many, then a computed plan; each partition once."""
-    recorded = Alternative("as recorded", "", predict(step, step.plan, link))
-    others = {_partition(step.plan): recorded}
-    for title, code, plan in [*_settings(step), _computed(step, link)]:
-        if _partition(plan) not in others:
-            others[_partition(plan)] = Alternative(title, code, predict(step, plan, link))
-    recorded, *rest = others.values()
-    return [recorded, *sorted(rest, key=lambda other: ("auto" in other.code, len(other.prediction.plan.buckets)))]
+def what_ifs(recording: Recording, steps: Sequence[Step], shown: int, costs: Costs) -> list[WhatIf]:
+    """All changes, the best first; the first of all is none. `steps[shown]` is the typical one."""
+    as_it_is = replay(steps, costs)
+    tried = [*_phases(steps), *_communication(recording, steps, costs)]
+    if recording.has_plan:
+        tried += _plans(steps[shown], costs)
+    found = [_outcome(change, replay(steps, costs, change), as_it_is, shown) for change in tried]
+    unchanged = _outcome(Change(), as_it_is, as_it_is, shown)
+    return [unchanged, *sorted(found, key=lambda one: one.gain_ns, reverse=True)]
+
+
+def _outcome(change: Change, then: Replay, as_it_is: Replay, shown: int) -> WhatIf:
+    step = then.steps[shown if change.shown is None else change.shown]
+    gain_ns = as_it_is.step_ns - then.step_ns
+    return WhatIf(change.title, change.code, change.plan is not None, then.step_ns, gain_ns, step)
+
+
+# ---------------------------------------------------------------------- what ranks do
+
+
+def _phases(steps: Sequence[Step]) -> Iterator[Change]:
+    if len(steps[0].ranks) > 1:
+        yield from _late(Cycles(steps))
+    loads = any(rank.parts_ns[Activity.DATA] for step in steps for rank in step.ranks)
+    for phase, title in (WITHOUT | WITHOUT_LOADER if loads else WITHOUT).items():
+        nothing = {(t, rank.rank, phase): 0.0 for t, step in enumerate(steps) for rank in step.ranks}
+        yield Change(factors=nothing, title=title)
+
+
+def _late(cycles: Cycles) -> Iterator[Change]:
+    """Late ranks as quick as the others: in each phase, in all; then no delays in single steps."""
+    late = late_ranks(cycles.times, LEAST_SHARE)
+    by_phase: dict[Phase, Factors] = {}
+    for phase in Phase:
+        behind_ns = {one.rank: min(one.late_ns, cycles.usually_behind_ns(one.rank, phase)) for one in late}
+        behind_ns = {place: ns for place, ns in behind_ns.items() if ns > LEAST_SHARE * cycles.step_ns}
+        if behind_ns:
+            by_phase[phase] = dict(
+                cycles.shorter(t, place, phase, by_ns)
+                for place, by_ns in behind_ns.items()
+                for t in range(len(cycles.steps))
+            )
+            yield Change(factors=by_phase[phase], title=_as_quick(cycles, behind_ns, [phase]))
+    if len(by_phase) > 1:
+        every = {key: factor for factors in by_phase.values() for key, factor in factors.items()}
+        title = _as_quick(cycles, [one.rank for one in late], list(by_phase))
+        yield Change(factors=every, title=title)
+    yield from _delays(cycles, {one.rank for one in late if one.in_steps == 1})
+
+
+def _as_quick(cycles: Cycles, places: Iterable[int], phases: Sequence[Phase]) -> str:
+    names = ranks([cycles.steps[0].ranks[place].rank for place in places])
+    return f"{names} as quick as the others {joined([NAMES[phase] for phase in phases])}"
+
+
+def _delays(cycles: Cycles, known: set[int]) -> Iterator[Change]:
+    """What stands out in single steps from the quiet ones, of ranks that are not known to be late."""
+    by_rank = list(zip(*map(costs_ns, cycles.times), strict=True))
+    share, quartiles = STANDS_OUT
+    quiet_ns = statistics.quantiles([abs(cost) for costs in by_rank for cost in costs], n=4)[0]
+    least_ns = max(share * cycles.step_ns, quartiles * quiet_ns)
+    places = [place for place in range(len(by_rank)) if place not in known]
+    found = [(t, place) for place in places for t, cost in enumerate(by_rank[place]) if cost > least_ns]
+    if not found:
+        return
+    factors = dict(
+        cycles.shorter(t, place, phase, cycles.behind_ns(t, place, phase)) for t, place in found for phase in Phase
+    )
+    worst, place = max(found, key=lambda where: by_rank[where[1]][where[0]])
+    most = NAMES[max(Phase, key=lambda phase: cycles.behind_ns(worst, place, phase))]
+    step = cycles.steps[worst]
+    which = f"rank {step.ranks[place].rank} by {by_rank[place][worst] / 1e6:.1f} ms {most}, step {step.number}"
+    title = f"no delays in single steps ({len(found)} of {len(cycles.steps)}; the longest: {which})"
+    yield Change(factors=factors, title=title, shown=worst)
+
+
+class Cycles:
+    """The time from the end of one backward to the next, by step, place of the rank, and phase.
+
+    What precedes the first is not known, so that counts as if it followed itself. X-ray knows when backward begins:
+    for `times`, what lies between forward and backward is a part of forward.
+    """
+
+    def __init__(self, steps: Sequence[Step]):
+        self.steps = steps
+        own = [[_by_phase(rank) for rank in step.ranks] for step in steps]
+        self.busy_ns = [
+            [
+                {phase: (last if phase in EARLY else now)[phase] for phase in Phase}
+                for last, now in zip(own[max(0, t - 1)], own[t], strict=True)
+            ]
+            for t in range(len(own))
+        ]
+        self.times = [
+            [_rank_times(rank, busy_ns) for rank, busy_ns in zip(step.ranks, of_step, strict=True)]
+            for step, of_step in zip(steps, self.busy_ns, strict=True)
+        ]
+        self.step_ns = statistics.median(sum(step[0]) for step in self.times)
+
+    def behind_ns(self, t: int, place: int, phase: Phase) -> float:
+        """How much longer a rank is busy than the median other one; negative if it is quicker."""
+        lengths = [busy_ns[phase] for busy_ns in self.busy_ns[t]]
+        return lengths.pop(place) - statistics.median(lengths)
+
+    def usually_behind_ns(self, place: int, phase: Phase) -> float:
+        return statistics.median(self.behind_ns(t, place, phase) for t in range(len(self.steps)))
+
+    def shorter(self, t: int, place: int, phase: Phase, by_ns: float) -> tuple[tuple[int, int, Phase], float]:
+        """The factor for a phase before the end of backward t; some of it lies in the step before."""
+        recorded_in = max(0, t - 1) if phase in EARLY else t
+        factor = 1 - by_ns / max(1, self.busy_ns[t][place][phase])
+        return (recorded_in, self.steps[0].ranks[place].rank, phase), min(1.0, max(0.0, factor))
+
+
+def _by_phase(rank: RankStep) -> dict[Phase, int]:
+    lengths = dict.fromkeys(Phase, 0)
+    for span, phase in busy(rank):
+        lengths[phase] += span.length_ns
+    return lengths
+
+
+def _rank_times(rank: RankStep, busy_ns: Mapping[Phase, int]) -> RankTimes:
+    between, forward, backward, optimizer, accumulation, loss, data = (busy_ns[phase] for phase in Phase)
+    waited = rank.parts_ns[Activity.EXPOSED] + rank.parts_ns[Activity.BUFFERS]
+    return RankTimes(between + data, forward + loss, backward, optimizer, accumulation, waited)
+
+
+# ---------------------------------------------------------------------- communication
+
+
+def _communication(recording: Recording, steps: Sequence[Step], costs: Costs) -> Iterator[Change]:
+    def times_as_fast(factor: float, title: str, code: str = "") -> Change:
+        wire = replace(costs.wire, bytes_per_s=factor * costs.wire.bytes_per_s)
+        return Change(costs=lambda c: replace(c, wire=wire), title=title, code=code)
+
+    yield times_as_fast(FASTER, f"a wire {FASTER} times as fast")
+    has_hook = any(e.kind is EventKind.COMM_HOOK_RETURNED for rank in recording.ranks for e in rank.events)
+    if not has_hook and recording.has_plan and {p.dtype for p in steps[0].plan.params} == {torch.float32}:
+        code = "ddp.register_comm_hook(None, fp16_compress_hook)"
+        yield times_as_fast(2, "half the bytes, by a hook of lower precision", code)
+    if costs.copy is not FREE and recording.has_plan:
+        code = _wrapped("gradient_as_bucket_view=True")
+        yield Change(costs=lambda c: replace(c, copy=FREE), title="no copy back", code=code)
+
+
+def _wrapped(arguments: str) -> str:
+    return f"DistributedDataParallel({', '.join(filter(None, ['model', arguments]))})"
+
+
+def _plans(step: Step, costs: Costs) -> Iterator[Change]:
+    """Other buckets; each partition once."""
+    seen = {_partition(step.plan)}
+    for title, arguments, plan in [*_settings(step), _computed(step, costs)]:
+        if _partition(plan) not in seen:
+            seen.add(_partition(plan))
+            yield Change(plan, title=title, code=_wrapped(arguments))
 
 
 def _settings(step: Step) -> Iterator[tuple[str, str, BucketPlan]]:
-    """Common settings, from one bucket to one per parameter."""
+    """Common settings, from one bucket to one per parameter, and an earlier first one."""
     specs, order = step.plan.params, ready_order(step)
     total_mib = step.plan.nbytes / MIB
     largest = math.floor(math.log2(max(total_mib, 2**-8) / 1.5))
     halves = [2.0**exponent for exponent in range(largest, largest - 5, -1)]
-    settings: list[tuple[str, float | None]] = [
-        ("one bucket", math.ceil(total_mib)),
-        ("a bucket per parameter", 0),
-        ("default: 1 MiB, then 25 MiB", None),
-        *((f"buckets of {size(cap * MIB)}", cap) for cap in halves),
+    earlier_mib = step.plan.buckets[0].nbytes / MIB / 4
+    rest_mib = max(bucket.nbytes for bucket in step.plan.buckets) / MIB
+    settings: list[tuple[str, float | None, float | None]] = [
+        ("one bucket", math.ceil(total_mib), None),
+        ("a bucket per parameter", 0, None),
+        ("default buckets: 1 MiB, then 25 MiB", None, None),
+        *((f"buckets of {size(cap * MIB)}", cap, None) for cap in halves),
+        (f"the first bucket earlier: {size(earlier_mib * MIB)}", rest_mib, earlier_mib),
     ]
-    for title, cap_mb in settings:
-        caps_bytes = BucketCaps.from_mib(cap_mb, None).after_rebuild()
-        code = "" if cap_mb is None else f"bucket_cap_mb={cap_mb:.12g}"
+    for title, cap_mb, first_mb in settings:
+        caps_bytes = BucketCaps.from_mib(cap_mb, None, first_mb).after_rebuild()
+        named = {"bucket_cap_mb": cap_mb, "first_bucket_cap_mb": first_mb}
+        code = ", ".join(f"{name}={value:.12g}" for name, value in named.items() if value is not None)
         yield title, code, plan_from_readiness(specs, order, caps_bytes)
 
 
-def _computed(step: Step, link: Link) -> tuple[str, str, BucketPlan]:
+def _computed(step: Step, costs: Costs) -> tuple[str, str, BucketPlan]:
     """The plan that `bucket_cap_mb="auto"` makes of these times."""
-    ready_s = [_ready_s(step, [param]) for param in range(len(step.plan.params))]
-    plan = plan_buckets(step.plan.params, ready_s, link)
-    return "computed for this step", 'bucket_cap_mb="auto"', plan
+    never_ns = max(rank.gradients_complete_ns or 0 for rank in step.ranks)
+    ready_s = [
+        (max(rank.ready_ns.get(param, never_ns) for rank in step.ranks) - step.begin_ns) / 1e9
+        for param in range(len(step.plan.params))
+    ]
+    return "computed buckets", 'bucket_cap_mb="auto"', plan_buckets(step.plan.params, ready_s, costs.wire)
 
 
 def ready_order(step: Step) -> list[int]:
@@ -167,10 +248,3 @@ def ready_order(step: Step) -> list[int]:
 
 def _partition(plan: BucketPlan) -> Sequence[frozenset[int]]:
     return tuple(frozenset(slot.param for slot in bucket.slots) for bucket in plan.buckets)
-
-
-def with_other_ranks(step: Step, link: Link) -> dict[int, Step]:
-    """The recorded plan with 2, 4 and 8 times as many ranks in a ring; none for one rank, which sends nothing."""
-    ranks = step.world_size
-    numbers = [ranks * factor for factor in (2, 4, 8)] if ranks > 1 else []
-    return {n: predict(step, step.plan, link.with_ranks(n, instead_of=ranks)) for n in numbers}

@@ -1,22 +1,22 @@
-"""A step in plain sentences, for the terminal, the page and the picture. Pure.
-
-Names of parameters stand in backticks.
-"""
+"""A step in plain sentences, for the terminal and the page; parameters' names stand in backticks. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from minddp.core.events import EventKind
 from minddp.platform.wording import count, joined, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.xray.analysis import Analysis
 from minddp.xray.recording import Recording
-from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Step, measure_ns
-from minddp.xray.waits import Cause, Wait, worst_wait
+from minddp.xray.timeline import Activity, BucketHistory, Interval, RankStep, Step
+from minddp.xray.what_if import LEAST_SHARE, WhatIf
 
 NEGLIGIBLE = 0.01  # of a step
+NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
 NOTABLE_NS = 50_000  # shorter waits are not mentioned
+NOTABLE_MISS = 0.1  # of the step: a model that is further off is no basis for a decision
 
 
 def ms(ns: float) -> str:
@@ -34,74 +34,100 @@ def percent(share: float) -> str:
 
 
 def headline(step: Step) -> str:
-    """The step in one sentence."""
-    slowest = max(step.ranks, key=lambda rank: rank.parts_ns[Activity.EXPOSED])
-    waited_ns = slowest.parts_ns[Activity.EXPOSED]
-    took = f"A step takes {ms(step.length_ns)}"
+    """The step in one sentence. See [Note: the cost of communication]."""
     if not step.complete:
         return f"This step did not come to its end: it stopped after {ms(step.length_ns)}."
-    if waited_ns < NEGLIGIBLE * step.length_ns:
-        return f"{took}, and hardly any of it is spent waiting for gradients."
-    return f"{took}; rank {slowest.rank} waits {ms(waited_ns)} of it for gradients."
+    costs_ns = step.last.parts_ns[Activity.EXPOSED]
+    longest = max(step.ranks, key=step.waits_for_last_ns)
+    waits_ns = step.waits_for_last_ns(longest)
+    parts = []
+    if costs_ns >= NEGLIGIBLE * step.length_ns:
+        parts.append(f"communication costs {ms(costs_ns)} of it")
+    if waits_ns >= NEGLIGIBLE * step.length_ns:
+        parts.append(f"rank {longest.rank} waits {ms(waits_ns)} for rank {step.last.rank}")
+    if not parts:
+        return f"A step takes {ms(step.length_ns)}, and hardly any of it is spent waiting for gradients."
+    return f"A step takes {ms(step.length_ns)}; {joined(parts)}."
 
 
-def overlap_sentence(step: Step) -> str:
-    """How much of the communication is hidden, rank by rank where they differ."""
-    shares = {rank.rank: step.overlap(rank) for rank in step.ranks}
-    least, most = min(shares, key=lambda rank: shares[rank]), max(shares, key=lambda rank: shares[rank])
-    if shares[most] - shares[least] < 0.03:
-        return f"{percent(shares[least])} of the communication is hidden behind computation."
-    return (
-        f"Of the communication, {percent(shares[least])} is hidden behind computation on rank {least}, and "
-        f"{percent(shares[most])} on rank {most}."
-    )
+def modules_sentence(step: Step) -> str:
+    """What each of several modules reduces in a step; empty for one."""
+    parts = []
+    for module in dict.fromkeys(one.module for one in step.ranks[0].passes):
+        passes = [one for one in step.ranks[0].passes if one.module == module]
+        buckets = [step.plan.buckets[index] for one in passes for index in one.buckets]
+        nbytes = size(sum(bucket.nbytes for bucket in buckets))
+        parts.append(f"`{module}` {nbytes} in {count(len(buckets), 'message')} of {count(len(passes), 'backward')}")
+    if not parts:
+        return ""
+    return f"In a step, {joined(parts)}. Of several modules no other step is predicted."
 
 
-def worst_sentence(step: Step) -> str:
-    """The bucket for which a rank waits longest, and for what it waits meanwhile."""
-    wait = worst_wait(step)
-    if wait is None or wait.length_ns < NEGLIGIBLE / 2 * step.length_ns:
-        return "No rank stands still for a bucket for a notable time."
-    causes = [(cause, ns) for cause, ns in wait.ns_by_cause.items() if ns >= NOTABLE_NS]
-    listed = joined([f"{ms(ns)} {_while(step, wait, cause)}" for cause, ns in causes])
-    still = f"rank {wait.rank.rank} stands still for it for {ms(wait.length_ns)}"
-    return f"Bucket {wait.bucket} costs most: {still}{f' ({listed})' if listed else ''}."
+def noise_sentence(analysis: Analysis) -> str:
+    number, noise_ns = len(analysis.comparable), analysis.noise_ns
+    if number < 2:
+        return "Only one step was recorded: how far steps differ is not known."
+    share = percent(noise_ns / analysis.typical.length_ns)
+    return f"The middle half of {number} steps differ by {ms(noise_ns)} ({share}): less means nothing."
 
 
-def _while(step: Step, wait: Wait, cause: Cause) -> str:
-    last = step.last_launch(wait.bucket)
-    return {
-        Cause.EARLIER_BUCKET: f"while bucket {wait.bucket - 1} is still on the wire",
-        Cause.OTHER_RANK: f"until rank {last[1] if last else '?'} launches it",
-        Cause.WIRE: f"while its {size(wait.rank.buckets[wait.bucket].nbytes)} are on the wire",
-        Cause.WAKING: "after it has arrived",
-        Cause.UNKNOWN: "for agreements that are not about one bucket",
-    }[cause]
+# ---------------------------------------------------------------------- what would make it shorter
 
 
-def plans_sentence(analysis: Analysis) -> str:
-    """The predicted lengths of the step under other plans; empty where that cannot be predicted."""
-    lengths = [f"{ms(plan.prediction.length_ns)} ({plan.title})" for plan in analysis.plans]
-    return f"Predicted: {', '.join(lengths)}." if lengths else ""
+def advice_sentences(analysis: Analysis) -> list[str]:
+    """The changes that gain most, in order, each with its gain; empty where they cannot be played."""
+    if not analysis.what_ifs:
+        return []
+    if not analysis.advice:
+        return [f"Nothing that was tried makes a step {percent(LEAST_SHARE)} shorter."]
+    return [
+        f"{sentence(change.title)}: {gain(analysis, change)}.{code}"
+        for change in analysis.advice
+        for code in [f" `{change.code}`" if change.code else ""]
+    ]
+
+
+def gain(analysis: Analysis, change: WhatIf) -> str:
+    """How much shorter a step is by a change, and whether that is more than noise."""
+    if abs(change.gain_ns) < 0.005 * analysis.what_ifs[0].step_ns:
+        return "the same"
+    how = "shorter" if change.gain_ns > 0 else "longer"
+    share = percent(abs(change.gain_ns) / analysis.what_ifs[0].step_ns)
+    noise = ", within the noise" if abs(change.gain_ns) < analysis.noise_ns else ""
+    return f"{ms(abs(change.gain_ns))} ({share}) {how}{noise}"
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def model_sentences(analysis: Analysis) -> list[str]:
-    """The model behind the predictions, its error for the recorded plan, and more ranks; empty without them."""
-    fit, step = analysis.fit, analysis.typical
-    if fit is None or not analysis.plans:
+    """The model behind the predictions, and its error for the step as recorded; empty without predictions."""
+    costs, step = analysis.costs, analysis.typical
+    if costs is None or not analysis.what_ifs:
         return []
-    predicted_ns = analysis.plans[0].prediction.length_ns
-    latency = f"{1e3 * fit.link.latency_s:.2g} ms + " if fit.link.latency_s > 1e-6 else ""
-    model = (
-        f"The model: a message takes {latency}its bytes at {size(fit.link.bytes_per_s)} a second, fitted to "
-        f"{count(fit.messages, 'message')}; gradients become ready as recorded. For the recorded plan it says "
-        f"{ms(predicted_ns)}, recorded were {ms(step.length_ns)}."
+    wire = costs.wire
+    parts = [f"{1e3 * wire.latency_s:.2g} ms"] if wire.latency_s > 1e-6 else []
+    parts += [f"its bytes at {size(wire.bytes_per_s)} a second"] if wire.bytes_per_s < NO_LIMIT else []
+    return [
+        f"The model: a message takes {' + '.join(parts)}, fitted to "
+        f"{count(costs.messages, 'message')}; ranks compute as recorded. Played again unchanged, this step takes "
+        f"{ms(analysis.what_ifs[0].step.length_ns)}; recorded were {ms(step.length_ns)}."
+    ]
+
+
+def model_warning(analysis: Analysis) -> str:
+    """Not to rely on predictions, where the model misses the recorded step by far; else empty."""
+    if not analysis.what_ifs:
+        return ""
+    miss = analysis.what_ifs[0].step.length_ns / analysis.typical.length_ns - 1
+    if abs(miss) < NOTABLE_MISS:
+        return ""
+    off = f"{percent(abs(miss))} {'more' if miss > 0 else 'less'}"
+    return (
+        f"Do not rely on these times. For the step as recorded the model says {off} than was measured; it may be "
+        f"as wrong about the others."
     )
-    if not fit.separates_latency:
-        return [model, "All messages have one size, so their latency is not known."]
-    lengths = [f"{ms(step.length_ns)} with {ranks}" for ranks, step in analysis.with_other_ranks.items()]
-    more = f"With more ranks in a ring of the same wires, a step is predicted to take {', '.join(lengths)}."
-    return [model, more] if lengths else [model]
 
 
 # ---------------------------------------------------------------------- the recording
@@ -152,8 +178,17 @@ def facts(recording: Recording) -> list[str]:
         if not dropped
         else f"{kept:,} events; the {dropped:,} oldest did not fit the ring of {recording.ranks[0].capacity:,}."
     )
+    if not any(event.kind is EventKind.OPTIMIZER_END for rank in recording.ranks for event in rank.events):
+        sentences.append("No optimizer of torch.optim was seen: what else updates parameters counts as other.")
+    sentences += [
+        f"Rank {rank.rank} stood still for {ms(wait.ns)} in {count(wait.times, 'call')} of `{wait.where}`."
+        for rank in recording.ranks
+        for wait in rank.host_waits
+        if wait.ns > NEGLIGIBLE * (rank.stopped_ns - rank.events[0].t_ns)
+    ]
     sentences += [f"Rank {rank.rank} ended with {rank.error}" for rank in recording.ranks if rank.error]
-    return sentences + list(recording.notes)
+    findings = dict.fromkeys(finding for rank in recording.ranks for finding in rank.findings)  # of the guard
+    return [*sentences, *findings, *recording.notes]
 
 
 # ---------------------------------------------------------------------- one bucket
@@ -167,12 +202,8 @@ class Stage(NamedTuple):
     sentence: str
 
 
-def life_of(step: Step, rank: RankStep, bucket: BucketHistory) -> list[Stage]:
+def life_of(step: Step, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage]:
     """A bucket's life on one rank, stage by stage, without those that did not happen."""
-    return [stage for stage in _stages(step, rank, bucket) if stage.interval.end_ns >= stage.interval.begin_ns]
-
-
-def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage]:
     if bucket.fills is not None and bucket.last_param is not None:
         gradients = count(len(rank.plan.buckets[bucket.index].slots), "gradient")
         name = rank.plan.params[bucket.last_param].name
@@ -181,41 +212,44 @@ def _stages(step: Step, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage
     passage = step.passage(bucket.index, rank)
     if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
         return
-    yield Stage("held", Interval(bucket.ready_ns, bucket.launched_ns), _held_sentence(bucket))
+    held = Interval(bucket.ready_ns, bucket.launched_ns)
+    yield Stage("held", held, _held_sentence(held))
     if passage.queues.length_ns:
         sentence = f"Bucket {bucket.index - 1} is still on the wire for {ms(passage.queues.length_ns)}."
         yield Stage("queues", passage.queues, sentence)
-    last = step.last_launch(bucket.index)
+    last = step.last_join(bucket.index)
     if passage.wire is None:
         sentence = "It never arrived: what the other ranks did with it is not known."
         yield Stage("waits for ranks", passage.waits_for_ranks, sentence)
         return
     if last is not None:
-        sentence = _ranks_sentence(rank, last[1], passage.waits_for_ranks)
+        sentence = _ranks_sentence(step, rank, last[1], passage.waits_for_ranks)
         yield Stage("waits for ranks", passage.waits_for_ranks, sentence)
     yield Stage("on the wire", passage.wire, _wire_sentence(rank, bucket, passage.wire))
 
 
-def _held_sentence(bucket: BucketHistory) -> str:
-    if bucket.held_ns < NOTABLE_NS:
+def _held_sentence(held: Interval) -> str:
+    if held.length_ns < NOTABLE_NS:
         return "It leaves at once: all buckets before it have gone."
-    return f"It is ready, but for {ms(bucket.held_ns)} a bucket before it is not: buckets leave in plan order."
+    return f"It is ready, but for {ms(held.length_ns)} a bucket before it is not: buckets leave in plan order."
 
 
-def _ranks_sentence(rank: RankStep, last_rank: int, waits: Interval) -> str:
+def _ranks_sentence(step: Step, rank: RankStep, last_rank: int, waits: Interval) -> str:
+    late = ms(waits.length_ns)
+    if step.adds_after_ns and waits.length_ns >= NOTABLE_NS:
+        return f"In shared memory, ranks add while they wait: rank {last_rank} begins to wait {late} later."
     if last_rank == rank.rank:
         return "This rank is the last to launch it."
     if waits.length_ns < NOTABLE_NS:
         return "All ranks are there: the sum can begin."
-    late = ms(waits.length_ns)
     return f"The wire is free, but rank {last_rank} launches it {late} later: until then nothing can be added up."
 
 
 def _wire_sentence(rank: RankStep, bucket: BucketHistory, wire: Interval) -> str:
     took_ns = max(1, wire.length_ns)
     seen = "" if bucket.completion_was_seen else " at most (its completion was not seen)"
-    exposed_ns = measure_ns(rank.exposed([wire]))
+    exposed_ns = sum(part.length_ns for part in rank.exposed([wire]))
     return (
         f"{size(bucket.nbytes)} in {ms(took_ns)}{seen}, {size(bucket.nbytes / took_ns * 1e9)} a second: "
-        f"{ms(rank.hidden_ns(wire))} hidden by backward, {ms(exposed_ns)} exposed."
+        f"{ms(rank.hidden_ns(wire, bucket.index))} hidden by backward, {ms(exposed_ns)} exposed."
     )

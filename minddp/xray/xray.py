@@ -1,12 +1,9 @@
-"""`with minddp.xray(ddp) as x:` records the steps inside; afterwards `x` saves, explains and compares them.
-
-A `Window` records some steps in the middle of a loop.
-"""
+"""`with minddp.xray(ddp) as x:` records the steps inside; afterwards `x` saves, explains and compares them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minddp.ddp import DistributedDataParallel
-from minddp.xray.peers import Gathered, Peers
+from minddp.xray.peers import Peers
 from minddp.xray.record import CAPACITY, Recorder
 from minddp.xray.recording import Recording
 from minddp.xray.result import Comparison, Result
@@ -31,7 +28,8 @@ class XRay(Comparison):
     [Note: which ranks record].
 
     Args:
-        ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`.
+        ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`. Several that
+            train together, by names: `minddp.xray({"actor": actor, "critic": critic})`.
         title: its name in pictures; by default the module's class.
         capacity: how many events are kept, the latest; all pictures show how many were dropped.
         first_step: the number of the first step recorded; by default the number of synchronised backwards before.
@@ -42,7 +40,7 @@ class XRay(Comparison):
 
     def __init__(
         self,
-        ddp: nn.Module | Source,
+        ddp: nn.Module | Source | Mapping[str, nn.Module | Source],
         *,
         title: str | None = None,
         capacity: int = CAPACITY,
@@ -50,9 +48,14 @@ class XRay(Comparison):
         save_to: str | Path | Sequence[str | Path] = (),
         limit_s: float = LIMIT_S,
     ):
-        self._source = _source_of(ddp)
+        (name, first), *others = ddp.items() if isinstance(ddp, Mapping) else [("", ddp)]
+        self._source = source_of(first)
         self._title = title or self._source.title
         self._recorder = Recorder(self._source, capacity, first_step)
+        self._modules = [name or f"{self._source.title} #1"]
+        self._left_out: list[str] = []
+        for name, other in others:
+            self.add(other, name)
         self._save_to = [save_to] if isinstance(save_to, (str, Path)) else list(save_to)
         self._limit_s = limit_s
         self._result: Result | None = None
@@ -64,6 +67,17 @@ class XRay(Comparison):
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.stop(error)
 
+    def add(self, ddp: nn.Module | Source, name: str = "") -> None:
+        """Record another wrapper that trains together with the first, perhaps under way; all ranks in one order."""
+        source = source_of(ddp)
+        number = 1 + len(self._modules) + len(self._left_out)
+        name = name if name and name not in self._modules else f"{source.title} #{number}"
+        if (source.rank, source.world_size) == (self._source.rank, self._source.world_size):
+            self._modules.append(name)
+            self._recorder.add(source)
+        else:
+            self._left_out.append(name)
+
     def start(self) -> None:
         """Record from now on. Between two steps, so that the first one is whole."""
         self._result = None
@@ -72,17 +86,17 @@ class XRay(Comparison):
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the recording and gather the ranks' parts, unless an `error` ends it."""
-        ours = self._recorder.stop(error)
+        ours = self._recorder.stop(error, self._modules if len(self._modules) > 1 else ())
         if error is None:
-            gathered = self._peers.gather(ours)
+            ranks, notes, is_first = self._peers.gather(ours)
         else:
             self._peers.leave()
-            gathered = Gathered(
-                (ours,), (f"Rank {ours.rank} alone, since an exception ended the recording.",), True
-            )
+            alone = f"Rank {ours.rank} alone, since an exception ended the recording."
+            ranks, notes, is_first = (ours,), (alone,), True
+        left_out = [f"{name} is not recorded: its process group has other ranks." for name in self._left_out]
         source = self._source
-        recording = Recording(self._title, gathered.ranks, source.wrapper, gathered.notes, source.has_plan)
-        self._result = Result(recording, is_first=gathered.is_first)
+        recording = Recording(self._title, ranks, source.wrapper, (*notes, *left_out), source.has_plan)
+        self._result = Result(recording, is_first=is_first)
         for path in self._save_to:
             if error is None:
                 self.save(path)
@@ -115,7 +129,7 @@ class XRay(Comparison):
         return (self.result,)
 
 
-def _source_of(ddp: Any) -> Source:
+def source_of(ddp: Any) -> Source:
     """The source of events of a wrapper; a source itself stays as it is.
 
     Raises:
@@ -131,49 +145,3 @@ def _source_of(ddp: Any) -> Source:
         f"minddp.xray records a DistributedDataParallel, minddp's or torch's, but got {type(ddp).__name__}. "
         f"Wrap the module first."
     )
-
-
-class Window:
-    """Records `steps`, a range of numbers, of the loop within `with Window(...) as window`.
-
-    When the last of them is over, or the loop ends, it saves to `save_to` and calls `then`. A loop that never
-    reaches the first step leaves a warning and nothing else.
-    """
-
-    def __init__(
-        self,
-        ddp: nn.Module | Source,
-        steps: range,
-        *,
-        title: str | None = None,
-        save_to: Sequence[Path] = (),
-        then: Callable[[XRay], None] = lambda xray: None,
-    ):
-        self._steps, self._then = steps, then
-        self._xray: XRay | None = XRay(ddp, title=title, first_step=steps.start, save_to=save_to)
-        self._is_open = False
-
-    def __enter__(self) -> Window:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self.close(error)
-
-    def before_step(self, number: int) -> None:
-        """Step `number` is about to begin, or goes on: call this at least at each forward."""
-        if self._xray is not None and not self._is_open and number in self._steps:
-            self._is_open = True
-            self._xray.start()
-        elif self._is_open and number >= self._steps.stop:
-            self.close()
-
-    def close(self, error: BaseException | None = None) -> None:
-        """There will be no more steps."""
-        if self._is_open and self._xray is not None:
-            xray, self._xray, self._is_open = self._xray, None, False
-            xray.stop(error)
-            if error is None:
-                self._then(xray)
-        elif self._xray is not None:
-            first, last = self._steps.start, self._steps.stop
-            _log.warning("Steps %d:%d were never reached, so there is no x-ray.", first, last)

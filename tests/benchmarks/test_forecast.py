@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.forecast import by_chosen_plan, forecast, forecast_cells
+from benchmarks.bucket_size import FORECAST_COLUMNS
+from benchmarks.forecast import GOODPUT, by_chosen_plan, forecast, predictions
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.forecast import Link, Observed, Tuning
+from minddp.forecast.scaling import Job
 
 SPECS = [ParamSpec(f"p{i}", 250_000, torch.float32, torch.device("cpu")) for i in range(2)]  # 1 MB each
 LINK = Link(latency_s=0.1, bytes_per_s=1e6)
@@ -35,7 +37,8 @@ def test_a_step_is_predicted_from_the_default_one_of_its_round():
     error = prediction["error"]
     assert [error[of] for of in ("low", "median", "high")] == pytest.approx([0.02] * 3)
     assert prediction["within_aim"]
-    assert forecast_cells(prediction) == ["4100.00", "4019.61", "+2.0%", "+2.0% to +2.0%"]
+    cells = [cell.format(**prediction) for cell in FORECAST_COLUMNS.values()]
+    assert cells == ["4100.00", "4019.61", "+2.0%", "+2.0% to +2.0%"]
 
 
 @pytest.mark.parametrize(("measured_s", "within"), [(4.1 / 1.09, True), (4.1 / 1.11, False), (4.1 / 0.89, False)])
@@ -50,3 +53,20 @@ def test_a_plan_that_was_undone_is_measured_by_its_trial():
     undone = replace(TUNING, measured_s=4.6)
     assert not undone.is_kept
     assert by_chosen_plan(undone, BY_TOGETHER, by_auto) == pytest.approx([5.5, 5.5, 6.5])
+
+
+def test_other_places_are_predicted_from_a_job_and_a_hop():
+    """Four seconds of computing; without a spare core all of a message of 2 MB is exposed."""
+    job, hop = Job(4.0, 2.0, {0: 1.0, 1: 2.0}, TOGETHER), Link(0.0, 1e6)
+    measured = {
+        (2, 1, ""): (5.0, 2.0),
+        (4, 1, ""): (10.0, 2.0),
+        (4, 2, "1mbit"): (10.0, 2.0),
+        (2, 2, "100gbit"): (9.0, 1.0),
+    }
+    here, crowded, apart, busy = predictions(job, hop, measured).values()
+    assert here["predicted_ms"] == pytest.approx(1e3 * (4 + 2))
+    assert here["error"] == pytest.approx(6 / 5 - 1)
+    assert crowded["predicted_ms"] == pytest.approx(1e3 * (2 * 4 + 2 * 1.5 * 2)), "by twice as many ranks as cores"
+    assert apart["predicted_ms"] == pytest.approx(1e3 * (2 * 4 + 1.5 * 2 / (0.125 * GOODPUT)))
+    assert busy["predicted_ms"] == pytest.approx(1e3 * 2 * (4 + 2)), "other programs have taken a core"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import platform
 import resource
 import time
@@ -11,9 +10,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessRaisedException
 
-from benchmarks.launch import ENVIRONMENT, run_ranks
+from benchmarks.launch import run_ranks
+from minddp import RankFailure
 
 
 def _describe(rank: int, word: str) -> tuple[int, str, int, int, float]:
@@ -32,7 +31,7 @@ def _sleep(rank: int) -> None:
 
 
 def test_results_come_back_in_rank_order_from_one_group():
-    results = run_ranks(_describe, "hello", world_size=2, threads=1, timeout_s=60)
+    results = run_ranks(_describe, "hello", world_size=2, threads=1, timeout_s=240)
     assert results == [(0, "hello", 2, 1, 3.0), (1, "hello", 2, 1, 3.0)]
 
 
@@ -49,20 +48,19 @@ def _page_faults_of_allocating_again(rank: int) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator has other variables")
 def test_ranks_keep_the_memory_that_they_free():
     """[Note: memory is kept]"""
-    (faults,) = run_ranks(_page_faults_of_allocating_again, world_size=1, threads=1, timeout_s=60)
+    (faults,) = run_ranks(_page_faults_of_allocating_again, world_size=1, threads=1, timeout_s=240)
     assert faults < 100
-    assert not set(ENVIRONMENT) & set(os.environ)
 
 
 def test_an_error_on_one_rank_is_raised_here_and_ends_the_others():
     before = set(multiprocessing.active_children())
-    with pytest.raises(ProcessRaisedException, match="rank 1 cannot"):
-        run_ranks(_fail_on_rank_1, world_size=2, threads=1, timeout_s=60)
+    with pytest.raises(RankFailure, match="rank 1 cannot"):
+        run_ranks(_fail_on_rank_1, world_size=2, threads=1, timeout_s=240)
     assert set(multiprocessing.active_children()) <= before
 
 
 def test_ranks_that_take_too_long_are_ended():
     before = set(multiprocessing.active_children())
-    with pytest.raises(TimeoutError, match="not done after 1 s"):
+    with pytest.raises(RankFailure, match="rank 1: gave no answer in time"):
         run_ranks(_sleep, world_size=2, threads=1, timeout_s=1)
     assert set(multiprocessing.active_children()) <= before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from benchmarks import question
 
 pytest.importorskip("matplotlib")
 
-from benchmarks.plots import DPI, PICTURES, Config, drawn, main
+from benchmarks.plots import DPI, PICTURES, Config, main, rounds_of
 
-NAMES = [(asked, name) for asked, pictures in PICTURES.items() for name in pictures]
+KEPT = [asked for asked in PICTURES if question.path_of(asked).exists()]  # the others have not been measured yet
+NAMES = [(asked, name) for asked in KEPT for name in PICTURES[asked]]
 TOUCHING = 3  # pixels: the air around letters
 
 
@@ -25,7 +27,7 @@ def report_of(asked: str) -> dict[str, Any]:
 
 
 def figure_of(asked: str, name: str) -> Any:
-    return drawn(PICTURES[asked][name](report_of(asked)), report_of(asked))
+    return PICTURES[asked][name](report_of(asked))
 
 
 def words_of(figure: Any) -> dict[str, Any]:
@@ -80,22 +82,37 @@ def test_every_figure_names_its_units_and_its_machine(asked: str, name: str) -> 
     assert figure.axes[0].get_ylabel() or figure.axes[0].get_yticklabels()[0].get_text()[0].isalpha()
 
 
-def test_bucket_sizes_have_a_panel_for_each_workload_and_a_key_of_the_families() -> None:
-    figure = figure_of("bucket_size", "bucket_size")
+def test_step_times_have_a_panel_for_each_workload_and_a_key_of_the_transports() -> None:
+    figure = figure_of("versus_torch", "ratio")
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == [result["title"] for result in report_of("bucket_size")["workloads"].values()]
+    assert titles == [result["title"] for result in report_of("versus_torch")["workloads"].values()]
     (key,) = figure.legends
-    assert [text.get_text() for text in key.get_texts()] == [
-        "torch",
-        "minddp by the process group",
-        "by shared memory",
-    ]
+    words = [text.get_text() for text in key.get_texts()]
+    assert words == ["● minddp by the process group", "● by shared memory", "○ as it comes"]
 
 
 def test_figures_and_tables_are_made_from_the_results_that_exist(tmp_path: Path) -> None:
-    question.write(report_of("hook_cost"), question.path_of("hook_cost", tmp_path))
+    for asked in ("all_reduce", "versus_torch"):
+        question.write(report_of(asked), question.path_of(asked, tmp_path))
     main(Config(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"hook_cost.json", "hook_cost.png", "tables.md"}
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {"all_reduce.json", "versus_torch.json", "ratio.png", "tables.md"}
     page = (tmp_path / "tables.md").read_text()
-    assert page.startswith("## hook_cost\n\n20 rounds, paired; 1 rank on one host;")
-    assert "### 1,000 parameters, nothing communicated" in page
+    assert "## all_reduce\n\n" in page
+
+
+def test_the_rounds_that_a_page_names_are_those_that_were_measured() -> None:
+    report = {"workloads": {"a": {"rounds": 2, "ratio": {"rounds": 2}}, "b": [{"rounds": 26}]}, "rounds": 3}
+    assert rounds_of(report) == {2, 3, 26}
+    assert rounds_of({"rounds_ms": [1.0, 2.0], "title": "x"}) == set()
+
+
+def test_results_that_the_readme_shows_are_kept() -> None:
+    """A question without kept results is fine as long as README quotes nothing of it."""
+    readme = (question.RESULTS.parents[1] / "README.md").read_text()
+    quoted = set(re.findall(r"benchmarks ([a-z_]+)`", readme))
+    shown = set(re.findall(r"benchmarks/results/([a-z_]+)\.png", readme))
+    assert quoted
+    assert shown
+    assert [asked for asked in quoted if question.read(question.path_of(asked)) is None] == []
+    assert shown <= {name for asked in KEPT for name in PICTURES[asked]}

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from benchmarks.display import RATIO, Table, console_of, table_of
 from benchmarks.harness import Estimate
-from benchmarks.question import RaceOptions, Report, ask, path_of, read, report_of, write
+from benchmarks.question import ModelError, RaceOptions, Report, ask, path_of, read, report_of, write
+from minddp.platform.ranks import RankFailure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ def test_every_rank_answers_and_rank_0s_report_is_printed_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "new folder" / "x.json"
-    ask("x", _answer, Config(out=out, timeout_s=60, rounds=3), _tables)
+    ask("x", _answer, Config(out=out, timeout_s=240, rounds=3), _tables)
     kept = json.loads(out.read_text())
     printed = capsys.readouterr().out
     assert "[42, 0, 2]" in printed
@@ -47,6 +48,20 @@ def test_every_rank_answers_and_rank_0s_report_is_printed_and_saved(
     assert "out" not in kept["config"], "a path means nothing elsewhere"
     assert {"cpu", "torch", "load_average_before", "load_average_after"} <= set(kept["machine"])
     assert str(tmp_path) not in out.read_text()
+
+
+def _refuse(rank: int, config: Config) -> dict[str, Any]:
+    if config.answer == 42:
+        raise ModelError("make() returned a list; return a tuple.")
+    raise ZeroDivisionError("a fault of ours")
+
+
+def test_a_model_that_cannot_be_trained_is_one_line_and_any_other_fault_a_traceback():
+    with pytest.raises(SystemExit) as refused:
+        ask("x", _refuse, Config(size="smoke", timeout_s=240), _tables)
+    assert refused.value.code == "minddp bench x: make() returned a list; return a tuple."
+    with pytest.raises(RankFailure, match="a fault of ours"):
+        ask("x", _refuse, Config(size="smoke", timeout_s=240, answer=0), _tables)
 
 
 @pytest.mark.parametrize(

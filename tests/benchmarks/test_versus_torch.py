@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from benchmarks import contestants, versus_torch
-from benchmarks.contestants import ALONE, FLOOR, Raced
-from benchmarks.versus_torch import Config, figures, floor_of, floors
+from benchmarks.contestants import ALONE, FLOOR, WAITING, LadderName, Raced
+from benchmarks.versus_torch import Config, figures, floor_of, floors, split_of
 
 ESTIMATE = {"median": float, "low": float, "high": float, "spread": float, "rounds": int}
 CONTESTANT = {
@@ -33,6 +35,7 @@ WORKLOAD = {
     "gradient_mib": float,
     "examples_per_step": int,
     "rounds": int,
+    "split": {str: {str: ESTIMATE}},
     "floors": {
         "one_rank_alone_ms": float,
         "no_wrapper_ms": float,
@@ -78,10 +81,10 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     config = Config(
         workloads=("transformer", "embedding_sparse"),
         settings=("default", "views"),
-        others=("replicate", "flat"),
+        others=("replicate", "fully_shard", "zero", "flat"),
         size="smoke",
         out=out,
-        timeout_s=90,
+        timeout_s=240,
     )
     versus_torch.main(config)
     report = json.loads(out.read_text())
@@ -96,15 +99,20 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "minddp views",
         "minddp views, shared memory",
         "torch replicate",
+        "torch fully_shard",
+        "torch ZeroRedundancyOptimizer",
         "reference flat",
     ]
     assert {len(rounds) for rounds in result["rounds_ms"].values()} == {2}, "warm-up rounds are not counted"
     assert all(contestant["same_bits"] for contestant in result["contestants"].values())
+    transports = ("process_group", "shared_memory", "auto")
+    assert list(result["split"]) == ["torch default", *(contestants.candidate("default", of) for of in transports)]
     assert "reference flat" not in report["workloads"]["embedding_sparse"]["contestants"]
     printed = capsys.readouterr().out
     assert "minddp views, shared memory" in printed
     assert "all weights equal to the bit" in " ".join(printed.split())  # however it was wrapped
     as_they_come, *of_workloads = versus_torch.tables(report)
+    of_workloads = [table for table in of_workloads if "beyond no wrapper" not in table.title]
     assert [row[0] for row in as_they_come.rows] == [of["title"] for of in report["workloads"].values()]
     assert [len(table.rows) for table in of_workloads] == [
         len(of["contestants"]) for of in report["workloads"].values()
@@ -122,14 +130,24 @@ def test_the_control_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch):
     assert asked == ["versus_torch", "versus_torch_control"]
 
 
-def test_quick_takes_fewer_rounds_settings_and_others():
+def test_quick_takes_fewer_rounds_and_settings_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(importlib, "import_module", _is_missing)
     quick = Config(size="quick").resolved()
     assert quick.race_rounds.least < Config().rounds
     assert quick.race_rounds.timed(round_s=1e-3) == quick.race_rounds.least, "short steps have no more of them"
     assert quick.settings == ("default", "views_static")
-    assert quick.others == ()
+    assert quick.others == ("replicate", "fully_shard", "zero", *get_args(LadderName))
+    said = capsys.readouterr().out
+    assert "without the settings views, static, batched" in said
+    assert all(f"Left out: {name}, because" in said for name in ("torchft", "deepspeed_1", "deepspeed_2"))
     assert Config(size="quick", settings=("batched",)).resolved().settings == ("batched",)
     assert Config().race_rounds.timed(round_s=1e-1) > Config().rounds
+
+
+def _is_missing(name: str) -> None:
+    raise ImportError(f"No module named {name!r}")
 
 
 def test_transports_are_those_that_the_device_has():
@@ -203,3 +221,13 @@ def test_the_floor_is_the_longer_of_computing_and_the_wire():
     assert floor_of(WALL, "shared_memory").tolist() == [0.4] * 4
     assert floor_of(WALL, "auto").tolist() == [0.4] * 4, "whichever it has chosen"
     assert floors(WALL)["floor_ms"] == pytest.approx({"process_group": 600, "shared_memory": 400})
+
+
+def test_the_parts_of_the_overhead_add_up():
+    seconds = {FLOOR: 1.0, WAITING: 1.2, "x": 5.0, "x, no buffers": 4.5, "x, nothing sent": 2.5, "x, hooks": 1.5}
+    wall = {name: np.full(4, of) for name, of in seconds.items()} | {"torch default": np.full(4, 9.0)}
+    split = {part: of.median for part, of in split_of("x", Raced("", {}, wall, wall, seed=0)).items()}
+    assert split.pop("of_torch") == pytest.approx(0.5)
+    assert split == pytest.approx(
+        {"overhead": 4000, "waiting": 200, "hooks": 500, "copies": 1000, "wire": 1800, "buffers": 500}
+    )

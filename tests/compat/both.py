@@ -35,7 +35,7 @@ def expect_same_bits(pair: RankPool, train: Callable[..., Trained], *args: Any) 
 
     The ranks' parameters must be equal too. They saw different data, so this fails if gradients are not averaged.
     """
-    first, second = pair.run(_train_with_both, train, *args, timeout_s=110)  # the first imports a framework
+    first, second = pair.run(_train_with_both, train, *args, timeout_s=240)  # the first imports a framework
     assert first == second
 
 

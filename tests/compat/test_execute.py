@@ -19,7 +19,7 @@ def test_python_started_by_any_command_gets_minddp(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.stdout.startswith("minddp."), done.stderr
@@ -31,7 +31,33 @@ def test_a_command_that_does_not_exist(capsys) -> None:
     assert capsys.readouterr().err == "minddp exec: no-such-command: No such file or directory.\n"
 
 
+def test_a_script_that_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert main(["exec", "train.py", "--name", "a b"]) == 127
+    assert capsys.readouterr().err.endswith("Type: minddp exec python train.py --name 'a b'\n")
+
+
 def test_no_command(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["exec"])
-    assert "minddp exec: error" in capsys.readouterr().err
+    assert "minddp exec: error: there is no command. For instance: minddp exec python" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "statement", ["import minddp", "from minddp.compat.surface import DistributedDataParallel"]
+)
+def test_minddp_may_be_imported_before_torch(statement: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minddp", "exec", sys.executable, "-c", f"{statement}; {QUESTION}"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.stdout.startswith("minddp."), done.stderr
+
+
+def test_only_the_command_pays_for_torch() -> None:
+    program = "import sys, minddp.cli, minddp.compat.execute; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=240, check=False).returncode == 0

@@ -98,5 +98,5 @@ except AttributeError as error:
 else:
     raise AssertionError
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def python(program: str, packages: Path, *options: str) -> subprocess.CompletedP
         env=installing(os.environ | {"PYTHONPATH": str(packages)}),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=240,
         check=False,
     )
 
@@ -50,6 +50,43 @@ def output(program: str, packages: Path) -> str:
 def test_minddp_is_installed_when_the_import_of_torch_is_complete(packages: Path) -> None:
     program = "import torch; print('imported'); import torch.part"
     assert output(program, packages) == "installed, torch ready: True\nimported"
+
+
+def test_minddp_may_be_what_imports_torch(packages: Path) -> None:
+    """`import minddp` first: its own import has to be complete, too, before it is installed."""
+    (packages / "minddp.py").write_text(f"import torch; print('part of minddp')\n{MINDDP}")
+    program = "import minddp; print('imported'); import torch"
+    assert output(program, packages).splitlines() == ["part of minddp", "installed, torch ready: True", "imported"]
+
+
+def test_a_rank_can_be_asked_where_it_is(packages: Path) -> None:
+    """It remembers its launcher's values, and its children have none."""
+    (packages / "minddp.py").unlink()
+    (packages / "minddp" / "compat").mkdir(parents=True)
+    (packages / "minddp" / "compat" / "__init__.py").write_text("")
+    install = "def watch_meeting(launched): print('port', launched['MASTER_PORT'])\n"
+    (packages / "minddp" / "compat" / "install.py").write_text(install)
+    (packages / "minddp" / "__init__.py").write_text(MINDDP)
+    rank = "import os; os.environ.update(MASTER_PORT='7'); import torch; "
+    child = (
+        "import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', 'import torch'], text=True))"
+    )
+    launched = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR"), "1")
+    done = subprocess.run(
+        [sys.executable, "-c", rank + child],
+        cwd=packages,
+        env=installing(
+            os.environ
+            | {"PYTHONPATH": str(packages), "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
+            | launched
+        ),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    installed = "installed, torch ready: True"
+    assert done.stdout.split("\n")[:3] == [installed, "port 29500", installed], done.stdout + done.stderr
 
 
 def test_a_process_without_torch_sees_nothing_of_it(packages: Path) -> None:

@@ -135,7 +135,7 @@ def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
     current.mark_without_hook([])
     for param in range(3):
         current.mark_ready(param)
-    assert [bucket.wire.tolist() for bucket in calls.store.buckets] == [[1.0]] * 3
+    assert [bucket.wire.tolist() for bucket in calls.store.all()] == [[1.0]] * 3
     current.wait_and_unpack()
     assert [param.grad.tolist() for param in calls.params] == [[4.0]] * 3
     assert calls.take("bucket waited", "bucket unpacked") == [

@@ -13,6 +13,7 @@ from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
+from tests.logs import must_log
 from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales
 
 X = torch.ones(1, 2)
@@ -71,6 +72,15 @@ def test_a_mode_may_leave_callbacks_out() -> None:
     ddp.reducer.modes.append(Mode())
     ddp.step(X)
     assert ddp.transport.count("all_reduce") == 1
+
+
+def test_backward_is_over_before_the_usage_of_parameters_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp, recorder = with_recorder(Scales([0, 1]))
+    expectation = ddp.reducer.expectation
+    close = expectation.close
+    monkeypatch.setattr(expectation, "close", lambda: recorder.log.append("usage") or close())
+    ddp.step(X)
+    assert recorder.take() == [*BEGIN, *PACKED, "before unpack", "usage", *END[1:]]
 
 
 def test_a_complete_backward() -> None:
@@ -132,7 +142,7 @@ def test_a_backward_that_reaches_no_parameter() -> None:
 def test_a_backward_that_leaves_parameters_out_and_one_that_brings_them() -> None:
     ddp, recorder = with_recorder(Heads())  # left 0, 1; right 2, 3
     left, right = ddp(X)
-    with pytest.warns(UserWarning, match="has brought no gradient"):
+    with must_log("has brought no gradient"):
         left.sum().backward()
     first = recorder.take()
     assert first[:3] == ["armed", "backward begins", first[2]]
@@ -164,7 +174,7 @@ def test_a_backward_that_an_exception_ends() -> None:
 
 def test_a_backward_after_which_the_ranks_change() -> None:
     ddp, recorder = with_recorder(Heads())
-    with pytest.warns(UserWarning, match="has brought no gradient"):
+    with must_log("has brought no gradient"):
         ddp(X)[0].sum().backward()
     recorder.take()
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)

@@ -8,7 +8,6 @@ import pytest
 from torch import nn
 
 from minddp.core.backward_pass import Phase
-from minddp.core.errors import not_finalized
 from tests.fakes import FakeDDP
 from tests.reducer_state import StateWatch
 
@@ -35,7 +34,7 @@ def test_a_pass_in_the_wrong_phase_is_noticed() -> None:
 
 def test_a_guard_in_the_wrong_phase_is_noticed() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
-    ddp.reducer.unfinished.guard(not_finalized)
+    ddp.reducer.unfinished.guard(ddp.reducer)
     with pytest.raises(AssertionError, match="in phase IDLE there is a guard: True"):
         ddp.reducer.rebuild_if_due()
     ddp.reducer.unfinished.lift_guard()

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from docs.learning.quotes import ROOT, definitions
+from docs.definitions import definitions
+from docs.learning.quotes import ROOT
 
 _LINK = re.compile(r"(?<!!)\[(?P<text>`[^`]+`|[^\]]+)\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)]+))?\)")
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")

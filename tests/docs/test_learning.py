@@ -125,6 +125,14 @@ def test_code_that_is_gone_is_an_error() -> None:
         quotes.source_of(quotes.ROOT / "reference" / "naive.py", "Naive.hurry")
 
 
+def test_a_statement_that_is_gone_or_not_the_only_one_is_an_error() -> None:
+    naive = quotes.ROOT / "reference" / "naive.py"
+    assert quotes.statement_of(naive, "Naive.synchronize", "for ").startswith("for ")
+    for beginning, count in (("while ", 0), ("self", 2)):
+        with pytest.raises(LookupError, match=f"has {count} statements"):
+            quotes.statement_of(naive, "Naive.synchronize", beginning)
+
+
 def test_only_python_is_run_for_a_page() -> None:
     with pytest.raises(ValueError, match="only commands of `python`"):
         quotes.printed_by("rm -r x")

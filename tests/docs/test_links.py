@@ -9,7 +9,10 @@ import pytest
 from docs.learning.quotes import FOLDER, ROOT
 from tests.docs.links import fault_of, how_often_it_exists, links, notes_cited, notes_in, pictures
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.watchdog import time_to_diagnosis
 from tests.watchdog.test_stuck import play
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "stuck.md"
@@ -29,6 +30,11 @@ def played(name: str) -> None:
     print(f"```text\n{excerpt(play(name))}```")
 
 
+def timed() -> None:
+    """The table of `tests/watchdog/time_to_diagnosis.py`."""
+    time_to_diagnosis.main()
+
+
 def ran(command: str) -> None:
     """The output of a shell command."""
     print(f"```text\n{printed_by(command)}```")
@@ -38,11 +44,14 @@ def ran(command: str) -> None:
 
 
 def excerpt(outcome_of_rank: Mapping[int, str]) -> str:
-    """The last warning and the error of the first rank that got stuck; of rank 0, if all went on in the end."""
+    """The last warning of any rank, and the error of the first rank that got stuck, if there is one."""
     stuck = [output for _, output in sorted(outcome_of_rank.items()) if output.startswith("Stuck: ")]
-    ended, _, reports = (stuck or [outcome_of_rank[0]])[0].partition("\nreports:")
-    warnings = [text for text in reports.split("\nWaited") if text and _WHILE_WRAPPING not in text]
-    shown = [f"Waited{text.rstrip()}" for text in warnings[-1:]] + ([ended] if stuck else [])
+    reports = [report for output in outcome_of_rank.values() for report in output.split("\nWaited for ")[1:]]
+    warnings = [text for text in reports if _WHILE_WRAPPING not in text]
+    last = sorted(warnings, key=lambda text: int(text.split()[0]))[-1:]
+    shown = [f"Waited for {text.rstrip()}" for text in last] + [
+        text.partition("\nreports:")[0] for text in stuck[:1]
+    ]
     if not shown:
         raise RuntimeError(f"No rank got stuck: {dict(outcome_of_rank)}")
     return anonymous("\n\n".join(shown)) + "\n"

@@ -16,7 +16,7 @@ from minddp.doctor.examination import CHECKS
 from minddp.doctor.store_connection import OF_A_RANK
 from tests.doctor.test_store_connection import free_port
 
-PATIENCE_S = 100.0
+PATIENCE_S = 240.0
 
 # A rank that is killed in the middle of a measurement.
 DIES = """
@@ -83,7 +83,7 @@ def test_two_ranks_of_its_own_go_through_every_check(runs: Runs) -> None:
     assert severity_of["rendezvous"] == severity_of["versions"] == severity_of["network"] == "fine"
     assert report["not_checked"] == []
     assert set(report["facts"]) == set(report["measured"]) == {"0", "1"}
-    assert {"gloo", "shared memory"} <= report["measured"]["0"]["curves"].keys()
+    assert {"gloo", "shared memory"} <= report["measured"]["0"]["links"].keys()
 
 
 def test_the_report_is_printed_once_and_alone(runs: Runs) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 
 from minddp.doctor.examination import CHECKS, Examination
 from minddp.doctor.findings import Finding, Report, Severity
@@ -63,6 +64,15 @@ def test_ranks_with_another_world_size_are_not_in_the_job() -> None:
     assert "Rank 1 has not arrived" in broken(delivered[0]).fact
     assert "WORLD_SIZE=2" in broken(delivered[0]).remedy
     assert 1 in delivered  # says the same about rank 0
+
+
+def test_a_store_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(*_: object) -> None:
+        raise dist.DistNetworkError("Connection reset\nframe #0: somewhere in C++")
+
+    monkeypatch.setattr("minddp.doctor.examination.collect", collect)
+    delivered = examined([Place(0, 1, "127.0.0.1", free_port(), hosts_store=True)])
+    assert "is lost (Connection reset): the process that hosts it" in broken(delivered[0]).fact
 
 
 def test_a_wrong_interface_ends_the_examination_of_all_and_rank_0_reports(monkeypatch: pytest.MonkeyPatch) -> None:

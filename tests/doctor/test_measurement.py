@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
-from minddp.doctor.measurement import SIZES, Measurement, measure, probe_connections
+from minddp.doctor.measurement import Measurement, measure, probe_connections
 from minddp.doctor.store_exchange import StoreExchange
 from tests.ranks import RankPool
 
@@ -46,7 +46,5 @@ def measure_here(rank: int) -> Measurement:
 def test_times_are_measured_by_each_transport(ranks: Callable[[int], RankPool]) -> None:
     for measurement in ranks(2).run(measure_here):
         assert 0 <= measurement.waited < 1
-        assert list(measurement.curves) == ["gloo", "shared memory"]
-        for curve in measurement.curves.values():
-            assert tuple(nbytes for nbytes, _ in curve) == SIZES[: len(curve)]
-            assert all(seconds > 0 for _, seconds in curve)
+        assert list(measurement.links) == ["gloo", "shared memory"]
+        assert min(number for link in measurement.links.values() for number in link) > 0

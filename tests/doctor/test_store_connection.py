@@ -67,7 +67,7 @@ def obstacle(place: Place) -> str:
     began = time.monotonic()
     with pytest.raises(StoreUnreachable) as failure:
         open_store(place, LIMIT_S)
-    assert time.monotonic() - began < 20, "the time limit was exceeded by far"
+    assert time.monotonic() - began < 60, "the time limit was exceeded by far"
     return failure.value.obstacle
 
 
@@ -100,12 +100,12 @@ def test_rank_0_hosts_the_store_and_a_rank_that_was_there_first_finds_it() -> No
     thread = threading.Thread(target=host_later)
     thread.start()
     assert open_store(Place(1, 2, "localhost", port), 20.0).get("greeting") == b"hello"
-    thread.join(20)
+    thread.join(60)
 
 
 def test_a_port_in_use() -> None:
     with socket.create_server(("", 0)) as server:
-        assert obstacle(Place(0, 2, LOCALHOST, server.getsockname()[1], hosts_store=True)) == "port in use"
+        assert obstacle(Place(0, 2, LOCALHOST, server.getsockname()[1], hosts_store=True)) == "cannot listen"
 
 
 def test_a_port_at_which_nothing_listens() -> None:

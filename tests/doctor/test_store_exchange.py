@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from minddp.doctor.store_exchange import SILENT, StoreExchange, StoreLost
+from minddp.doctor.store_exchange import SILENT, StoreExchange
 
 RANKS = 3
 
@@ -73,12 +73,3 @@ def test_a_silent_rank_is_named_before_those_that_fail_because_of_it(monkeypatch
     for values, errors in on_each_rank(body, range(2)):
         assert 2 not in values
         assert errors == {2: SILENT}
-
-
-def test_a_store_that_is_lost() -> None:
-    class Gone(dist.Store):
-        def check(self, keys: list[str]) -> bool:
-            raise RuntimeError("Connection reset\nframe #0: somewhere in C++")
-
-    with pytest.raises(StoreLost, match=r"^Connection reset$"):
-        StoreExchange(Gone(), 0, 1).gather("sheet", 20.0)

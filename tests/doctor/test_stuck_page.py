@@ -29,7 +29,7 @@ def shown_by(function: str) -> dict[str, str]:
 def proven() -> list[tuple[str, str]]:
     """(scenario, pattern of a waiting rank's report), taken from the tests that play the scenarios."""
     raised = test_stuck.test_waiting_ranks_raise_when_the_faulty_rank_cannot_come.pytestmark[0].args[1]
-    reported = test_stuck.test_waiting_ranks_report_where_the_faulty_rank_is.pytestmark[0].args[1]
+    reported = test_stuck.test_one_waiting_rank_reports_where_the_faulty_rank_is.pytestmark[0].args[1]
     return [*raised, *((name, re.escape(words)) for name, words in reported)]
 
 
@@ -58,12 +58,14 @@ def test_links_lead_somewhere() -> None:
 
 def test_cog_fills_in_what_the_functions_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuck_page, "play", lambda name: {0: f"Stuck: rank 1 {name}.\nreports:"})
+    monkeypatch.setattr(stuck_page.time_to_diagnosis, "main", lambda: print("| a table |"))
     old = PAGE.read_text()
     page = tmp_path / "page.md"
     page.write_text(re.sub(r'ran\(".*"\)', 'ran("echo done")', old))
     assert Cog().main(["cog", "-r", "-P", "--verbosity=0", str(page)]) == 0
     filled = blocks(page.read_text())
     assert filled['played("dies")'] == "```text\nStuck: rank 1 dies.\n```\n"
+    assert filled["timed()"] == "| a table |\n"
     assert filled['ran("echo done")'] == "```text\ndone\n```\n"
     assert BLOCK.sub("", page.read_text()) == BLOCK.sub("", old)
 

@@ -11,9 +11,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
+from minddp.expectation import find_unused
 from minddp.expectation.find_unused import NAME_IN_PROFILES, out_of_reach_of
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP
+from tests.logs import logged
 from tests.modules import Checkpointed, Heads, LendsALayer, Scales, grads_by_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:find_unused_parameters")
@@ -60,10 +62,15 @@ def test_unused_parameters_are_ready_before_the_first_gradient_is_counted() -> N
     assert first_two == ["parameter ready: 0", "parameter ready: 1"]
 
 
-def test_a_search_that_finds_nothing_is_a_warning() -> None:
-    ddp = finding(nn.Linear(2, 2))
-    with pytest.warns(UserWarning, match="did not find any unused parameters"):
-        ddp.step(X)
+@pytest.mark.filterwarnings("error")
+def test_a_search_that_finds_nothing_is_said_once_in_a_process() -> None:
+    find_unused._say_that_all_are_used.cache_clear()
+    with logged() as texts:
+        for _ in range(2):
+            ddp = finding(nn.Linear(2, 2))
+            ddp.step(X)
+            ddp.step(X)
+    assert ["did not find any unused parameters" in text for text in texts] == [True]
 
 
 def test_the_search_is_in_profiles_by_torchs_name() -> None:

@@ -207,7 +207,7 @@ def _refusals(rank: int) -> list[str]:
 def test_what_contradicts_itself_is_refused(ranks: Any) -> None:
     for hook, total, negative, nan, hook_of_sum in ranks(2).run(_refusals):
         assert "`weigh` and a communication hook exclude each other" in hook
-        assert 'reduction="sum"' in total
+        assert "reduction='sum'" in total
         assert "-1.0" in negative
         assert "nan" in nan
         assert "reduction" in hook_of_sum

@@ -1,4 +1,4 @@
-"""A link fitted to times of messages, and the same wires between other numbers of ranks."""
+"""A link fitted to times of messages."""
 
 from __future__ import annotations
 
@@ -47,15 +47,3 @@ def test_whatever_was_measured_a_link_is_positive(seconds: list[float]) -> None:
 def test_one_size_has_no_bandwidth() -> None:
     with pytest.raises(ValueError, match="two sizes"):
         fit_link({1000: 1.0})
-
-
-def ring_s(ranks: int, nbytes: float) -> float:
-    """Step by step: in each of 2 (W - 1) rounds every rank sends one W-th of the bytes to its neighbour."""
-    return sum(1e-3 + nbytes / ranks / 1e6 for _ in range(2 * (ranks - 1)))
-
-
-@pytest.mark.parametrize(("here", "there"), [(2, 2), (2, 3), (2, 8), (8, 2), (4, 6)])
-def test_the_same_wires_between_other_numbers_of_ranks(here: int, there: int) -> None:
-    link = fit_link({nbytes: ring_s(here, nbytes) for nbytes in SIZES}).with_ranks(there, instead_of=here)
-    for nbytes in SIZES:
-        assert link.seconds(nbytes) == pytest.approx(ring_s(there, nbytes), rel=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minddp.platform.cupy_beside_torch import import_cupy
+from minddp.transport.nccl.nccl_transport import import_cupy
 
 
 @pytest.mark.skipif(

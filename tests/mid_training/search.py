@@ -15,7 +15,7 @@ from tests.mid_training.verdict import play_script
 from tests.parity.scenario import Options
 from tests.ranks import RankFailure, RankPool
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 MOST_SHRINKS = 120
 _LONGEST_TRACE = 20
 
@@ -54,7 +54,9 @@ class Search:
                 )
             except RankFailure as failure:
                 return "\n".join([str(failure), *_where_ranks_were(traces)])
-        failure = next((report.failure for report in reports if report.failure), None)
+        # What one rank has met may be news to the others only in the verdict.
+        failures = [f"rank {rank}: {report.failure}" for rank, report in enumerate(reports) if report.failure]
+        failure = "\n".join(failures) or None
         self.last_notes = reports[0].notes
         return failure
 

@@ -65,7 +65,7 @@ def test_no_fault_is_found_where_there_is_none(pools: PoolOf) -> None:
 
 
 def test_a_hang_ends_in_time_and_shows_the_line(pools: PoolOf) -> None:
-    search = search_with("Hangs", pools, limit_s=4.0)
+    search = search_with("Hangs", pools, limit_s=10.0)
     script = Script(0, 2, "process_group", ("large",), Options(), lines=(Line("reorder", (0,)),))
     failure = search.play(script)
     assert failure is not None

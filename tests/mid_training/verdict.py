@@ -32,6 +32,7 @@ import contextlib
 import faulthandler
 import functools
 import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,8 @@ class _Play:
         except _Over:
             pass
         except _Failed as failure:
-            self.report.failure = f"{where}: {failure}"
+            cause = "".join(traceback.format_exception(failure.__cause__)) if failure.__cause__ else ""
+            self.report.failure = f"{where}: {failure}\n{cause}".rstrip()
         return self.report
 
     def _play_line(self, line: Line, number: int) -> None:

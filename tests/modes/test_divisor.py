@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,8 +42,11 @@ def test_weights_are_summed_and_read_on_the_side_stream(monkeypatch: pytest.Monk
 
 def test_on_a_gpu_aside_is_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(streams, "new_stream", lambda device: made.append(f"of {device}") or made[-1])
-    monkeypatch.setattr(streams, "on_stream", lambda stream: f"on a stream {stream}")
+    module = SimpleNamespace(
+        Stream=lambda device: made.append(f"of {device}") or made[-1], stream=lambda stream: f"on a stream {stream}"
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _device: module)
+    monkeypatch.setattr(streams, "has_streams", lambda _device: True)
     divisor = Divisor(FakeTransport(), "mean")
     for _ in range(2):
         assert divisor._aside(torch.device("cuda", 1)) == "on a stream of cuda:1"

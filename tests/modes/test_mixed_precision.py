@@ -487,7 +487,7 @@ REFUSED = [
     (partial(build, {"reduce_dtype": "fp16"}), r"TypeError: `reduce_dtype` .* but is 'fp16'"),
     (partial(build, BF16, lambda: nn.Embedding(3, 3, sparse=True)), r"ValueError: .* for weight: sparse"),
     (partial(build, BF16, lambda: nn.Linear(2, 2, dtype=torch.complex64)), r"ValueError: .* bias, weight: complex"),
-    (_delayed, r"ValueError: `mixed_precision` and `delay_all_reduce_named_params`"),
+    (_delayed, r"ValueError: `delay_all_reduce_named_params` and `mixed_precision`"),
     (
         lambda: build(BF16).register_comm_hook(None, _hook),
         r"RuntimeError: register_comm_hook and `mixed_precision`",

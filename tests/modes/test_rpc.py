@@ -40,7 +40,7 @@ def _have_rpc(rank: int) -> None:
     with tempfile.TemporaryDirectory(prefix="minddp-rpc-") as folder:
         meeting = [folder]
         dist.broadcast_object_list(meeting)
-        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting[0]}/store", rpc_timeout=30)
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting[0]}/store", rpc_timeout=120)
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
         dist.barrier()
 

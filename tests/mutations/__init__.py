@@ -15,10 +15,13 @@ from tests.mutations import (
     core_backward,
     core_buckets,
     core_reducer,
+    elastic,
     expectation,
     modes,
     strategies,
+    train,
     watchdog,
+    xray,
 )
 from tests.mutations.mutation import Mutation, StaleMutation, copy_of_minddp, run_scenario_with
 
@@ -34,4 +37,7 @@ MUTATIONS = (
     *modes.MUTATIONS,
     *watchdog.MUTATIONS,
     *strategies.MUTATIONS,
+    *xray.MUTATIONS,
+    *elastic.MUTATIONS,
+    *train.MUTATIONS,
 )

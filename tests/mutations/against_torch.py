@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
-from tests.parity.scenario import Accumulate, Layer, Model, Optimize, Options, Scenario, Train, ZeroGrad
+from tests.parity.scenario import Accumulate, Evaluate, Layer, Model, Optimize, Options, Scenario, Train, ZeroGrad
 
 _PLAIN = Model((Layer("linear"), Layer("batch_norm"), Layer("linear")), reversed_use=True)
 _BRANCHING = Model((Layer("branch_rank"), Layer("linear")))
@@ -24,8 +24,22 @@ _NOTING = Scenario(
     script=(Train(), Train()),
 )
 _ACCUMULATING = Scenario(2, _PLAIN, script=(Accumulate(), Train(), Optimize(), Accumulate(batches=2), Train()))
+_STATIC_IN_NO_SYNC = Scenario(
+    2,
+    _PLAIN,
+    Options(static_graph=True),
+    script=(Evaluate(no_grad=False), Accumulate(), Train(), Optimize(), Train()),
+)
 
 MUTATIONS = (
+    Mutation(
+        "refuse a static graph's first backward under no_sync",
+        "ddp.py",
+        "self._reducer.phase is Phase.ARMED and self._reducer.expectation.is_recording",
+        "False",
+        scenario=_STATIC_IN_NO_SYNC,
+        shows=r"torch went on, but minddp raised RuntimeError: Expected to have finished reduction",
+    ),
     Mutation(
         "forget the rebuild",
         "core/bucket_store.py",
@@ -38,13 +52,14 @@ MUTATIONS = (
         "core/backward_pass.py",
         """\
         while not self.all_launched and self.groups_left[len(self.reductions)] == 0:
-            bucket = self.store.buckets[len(self.reductions)]
+            bucket = self.store.bucket(len(self.reductions))
 """,
         """\
-        unlaunched = self.store.buckets[len(self.reductions) :]
+        unlaunched = self.store.all()[len(self.reductions) :]
         for bucket in [bucket for bucket in unlaunched if self.groups_left[bucket.spec.index] == 0]:
-            self.store.buckets.remove(bucket)
-            self.store.buckets.insert(len(self.reductions), bucket)
+            others = [other for other in self.store.all() if other is not bucket]
+            others.insert(len(self.reductions), bucket)
+            self.store.made = dict(enumerate(others))
 """,
         scenario=_FINDING,
         shows=r"died with exit code|gave no answer in time|gradient of .* differs|rank 0 has .* elements",
@@ -52,8 +67,8 @@ MUTATIONS = (
     Mutation(
         "broadcast from rank 1",
         "ddp.py",
-        "def synchronize(self, source: int = 0,",
-        "def synchronize(self, source: int = 1,",
+        "self, source: int = 0, *, buffers: bool = True, optimizer",
+        "self, source: int = 1, *, buffers: bool = True, optimizer",
         scenario=_TRAINING,
         shows=r"construction: parameter .* differs",
     ),
@@ -83,7 +98,7 @@ MUTATIONS = (
     Mutation(
         "forget to broadcast buffers",
         "ddp.py",
-        "        if self._synchronizes_buffers(after_forward=False):\n",
+        "        if synchronises_buffers:\n",
         "        if False:\n",
         scenario=_TRAINING,
         shows=r"buffer .*running_mean` differs",

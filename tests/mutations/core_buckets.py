@@ -12,6 +12,20 @@ _ALIASING = "acceleration/test_gradient_aliasing.py"
 
 MUTATIONS = (
     Mutation(
+        "keep lazy buckets after backward",
+        "core/bucket_store.py",
+        "        if self.is_lazy:\n            self.release()",
+        "        if False:\n            self.release()",
+        f"{_STORE}::test_lazily_it_comes_with_the_first_backward_that_is_synchronised",
+    ),
+    Mutation(
+        "make all lazy buckets as backward begins",
+        "core/bucket_store.py",
+        "        if not self.is_lazy:\n            self.all()",
+        "        self.all()",
+        f"{_STORE}::test_lazily_it_comes_with_the_first_backward_that_is_synchronised",
+    ),
+    Mutation(
         "fill memory that something holds",
         "core/bucket.py",
         "if is_held or is_moved:",
@@ -110,11 +124,18 @@ MUTATIONS = (
         f"{_REDUCER}::test_the_rebuild_follows_rank_0s_order",
     ),
     Mutation(
-        "move gradients in in backward",
+        "leave gradients where they are when their bucket is made",
         "core/bucket_store.py",
-        "        self.make_buckets(allocate)\n        for bucket",
-        "        self.make_buckets(allocate)\n        self.move_grads_in()\n        for bucket",
-        f"{_STORE}::test_gradients_move_into_new_memory_only_between_backwards",
+        "            self.made[index].move_grads_in()\n",
+        "",
+        f"{_STORE}::test_a_new_bucket_takes_in_the_gradients_that_exist",
+    ),
+    Mutation(
+        "make a lazy bucket when a pack group is complete",
+        "core/backward_pass.py",
+        "        if self.store.is_lazy:\n",
+        "        if False:\n",
+        f"{_STORE}::test_lazily_the_first_gradient_that_is_ready_makes_the_bucket",
     ),
     Mutation(
         "number pack groups anew in each bucket",

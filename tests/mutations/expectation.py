@@ -72,6 +72,13 @@ MUTATIONS = (
         f"{_STATIC}::test_a_parameter_that_no_rank_has_used_keeps_its_gradient",
     ),
     Mutation(
+        "skip buckets of a recorded backward",
+        "expectation/static_graph.py",
+        "return self.usage is None and super().skips(bucket)",
+        "return super().skips(bucket)",
+        f"{_STATIC}::test_buckets_of_unused_parameters_are_reduced_unless_asked_otherwise",
+    ),
+    Mutation(
         "trust the order of the recording",
         "expectation/static_graph.py",
         "        return self.usage is not None\n\n    def armed",

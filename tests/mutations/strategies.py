@@ -22,8 +22,8 @@ MUTATIONS = (
     Mutation(
         "make buckets that are to be lazy",
         "strategies.py",
-        "        if not self.options.lazy_bucket_allocation:",
-        "        if True:",
+        "            is_lazy=self.options.lazy_bucket_allocation,",
+        "            is_lazy=False,",
         "test_strategies.py::test_when_buckets_are_made",
     ),
 )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ class Report:
 
     mismatches: list[str] = field(default_factory=list)
     ended_by: str | None = None
+    states: list[int] = field(default_factory=list)  # fingerprints of the subject's parameters after each step
+    findings: list[str] = field(default_factory=list)  # what the subject's guard has reported on this rank
 
 
 def run_scenario(rank: int, scenario: Scenario, subject: str = SUBJECT) -> Report:
@@ -57,7 +60,9 @@ def run_scenario(rank: int, scenario: Scenario, subject: str = SUBJECT) -> Repor
     module, _, name = subject.partition(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = _Run(rank, scenario, getattr(importlib.import_module(module), name)).play()
+        run = _Run(rank, scenario, getattr(importlib.import_module(module), name))
+        report = run.play()
+        report.findings = run.findings()
     _check_ranks_still_agree(report)
     return report
 
@@ -91,6 +96,12 @@ class _Run:
                 break
             self._note(where, outputs)
         return self.report
+
+    def findings(self) -> list[str]:
+        guard = getattr(self.subject and self.subject.ddp, "_guard", None)
+        if guard is not None:
+            guard.close()
+        return [] if guard is None else [finding.text for finding in guard.exchange.found]
 
     def _construct(self, side: str) -> Replica:
         return Replica(self.wrappers[side], self.scenario, self.rank)
@@ -142,8 +153,17 @@ class _Run:
         self.exact = False
         self.native.kept_gradients = self.subject.kept_gradients = {}
 
+    def _averaged(self) -> list[torch.Tensor]:
+        """The subject's parameters that data parallelism keeps equal on all ranks."""
+        ddp = self.subject.ddp
+        return [
+            p for n, p in ddp.module.named_parameters() if p.requires_grad and n not in ddp.parameters_to_ignore
+        ]
+
     def _note(self, where: str, outputs: list[Any]) -> None:
         """Compare; only the first step that differs is reported, what follows differs in consequence."""
+        bits = [param.detach().reshape(-1).view(torch.uint8).cpu().numpy() for param in self._averaged()]
+        self.report.states.append(zlib.crc32(b"".join(map(bytes, bits))))
         if self.report.mismatches:
             return
         found = [*differences(self.native, self.subject, exact=self.exact)]

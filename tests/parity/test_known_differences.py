@@ -7,7 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from tests.parity.replay import play
-from tests.parity.scenario import Interrupt, Layer, Model, Options, Scenario, Train, ZeroGrad
+from tests.parity.scenario import (
+    Accumulate,
+    Evaluate,
+    Interrupt,
+    Layer,
+    Model,
+    Optimize,
+    Options,
+    Scenario,
+    Train,
+    ZeroGrad,
+)
 from tests.ranks import RankPool
 
 _FINDING = Options(find_unused_parameters=True)
@@ -32,6 +43,19 @@ FORMERLY = {
     ),
     "a static graph took an interrupted first pass for its record": Scenario(
         2, Model((Layer("linear"),)), _STATIC, script=(Interrupt(), Train(), Train())
+    ),
+    "a static graph refused a first backward under no_sync, which follows a forward without one": Scenario(
+        2,
+        Model((Layer("batch_norm"),)),
+        _STATIC,
+        script=(Evaluate(no_grad=False), Accumulate(), Train(), Optimize(), Train(), Optimize()),
+    ),
+    "a bucket that no rank uses was skipped in a static graph's first backward, too": Scenario(
+        2,
+        Model((Layer("linear"), Layer("unused", dtype="float64"))),
+        Options(static_graph=True, skip_all_reduce_unused_params=True),
+        hook="take_notes",
+        script=(ZeroGrad(), Train(), Optimize(), ZeroGrad(), Train()),
     ),
     "a hook saw gradients in the strides of their parameters": Scenario(
         2, _TRANSPOSED, hook="take_notes", script=(Train(),)

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from minddp.platform.launcher import RanksFailed, describe_failure, launch
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 # A rank: leaves a file with its place in the job, then does what its environment says.
 RANK = """

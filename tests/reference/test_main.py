@@ -5,35 +5,54 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from reference.__main__ import beyond, main
-from reference.ladder import Measurement, rungs
+from reference import ladder
+from reference.ladder import RUNGS, Count, main
+from reference.sharding import Held
 
 ROOT = Path(__file__).parents[2]
+WRONG = f"{Path(__file__).with_name('wrong.py')}:"
 
 
-def measurement(rung: str, difference: float) -> Measurement:
-    return Measurement(rung, 1, 1, 1, 0.0, difference)
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "reference", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
 
 
-def test_every_rung_has_the_oracles_gradients():
-    command = [sys.executable, "-m", "reference", "--rounds", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+def test_every_rung_has_the_oracles_gradients_and_a_row():
+    done = run()
     assert done.returncode == 0, done.stderr
-    rows = {line.split("│")[1].strip(): line.split("│") for line in done.stdout.splitlines() if "│" in line}
-    assert [*rows] == [*rungs(0)]
-    assert all(float(row[-2]) == 0 for row in rows.values())
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()[2:-2]}
+    assert [*rows] == [*RUNGS]
+    assert {row[-1] for row in rows.values()} == {"yes"}
+    assert [rows[name][1:3] for name in ("naive", "flat", "overlapped")] == [["24", "0"], ["1", "0"], ["24", "24"]]
 
 
-def test_a_rung_is_wrong_beyond_the_tolerance_and_if_it_is_not_a_number():
-    measurements = [measurement("good", 0.5), measurement("bad", 1.5), measurement("nan", math.nan)]
-    assert beyond(1.0, measurements) == ["bad", "nan"]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Zero2Sums", "Not the oracle's gradient: {'yours':"),
+        ("Zero2Unwritten", "Rank 0: NotImplementedError: launch: yours to write"),
+    ],
+)
+def test_a_training_of_the_readers_is_counted_beside_the_rungs(name, says):
+    done = run("--yours", WRONG + name)
+    assert done.returncode == 1
+    assert says in done.stderr
 
 
-@pytest.mark.parametrize(("ranks", "rounds"), [(0, 1), (2, 0)])
-def test_bad_numbers_are_refused(ranks, rounds):
-    with pytest.raises(SystemExit, match="must be 1 or more"):
-        main(ranks, rounds)
+def test_a_difference_is_wrong_beyond_the_tolerance_and_if_it_is_not_a_number():
+    good = Count("good", 1, 1, 1, Held(1, 1, 1), 3, difference=ladder.TOLERANCE)
+    assert good.is_equal
+    assert not replace(good, difference=2 * ladder.TOLERANCE).is_equal
+    assert not replace(good, difference=math.nan).is_equal
+
+
+def test_one_rank_is_refused():
+    with pytest.raises(SystemExit, match="Choose 2 or more"):
+        main(ranks=1)

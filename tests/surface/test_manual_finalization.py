@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from tests.surface.models import TwoLayers, batch
+
+
+def torchs_rule(options: dict[str, Any]) -> int:
+    """In how many first steps the averages come after backward: until the buckets are rebuilt."""
+    return 2 if "static_graph" in options else 0 if "find_unused_parameters" in options else 1
 
 
 def averages(rank: int, options: dict[str, Any]) -> list[str]:
@@ -25,7 +33,7 @@ def averages(rank: int, options: dict[str, Any]) -> list[str]:
         ddp.zero_grad()
         plain.zero_grad()
         output = ddp(batch(rank, step), both=both)
-        if ddp.should_finalize_after_backward != (step == 0 and "static_graph" in options):
+        if ddp.should_finalize_after_backward != (step < torchs_rule(options)):
             wrong.append(f"step {step}: should_finalize_after_backward")
         output.sum().backward()
         if ddp._reducer.phase is not Phase.REDUCING:
@@ -96,6 +104,10 @@ def forgotten(rank: int) -> list[str]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     with pytest.raises(RuntimeError) as nothing:
         ddp.finalize_backward()
+    ddp(batch(rank))
+    ddp.require_manual_backward_finalization = True  # which it is
+    with pytest.raises(RuntimeError, match="cannot be called after forward while a backward pass is expected"):
+        ddp.require_manual_backward_finalization = False
     ddp(batch(rank)).sum().backward()
     before = [param.detach().clone() for param in ddp.parameters()]
     for act in (optimizer.step, lambda: ddp(batch(rank))):
@@ -114,6 +126,55 @@ def forgotten(rank: int) -> list[str]:
 
 def test_what_is_not_finalized_is_noticed(ranks) -> None:
     nothing, step, forward, noted = ranks(2).run(forgotten)[0]
-    assert "There is no backward to finalize" in nothing
+    assert "finalize_backward() called but no gradient reduction requires finalization" in nothing
     assert step == forward == noted
-    assert "has not been finalized" in noted
+    assert "Expected to have finalized the prior backward pass before starting a new one" in noted
+
+
+def rules_of(make: Any, options: dict[str, Any]) -> list[Any]:
+    """What the class answers and raises, as far as torch's first words."""
+    seen: list[Any] = []
+    ddp = make(TwoLayers(), **options)
+
+    def attempt(act: Any) -> None:
+        try:
+            seen.append(act())
+        except (RuntimeError, TypeError) as error:
+            seen.append((type(error), re.findall("called .*? (?:finalization|required|expected)", str(error))))
+
+    def require(value: Any) -> None:
+        ddp.require_manual_backward_finalization = value
+
+    seen.append(ddp.should_finalize_after_backward)
+    attempt(ddp.finalize_backward)
+    attempt(lambda: require("no"))
+    require(True)
+    attempt(ddp.finalize_backward)
+    for _ in range(4):
+        loss = ddp(batch(0)).sum()
+        seen.append(ddp.should_finalize_after_backward)
+        attempt(ddp.finalize_backward)
+        attempt(lambda: require(False))
+        attempt(lambda: require(True))
+        loss.backward()
+        attempt(lambda: require(False))
+        ddp.finalize_backward()
+        attempt(ddp.finalize_backward)
+        ddp.zero_grad()
+    with ddp.no_sync():
+        ddp(batch(0)).sum().backward()
+        attempt(ddp.finalize_backward)
+    again = copy.deepcopy(ddp)
+    seen.append(again.require_manual_backward_finalization)
+    return seen
+
+
+def side_by_side(rank: int, options: dict[str, Any]) -> list[list[Any]]:
+    return [rules_of(make, options) for make in (TorchDDP, minddp.DistributedDataParallel)]
+
+
+@pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="the model is torch 2.15's class")
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_the_rules_are_torchs(ranks, options: dict[str, Any]) -> None:
+    theirs, ours = ranks(1).run(side_by_side, options)[0]
+    assert theirs == ours

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.train.checkpoint import Checkpoint
+from minddp.train.checkpoint_files import CheckpointFiles
 from minddp.train.loop import train
-from minddp.train.settings import GPTOptions, Settings
+from minddp.train.settings import Settings
 from minddp.train.world import World
 
-TINY_GPT = GPTOptions(layers=1, heads=2, width=16, context=8, dropout=0.2, corpus_mib=1)
+# Fields of records that differ between two equal runs.
+BY_THE_CLOCK = ("elapsed_s", "targets_per_s", "tflops_per_s", "data_share", "memory_mib")
+BY_THE_CLOCK += ("waited_ms", "late_rank", "late_phase", "late_ms")
+TINY_GPT = ("layers=1", "heads=2", "width=16", "context=8", "corpus_mib=1")
 
 
 def tiny(out: Path, **changes: Any) -> Settings:
@@ -28,7 +31,7 @@ def tiny(out: Path, **changes: Any) -> Settings:
         warmup_steps=2,
         log_every=1,
         validation_samples=6,
-        gpt=TINY_GPT,
+        task_options=(*TINY_GPT, "dropout=0.2"),
     )
     return dataclasses.replace(settings, **changes)
 
@@ -36,13 +39,11 @@ def tiny(out: Path, **changes: Any) -> Settings:
 def command_line(settings: Settings) -> list[str]:
     """The arguments of `minddp train` that make these settings."""
     words = []
-    for options in (settings, settings.gpt, settings.wrapper):
-        for field in dataclasses.fields(options):
-            value, default = getattr(options, field.name), field.default
-            if value == default or dataclasses.is_dataclass(value):
-                continue
-            flag = "--" + field.name.replace("_", "-")
-            words += [flag] if value is True else [flag, str(value)]
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default:
+            words.append("--" + field.name.replace("_", "-"))
+            words += [] if value is True else map(str, value) if isinstance(value, tuple) else [str(value)]
     return words
 
 
@@ -58,10 +59,10 @@ def train_here(rank: int, settings: Settings) -> str:
 
 def final_bits(folder: Path) -> dict[str, Any]:
     """Everything in a checkpoint that two equal runs must share: weights, buffers, optimizer, generators, place."""
-    checkpoint = Checkpoint.load(folder / "checkpoint.pt")
-    fields = {field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}
-    del fields["elapsed_s"]
-    return fields
+    newest = CheckpointFiles(folder, keep=1).newest()
+    assert newest is not None, f"no checkpoint in {folder}"
+    del newest[1]["elapsed_s"]
+    return newest[1]
 
 
 def assert_same_bits(one: Any, other: Any, where: str = "checkpoint") -> None:
@@ -85,6 +86,8 @@ def assert_same_bits(one: Any, other: Any, where: str = "checkpoint") -> None:
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The records of one kind in a run's metrics.jsonl, without what depends on the clock."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    found = [record for record in map(json.loads, lines) if record["kind"] == kind]
-    return [{k: v for k, v in record.items() if k not in ("elapsed_s", "targets_per_s")} for record in found]
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be on its way
+    found = [record for record in found if record["kind"] == kind]
+    return [{k: v for k, v in record.items() if k not in BY_THE_CLOCK} for record in found]

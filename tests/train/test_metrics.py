@@ -2,24 +2,31 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from minddp.train.metrics import Averages, Means, MetricsLog
+from minddp.train.task import Task
+
+NOTHING = TensorDataset(torch.zeros(0))
+TASK = Task(NOTHING, NOTHING, nn.Identity)
 
 
 def _average_unequal_batches(rank: int) -> tuple[Means, Means]:
     """Rank 0 counts batches of 1 and 2 targets, rank 1 a batch of 5; then both one target each."""
-    averages = Averages(torch.device("cpu"))
+    add = partial((averages := Averages(2, torch.device("cpu"))).add, rank, TASK)
     right, wrong = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
     if rank == 0:
-        averages.add(torch.tensor(1.0), torch.stack([right]), torch.tensor([1]))
-        averages.add(torch.tensor(2.0), torch.stack([right, wrong]), torch.tensor([1, 1]))
+        add(torch.tensor(1.0), torch.stack([right]), torch.tensor([1]))
+        add(torch.tensor(2.0), torch.stack([right, wrong]), torch.tensor([1, 1]))
     else:
-        averages.add(torch.tensor(7.0), torch.stack([wrong] * 5), torch.tensor([1] * 5))
+        add(torch.tensor(7.0), torch.stack([wrong] * 5), torch.tensor([1] * 5))
     first = averages.over_ranks()
-    averages.add(torch.tensor(float(rank)), torch.stack([right]), torch.tensor([1]))
+    add(torch.tensor(float(rank)), torch.stack([right]), torch.tensor([1]))
     return first, averages.over_ranks()
 
 
@@ -36,9 +43,9 @@ def test_targets_of_any_shape_count_one_by_one(ranks) -> None:
 
 
 def _average_a_sequence(rank: int) -> Means:
-    averages = Averages(torch.device("cpu"))
+    add = partial((averages := Averages(2, torch.device("cpu"))).add, rank, TASK)
     logits = torch.eye(2).repeat(3, 1).reshape(2, 3, 2)  # predicts 0 1 0, 1 0 1
-    averages.add(torch.tensor(1.0), logits, torch.zeros(2, 3, dtype=torch.int64))
+    add(torch.tensor(1.0), logits, torch.zeros(2, 3, dtype=torch.int64))
     return averages.over_ranks()
 
 

@@ -5,24 +5,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from minddp.train.launch import check_before_start, parse
-from minddp.train.settings import GPTOptions, Settings, SettingsError, WrapperOptions
+from minddp.train.launch import parse
+from minddp.train.loop import check_before_start
+from minddp.train.settings import Settings, SettingsError, arguments_for
 from tests.train.runs import command_line, tiny
 
 
 def test_the_command_line_makes_the_settings(tmp_path: Path) -> None:
     settings = tiny(
-        tmp_path, ddp="torch", wrapper=WrapperOptions(bucket_cap_mb=0.5, static_graph=True), overwrite=True
+        tmp_path, ddp="torch", ddp_options=("bucket_cap_mb=0.5", "static_graph=True"), overwrite=True, keep=2
     )
     assert parse(command_line(settings)) == settings
 
 
-def test_only_changed_options_reach_the_wrapper() -> None:
-    assert WrapperOptions().chosen() == {}
-    chosen = WrapperOptions(bucket_cap_mb=3, broadcast_buffers=False).chosen()
-    assert chosen == {"bucket_cap_mb": 3, "broadcast_buffers": False}
+def test_options_are_literals_or_text() -> None:
+    def function(number: float = 0, flag: bool = False, text: str = "") -> None: ...
+
+    words = ["number=0.5", "flag=True", "text=a=b"]
+    assert arguments_for(function, words, "--x") == {"number": 0.5, "flag": True, "text": "a=b"}
+    for word in ("colour=red", "number"):
+        with pytest.raises(SettingsError, match=f"--x has no use for `{word}`; .* one of number, flag, text"):
+            arguments_for(function, [word], "--x")
 
 
 @pytest.mark.parametrize(
@@ -33,16 +37,21 @@ def test_only_changed_options_reach_the_wrapper() -> None:
         ({"minutes": float("nan")}, "--minutes must be a positive"),
         ({"nproc": 0}, "--nproc must be at least 1"),
         ({"learning_rate": float("inf")}, "--learning-rate must be a positive, finite"),
-        ({"final_fraction": 1.5}, "--final-fraction must lie between 0 and 1"),
         ({"weight_decay": -0.1}, "--weight-decay must not be negative"),
         ({"seed": -1}, "--seed"),
-        ({"gpt": GPTOptions(dropout=1.0)}, "--dropout"),
-        ({"gpt": GPTOptions(width=100, heads=3)}, "--width 100 does not split into --heads 3"),
-        ({"resume": True, "overwrite": True}, "--resume and --overwrite exclude"),
-        ({"task": "digits", "gpt": GPTOptions(layers=2, width=64)}, "--layers, --width"),
-        ({"ddp": "none", "wrapper": WrapperOptions(static_graph=True)}, "no use for --static-graph"),
-        ({"wrapper": WrapperOptions(bucket_cap_mb=-2)}, "--bucket-cap-mb must not be negative"),
-        ({"wrapper": WrapperOptions(bucket_cap_mb=1, bucket_cap_mb_list=(1, 2))}, "exclude each other"),
+        ({"resume": "yes", "overwrite": True}, "--resume, .* and --overwrite exclude"),
+        ({"resume": "auto", "overwrite": True}, "--resume, .* and --overwrite exclude"),
+        ({"print_sbatch": True, "overwrite": True}, "--resume, which a job of --print-sbatch has, and --overwrite"),
+        ({"task": "chess"}, "--task chess is neither gpt nor digits nor FILE.py:FUNCTION"),
+        ({"checkpoint_minutes": 0.0}, "--checkpoint-minutes must be a positive"),
+        ({"keep": 0}, "--keep must be at least 1"),
+        ({"workers": -1}, "--workers must not be negative"),
+        ({"ddp": "torch", "logical_ranks": 4}, "--ddp torch has no logical ranks"),
+        ({"accumulate": 2, "logical_ranks": 4}, "--accumulate and --logical-ranks exclude"),
+        ({"comm_hook": "fp16_compress", "logical_ranks": 4}, "--comm-hook and --logical-ranks exclude"),
+        ({"steps": 5, "profile": "2:9"}, "--profile 2:9 ends after --steps 5"),
+        ({"profile": "9:2"}, "--profile 9:2 is not FIRST:LAST"),
+        ({"precision": "fp16", "ddp_options": ("check_finite=True",)}, "leave check_finite=True out"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], says: str) -> None:
@@ -65,20 +74,22 @@ def test_limits() -> None:
     assert Settings(steps=5, minutes=1.0).limit_steps == 5
 
 
-def test_an_option_that_the_wrapper_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class OldWrapper:
-        def __init__(self, module: object, bucket_cap_mb: float | None = None) -> None: ...
-
-    with pytest.raises(SettingsError, match="no option transport"):
-        check_before_start(tiny(tmp_path, ddp="torch", wrapper=WrapperOptions(transport="nccl")))
-    monkeypatch.setattr("minddp.train.wrap.wrapper_class", lambda name: OldWrapper)
-    with pytest.raises(SettingsError, match="no option batched_grad_copy"):
-        check_before_start(tiny(tmp_path, ddp="torch", wrapper=WrapperOptions(batched_grad_copy=True)))
+def test_an_option_that_the_wrapper_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--ddp torch --ddp-options has no use for `transport=nccl`"):
+        check_before_start(tiny(tmp_path, ddp="torch", ddp_options=("transport=nccl",)))
 
 
-def test_several_ranks_without_a_wrapper(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="the models of 2 ranks would drift apart"):
-        check_before_start(tiny(tmp_path, ddp="none", nproc=2))
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        SettingsError, match=r'the package wandb is not installed\. Run: pip install "minddp\[train\]"'
+    ):
+        Settings(track=("wandb",))
+
+
+def test_a_hook_that_needs_nccl(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--comm-hook bf16_compress works with NCCL only"):
+        check_before_start(tiny(tmp_path, comm_hook="bf16_compress"))
 
 
 def test_more_cuda_ranks_than_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +103,8 @@ def test_the_number_of_ranks_is_torchruns(tmp_path: Path, monkeypatch: pytest.Mo
     for name, value in {**dict.fromkeys(names, "0"), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     check_before_start(tiny(tmp_path, ddp="torch"))
-    with pytest.raises(SettingsError, match="--nproc 2, but torchrun has started 4"):
+    with pytest.raises(SettingsError, match="--nproc 2, but the launcher has started 4"):
         check_before_start(tiny(tmp_path, ddp="torch", nproc=2))
-    with pytest.raises(SettingsError, match="the models of 4 ranks would drift apart"):
-        check_before_start(tiny(tmp_path, ddp="none"))
 
 
 def test_a_missing_extra_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,21 +115,62 @@ def test_a_missing_extra_names_the_command(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_more_than_the_data_can_give(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="do not fill one batch of 200000 on each of 2 ranks"):
+    with pytest.raises(SettingsError, match="do not fill one batch of 200000 for each of 2 ranks"):
         check_before_start(tiny(tmp_path, ddp="torch", batch_size=200_000))
-    with pytest.raises(SettingsError, match="--context 200000 is longer than the held-out text"):
-        check_before_start(tiny(tmp_path, ddp="torch", gpt=GPTOptions(context=200_000, corpus_mib=1)))
+    with pytest.raises(SettingsError, match="for each of 400000 ranks"):
+        check_before_start(tiny(tmp_path, logical_ranks=400_000))
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
-def test_a_file_that_is_no_checkpoint(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "checkpoint.pt"
-    torch.save({"step": 3}, path) if content is None else path.write_bytes(content)
-    with pytest.raises(SettingsError, match=r"checkpoint\.pt is no checkpoint of this recipe"):
-        check_before_start(tiny(tmp_path, ddp="torch", resume=True))
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("context=200000", "corpus_mib=1"), "context=200000 is longer than the held-out text"),
+        (("width=100", "heads=3"), "width=100 does not split into heads=3"),
+        (("dropout=1.0",), "dropout between 0 and 1"),
+        (("colour=red",), "--task-options has no use for `colour=red`"),
+        (("folder=/nowhere/at/all",), "holds 0 files that end in `.py`"),
+    ],
+)
+def test_options_of_a_task_that_cannot_work(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        check_before_start(tiny(tmp_path, task_options=words))
+
+
+def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(SettingsError, match=r"--compile inductor needs .* there is no no-such-compiler"):
+        Settings(compile="inductor")
+    assert Settings(compile="aot_eager").compile == "aot_eager"
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_MAX_RESTARTS", "SLURM_RESTART_COUNT"])
+def test_ranks_that_a_launcher_starts_again_must_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """--overwrite would discard what has been trained, or continue an old run."""
+    monkeypatch.setenv(name, "2")
+    for overwrite in (False, True):
+        with pytest.raises(SettingsError, match=r"starts ranks again, .*: pass --resume auto"):
+            check_before_start(tiny(tmp_path, overwrite=overwrite))
+    check_before_start(tiny(tmp_path, resume="auto"))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
+def test_a_file_that_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "checkpoints" / "step-00000003-0123456789abcdef.pt"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match="There is no whole checkpoint in"):
+        check_before_start(tiny(tmp_path, ddp="torch", resume="yes"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/self", "/sys"])
+def test_a_folder_that_is_read_only(folder: str) -> None:
+    with pytest.raises(SettingsError, match=r"Cannot write to .* Name another --out"):
+        check_before_start(tiny(Path(folder), ddp="torch"))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SettingsError, match="Cannot make the folder"):
+    with pytest.raises(SettingsError, match=r"Cannot write to .* Name another --out"):
         check_before_start(tiny(tmp_path / "file" / "run", ddp="torch"))

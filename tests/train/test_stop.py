@@ -5,7 +5,7 @@ import signal
 import time
 
 from minddp.train.settings import Settings
-from minddp.train.stop import StopSignals, Verdict, Vote, reason_to_end
+from minddp.train.stop import CANNOT_WRITE, StopSignals, Verdict, Vote, reason_to_end
 from tests.train.runs import world_here
 
 
@@ -20,7 +20,7 @@ def _vote(rank: int) -> list[Verdict]:
                 os.kill(os.getpid(), comes[rank, step])
                 while not signals.received:
                     time.sleep(0.001)
-            verdicts.append(Vote(world, signals, elapsed_s=step + 100.0 * rank).result())
+            verdicts.append(Vote(world, signals.wanted, elapsed_s=step + 100.0 * rank).result())
     assert signal.getsignal(signal.SIGTERM) == before
     return verdicts
 
@@ -37,6 +37,7 @@ def test_reasons_to_end() -> None:
     assert reason_to_end(Settings(minutes=1.0), 10**9, go_on) is None
     assert reason_to_end(Settings(minutes=1.0), 1, Verdict(0, 60.0)) == "finished"
     assert reason_to_end(Settings(steps=10), 1, Verdict(signal.SIGINT, 0.0)) == "SIGINT"
+    assert reason_to_end(Settings(steps=10), 1, Verdict(CANNOT_WRITE, 0.0)) == "cannot write"
 
 
 def test_a_launcher_that_is_gone_counts_as_a_hang_up(monkeypatch) -> None:

@@ -179,7 +179,7 @@ class FakeHandle:
 
     def _exchange(self, number: int, ours: np.ndarray) -> list[np.ndarray]:
         self.nccl.wire[number, self.rank] = ours
-        self.nccl.meeting.wait(10)
+        self.nccl.meeting.wait(60)
         return [self.nccl.wire[number, rank] for rank in range(self.nccl.world_size)]
 
     def check_async_error(self) -> None:

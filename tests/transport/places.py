@@ -34,8 +34,8 @@ def default_group() -> dist.ProcessGroup:
 
 
 @contextmanager
-def mortal_ranks(group_timeout_s: float, grace_s: float) -> Iterator[RankPool]:
-    """Three ranks that may be killed, with a short time limit; to import torch, which may take longer, is done."""
+def mortal_ranks(group_timeout_s: float = 60.0, grace_s: float = 60.0) -> Iterator[RankPool]:
+    """Three ranks that may be killed, and have all the time to notice it; to import torch is done."""
     pool = RankPool(3, group_timeout_s, grace_s)
     try:
         pool.run(arrive)

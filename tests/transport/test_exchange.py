@@ -107,7 +107,7 @@ def test_many_can_be_in_flight_and_no_rank_waits_for_room(start: Start) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     for work in works[0] + works[1]:
         work.wait()
     assert ranks[0].tensor.eq(4).all()
@@ -182,7 +182,7 @@ def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others
 ) -> None:
     adding: dict[int, str] = {}
 
-    def note_thread(addends: list, owner: int) -> None:
+    def note_thread(addends: list, owner: int, **_: object) -> None:
         adding[owner] = threading.current_thread().name
 
     monkeypatch.setattr(exchange, "all_reduce_chunk", note_thread)
@@ -201,7 +201,7 @@ def test_several_threads_may_wait(start: Start) -> None:
     for _, i in zip(threads, range(3), strict=True):
         ranks[1].launch(i, i + 1).wait()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -244,7 +244,7 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
 
 
 def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_on_rank_0(addends: list, owner: int) -> None:
+    def fail_on_rank_0(addends: list, owner: int, **_: object) -> None:
         if owner == 0:
             raise MemoryError("é" * 5000)
 

@@ -73,7 +73,7 @@ def count_bytes(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[str, flo
 
 @needs_hosts
 def test_no_byte_crosses_twice(measured: list[Any]) -> None:
-    """See [Note: what crosses]. What is above the bare bytes are headers."""
+    """See docs/hosts.md. What is above the bare bytes are headers."""
     for counted, _ in measured:
         assert counted["process_group"][::2] == ("ProcessGroupTransport", [10.0])
         assert counted["hierarchical"][::2] == ("HierarchicalTransport", [10.0])
@@ -113,15 +113,6 @@ def test_the_floor_of_the_wire_is_what_must_cross_at_the_cables_rate() -> None:
     assert floors["no_wrapper"] == floors["all_reduce"]["hierarchical"] == 3.0
 
 
-def test_an_aim_is_met_by_the_median_and_surely_by_the_interval() -> None:
-    ratios = {"a": (0.5, 0.6), "b": (0.9, 1.1), "c": (0.96, 1.0)}
-    timed = {
-        name: {"contestants": {hosts.AIM["contestant"]: {"ratio": {"median": median, "high": high}}}}
-        for name, (median, high) in ratios.items()
-    }
-    assert hosts.aim_in_words(timed).endswith("met in a, b (with all of the interval in a); missed in c.")
-
-
 # ---------------------------------------------------------------------- the hosts themselves
 
 
@@ -147,7 +138,7 @@ def test_hosts_are_removed_also_when_something_goes_wrong() -> None:
 def test_missing_support_is_reported_in_a_line_and_leaves_nothing() -> None:
     before = namespaces()
     code = "from benchmarks.namespaces import *; import os; os.environ['PATH'] = ''; print(why_there_can_be_none())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "no command `ip` here\n"
     assert namespaces() == before
 

@@ -17,8 +17,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.platform import cupy_beside_torch
-from minddp.platform.cupy_beside_torch import NoCuPy
 from minddp.transport import open_transport
 from minddp.transport.nccl import NcclTransport, communicator, nccl_transport
 from minddp.transport.nccl.communicator import Communicator, join
@@ -73,7 +71,7 @@ class Ranks:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         return [results[rank] for rank in range(len(self.gpus))]
 
 
@@ -163,14 +161,10 @@ def test_a_future_is_called_at_once_behind_the_collective(monkeypatch: pytest.Mo
     assert gpu.current is gpu.streams[1], "the caller's stream is current again"
 
 
-def test_with_a_timeout_the_host_waits_and_can_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(1, monkeypatch)
-    work = ranks.transports[0].all_reduce(torch.ones(1))
-    with pytest.raises(RuntimeError, match=r"Timed out after 0\.01 s of waiting for an all-reduce of 1 elements"):
-        work.wait(datetime.timedelta(seconds=0.01))
-    ranks.gpus[0].run()
-    work.wait(datetime.timedelta(seconds=0.01))
-    assert work.is_completed()
+def test_a_wait_has_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    [transport] = Ranks(1, monkeypatch).transports
+    with pytest.raises(AssertionError, match="the device waits"):
+        transport.all_reduce(torch.ones(1)).wait(datetime.timedelta(seconds=0.01))
 
 
 # ------------------------------------------------------------------ what no call can tell
@@ -221,7 +215,7 @@ def test_the_thread_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(1, monkeypatch)
     ranks.nccl.async_error = "NCCL_ERROR_SYSTEM_ERROR: made up"
     comm, _ = _only(ranks.transports[0])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while comm.failure is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "SYSTEM_ERROR" in (comm.failure or "")
@@ -246,7 +240,7 @@ def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.Monkey
     gpu = FakeGpu()
     gpu.install(monkeypatch)
     comm = Communicator(FakeNccl([gpu]).NcclCommunicator(1, bytes(128), 0), CPU, on_device, limit_s=60)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(asked) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert asked[:3] == [True] * 3
@@ -262,7 +256,7 @@ def test_an_abort_ends_a_stuck_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def stuck(_handle: Any, _stream: int) -> None:
         is_in_call.set()
-        set_free.append(aborted.wait(10))
+        set_free.append(aborted.wait(60))
         raise RuntimeError("NCCL_ERROR_INTERNAL_ERROR")
 
     monkeypatch.setattr(handle, "abort", aborted.set)
@@ -276,9 +270,9 @@ def test_an_abort_ends_a_stuck_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
-    is_in_call.wait(10)
+    is_in_call.wait(60)
     comm.abort("a rank has ended")
-    caller.join(20)
+    caller.join(60)
     assert set_free == [True], "the abort waited for the call that it was to end"
     assert errors[0].startswith("a rank has ended. The communicator has been aborted")
 
@@ -346,7 +340,7 @@ def _meet_all(introductions: list[Introduction], limit_s: float = 20.0) -> list[
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     return outcomes
 
 
@@ -375,7 +369,7 @@ def test_a_second_communicator_does_not_take_the_last_id() -> None:
     for thread in first:
         thread.start()
     for thread in first:
-        thread.join(30)
+        thread.join(60)
     with pytest.raises(RuntimeError, match="no answer from rank 0 within"):
         share_unique_id(store, Group(1, 2), seats[1], lambda: b"never", 0.2)
 
@@ -434,15 +428,15 @@ def test_tensors_on_the_cpu_are_refused_with_a_remedy() -> None:
 
 def test_without_cuda_in_torch_it_says_which_torch_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(NoCuPy, match="install torch for CUDA"):
-        cupy_beside_torch.import_cupy()
+    with pytest.raises(ImportError, match="install torch for CUDA"):
+        nccl_transport.import_cupy()
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
-    with pytest.raises(NoCuPy, match=r"CuPy is not installed.*pip install 'minddp\[cuda13\]'"):
-        cupy_beside_torch.import_cupy()
+    with pytest.raises(ImportError, match=r"CuPy is not installed.*pip install 'minddp\[cuda13\]'"):
+        nccl_transport.import_cupy()
 
 
 def test_a_cupy_for_another_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,15 +448,15 @@ def test_a_cupy_for_another_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     fake = type("Cupy", (), {"cuda": type("Cuda", (), {"runtime": Runtime})})
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setitem(__import__("sys").modules, "cupy", fake)
-    with pytest.raises(NoCuPy, match=r"CuPy is made for CUDA 12 and torch for CUDA 13.*cupy-cuda12x.*cuda13"):
-        cupy_beside_torch.import_cupy()
+    with pytest.raises(ImportError, match=r"CuPy is made for CUDA 12 and torch for CUDA 13.*cupy-cuda12x.*cuda13"):
+        nccl_transport.import_cupy()
 
 
 def test_a_rank_without_cupy_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is raised where the ranks exchange the id, on all alike, not by the import, on this one alone."""
 
     def no_cupy() -> None:
-        raise NoCuPy("CuPy is not installed; pip install it")
+        raise ImportError("CuPy is not installed; pip install it")
 
     monkeypatch.setattr(nccl_transport, "import_cupy", no_cupy)
     group = Group(0, 1, dist.HashStore())

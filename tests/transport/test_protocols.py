@@ -12,5 +12,5 @@ import sys, minddp.transport.protocols
 loaded = {name for name in sys.modules if name.startswith("minddp.transport.")}
 assert loaded == {"minddp.transport.protocols"}, loaded
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

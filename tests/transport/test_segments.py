@@ -37,9 +37,8 @@ def test_a_tensor_keeps_its_segment_and_nothing_else_does() -> None:
 
 
 def test_it_has_no_name() -> None:
-    before = os.listdir("/dev/shm")
     segment = segments.attach(segments.create(4096), 4096)
-    assert os.listdir("/dev/shm") == before
+    assert not [name for name in os.listdir("/dev/shm") if "minddp" in name]
     assert len(segment) == 4096
 
 

@@ -74,7 +74,7 @@ def error_of_a_write(rank: int) -> str:
     try:
         with pytest.raises(RuntimeError) as error:
             for _ in range(2):  # the first may complete on rank 1
-                transport.all_reduce(torch.ones(10)).wait(datetime.timedelta(seconds=20))
+                transport.all_reduce(torch.ones(10)).wait(datetime.timedelta(seconds=60))
         return str(error.value)
     finally:
         Reduction.write = write
@@ -92,8 +92,8 @@ def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:
     transport.all_reduce(tensor).wait()  # outside
     with profile() as seen:
         for _ in range(3):
-            transport.all_reduce(tensor).wait(datetime.timedelta(seconds=20))
-            transport.broadcast(tensor, source=0).wait(datetime.timedelta(seconds=20))
+            transport.all_reduce(tensor).wait(datetime.timedelta(seconds=60))
+            transport.broadcast(tensor, source=0).wait(datetime.timedelta(seconds=60))
     events = [event for event in seen.events() if event.name.startswith("gloo:")]
     return [(event.name, event.is_async, event.time_range.elapsed_us() > 0) for event in events]
 

@@ -310,7 +310,7 @@ def _works(rank: int, local_world_size: str, limited: bool) -> tuple[float, str,
             os.environ["LOCAL_WORLD_SIZE"] = before
     summed, received = torch.full((3,), rank + 1.0), torch.full((3,), rank + 1.0)
     for work in (transport.all_reduce(summed), transport.broadcast(received, source=1)):
-        work.wait(datetime.timedelta(seconds=20)) if limited else work.wait()
+        work.wait(datetime.timedelta(seconds=60)) if limited else work.wait()
         assert work.is_completed()
     assert transport._spin_wait is not None
     return transport._spin_wait.limit_s, type(work).__name__, [*summed.tolist(), *received.tolist()]
@@ -370,7 +370,8 @@ def test_no_message_in_flight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     transport.group, transport._is_python_group = cast("dist.ProcessGroup", None), False
     transport._spin_wait = SpinWait(SPIN_LIMIT_S)
     watched = WatchedTransport.__new__(WatchedTransport)
-    watched._transport, watched._number, watched._recent = transport, 0, deque()
+    vars(watched)["_inquiry"] = None
+    watched._transport, watched._number, watched._recent, watched._stuck = transport, 0, deque(), ""
     for over in (transport, watched):
         reduced, received = (cast("torch.Tensor", _Sparse()) for _ in range(2))
         over.all_reduce(reduced)

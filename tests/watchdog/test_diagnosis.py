@@ -2,66 +2,62 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
 from minddp.core.backward_pass import Phase
-from minddp.watchdog.diagnosis import Absence, Answers, diagnose
-from minddp.watchdog.rank_state import Collective, Progress, RankState
+from minddp.watchdog.diagnosis import diagnose
+from minddp.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
 
 
 def state(rank: int, backward: int = 3, phase: str = "FINALIZING", **changed: Any) -> RankState:
     """A rank that waits in its sixth collective, if nothing is `changed`."""
-    accumulates, missing = changed.pop("accumulates", False), changed.pop("missing", {})
     fields: dict[str, Any] = {
-        "host": "here",
-        "pid": 100 + rank,
-        "recent": (collective(5), collective(6)),
+        "process": f"here, pid {100 + rank}",
+        "recent": collectives(5, 6),
         "waiting_s": 30.0,
         "where": "train.py:57 in step",
-        "progress": Progress(phase, backward, accumulates, missing),
     }
-    return RankState(rank, **{**fields, **changed})
+    return RankState(phase, backward, **{**fields, **changed})
 
 
-def collective(number: int, numel: int = 1048576) -> Collective:
-    return Collective(number, "all-reduce", numel, "float32")
+def collectives(*numbers: int, numel: int = 1048576) -> dict[int, str]:
+    return dict.fromkeys(numbers, f"all-reduce of {numel:,} float32")
 
 
 def elsewhere(rank: int, **changed: Any) -> RankState:
     """A rank that is not in a collective and has begun one fewer."""
-    fields = {"phase": "IDLE", "backward": 2, "waiting_s": None, "recent": (collective(5),)}
+    fields = {"phase": "IDLE", "backward": 2, "waiting_s": None, "recent": collectives(5)}
     return state(rank, **{**fields, **changed})
 
 
-def diagnosis_of(*states: RankState, **absent: Any) -> Any:
-    """`exited=[1]` and so on name the ranks that are absent; `last` maps some of these to their last states."""
-    last = absent.pop("last", {})
-    absences = {rank: Absence(kind, last.get(rank)) for kind, ranks in absent.items() for rank in ranks}
-    return diagnose(Answers({state.rank: state for state in states}, absences))
+def diagnosis_of(*states: RankState | str) -> Any:
+    """Of the ranks in their order; a text is why one is absent, without a last state."""
+    return diagnose({r: RankState(absence=s) if isinstance(s, str) else s for r, s in enumerate(states)})
 
 
 def test_a_rank_that_exited_is_named_and_the_wait_is_over() -> None:
-    found = diagnosis_of(state(0), state(2), exited=[1])
+    found = diagnosis_of(state(0), EXITED, state(2))
     assert found.is_certain
     assert found.text.startswith("Rank 1 has exited; its own output says why. Ranks 0 and 2 wait in collective 6,")
 
 
 def test_a_last_state_shows_how_far_a_rank_came() -> None:
-    found = diagnosis_of(state(0, backward=100), exited=[1], last={1: elsewhere(1, backward=99)})
+    found = diagnosis_of(state(0, backward=100), elsewhere(1, backward=99, absence=EXITED))
     assert "Rank 1 has exited after backward 99 of 100; its own output says why." in found.text
     assert "join()" in found.text
 
 
 def test_a_rank_that_dropped_its_module_will_not_come() -> None:
-    found = diagnosis_of(state(0), left=[1])
+    found = diagnosis_of(state(0), LEFT)
     assert found.is_certain
     assert "Rank 1 has dropped the module." in found.text
 
 
 def test_different_collectives_of_one_number_are_certain_and_named() -> None:
-    odd = state(3, recent=(collective(5), collective(6, numel=1048580)))
+    odd = state(3, recent=collectives(5) | collectives(6, numel=1048580))
     found = diagnosis_of(state(0), state(1), state(2), odd)
     assert found.is_certain
     assert (
@@ -71,12 +67,12 @@ def test_different_collectives_of_one_number_are_certain_and_named() -> None:
 
 
 def test_the_first_difference_counts() -> None:
-    odd = state(1, recent=(collective(5, numel=7), collective(6, numel=8)))
-    assert "Collective 5 is not the same everywhere" in diagnosis_of(state(0), state(2), odd).text
+    odd = state(1, recent=collectives(5, numel=7) | collectives(6, numel=8))
+    assert "Collective 5 is not the same everywhere" in diagnosis_of(state(0), odd, state(2)).text
 
 
 def test_ranks_that_have_forgotten_a_collective_are_not_compared_in_it() -> None:
-    assert "not the same" not in diagnosis_of(state(0), elsewhere(1, recent=(collective(4, numel=7),))).text
+    assert "not the same" not in diagnosis_of(state(0), elsewhere(1, recent=collectives(4, numel=7))).text
 
 
 def test_missing_gradients_are_named_by_bucket() -> None:
@@ -118,7 +114,7 @@ def test_every_phase_of_the_reducer_has_words(phase: Phase) -> None:
 
 
 def test_a_rank_that_does_not_answer_is_reported_but_not_certain() -> None:
-    found = diagnosis_of(state(0), silent=[1, 3])
+    found = diagnosis_of(state(0), SILENT, state(2), SILENT)
     assert not found.is_certain
     assert "Ranks 1 and 3 do not answer" in found.text
 
@@ -129,8 +125,16 @@ def test_all_ranks_in_the_same_collective() -> None:
     assert "the network between them" in found.text
 
 
+def test_a_rank_that_waits_a_backward_behind_the_others() -> None:
+    behind = state(1, backward=2, recent=collectives(4, 5))
+    found = diagnosis_of(state(0), behind, state(2))
+    assert not found.is_certain
+    assert found.text.startswith("Rank 1 waits for a collective that other ranks have completed: its machine is ")
+    assert "same collective" not in found.text
+
+
 def test_every_rank_has_its_line() -> None:
-    found = diagnosis_of(state(0), exited=[1], silent=[2], left=[3])
+    found = diagnosis_of(state(0), EXITED, SILENT, LEFT)
     lines = found.text.splitlines()[1:]
     assert [line.split(":")[0].strip() for line in lines] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert "waiting for 30 s; train.py:57 in step (here, pid 100)" in lines[0]
@@ -138,4 +142,4 @@ def test_every_rank_has_its_line() -> None:
 
 def test_a_state_survives_the_store() -> None:
     sent = state(1, missing={2: ("a", "b")}, accumulates=True)
-    assert RankState.from_json(sent.to_json()) == sent
+    assert pickle.loads(pickle.dumps(sent)) == sent

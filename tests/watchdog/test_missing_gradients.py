@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
-import warnings
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,17 +14,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from minddp.core.backward_pass import Phase
 from minddp.core.errors import ready_twice
+from minddp.core.events import EventStream
 from minddp.core.expectation import Expectation
-from minddp.watchdog import missing_gradients
+from minddp.core.reducer import Reducer
+from minddp.watchdog import inquiry, missing_gradients
 from minddp.watchdog.missing_gradients import OptimizerGuard, UnfinishedReduction
 from tests.fakes import FakeDDP, FakeTransport
+from tests.logs import logged
 from tests.modules import Heads, Scales
 
 X = torch.ones(1, 2)
 FACT = "Expected to have finished reduction in the prior iteration before starting a new one"
-
-pytestmark = pytest.mark.filterwarnings("ignore:This backward has brought no gradient")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +42,23 @@ class ExpectationOf(Expectation):
 
 def reduction_of(*names: str) -> UnfinishedReduction:
     return UnfinishedReduction([nn.Parameter(torch.zeros(1)) for _ in names], names, "net/2")
+
+
+def reducer_that_misses(
+    missing: list[int], transport: FakeTransport, static: bool = False, finds: bool = False, num_passes: int = 1
+) -> Reducer:
+    """What an error is made of."""
+    return cast(
+        "Reducer",
+        SimpleNamespace(
+            phase=Phase.INCOMPLETE,
+            current=SimpleNamespace(missing=lambda: missing),
+            transport=transport,
+            expectation=ExpectationOf(static, finds),
+            num_passes=num_passes,
+            events=EventStream(),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +80,7 @@ def test_the_error_has_torchs_phrases_and_names_parameters_and_ranks(
 
     monkeypatch.setattr(missing_gradients, "ask_what_is_missing", ask)
     unfinished, transport = reduction_of("a", "b", "c.bias"), FakeTransport(5, rank=3)
-    error = unfinished.error([0, 2], transport, ExpectationOf(static, finds), num_passes=7)
+    error = unfinished.error(reducer_that_misses([0, 2], transport, static, finds, num_passes=7))
     text = str(error)
     assert type(error) is RuntimeError
     for phrase in [FACT, *phrases, "grad for rank 3: a, c.bias", "grad for rank 3: 0 2", "Elsewhere."]:
@@ -71,18 +92,17 @@ def test_parameters_that_have_been_frozen_are_named() -> None:
     unfinished = reduction_of("a", "b", "c")
     for frozen in (0, 1):
         unfinished._params[frozen].requires_grad = False
-    text = str(unfinished.error([1, 2], FakeTransport(), ExpectationOf(False, False), 1))
+    text = str(unfinished.error(reducer_that_misses([1, 2], FakeTransport())))
     assert "but no longer do: b\n" in text
 
 
 def test_each_set_of_missing_parameters_is_one_warning() -> None:
     unfinished = reduction_of("a", "b")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with logged() as texts:
         for missing in ([0], [0, 1], [0], [1]):
             unfinished.warn(missing, rank=1)
-    assert [str(one.message).split(":")[1].split(".")[0] for one in seen] == [" a", " a, b", " b"]
-    assert "on rank 1" in str(seen[0].message)
+    assert [text.split(":")[1].split(".")[0] for text in texts] == [" a", " a, b", " b"]
+    assert "on rank 1" in texts[0]
 
 
 def test_what_an_earlier_wrapper_missed_is_not_reported_again() -> None:
@@ -162,6 +182,7 @@ def test_a_complete_backward_raises_no_guard() -> None:
     for _ in range(3):
         ddp.step(X)
         torch.optim.SGD(module.parameters(), lr=1.0).step()
+        assert ddp.reducer.unfinished._handle is None
 
 
 def test_local_gradients_may_be_stepped_on() -> None:
@@ -173,19 +194,22 @@ def test_local_gradients_may_be_stepped_on() -> None:
     assert ddp.transport.calls == []
 
 
+class Owner:
+    """Of a guard."""
+
+    def error(self) -> Exception:
+        return RuntimeError("guarded")
+
+
 def test_a_lifted_guard_is_gone() -> None:
-    param = nn.Parameter(torch.ones(1))
-
-    class Owner:
-        def error(self) -> Exception:
-            return RuntimeError("guarded")
-
-    owner = Owner()
-    guard = OptimizerGuard([param], owner.error)
+    param, owner = nn.Parameter(torch.ones(1)), Owner()
+    param.grad = torch.ones(1)
+    guard = OptimizerGuard([param])
+    guard.put_up(owner.error)
     optimizer = torch.optim.SGD([param], lr=1.0)
     with pytest.raises(RuntimeError, match="guarded"):
         optimizer.step()
-    guard.lift()
+    guard.lift_guard()
     optimizer.step()
 
 
@@ -207,9 +231,12 @@ def test_a_guard_may_be_collected_while_an_optimizer_steps() -> None:
     param = nn.Parameter(torch.ones(1))
     param.grad = torch.ones(1)
     optimizer = torch.optim.SGD([param], lr=1.0)
-    guards = [OptimizerGuard(list(module.parameters()), RuntimeError)]
+    owner = Owner()
+    guards = [OptimizerGuard(list(module.parameters()))]
+    guards[0].put_up(owner.error)
     handle = register_optimizer_step_pre_hook(lambda *_: guards.clear())
-    guards.append(OptimizerGuard(list(module.parameters()), RuntimeError))
+    guards.append(OptimizerGuard(list(module.parameters())))
+    guards[1].put_up(owner.error)
     try:
         optimizer.step()
     finally:
@@ -229,10 +256,78 @@ def test_a_static_graph_that_changes_stops_the_optimizer() -> None:
         torch.optim.SGD(ddp.module.parameters(), lr=1.0).step()
 
 
-def test_an_interrupted_backward_raises_no_guard() -> None:
-    """The script may catch the exception, drop the gradients, and go on."""
+def interrupted() -> FakeDDP:
+    """A wrapper whose second backward an exception has ended, after a gradient and before another one."""
     ddp = FakeDDP(Scales([0, 1], explode_after=0))
+    ddp.step(X)
+    ddp.module.zero_grad()
     ddp.module.explosive.arm()
     with pytest.raises(KeyError):
         ddp.step(X)
-    torch.optim.SGD(ddp.module.parameters(), lr=1.0).step()
+    ddp.module.explosive.arm(False)
+    return ddp
+
+
+def test_an_interrupted_backward_is_dropped_by_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where waits are not watched: the next all-reduce would meet one that another rank has launched."""
+    monkeypatch.setattr(inquiry, "default_pg_timeout", datetime.timedelta(seconds=0.01))
+    unfinished, store = reduction_of("a"), dist.HashStore()
+    here, other = (FakeTransport(2, rank=rank, store=store) for rank in (0, 1))
+    unfinished.agree_to_drop(here, 1, num_launched=0)
+    for transport, num_launched in ((here, 1), (other, 2)):
+        with pytest.raises(RuntimeError, match="Some rank has not come"):
+            unfinished.agree_to_drop(transport, 1, num_launched)
+    unfinished.agree_to_drop(here, 1, num_launched=2)
+
+
+def test_the_optimizer_is_stopped_after_an_interrupted_backward() -> None:
+    ddp = interrupted()
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=1.0)
+    before = [param.clone() for param in ddp.module.parameters()]
+    with pytest.raises(
+        RuntimeError, match=r"ended backward 2 on rank 0 before the gradients of `scales.0`.*zero_grad"
+    ):
+        optimizer.step()
+    assert all(torch.equal(p, b) for p, b in zip(ddp.module.parameters(), before, strict=True))
+
+
+def test_a_script_may_drop_the_gradients_of_an_interrupted_backward_and_go_on() -> None:
+    ddp = interrupted()
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=1.0)
+    optimizer.zero_grad()
+    optimizer.step()
+    ddp.step(X)
+    optimizer.step()
+
+
+def test_an_optimizer_may_step_within_backward() -> None:
+    """The guard is up then, for the case that an exception comes."""
+    module = Scales([0, 1])
+    ddp = FakeDDP(module)
+    optimizers = {param: torch.optim.SGD([param], lr=1.0) for param in module.parameters()}
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(lambda param: optimizers[param].step())
+    for _ in range(3):
+        ddp.step(X)
+
+
+def test_another_thread_may_step_meanwhile() -> None:
+    """As a communication hook does whose future steps an optimizer; only the forward's thread knows better."""
+    ddp = interrupted()
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=1.0)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(optimizer.step).result()
+
+
+def test_the_optimizer_is_stopped_after_reductions_that_failed() -> None:
+    class FailingWork:
+        def wait(self) -> None:
+            raise RuntimeError("Connection reset by peer.")
+
+    module = nn.Linear(2, 2)
+    ddp = FakeDDP(module)
+    ddp.transport.all_reduce = lambda tensor: FailingWork()
+    with pytest.raises(RuntimeError, match="Connection reset"):
+        ddp.step(X)
+    with pytest.raises(RuntimeError, match="An exception has ended backward 1 on rank 0, so"):
+        torch.optim.SGD(module.parameters(), lr=1.0).step()

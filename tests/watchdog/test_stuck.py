@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.ranks import RankFailure, RankPool
-from tests.watchdog.stuck import FAULTY, SCENARIOS, outcome
+from tests.watchdog.stuck import FAULTY, SCENARIOS, played
 
 OTHERS = (0, 2)
+pytestmark = pytest.mark.timeout(300)  # of the fixture, in which 33 processes begin at once
 Outcomes = Mapping[int, str]
 
 
@@ -22,9 +23,9 @@ def play(name: str) -> Outcomes:
     """The final report of each rank, or how it ended."""
     pool = RankPool(3, grace_s=60)
     try:
-        return dict(enumerate(pool.run(outcome, name, timeout_s=90)))
+        return {rank: str(ended) for rank, ended in enumerate(pool.run(played, name, timeout_s=90))}
     except RankFailure as failure:
-        return {**failure.reports, **failure.results}
+        return {**failure.reports, **{rank: str(ended) for rank, ended in failure.results.items()}}
     finally:
         pool.kill()
 
@@ -45,6 +46,12 @@ def outcomes() -> dict[str, Outcomes]:
         ("skips_a_step", r"Rank 1 has dropped the module"),
         ("forgets_to_communicate", r"Rank 1 has dropped the module"),
         ("branch_on_one_rank", r"Rank 1 has dropped the module"),
+        (
+            "goes_on_after_an_exception",
+            r"ended backward 3 on rank 1 before the gradients of `encoder\.bias`, `encoder\.weight` had arrived\. "
+            r"Its script has caught it and goes on, stuck\.py:\d+ in step, "
+            r"but (rank 0 has|rank 2 has|ranks 0 and 2 have) gone on",  # so far, when they were asked
+        ),
     ],
 )
 def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(
@@ -54,9 +61,12 @@ def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(
         report = outcomes[name][rank]
         assert report.startswith("Stuck: "), report
         assert re.search(pattern, report), report
-        assert re.search(r"wait(s)? in collective \d+, (all-reduce|communication hook) of 40 float32", report), (
-            report
-        )
+        waits = r"waits? in collective \d+, (all-reduce|communication hook) of 40 float32"
+        if name == "goes_on_after_an_exception":  # each has launched as many of its small buckets as it came to
+            waits = r" Ranks? [0-2]( and [12]|-2)? waits?( in collective \d+, all-reduce of \d+ float32)?\.\n"
+        assert re.search(waits, report), report
+    # What a rank finds after another has raised and left would name that rank.
+    assert len({outcomes[name][rank].partition("reports:")[0] for rank in OTHERS}) == 1, outcomes[name]
 
 
 @pytest.mark.parametrize(
@@ -69,12 +79,11 @@ def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(
         ("skips_a_step", "Rank 1 is between backwards, at backward 4 of 5"),
     ],
 )
-def test_waiting_ranks_report_where_the_faulty_rank_is(
+def test_one_waiting_rank_reports_where_the_faulty_rank_is(
     outcomes: dict[str, Outcomes], name: str, words: str
 ) -> None:
-    for rank in OTHERS:
-        reports = outcomes[name][rank].partition("reports:")[2]
-        assert words in reports, outcomes[name][rank]
+    reports = [outcomes[name][rank].partition("reports:")[2] for rank in OTHERS]
+    assert any(words in text for text in reports), outcomes[name]
 
 
 def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:

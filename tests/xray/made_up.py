@@ -7,7 +7,7 @@ have launched it and the one before is through, and takes a latency and its byte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -38,6 +38,7 @@ class Rank:
     pack_ms: float = 0
     copy_ms: float = 0.5
     optimizer_ms: float = 2
+    data_ms: float = 0
     other_ms: float = 1
     late_ms: float = 0
 
@@ -71,15 +72,33 @@ def layout(sizes_mib: Sequence[Sequence[float]], names: Sequence[str] | None = N
 
 
 def recording(
-    ranks: Sequence[Rank], plan: BucketPlan, *, steps: int = 1, wire: Wire = Wire(), title: str = "made up"
+    ranks: Sequence[Rank],
+    plan: BucketPlan,
+    *,
+    steps: int = 1,
+    wire: Wire = Wire(),
+    title: str = "made up",
+    meet: bool = True,
 ) -> Recording:
-    """`steps` equal steps of all `ranks`; rank r's step begins `late_ms` after that of the first."""
+    """`steps` equal steps of all `ranks`, which `meet` before each; rank r's begins `late_ms` after the first's."""
     tracks = [Track() for _ in ranks]
     for _ in range(steps):
-        for track in tracks:
+        for track in tracks if meet else []:
             track.now_ns = max(t.now_ns for t in tracks)
         _step(ranks, tracks, plan, wire)
     return Recording(title, tuple(_rank_recording(r, track, plan, len(ranks)) for r, track in enumerate(tracks)))
+
+
+def joined(recordings: Sequence[Recording]) -> Recording:
+    """Recordings one after the other."""
+    ranks = []
+    for number, first in enumerate(recordings[0].ranks):
+        events, begin = [], 0
+        for made in recordings:
+            events += [Stamped(t + begin, kind, subject) for t, kind, subject in made.ranks[number].events]
+            begin += max(rank.stopped_ns for rank in made.ranks)
+        ranks.append(replace(first, events=tuple(events), stopped_ns=begin))
+    return replace(recordings[0], ranks=tuple(ranks))
 
 
 def _step(ranks: Sequence[Rank], tracks: Sequence[Track], plan: BucketPlan, wire: Wire) -> None:
@@ -122,6 +141,9 @@ def _from_gradients_complete(rank: Rank, track: Track, completed: Sequence[int])
     track.emit(K.BACKWARD_END)
     track.emit(K.OPTIMIZER_BEGIN)
     track.emit(K.OPTIMIZER_END, after_ms=rank.optimizer_ms)
+    if rank.data_ms:
+        track.emit(K.DATA_BEGIN)
+        track.emit(K.DATA_END, after_ms=rank.data_ms)
     track.now_ns += round(rank.other_ms * MS)
 
 

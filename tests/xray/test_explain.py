@@ -26,7 +26,7 @@ def test_the_table_adds_up() -> None:
     columns = [[float(rows[name][2 * k]) for name in parts] for k in range(2)]
     steps = [float(rows["a step"][2 * k]) for k in range(2)]
     assert [sum(column) for column in columns] == pytest.approx(steps, abs=0.05)
-    assert "Predicted: " in text
+    assert "\n1. " in text
     assert "This is step 0, the median of 2 steps." in text
 
 

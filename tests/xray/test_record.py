@@ -10,6 +10,7 @@ from torch import nn
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import BucketPlan
 from minddp.core.reducer import Reducer
+from minddp.platform import streams
 from minddp.xray import record
 from minddp.xray.record import Recorder, interpolate
 from minddp.xray.recording import Layout
@@ -20,10 +21,11 @@ from tests.xray.made_up import layout
 class FakeSource:
     """A source whose events come from the test."""
 
-    wrapper, has_plan, title = "fake", True, "a fake"
+    wrapper, has_plan, title, adds_after_s = "fake", True, "a fake", 0.0
     rank, world_size, store, topic, backend = 0, 1, None, "topic", "none"
     device = torch.device("cpu")
     steps_taken = 5
+    findings = ("a finding",)
 
     def __init__(self) -> None:
         self.sinks: list[EventSink] = []
@@ -59,6 +61,7 @@ def test_events_are_kept_with_their_time_in_order(source: FakeSource) -> None:
     times = [before, *(event.t_ns for event in recorded.events), recorded.stopped_ns, time.perf_counter_ns()]
     assert times == sorted(times)
     assert recorded.first_step == 5
+    assert recorded.findings == ("a finding",)
     assert source.sinks == []
 
 
@@ -172,6 +175,7 @@ class FakeDeviceClock:
 def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "DeviceClock", FakeDeviceClock)
     monkeypatch.setattr(record, "_device_name", lambda device: "a fake")
+    monkeypatch.setattr(streams, "peak_memory_bytes", lambda device: 2**30)
     source.device = torch.device("cuda")
     recorder = Recorder(source)
     recorder.start()
@@ -184,7 +188,7 @@ def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest
     assert begin >= 10**6
     assert launched >= 2 * 10**6
     assert begin <= ready <= launched, "a gradient has no stamp of its own, but lies between those around it"
-    assert recorded.device == "a fake"
+    assert (recorded.device, recorded.peak_bytes) == ("a fake", 2**30)
     assert recorded.stopped_ns >= recorded.events[-1].t_ns
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from minddp.core.events import EventKind
 from minddp.core.plan import plan_from_registration
+from minddp.xray.host import HostWait
 from minddp.xray.recording import ClockOffset, Layout, Recording
 from tests.xray.made_up import Rank, layout, recording
 
@@ -15,7 +16,8 @@ PLAN = layout([[1, 2], [3]])
 
 def test_a_recording_survives_json() -> None:
     made = recording([Rank(), Rank(late_ms=1)], PLAN, steps=2)
-    made = replace(made, notes=("a note",), has_plan=False)
+    ranks = (replace(made.ranks[0], findings=("a finding",), host_waits=(HostWait("here", 1, 2),)), *made.ranks[1:])
+    made = replace(made, ranks=ranks, notes=("a note",), has_plan=False)
     assert Recording.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
@@ -54,7 +56,7 @@ def test_a_layout_is_valid_from_its_time_on() -> None:
 def test_a_plan_that_the_planner_made_survives_json_but_for_its_capacities() -> None:
     plan = plan_from_registration(PLAN.params, [2**20])
     made = recording([Rank()], plan)
-    (found, since_ns), *_ = Recording.from_dict(json.loads(json.dumps(made.to_dict()))).ranks[0].layouts
+    (found, since_ns, _), *_ = Recording.from_dict(json.loads(json.dumps(made.to_dict()))).ranks[0].layouts
     assert [found.names(b) for b in range(len(found.buckets))] == [plan.names(b) for b in range(len(plan.buckets))]
     assert (found.params, found.nbytes, found.origin, since_ns) == (plan.params, plan.nbytes, plan.origin, 0)
 

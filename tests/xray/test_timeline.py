@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan
+from minddp.xray.analysis import Analysis
 from minddp.xray.reading import steps_of, steps_of_rank
 from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
-from minddp.xray.timeline import Activity, Interval, Passage, intersection, measure_ns, typical, union
+from minddp.xray.timeline import Activity, Interval, Passage, Step
 from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients
@@ -44,6 +45,13 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     assert step.length_ns == sum(rank.parts_ns.values()) == 38.5 * MS
 
 
+def test_after_a_batch_the_step_goes_on_as_before() -> None:
+    events = [(0, K.FORWARD_BEGIN), (1, K.FORWARD_END), (2, K.DATA_BEGIN), (5, K.DATA_END), (6, K.BACKWARD_BEGIN)]
+    (step,) = steps_of_rank(alone([*events, (7, K.GRADIENTS_COMPLETE), (8, K.BACKWARD_END), (9, K.DATA_BEGIN)]))
+    spans = [(span.activity, span.begin_ns / MS, span.end_ns / MS) for span in step.spans]
+    assert spans[1:4] == [(Activity.LOSS, 1, 2), (Activity.DATA, 2, 5), (Activity.LOSS, 5, 6)]
+
+
 def test_the_history_of_a_bucket() -> None:
     (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
     first, second = step.ranks[0].buckets
@@ -59,15 +67,24 @@ def test_the_history_of_a_bucket() -> None:
 def test_a_bucket_is_on_the_wire_when_all_ranks_have_launched_it() -> None:
     (step,) = steps_of(recording([Rank(), Rank(late_ms=5)], PLAN))
     early, late = step.ranks
-    assert step.last_launch(0) == (late.buckets[0].launched_ns, 1)
+    assert step.last_join(0) == (late.buckets[0].launched_ns, 1)
     assert early.buckets[0].launched_ns == late.buckets[0].launched_ns - 5 * MS
     assert step.on_the_wire(0, early) == step.on_the_wire(0, late)
+
+
+def test_the_first_rank_can_be_the_last_to_launch() -> None:
+    (step,) = steps_of(recording([Rank(late_ms=5), Rank()], PLAN))
+    assert step.last_join(0) == (step.ranks[0].buckets[0].launched_ns, 0)
+    with_threads = replace(step, adds_after_ns=1 * MS)
+    assert with_threads.last_join(0) == ((step.ranks[0].buckets[0].launched_ns or 0) + 1 * MS, 0)
+    in_wait = replace(step, adds_after_ns=10**12)
+    assert in_wait.last_join(0) == (step.ranks[0].gradients_complete_ns, 0)
 
 
 def test_the_last_rank_to_launch_is_unknown_unless_all_ranks_were_recorded() -> None:
     both = recording([Rank(), Rank(late_ms=5)], PLAN)
     (step,) = steps_of(replace(both, ranks=both.ranks[:1]))
-    assert step.last_launch(0) is None
+    assert step.last_join(0) is None
     wire = step.on_the_wire(0, step.ranks[0])
     assert wire is not None
     assert wire.begin_ns == step.ranks[0].buckets[0].launched_ns
@@ -218,6 +235,12 @@ def test_a_completion_without_an_event_is_not_later_than_the_wait() -> None:
     assert bucket.completed_ns == bucket.waited_ns
 
 
+def typical_of(steps: list[Step]) -> Step:
+    analysis = Analysis(recording([Rank()], PLAN))
+    vars(analysis)["steps"] = tuple(steps)
+    return analysis.typical
+
+
 def test_the_typical_step_is_the_median_of_those_with_the_final_layout() -> None:
     lengths = [50, 20, 24, 22]
 
@@ -227,13 +250,13 @@ def test_the_typical_step_is_the_median_of_those_with_the_final_layout() -> None
     steps = [
         replace(steps_of(one(number, length_ms))[0], number=number) for number, length_ms in enumerate(lengths)
     ]
-    assert typical(steps).number == 3
-    assert typical(steps[:1]).number == 0
+    assert typical_of(steps).number == 3
+    assert typical_of(steps[:1]).number == 0
 
 
 def test_no_step_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"No step was recorded.*at least one whole step"):
-        typical([])
+        typical_of([])
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(K)), st.integers(-1, 2)), max_size=40))
@@ -271,24 +294,28 @@ def test_collectives_after_a_backward_belong_to_no_bucket_of_it() -> None:
     assert step.buckets == steps_of_rank(whole)[0].buckets
 
 
-# ---------------------------------------------------------------------- intervals
-
-intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: Interval(*sorted(ends))))
+# ---------------------------------------------------------------------- times in which a rank stands still
 
 
-def points(these: list[Interval]) -> set[int]:
-    """An interval as the whole nanoseconds in it."""
-    return {t for begin, end in these for t in range(begin, end)}
-
-
-@given(intervals)
-def test_a_union_has_the_same_points_and_no_two_parts_that_touch(these: list[Interval]) -> None:
-    merged = union(these)
-    assert points(merged) == points(these)
-    assert all(left.end_ns < right.begin_ns for left, right in pairwise(merged))
-
-
-@given(intervals, intervals)
-def test_an_intersection_has_the_points_of_both(left: list[Interval], right: list[Interval]) -> None:
-    assert points(intersection(left, right)) == points(left) & points(right)
-    assert measure_ns(intersection(left, right)) == len(points(left) & points(right))
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=3, max_size=3))
+def test_the_wire_is_never_used_twice_whenever_buckets_leave_and_arrive(drawn: list[tuple[int, int]]) -> None:
+    """So the shares of buckets add up: `overlap` only sums."""
+    made = steps_of(recording([Rank()], layout([[1], [1], [1]])))[0]
+    times = [(min(pair), max(pair)) for pair in drawn]
+    rank = replace(
+        made.ranks[0],
+        buckets=tuple(
+            replace(bucket, launched_ns=launched * MS, completed_ns=completed * MS)
+            for bucket, (launched, completed) in zip(made.ranks[0].buckets, times, strict=True)
+        ),
+    )
+    step = replace(made, ranks=(rank,))
+    wires = sorted(wire for bucket in range(3) if (wire := step.on_the_wire(bucket, rank)) is not None)
+    assert all(before.end_ns <= after.begin_ns for before, after in pairwise(w for w in wires if w.length_ns))
+    exposed = rank.exposed(wires)
+    assert exposed == sorted(exposed)
+    still = [span for span in rank.spans if span.activity is Activity.EXPOSED]
+    for t in range(0, 60 * MS, MS // 2):
+        is_exposed = any(w[0] <= t < w[1] for w in wires) and any(s.begin_ns <= t < s.end_ns for s in still)
+        assert is_exposed == any(part.begin_ns <= t < part.end_ns for part in exposed)
+    assert 0 <= step.overlap(rank) <= 1

@@ -1,174 +1,183 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 
-from minddp.core.plan import BucketPlan, plan_from_groups
-from minddp.forecast.link import Link
-from minddp.xray.reading import steps_of
-from minddp.xray.timeline import Activity, Interval, Step
-from minddp.xray.what_if import alternatives, fit, predict, ready_order, with_other_ranks
-from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from minddp.core.events import EventKind as K
+from minddp.core.plan import BucketPlan
+from minddp.xray.analysis import Analysis
+from minddp.xray.recording import Stamped
+from minddp.xray.timeline import Activity
+from minddp.xray.what_if import WhatIf, ready_order
+from tests.xray.made_up import MIB, MS, Rank, Wire, joined, layout, recording
 
 WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
-LINK = Link(0.5e-3, MIB / 4 * 1e3)
+FAST = Wire(latency_ns=0, bytes_per_ms=1e12)
+PLAN = layout([[1] * 6, [1] * 6, [0.5]])
 
 
-def regrouped(plan: BucketPlan, counts: list[int]) -> BucketPlan:
-    """The same parameters in the same order, `counts[b]` of them in bucket b."""
-    ends = list(accumulate(counts))
-    return plan_from_groups(plan.params, [range(*ends) for ends in pairwise([0, *ends])], "by hand")
+def analysis(ranks: Sequence[Rank], plan: BucketPlan = PLAN, *, steps: int = 4, wire: Wire = WIRE) -> Analysis:
+    return Analysis(recording(ranks, plan, wire=wire, steps=steps, meet=False))
 
 
-def wires(predicted: Step) -> list[Interval]:
-    """When the bytes of each bucket move, on the first rank."""
-    found = [predicted.on_the_wire(bucket.index, predicted.ranks[0]) for bucket in predicted.ranks[0].buckets]
-    return [wire for wire in found if wire is not None]
+def found(made: Analysis, part: str) -> WhatIf:
+    (change,) = [change for change in made.what_ifs if part in change.title]
+    return change
 
 
-def test_the_wire_is_found_in_the_recording() -> None:
-    found = fit(steps_of(recording([Rank(), Rank(late_ms=3)], layout([[1], [2], [0.5]]), wire=WIRE)))
-    assert found is not None
-    assert found.link.latency_s == pytest.approx(LINK.latency_s, rel=1e-3)
-    assert found.link.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
-    assert (found.messages, found.separates_latency) == (6, True)
-
-
-def steps_by(wires: list[Wire], sizes: list[list[float]]) -> list[Step]:
-    """One step of one rank by each of these wires."""
-    return [step for wire in wires for step in steps_of(recording([Rank()], layout(sizes), wire=wire))]
-
-
-def test_one_outlier_of_many_does_not_matter() -> None:
-    found = fit(steps_by([WIRE] * 4 + [Wire(latency_ns=900 * MS)], [[1], [2], [4]]))
-    assert found is not None
-    assert found.link.bytes_per_s == pytest.approx(LINK.bytes_per_s)
-
-
-def test_messages_of_one_size_do_not_show_a_latency() -> None:
-    found = fit(steps_by([Wire(ms * MS, 1e15) for ms in (250, 750, 500)], [[1]]))
-    assert found is not None
-    assert not found.separates_latency
-    assert found.link == Link(0.0, MIB / 0.5)
-
-
-def test_nothing_observed_is_nothing_fitted() -> None:
-    assert fit([]) is None
-
-
-@given(
-    st.lists(st.floats(0.05, 2), min_size=1, max_size=8),
-    st.data(),
-    st.lists(st.floats(0, 20), min_size=1, max_size=3),
+@pytest.mark.parametrize(
+    ("late", "phase"),
+    [
+        (Rank(other_ms=6), "between steps (data loading)"),
+        (Rank(data_ms=5), "in the data loader"),
+        (Rank(forward_ms=15), "in forward"),
+        (Rank(loss_ms=6), "between forward and backward"),
+        (Rank(backward_ms=25), "in backward"),
+        (Rank(optimizer_ms=7), "in the optimizer"),
+    ],
 )
-def test_a_prediction_is_what_the_step_would_have_been(
-    sizes: list[float], data: st.DataObject, late_ms: list[float]
-) -> None:
-    """The ideal wire of made-up recordings is the model, so predicting one from another must be exact."""
-    plan = layout([sizes])
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1)) if len(sizes) > 1 else st.just(set())))
-    counts = [after - before for before, after in zip([0, *cuts], [*cuts, len(sizes)], strict=True)]
-    other = regrouped(plan, counts)
-    ranks = [Rank(late_ms=late, copy_ms=0) for late in late_ms]
-    (step,) = steps_of(recording(ranks, plan, wire=WIRE))
-    (truth,) = steps_of(recording(ranks, other, wire=WIRE))
-    predicted = predict(step, other, LINK)
-    for found, true in zip(predicted.ranks, truth.ranks, strict=True):
-        assert found.parts_ns[Activity.EXPOSED] == pytest.approx(true.parts_ns[Activity.EXPOSED], abs=100)
-        assert found.length_ns - step.ranks[0].parts_ns[Activity.OTHER] == pytest.approx(
-            true.length_ns - truth.ranks[0].parts_ns[Activity.OTHER], abs=100
-        )
-        for wire, history in zip(wires(predicted), true.buckets, strict=True):
-            assert wire.end_ns == pytest.approx(history.completed_ns, abs=100)
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_late_rank_is_named_with_its_phase_and_what_it_costs(late: Rank, phase: str, others: int) -> None:
+    made = analysis([*[Rank(copy_ms=0)] * others, replace(late, copy_ms=0)], wire=FAST)
+    change = found(made, "as quick as the others")
+    assert change.title == f"rank {others} as quick as the others {phase}"
+    assert change.gain_ns == pytest.approx(5 * MS, abs=10_000)
+    assert made.advice[0].gain_ns == pytest.approx(change.gain_ns, rel=0.5), "nothing else is much larger"
 
 
-def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
-    plan = layout([[1], [1]])
-    (step,) = steps_of(recording([Rank()], plan, wire=WIRE))
-    backwards = plan_from_groups(plan.params, [[1], [0]], "by hand")
-    first, second = wires(predict(step, backwards, LINK))
-    launches = [bucket.launched_ns for bucket in step.ranks[0].buckets]
-    assert first.begin_ns == pytest.approx(launches[1], abs=100), "what leaves first is ready last"
-    assert second.begin_ns == first.end_ns
+def test_a_rank_that_is_late_in_all_phases_is_tried_in_each_and_in_all() -> None:
+    late = Rank(forward_ms=12, backward_ms=24, other_ms=3)
+    made = analysis([Rank(), Rank(), late], wire=FAST)
+    gains = {change.title: change.gain_ns / MS for change in made.what_ifs if "as quick" in change.title}
+    name = "rank 2 as quick as the others"
+    assert gains == pytest.approx(
+        {
+            f"{name} between steps (data loading), in forward and in backward": 8,
+            f"{name} in backward": 4,
+            f"{name} in forward": 2,
+            f"{name} between steps (data loading)": 2,
+        },
+        abs=0.01,
+    )
 
 
-def test_copying_back_overlaps_with_what_is_still_on_the_wire() -> None:
-    ranks, plan = [Rank(copy_ms=0.5)], layout([[1], [1], [1], [1]])
-    (step,) = steps_of(recording(ranks, plan, wire=WIRE))
-    predicted = predict(step, plan, LINK)
-    assert predicted.length_ns == pytest.approx(step.length_ns, abs=100)
-    assert [span.activity for span in predicted.ranks[0].spans if span.bucket == 3] == [
-        Activity.EXPOSED,
-        Activity.COPY_BACK,
-    ]
+def test_no_rank_is_late_where_all_are_equally_slow() -> None:
+    made = analysis([Rank(forward_ms=40)] * 3)
+    assert not [change for change in made.what_ifs if "as quick" in change.title or "delays" in change.title]
 
 
-# ---------------------------------------------------------------------- other plans, other numbers of ranks
+def test_a_delay_in_one_step_is_found_and_shown() -> None:
+    quick, slow = (recording([Rank(copy_ms=0), Rank(copy_ms=0, forward_ms=ms)], PLAN, wire=FAST) for ms in (10, 40))
+    made = Analysis(joined([quick] * 3 + [slow] + [quick] * 6))
+    change = found(made, "no delays in single steps")
+    assert "(1 of 10; the longest: rank 1 by 30.0 ms in forward, step 3)" in change.title
+    assert change.gain_ns == pytest.approx(3 * MS, abs=10_000)
+    assert change.step.number == 3
+    assert not [change for change in made.what_ifs if "as quick" in change.title]
 
-(STEP,) = steps_of(recording([Rank(), Rank(late_ms=2)], layout([[1] * 6, [1] * 6]), wire=WIRE))
+
+def test_a_slow_wire_is_what_the_last_rank_waits_for() -> None:
+    made = analysis([Rank(), Rank(loss_ms=6)])
+    step = made.typical
+    assert step.last.rank == 1
+    assert step.waits_for_last_ns(step.ranks[0]) == pytest.approx(5 * MS, abs=10_000)
+    costs_ns = step.last.parts_ns[Activity.EXPOSED]
+    gain_ns = found(made, "a wire 10 times as fast").gain_ns
+    assert 0.8 * costs_ns < gain_ns < costs_ns
+    assert found(made, "half the bytes").gain_ns < gain_ns
+
+
+def test_what_takes_no_time_gains_what_it_took() -> None:
+    made = analysis([Rank(other_ms=4, optimizer_ms=3)] * 2, wire=FAST)
+    assert found(made, "data ready").gain_ns == pytest.approx(4 * MS, abs=10_000)
+    assert found(made, "an optimizer").gain_ns == pytest.approx(3 * MS, abs=10_000)
+    copy = found(made, "no copy back")
+    assert copy.gain_ns == pytest.approx(3 * 0.5 * MS, rel=0.05)
+    assert copy.code == "DistributedDataParallel(model, gradient_as_bucket_view=True)"
+
+
+def test_a_loader_is_not_mixed_up_with_what_else_lies_between_steps() -> None:
+    made = analysis([Rank(data_ms=4, other_ms=3)] * 2, wire=FAST)
+    assert found(made, "no wait for the loader").gain_ns == pytest.approx(4 * MS, abs=10_000)
+    assert found(made, "nothing else between steps").gain_ns == pytest.approx(3 * MS, abs=10_000)
+    assert not [change for change in made.what_ifs if "no time between steps" in change.title]
+
+
+# ---------------------------------------------------------------------- buckets
 
 
 def test_the_recorded_plan_comes_first_and_no_partition_twice() -> None:
-    plans = alternatives(STEP, LINK)
-    assert plans[0].title == "as recorded"
-    assert plans[0].prediction.plan == STEP.plan
-    partitions = [
-        tuple(frozenset(s.param for s in b.slots) for b in plan.prediction.plan.buckets) for plan in plans
-    ]
+    changes = analysis([Rank()] * 2).what_ifs
+    assert changes[0].title == "as recorded"
+    assert changes[0].step.plan == PLAN
+    plans = [change.step.plan for change in changes if change.of_plan]
+    partitions = [tuple(frozenset(s.param for s in b.slots) for b in plan.buckets) for plan in plans]
     assert len(set(partitions)) == len(partitions)
 
 
 def test_from_one_bucket_to_one_per_parameter() -> None:
-    counts = {plan.title: len(plan.prediction.plan.buckets) for plan in alternatives(STEP, LINK)}
+    changes = analysis([Rank()] * 2).what_ifs
+    counts = {change.title: len(change.step.plan.buckets) for change in changes if change.of_plan}
     assert counts["one bucket"] == 1
-    assert counts["a bucket per parameter"] == 12
-    assert counts["buckets of 4 MiB"] == 3
+    assert counts["a bucket per parameter"] == 13
+    assert counts["buckets of 4 MiB"] == 4
+    codes = {change.title: change.code for change in changes}
+    assert codes["buckets of 4 MiB"] == "DistributedDataParallel(model, bucket_cap_mb=4)"
+    assert codes["default buckets: 1 MiB, then 25 MiB"] == "DistributedDataParallel(model)"
 
 
-def test_the_computed_plan_is_predicted_to_be_the_quickest() -> None:
-    plans = alternatives(STEP, LINK)
-    assert plans[-1].code == 'bucket_cap_mb="auto"'
-    assert plans[-1].prediction.length_ns == min(plan.prediction.length_ns for plan in plans)
-    assert plans[-1].prediction.length_ns < plans[0].prediction.length_ns
+def test_the_first_bucket_can_be_earlier() -> None:
+    change = found(analysis([Rank()] * 2), "the first bucket earlier")
+    assert "bucket_cap_mb=6, first_bucket_cap_mb=1.5" in change.code
+    assert [bucket.nbytes / MIB for bucket in change.step.plan.buckets] == [2, 6, 4.5]
 
 
-def test_arguments_are_written_as_in_python() -> None:
-    codes = {plan.title: plan.code for plan in alternatives(STEP, LINK)}
-    assert codes["buckets of 4 MiB"] == "bucket_cap_mb=4"
-    assert codes["default: 1 MiB, then 25 MiB"] == ""
+def test_the_computed_plan_is_the_quickest() -> None:
+    plans = [change for change in analysis([Rank(copy_ms=0)] * 2).what_ifs if change.of_plan]
+    assert 'bucket_cap_mb="auto"' in plans[0].code
 
 
 def test_gradients_that_never_came_are_last_in_order() -> None:
-    rank = STEP.ranks[0]
+    made = analysis([Rank()] * 2)
+    rank = made.typical.ranks[0]
     partial = {param: t for param, t in rank.ready_ns.items() if param != 3}
-    step = replace(STEP, ranks=(replace(rank, ready_ns=partial), STEP.ranks[1]))
-    assert ready_order(step) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 3]
-    assert alternatives(step, LINK)
+    step = replace(made.typical, ranks=(replace(rank, ready_ns=partial), made.typical.ranks[1]))
+    assert ready_order(step) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 3]
 
 
-def test_a_bucket_none_of_which_came_leaves_when_backward_ends() -> None:
-    rank = STEP.ranks[1]
-    step = replace(STEP, ranks=(STEP.ranks[0], replace(rank, ready_ns={0: rank.ready_ns[0]})))
-    predicted = predict(step, step.plan, Link(0.0, 1e12))
-    assert wires(predicted)[0].begin_ns == pytest.approx(STEP.ranks[0].buckets[0].launched_ns, abs=100)
-    assert wires(predicted)[1].begin_ns == pytest.approx(rank.gradients_complete_ns, abs=100)
+# ---------------------------------------------------------------------- what is tried, and what is said
 
 
-def test_more_ranks_in_a_ring_take_longer_over_the_same_wires() -> None:
-    """2 ranks: 2 rounds with half of the bytes; 4 ranks: 6 with a quarter. So 3 latencies for one, 1.5 bytes."""
-    predicted = with_other_ranks(STEP, LINK)
-    assert list(predicted) == [4, 8, 16]
-    wire = wires(predicted[4])[0]
-    nbytes = STEP.plan.buckets[0].nbytes
-    assert wire.length_ns / 1e9 == pytest.approx(3 * 0.5e-3 + 1.5 * nbytes / LINK.bytes_per_s)
-    lengths = [predict(STEP, STEP.plan, LINK).length_ns, *(step.length_ns for step in predicted.values())]
-    assert lengths == sorted(lengths)
+def test_what_cannot_be_changed_is_not_tried() -> None:
+    made = recording([Rank()] * 2, PLAN, steps=2)
+    without_plan = Analysis(replace(made, has_plan=False))
+    assert not [change for change in without_plan.what_ifs if change.of_plan or change.code]
+    ranks = [
+        replace(rank, events=(*rank.events, Stamped(rank.events[-1].t_ns, K.COMM_HOOK_RETURNED, 0)))
+        for rank in made.ranks
+    ]
+    hooked = Analysis(replace(made, ranks=tuple(ranks)))
+    assert not [change for change in hooked.what_ifs if "half the bytes" in change.title]
+    params = tuple(replace(param, dtype=torch.float16) for param in PLAN.params)
+    halved = Analysis(recording([Rank()] * 2, replace(PLAN, params=params)))
+    assert not [change for change in halved.what_ifs if "half the bytes" in change.title]
 
 
-def test_one_rank_sends_nothing_so_nothing_is_known_of_more() -> None:
-    (alone,) = steps_of(recording([Rank()], layout([[1], [2]]), wire=WIRE))
-    assert with_other_ranks(alone, LINK) == {}
+def test_advice_is_what_gains_most_in_order_and_one_plan() -> None:
+    made = analysis([Rank(), Rank(loss_ms=6)])
+    gains = [change.gain_ns for change in made.advice]
+    assert gains == sorted(gains, reverse=True)
+    assert min(gains) >= 0.01 * made.what_ifs[0].step_ns
+    assert sum(change.of_plan for change in made.advice) == 1
+    small = [change for change in made.what_ifs if change.gain_ns < 0.01 * made.what_ifs[0].step_ns]
+    assert small
+    assert not set(map(id, small)) & set(map(id, made.advice))
+
+
+def test_of_many_steps_those_around_the_typical_one_are_played() -> None:
+    made = analysis([Rank()], steps=100)
+    assert len(made.played) == 40
+    assert made.typical in made.played

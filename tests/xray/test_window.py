@@ -12,8 +12,7 @@ from torch import nn
 import minddp
 from minddp.xray.reading import steps_of
 from minddp.xray.result import Result, load
-from minddp.xray.worker import FirstWrapper
-from minddp.xray.xray import Window
+from minddp.xray.wrappers import Wrappers
 from tests.ranks import RankPool
 
 Loop = list[int]  # the numbers of steps that were recorded
@@ -30,10 +29,12 @@ def step(ddp: nn.Module) -> None:
 
 def numbered(rank: int, first: int, last: int, steps: int) -> Loop:
     ddp, kept = wrapped(), []
-    with Window(ddp, range(first, last), then=kept.append) as window:
-        for number in range(steps):
-            window.before_step(number)
-            step(ddp)
+    wrappers = Wrappers(range(first, last), "numbered", [], then=kept.append)
+    wrappers.add(ddp)
+    for number in range(steps):
+        wrappers.before_step(number)
+        step(ddp)
+    wrappers.close()
     return [step.number for xray in kept for step in steps_of(xray.result.recording)]
 
 
@@ -52,7 +53,7 @@ def never_reached(rank: int) -> list[str]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("minddp.xray.xray").addHandler(handler)
+    logging.getLogger("minddp.xray.wrappers").addHandler(handler)
     assert numbered(rank, 10, 12, 2) == []
     return messages
 
@@ -64,7 +65,7 @@ def test_a_window_that_is_never_reached_says_so(ranks: Callable[[int], RankPool]
 def found(rank: int, kind: str) -> tuple[Loop, int]:
     """Neither the module nor the step is given."""
     kept: list[Any] = []
-    first = FirstWrapper(lambda ddp: Window(ddp, range(2, 4), then=kept.append))
+    first = Wrappers(range(2, 4), "found", [], then=kept.append)
     ddp = wrapped() if kind == "minddp" else nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
     with torch.no_grad():
         ddp(torch.ones(2, 8))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,8 +8,10 @@ import pytest
 from minddp.core.events import EventKind as K
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
-from minddp.xray.recording import ClockOffset, Recording, Stamped
-from tests.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from minddp.xray.host import HostWait
+from minddp.xray.parts import last_rows_of
+from minddp.xray.recording import ClockOffset
+from tests.xray.made_up import MIB, MS, Rank, Wire, joined, layout, recording
 
 SLOW = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
 
@@ -26,74 +27,64 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
     assert words.ms(ns) == text
 
 
-def test_the_headline_names_the_rank_that_waits_longest() -> None:
+def test_the_headline_divides_what_a_rank_waits_for() -> None:
     step = analysis(Rank(), Rank(late_ms=4), sizes=[[2], [2]]).typical
-    assert words.headline(step) == "A step takes 47.0 ms; rank 0 waits 12.0 ms of it for gradients."
+    assert words.headline(step) == (
+        "A step takes 47.0 ms; communication costs 8.00 ms of it and rank 0 waits 4.00 ms for rank 1."
+    )
 
 
 def test_a_step_without_waiting_is_said_to_be_one() -> None:
     step = analysis(Rank(), sizes=[[2], [2]], wire=Wire(0, 1e15)).typical
     assert "hardly any of it is spent waiting" in words.headline(step)
-    assert words.worst_sentence(step) == "No rank stands still for a bucket for a notable time."
-    assert words.overlap_sentence(step) == "100% of the communication is hidden behind computation."
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sizes", "says"),
-    [
-        ([Rank(), Rank()], [[2], [2]], "(8.00 ms while its 2 MiB are on the wire)."),
-        ([Rank(), Rank()], [[8], [1], [9]], "(36.0 ms while its 9 MiB are on the wire)."),
-        (
-            [Rank(), Rank(late_ms=50)],
-            [[0.1], [0.1]],
-            "(40.0 ms until rank 1 launches it and 0.90 ms while its 102 KiB are on the wire).",
-        ),
-    ],
-    ids=["last gradient", "busy wire", "late rank"],
-)
-def test_the_worst_bucket_and_its_waits(ranks: list[Rank], sizes: list[list[float]], says: str) -> None:
-    sentence = words.worst_sentence(analysis(*ranks, sizes=sizes).typical)
-    assert sentence.startswith("Bucket ")
-    assert sentence.endswith(says), sentence
+def test_the_last_ranks_wait_is_communication_and_the_others_wait_for_it() -> None:
+    step = analysis(Rank(), Rank(loss_ms=6), sizes=[[2], [2]]).typical
+    assert words.headline(step) == (
+        "A step takes 48.0 ms; communication costs 8.00 ms of it and rank 0 waits 5.00 ms for rank 1."
+    )
 
 
-def test_each_plan_is_predicted_in_a_sentence() -> None:
-    made = analysis(Rank(), Rank(), sizes=[[1] * 4, [1] * 8])
-    sentence = words.plans_sentence(made)
-    assert all(f"({plan.title})" in sentence for plan in made.plans)
-    assert words.plans_sentence(Analysis(replace(made.recording, has_plan=False))) == ""
+def test_advice_says_what_is_gained_and_whether_that_is_noise() -> None:
+    made = analysis(Rank(copy_ms=2), Rank(copy_ms=2, loss_ms=9), sizes=[[1] * 4, [1] * 8], steps=2)
+    first, *others = words.advice_sentences(made)
+    assert first.startswith("A wire 10 times as fast: ")
+    assert any("Rank 1 as quick as the others between forward and backward: 8.00 ms (" in one for one in others)
+    assert any(one.endswith(" `DistributedDataParallel(model, gradient_as_bucket_view=True)`") for one in others)
+    assert "noise" not in "".join([first, *others])
+    slower = analysis(Rank(copy_ms=2), Rank(copy_ms=2, loss_ms=29), sizes=[[1] * 4, [1] * 8])
+    mixed = Analysis(joined([made.recording, slower.recording, made.recording, slower.recording]))
+    assert "differ by 20.0 ms" in words.noise_sentence(mixed)
+    assert any(one.endswith("shorter, within the noise.") for one in words.advice_sentences(mixed))
 
 
-def joined(steps: list[Recording]) -> Recording:
-    """Recordings one after the other."""
-    ranks = []
-    for number, first in enumerate(steps[0].ranks):
-        events, begin = [], 0
-        for step in steps:
-            events += [Stamped(t + begin, kind, subject) for t, kind, subject in step.ranks[number].events]
-            begin += max(rank.stopped_ns for rank in step.ranks)
-        ranks.append(replace(first, events=tuple(events), stopped_ns=begin))
-    return replace(steps[0], ranks=tuple(ranks))
+def test_of_one_step_no_noise_is_known_and_without_gains_there_is_no_advice() -> None:
+    made = analysis(Rank(copy_ms=0, optimizer_ms=0, other_ms=0), sizes=[[1]], wire=Wire(1, 1e15))
+    assert words.noise_sentence(made).startswith("Only one step")
+    assert words.advice_sentences(made) == ["Nothing that was tried makes a step 1% shorter."]
+
+
+def test_in_shared_memory_a_bucket_waits_until_all_ranks_wait() -> None:
+    made = recording([Rank(), Rank(loss_ms=5)], layout([[2], [2]]), wire=Wire(20 * MS, MIB))
+    ranks = tuple(replace(rank, adds_after_ns=10**12) for rank in made.ranks)
+    step = Analysis(replace(made, ranks=ranks)).typical
+    late = step.ranks[1]
+    stages = {stage.name: stage for stage in words.life_of(step, late, late.buckets[0])}
+    assert stages["waits for ranks"].interval.end_ns == late.gradients_complete_ns
+    assert "ranks add while they wait: rank 1 begins to wait 10.0 ms later" in stages["waits for ranks"].sentence
 
 
 def test_the_model_comes_with_its_error() -> None:
-    model, *_ = words.model_sentences(analysis(Rank(), Rank(), sizes=[[1], [2]]))
+    (model,) = words.model_sentences(analysis(Rank(), Rank(), sizes=[[1], [2]]))
     assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in model
-    unknown = "All messages have one size, so their latency is not known."
-    assert words.model_sentences(analysis(Rank(), sizes=[[1], [1]]))[1:] == [unknown]
-
-
-def test_more_ranks_are_predicted_where_the_latency_is_known() -> None:
-    _, sentence = words.model_sentences(analysis(Rank(), Rank(), sizes=[[1], [2]]))
-    assert re.search(r"a step is predicted to take \S+ ms with 4, \S+ ms with 8, \S+ ms with 16\.", sentence)
-    assert len(words.model_sentences(analysis(Rank(), sizes=[[1], [2]]))) == 1
 
 
 def test_the_life_of_a_bucket_has_no_gap_from_its_first_gradient_to_its_arrival() -> None:
     step = analysis(Rank(), Rank(late_ms=3), sizes=[[3, 3], [2], [1, 1]]).typical
     for rank in step.ranks:
         for bucket in rank.buckets:
-            life = words.life_of(step, rank, bucket)
+            life = list(words.life_of(step, rank, bucket))
             assert bucket.fills is not None
             assert life[0].interval.begin_ns == bucket.fills.begin_ns
             assert life[-1].interval.end_ns == bucket.completed_ns
@@ -130,14 +121,33 @@ def test_recordings_of_several_places_name_each_of_them_once() -> None:
     assert words.setting([two, three, two]) == "2 ranks on CPU, gloo; 3 ranks on CPU, gloo"
 
 
+def test_a_line_of_the_script_where_the_host_stands_still_is_named() -> None:
+    made = recording([Rank()], layout([[1]]), steps=2)
+    waits = (HostWait(".item() at train.py:31", 2, 3 * MS), HostWait(".cpu() at train.py:40", 1, 1000))
+    text = " ".join(words.facts(replace(made, ranks=(replace(made.ranks[0], host_waits=waits),))))
+    assert "Rank 0 stood still for 3.00 ms in 2 calls of `.item() at train.py:31`." in text
+    assert "train.py:40" not in text
+
+
+def test_memory_is_in_the_table_where_it_is_known() -> None:
+    made = recording([Rank(), Rank()], layout([[4]]))
+    (step,) = Analysis(made).steps
+    assert [label for label, _ in last_rows_of([(step, step.ranks[0])])] == ["communication hidden"]
+    ranks = tuple(replace(rank, peak_bytes=(16 + 24 * rank.rank) * MIB) for rank in made.ranks)
+    (step,) = Analysis(replace(made, ranks=ranks)).steps
+    _, *rows = last_rows_of([(step, rank) for rank in step.ranks])
+    assert rows == [("peak memory", ["16 MiB", "40 MiB"]), ("buckets", ["4 MiB (25%)", "4 MiB (10%)"])]
+
+
 def test_facts_about_the_recording() -> None:
     made = recording([Rank(), Rank()], layout([[1]]))
     first, second = made.ranks
-    second = replace(second, clock=ClockOffset(5, 40_000), dropped=7, error="ValueError: no")
+    second = replace(second, clock=ClockOffset(5, 40_000), dropped=7, error="ValueError: no", findings=("Drift.",))
+    first = replace(first, findings=("Drift.",))
     text = " ".join(words.facts(replace(made, ranks=(first, second), notes=("A note.",))))
     assert "Recorded on ranks 0 and 1 (somewhere)." in text
     assert "clocks agree within 0.04 ms" in text
     assert "the 7 oldest did not fit the ring of 1,000" in text
     assert "Rank 1 ended with ValueError: no" in text
-    assert text.endswith("A note.")
+    assert text.endswith("no Drift. A note.")
     assert "All ranks read one clock." in words.facts(made)

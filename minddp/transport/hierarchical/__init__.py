@@ -17,16 +17,8 @@ have local rank i on their host, one of each host. An all-reduce is then
     3. copy     rank 0 writes chunk 0 into the bucket of rank 1, and rank 1 chunk 1 into that of rank 0
 
 Steps 1 and 3 are the all-reduce of `shared_memory/`; step 2 comes in between. With one lane a single rank of each
-host would do all the work; with several the ranks share it, and the bytes between the hosts are the same.
-
-[Note: what crosses]
-Bytes that leave a host, for a bucket of N bytes, W ranks and H hosts; as many arrive:
-
-    flat ring, the ranks of a host next to each other     2 (W-1)/W  N
-    flat ring, consecutive ranks on different hosts       2 (W-1)/W  N  for each rank of a host
-    lanes                                                 2 (H-1)/H  N
-
-Two hosts with two ranks each: 1.5 N, 3 N, and N. N is the minimum, since each host needs all of the other's sum.
+host would do all the work; with several the ranks share it, and the bytes between the hosts are the same: with H
+hosts, 2 (H-1)/H of a bucket leave each, which is the minimum.
 
 [Note: the order of addition between hosts]
 The bits are not those of gloo's flat ring, nor of torch's DDP: (a + b) + (c + d) is not ((a + b) + c) + d. But they

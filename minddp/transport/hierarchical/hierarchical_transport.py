@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from minddp.transport.hierarchical.host_exchange import HostExchange, Hosts, Lane
 from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
-from minddp.transport.protocols import Transport, Work
+from minddp.transport.protocols import AdditionOrder, Transport, Work
 from minddp.transport.shared_memory import rendezvous
 from minddp.transport.shared_memory.peer_sockets import Peer
 from minddp.transport.shared_memory.rendezvous import CannotConnect
@@ -28,17 +28,17 @@ class HierarchicalTransport(SharedMemoryTransport):
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         return ProcessGroupTransport.broadcast(self, tensor, source)
 
+    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
+        return ProcessGroupTransport.sum_in_order(self, tensor, order)
+
 
 def connect_hosts(
     group: ProcessGroupTransport, device: torch.device, name_of_host: Callable[[], str] = rendezvous.name_of_host
 ) -> Transport:
     """The transport between the ranks of `group`, for tensors on `device`. Collective.
 
-    With one host it is shared memory alone, with one rank on each host the process group alone.
-
     Raises:
-        CannotConnect: ranks on one host cannot share memory, or hosts do not reach each other. On every rank, for
-            the same reason.
+        CannotConnect: on every rank, if ranks on one host cannot share memory, or hosts do not reach each other.
         ValueError: the device or the group is not supported.
     """
     try:

@@ -43,8 +43,7 @@ Crossing = torch.futures.Future[Any]  # done once a piece has crossed
 class Hosts:
     """`ranks[h]` are the ranks on host h, ascending. Hosts are in the order of their lowest ranks.
 
-    A host is what can share memory: one kernel and one network namespace, the reach of the sockets. Two containers
-    on one machine are two hosts, unless they share its network (docker run --network=host).
+    A host is what can share memory: one kernel and one network namespace, which containers may not share.
     """
 
     ranks: tuple[tuple[int, ...], ...]

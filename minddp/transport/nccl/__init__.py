@@ -1,10 +1,6 @@
 r"""All-reduces by NCCL itself, called through CuPy: everything that a process group does, in readable Python.
 
-    unique_id.py        the ranks exchange which GPUs they use, and rank 0 makes the *unique id*, 128 bytes that the
-                        other ranks get from the store; with it a rank can join
-    communicator.py     each rank joins with its number; from then on the communicator is a stream of its own, and
-                        calls that all ranks make in one order. A thread watches for what no call can report
-    nccl_transport.py   the NCCL calls for all-reduce, broadcast and all-gather
+By rank 0's *unique id*, 128 bytes, all ranks join (`unique_id.py`); then they make the same calls in one order.
 
 [Note: fences]
 NCCL's calls only enqueue: the kernel that adds runs later, on the stream that was passed. Backward must not stop

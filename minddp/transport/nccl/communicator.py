@@ -122,22 +122,14 @@ class NcclWork:
         self.is_completed = collective.done.query
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        """Let the current stream wait; the host waits only with a `timeout`.
+        """Let the current stream wait, which has no time limit of its own.
 
         Raises:
-            RuntimeError: the communicator was aborted, or the time has passed.
+            RuntimeError: the communicator was aborted.
         """
+        assert timeout is None, "the device waits, not the host"
         self._communicator.raise_if_failed()
         torch.cuda.current_stream(self._communicator.device).wait_event(self._collective.done)
-        if timeout is None:
-            return
-        limit_s = timeout.total_seconds()
-        deadline = time.monotonic() + limit_s
-        while not self.is_completed():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._collective.operation}.")
-            time.sleep(0.001)
-        self._communicator.raise_if_failed()
 
     def get_future(self) -> NcclWork:
         """As with torch's NCCL, a future that is done once the collective has been enqueued: this object."""
@@ -184,10 +176,7 @@ def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event
 
 
 def _allow_captures() -> None:
-    """Let this thread query events while another thread captures a CUDA graph, which would fail by default.
-
-    Where the library is not found the default stays; only captures are at risk then.
-    """
+    """Let this thread query events while another thread captures a CUDA graph, which would fail by default."""
     mode = ctypes.c_int(_THREAD_LOCAL)
     try:
         runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from minddp.platform.cupy_beside_torch import NoCuPy, import_cupy
 from minddp.transport.nccl.communicator import Communicator, NcclWork, join
 from minddp.transport.nccl.unique_id import Introduction, nccl_host, share_unique_id
 from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
@@ -30,8 +29,6 @@ NCCL_TYPES = {
 
 def connect_gpus(group: ProcessGroupTransport, device: torch.device) -> NcclTransport:
     """A communicator between the ranks of `group`, for tensors on `device`. Collective.
-
-    The group may have any backend, gloo for instance: only its store is used.
 
     Raises:
         ValueError: the tensors are not on an NVIDIA GPU, or several ranks use one GPU.
@@ -112,12 +109,39 @@ def _import_nccl(device: torch.device) -> tuple[Any, Any, Introduction]:
     try:
         cupy = import_cupy()
         from cupy.cuda import nccl
-    except (NoCuPy, ImportError) as error:
+    except ImportError as error:
         return None, None, Introduction(obstacle=str(error))
     if not nccl.available:
         major = (torch.version.cuda or "").partition(".")[0]
         return None, None, Introduction(obstacle=f"CuPy finds no NCCL; pip install nvidia-nccl-cu{major}")
     return cupy, nccl, Introduction(nccl_host(), str(torch.cuda.get_device_properties(device).uuid))
+
+
+def import_cupy() -> Any:
+    """The module `cupy`.
+
+    It shares a device's primary context with torch, so an address from `Tensor.data_ptr()` or `Stream.cuda_stream`
+    means the same to either. But each brings kernels and libraries of its own, for one major version of CUDA.
+
+    Raises:
+        ImportError: torch is built without CUDA, CuPy is missing or cannot be loaded, or is made for another CUDA.
+    """
+    if torch.version.cuda is None:
+        raise ImportError("this torch is built without CUDA; install torch for CUDA (pytorch.org has the command)")
+    major = int(torch.version.cuda.partition(".")[0])
+    extra = f"pip install 'minddp[cuda{major}]'"
+    try:
+        import cupy
+
+        theirs = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    except ImportError as error:
+        raise ImportError(f"CuPy is not installed, or cannot be loaded ({error}); {extra}") from error
+    if theirs != major:
+        raise ImportError(
+            f"CuPy is made for CUDA {theirs} and torch for CUDA {major}; "
+            f"pip uninstall cupy-cuda{theirs}x, then {extra}"
+        )
+    return cupy
 
 
 def _to_bytes(unique_id: bytes | tuple[int, ...]) -> bytes:

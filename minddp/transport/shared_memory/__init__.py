@@ -1,6 +1,4 @@
-r"""All-reduce among the ranks of one host: every rank can reach every bucket.
-
-On one host gloo sends a bucket through TCP, into the kernel and out of it. Here no bytes are sent.
+r"""All-reduce among the ranks of one host: every rank can reach every bucket, and no bytes are sent.
 
 [Note: all-reduce in shared memory]
 With W ranks each bucket is cut into W chunks, and rank r is the owner of chunk r. An all-reduce is then
@@ -19,16 +17,9 @@ synchronise only twice: "my addend is ready" before the owners begin, "my chunk 
 read. The owner works through a block of all buckets at a time that fits into the second-level cache, so that the
 operands are still there when they are overwritten.
 
-    rank 0   pack ---- "addend ready" .... add and write chunk 0 .... "done"        wait ......... use
-                              \  /                                       \  /
-                               \/                                         \/
-                               /\                                         /\
-    rank 1   pack ---- "addend ready" .... add and write chunk 1 ...... "done"  ... wait ......... use
-
 The order in which an owner adds decides the bits: [Note: the order of addition] in `addition_order.py`. How ranks
-exchange messages, wait, and notice that one has died: [Note: messages and waiting] in `exchange.py`. Which thread
-does a rank's share: [Note: progress] in `shared_work.py`. Small broadcasts, such as those of buffers, need no
-memory: [Note: small broadcasts] in `collective.py`.
+wait, and notice that one has died: [Note: messages and waiting] in `exchange.py`. Which thread does a rank's share:
+[Note: progress] in `shared_work.py`. Further: [Note: small broadcasts] in `collective.py`.
 """
 
 from minddp.transport.shared_memory.rendezvous import CannotConnect

@@ -22,6 +22,8 @@ from itertools import pairwise
 
 import torch
 
+from minddp.transport.protocols import AdditionOrder
+
 MAX_SEGMENT_BYTES = 1024 * 1024  # gloo's kMaxSegmentSize
 BLOCK_NUMEL = 32 * 1024  # torch adds up to so many elements in the calling thread, without waking others
 
@@ -29,10 +31,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def chunk_bounds(chunk: int, world_size: int, numel: int, itemsize: int) -> tuple[int, int]:
-    """First and last-plus-one element of a chunk, in a buffer of `numel` elements of `itemsize` bytes.
-
-    Chunks have equal lengths, except those at the end of the buffer, which may be shorter or empty.
-    """
+    """First and last-plus-one element of a chunk, in a buffer of `numel` elements of `itemsize` bytes."""
     nbytes = numel * itemsize
     num_segments = max(_ceil_div(nbytes, MAX_SEGMENT_BYTES), 2 * world_size)
     segments_per_chunk = _ceil_div(num_segments, world_size)
@@ -46,11 +45,14 @@ def route(chunk: int, world_size: int) -> list[int]:
     return [(chunk - step) % world_size for step in range(1, world_size + 1)]
 
 
-def all_reduce_chunk(addends: Tensors, owner: int) -> None:
-    """Replace all of `addends`, one flat tensor for each rank, by their sum. `owner` decides the order."""
+def all_reduce_chunk(addends: Tensors, owner: int, order: AdditionOrder | None = None) -> None:
+    """Replace all of `addends`, one flat tensor for each rank, by their sum, in gloo's order or in `order`."""
     for blocks in in_blocks(addends):
-        reduce_to_owner(blocks, owner)
-        copy_from_owner(blocks, owner)
+        if order is None:
+            reduce_to_owner(blocks, owner)
+            copy_from_owner(blocks, owner)
+        else:
+            copy_from_owner(blocks, reduce_in_order(blocks, order))
 
 
 def in_blocks(tensors: Tensors) -> Iterator[Tensors]:
@@ -62,6 +64,15 @@ def reduce_to_owner(blocks: Tensors, owner: int) -> None:
     """Replace the owner's block by the sum of all; the others are undefined afterwards."""
     for arriving, here in pairwise(route(owner, len(blocks))):
         blocks[here].add_(blocks[arriving])
+
+
+def reduce_in_order(blocks: Tensors, order: AdditionOrder) -> int:
+    """Returns the number of the block that is the sum; the others are undefined afterwards."""
+    target = 0
+    for target, source in order.steps:
+        blocks[target].add_(blocks[source])
+    blocks[target].mul_(order.factor)
+    return target
 
 
 def copy_from_owner(blocks: Tensors, owner: int) -> None:

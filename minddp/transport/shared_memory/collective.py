@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import torch
 
+from minddp.transport.protocols import AdditionOrder
 from minddp.transport.shared_memory.messages import Broadcast
 from minddp.transport.shared_memory.reduction_tracker import SAME_CALLS
 
@@ -66,6 +67,7 @@ class Reduction(Collective):
     event_name: ClassVar[str] = "gloo:all_reduce"
     number: int = field(kw_only=True)
     addend: torch.Tensor = field(kw_only=True)
+    order: AdditionOrder | None = field(kw_only=True, default=None)  # gloo's if `None`
 
     def complete(self, error: str | None = None) -> None:
         if error is None and self.tensor is not self.addend:

@@ -1,14 +1,10 @@
 """One rank's part in collectives: receive the peers' messages, reduce chunks, send what is done.
 
 [Note: messages and waiting]
-An all-reduce takes two kinds of messages:
-
-    AddendReady   my addend of all-reduce n lies there; it does not change until the all-reduce is done
-    ChunksDone    I have written my chunks of the first n all-reduces, into the memory of all ranks
-
-Each pair of ranks has a socket for them. A waiting rank spins at first ([Note: spin wait]); then it sleeps in
-`poll` on all of its sockets. Messages also order memory: what was written before one was sent can be read once it
-has arrived, since the kernel takes a lock to pass it on.
+An all-reduce takes two kinds of messages, `AddendReady` and `ChunksDone`, and each pair of ranks has a socket for
+them. A waiting rank spins at first ([Note: spin wait]); then it sleeps in `poll` on all of its sockets. Messages
+also order memory: what was written before one was sent can be read once it has arrived, since the kernel takes a
+lock to pass it on.
 
 When a process ends, by whatever signal, the kernel closes its sockets, which wakes all peers; if a forked child
 keeps them open, the descriptor of the process does. A rank that ends in order sends `Leaving` with its reason. A
@@ -28,6 +24,7 @@ from typing import Any
 
 import torch
 
+from minddp.transport.protocols import AdditionOrder
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds
 from minddp.transport.shared_memory.collective import Collective, InboundBroadcast, InboundBroadcasts, Reduction
@@ -72,13 +69,18 @@ class Exchange:
     # ------------------------------------------------------------------ for any thread
 
     def launch(
-        self, addend: torch.Tensor, segment: Segment, offset_bytes: int, copy_to: torch.Tensor | None = None
+        self,
+        addend: torch.Tensor,
+        segment: Segment,
+        offset_bytes: int,
+        copy_to: torch.Tensor | None = None,
+        order: AdditionOrder | None = None,
     ) -> Reduction:
         """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum to `copy_to`."""
         number = self._num_launched
         tensor = addend if copy_to is None else copy_to
         deadline = time.monotonic() + self._timeout_s
-        reduction = Reduction(f"all-reduce {number}", tensor, deadline, number=number, addend=addend)
+        reduction = Reduction(f"all-reduce {number}", tensor, deadline, number=number, addend=addend, order=order)
         dtype = DTYPES.index(addend.dtype)
         ready = messages.AddendReady(number, segment.number, offset_bytes, addend.numel(), dtype)
         self._num_launched += 1
@@ -117,10 +119,7 @@ class Exchange:
     # ------------------------------------------------------------------ for one thread at a time
 
     def make_progress(self, limit_s: float) -> bool:
-        """Wait for at most `limit_s` seconds for messages, and do what is possible then.
-
-        Returns whether there were any; then there may be more.
-        """
+        """Wait up to `limit_s` seconds for messages; do what they allow. True if any came: there may be more."""
         self._spin_wait.spin(partial(self._sockets.poll, 0), limit_s)
         events = self._sockets.poll(self._limit_ms(limit_s))
         try:
@@ -178,16 +177,21 @@ class Exchange:
                 self._rank, len(addends), addends[0].numel, DTYPES[addends[0].dtype].itemsize
             )
             if start < stop:
-                all_reduce_chunk(self._chunks(addends, start, stop), owner=self._rank)
+                order = self._own(addends).order
+                all_reduce_chunk(self._chunks(addends, start, stop), owner=self._rank, order=order)
             self._tracker.note_reduced()
             self._announce_chunks_done()
+
+    def _own(self, addends: Sequence[messages.AddendReady]) -> Reduction:
+        """This rank's part of an all-reduce."""
+        return self._in_flight[addends[self._rank].reduction - self._in_flight[0].number]
 
     def _chunks(self, addends: Sequence[messages.AddendReady], start: int, stop: int) -> list[torch.Tensor]:
         """Elements `start` to `stop` of the addend of each rank."""
         chunks = []
         for rank, addend in enumerate(addends):
             if rank == self._rank:
-                chunks.append(self._in_flight[addend.reduction - self._in_flight[0].number].addend[start:stop])
+                chunks.append(self._own(addends).addend[start:stop])
                 continue
             dtype = DTYPES[addend.dtype]
             offset_bytes = addend.offset_bytes + start * dtype.itemsize

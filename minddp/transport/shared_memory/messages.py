@@ -44,7 +44,7 @@ class SegmentDropped(NamedTuple):
 
 
 class AddendReady(NamedTuple):
-    """The sender's addend of its all-reduce number `reduction` is in this memory, and does not change any more."""
+    """The sender's addend of its all-reduce number `reduction` is there, and does not change until that is done."""
 
     reduction: int
     segment: int
@@ -57,7 +57,7 @@ class AddendReady(NamedTuple):
 
 
 class ChunksDone(NamedTuple):
-    """The sender has reduced its chunks of its first `total` all-reduces."""
+    """The sender has written its chunks of its first `total` all-reduces into the memory of all ranks."""
 
     total: int
 

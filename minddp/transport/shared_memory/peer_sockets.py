@@ -27,10 +27,7 @@ class Peer:
 
 
 class PeerSockets:
-    """Any thread may call `send`, `wake`, `sleep` and `shut_down`; all else is for one thread at a time.
-
-    `poll(limit_ms)` waits for events, for `receive`; without a limit as long as it takes. `sleep` does the same.
-    """
+    """One thread at a time may `poll(limit_ms)` for events, and `receive`; any thread may `sleep(limit_ms)`."""
 
     def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
         self._process = os.getpid()

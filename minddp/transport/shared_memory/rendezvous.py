@@ -1,8 +1,7 @@
 """How the ranks of a group find out that they share one host, and connect: all of them, or none.
 
-Through the process group each rank sends the name of its host, and then the address at which it listens. Each pair
-connects by a Unix socket, and proves that it can share memory by doing so. The outcomes go through the process
-group, too, so that if one rank cannot share memory, all ranks use another transport. Sockets listen in the abstract
+Through the process group each rank sends the name of its host, the address at which it listens, and the outcome.
+Each pair connects by a Unix socket, and proves that it can share memory by doing so. Sockets listen in the abstract
 namespace: there is no file, and the address ends with the process. Any process of the machine may connect; only one
 that knows the listener's secret is accepted.
 """
@@ -38,9 +37,7 @@ class CannotConnect(Exception):
 
 
 def connect(group: Transport, ranks: Sequence[int], timeout_s: float) -> dict[int, Peer]:
-    """A connection to each other rank of `ranks`, which are those of `group` on this host, by its place in them.
-
-    Collective among all ranks of `group`.
+    """Connections to the other `ranks`, those of `group` on this host, by place in `ranks`. Collective in `group`.
 
     Raises:
         CannotConnect: on every rank, and for the same reason, if any two ranks of a host cannot share memory.

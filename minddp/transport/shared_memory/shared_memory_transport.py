@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from minddp.transport.process_group import ProcessGroupTransport, backend_for, time_limit_s
-from minddp.transport.protocols import Work
+from minddp.transport.protocols import AdditionOrder, Work
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.exchange import Exchange
 from minddp.transport.shared_memory.messages import DTYPES, MAX_BROADCAST_BYTES, SegmentDropped, SegmentMade
@@ -49,39 +49,52 @@ def require_gloo(group: ProcessGroupTransport, device: torch.device) -> None:
 
 
 class SharedMemoryTransport(ProcessGroupTransport):
-    """All-reduces tensors of `allocate` in place, and others as copies. Small broadcasts go through sockets."""
+    """All-reduces tensors of `allocate` in place, and others as copies. Small broadcasts go through sockets.
+
+    It ends with the group. What comes after that is left to the group's backend, which may still work, as in torch.
+    """
 
     waits_again = True
 
     def __init__(self, group: ProcessGroupTransport, exchange: Exchange):
         super().__init__(group.group)
         self._exchange = exchange
+        self.adds_after_s = exchange.progress_delay_s
         self._engine = ProgressEngine(exchange)
+        self._group_end = self.when_group_ends(self._engine.end)
         self._segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # by address
         self._num_made = 0
         self._dropped: deque[int] = deque()  # numbers of segments without references, not yet sent to the peers
         self._idle: list[Segment] = []  # for copies
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if device.type != "cpu" or numel == 0:
+        if device.type != "cpu" or numel == 0 or not self._engine.end.alive:
             return super().allocate(numel, dtype, device)
         with torch.inference_mode(False):  # so that the progress thread may write to it
             return segments.tensor_over(self._make_segment(numel * dtype.itemsize), dtype, numel)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        if not (_is_dense_on_cpu(tensor) and tensor.dtype in DTYPES and tensor.numel() > 0):
-            return super().all_reduce(tensor)
+        return self._reduce_in_memory(tensor) or super().all_reduce(tensor)
+
+    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
+        return self._reduce_in_memory(tensor, order)
+
+    def _reduce_in_memory(self, tensor: torch.Tensor, order: AdditionOrder | None = None) -> Work | None:
+        """`None` if the tensor cannot be."""
+        if not (self._may_carry(tensor) and tensor.dtype in DTYPES and tensor.numel() > 0):
+            return None
         while self._dropped:
             self._exchange.announce(SegmentDropped(self._dropped.popleft()))
         address = tensor.untyped_storage().data_ptr()
         segment = self._segments.get(address)
         if segment is None or not tensor.is_contiguous():
-            return self._all_reduce_copy(tensor.detach())
-        reduction = self._exchange.launch(tensor.detach().view(-1), segment, tensor.data_ptr() - address)
+            return self._all_reduce_copy(tensor.detach(), order)
+        offset_bytes = tensor.data_ptr() - address
+        reduction = self._exchange.launch(tensor.detach().view(-1), segment, offset_bytes, order=order)
         return SharedWork(reduction, self._engine)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        is_plain = _is_dense_on_cpu(tensor) and not tensor.is_quantized
+        is_plain = self._may_carry(tensor) and not tensor.is_quantized
         if not (is_plain and 0 < tensor.nbytes <= MAX_BROADCAST_BYTES):
             return super().broadcast(tensor, source)
         tensor = tensor.detach()
@@ -91,13 +104,17 @@ class SharedMemoryTransport(ProcessGroupTransport):
         )
         return SharedWork(collective, self._engine)
 
-    def _all_reduce_copy(self, tensor: torch.Tensor) -> Work:
+    def _may_carry(self, tensor: torch.Tensor) -> bool:
+        """Equal on every rank, as is all that decides how a tensor travels: it must be equal in any collective."""
+        return tensor.layout is torch.strided and tensor.device.type == "cpu" and self._engine.end.alive
+
+    def _all_reduce_copy(self, tensor: torch.Tensor, order: AdditionOrder | None) -> Work:
         segment = self._idle_segment(tensor.nbytes)
         with torch.inference_mode(False):
             flat = segments.tensor_over(segment, tensor.dtype, tensor.numel())
         flat.view(tensor.shape).copy_(tensor)
 
-        reduction = self._exchange.launch(flat, segment, 0, copy_to=tensor)
+        reduction = self._exchange.launch(flat, segment, 0, copy_to=tensor, order=order)
         reduction.when_complete(partial(self._idle.append, segment))
         return SharedWork(reduction, self._engine)
 
@@ -127,8 +144,3 @@ class SharedMemoryTransport(ProcessGroupTransport):
         smallest = min(large_enough, key=len)
         self._idle.remove(smallest)
         return smallest
-
-
-def _is_dense_on_cpu(tensor: torch.Tensor) -> bool:
-    """Equal on every rank, as is all that decides how a tensor travels: it must be equal in any collective."""
-    return tensor.layout is torch.strided and tensor.device.type == "cpu"

@@ -15,7 +15,7 @@ from minddp.xray.analysis import Analysis
 from minddp.xray.page.payload import payload
 
 # One script in the page: each file may use what the files before it define.
-SCRIPTS = ("elements.js", "state.js", "chart.js", "timeline.js", "panels.js", "bucket.js", "plans.js", "page.js")
+SCRIPTS = ("elements.js", "state.js", "chart.js", "timeline.js", "panels.js", "bucket.js", "what_if.js", "page.js")
 
 
 def render(analyses: Sequence[Analysis]) -> str:

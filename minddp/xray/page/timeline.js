@@ -1,35 +1,18 @@
 // The timeline of all ranks: what is drawn of it, and how mouse, fingers and keys change that.
 
-const MOST_RANKS = 8; // drawn until all are wanted
-const CLOSEST = 2000; // how many times the whole can be magnified
-const DRAGGED = 4; // pixels: less is a click
-let scale = null; // of what is drawn now
+const CLOSEST = 200; // how many times the whole can be magnified
 
 function renderTimeline() {
-  const rows = exhibits.flatMap((_, e) => shownRanks(e).map((r, place) => timelineRow(e, r, place === 0)));
-  const isOn = (row, bucket) => row.exhibit === state.exhibit && bucket.index === state.bucket;
-  scale = chart(byId("timeline"), rows, view(), isOn);
-  const missing = sum(exhibits.map((_, e) => stepOf(e).ranks.length - shownRanks(e).length));
-  byId("all-ranks").hidden = missing === 0;
-  byId("all-ranks").textContent = `Show ${plural(missing, "more rank")}`;
-}
-
-function timelineRow(e, r, isFirst) {
-  const rank = stepOf(e).ranks[r];
-  return {
+  const rows = exhibits.flatMap((exhibit, e) => stepOf(e).ranks.map((rank, r) => ({
     ...rank,
     exhibit: e,
     layout: layoutOf(e),
     label: `rank ${rank.rank}`,
-    heading: !alone && isFirst && exhibits[e].title,
+    heading: !alone && r === 0 && exhibit.title,
     pick: (bucket) => select(e, r, bucket),
-  };
-}
-
-/** Of many ranks, the first, and the one that is selected. */
-function shownRanks(e) {
-  const isShown = (r) => state.allRanks || r < MOST_RANKS || (e === state.exhibit && r === state.rank);
-  return stepOf(e).ranks.map((_, r) => r).filter(isShown);
+  })));
+  const isOn = (row, bucket) => row.exhibit === state.exhibit && bucket.index === state.bucket;
+  fill("timeline", chart(rows, longest(), state.zoom, isOn));
 }
 
 // ---------------------------------------------------------------------- what is selected
@@ -45,7 +28,7 @@ function selectNeighbour(by) {
   if (!buckets.length) return;
   const place = buckets.findIndex((bucket) => bucket.index === state.bucket) + by;
   select(state.exhibit, state.rank, buckets[clamp(place, 0, buckets.length - 1)].index);
-  reveal(selectedBucket());
+  document.querySelector("#timeline .bucket.on")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 /** The same bucket on the rank above or below, which may be of another recording. */
@@ -64,61 +47,34 @@ function turnTo(step) {
   render();
 }
 
-// ---------------------------------------------------------------------- what is in view
-
-/** Show `length` ms from `from` on, within what there is. */
-function show(from, length) {
-  const all = longest();
-  const kept = clamp(length, all / CLOSEST, all);
-  const begin = clamp(from, 0, all - kept);
-  state.view = kept > 0.999 * all ? null : [begin, begin + kept];
-  renderTimeline();
-}
-
-const showAll = () => show(0, Infinity);
-
-function zoom(factor, around = centreOfInterest()) {
-  const [from, to] = view();
-  show(around - (around - from) * factor, (to - from) * factor);
-}
-
-function pan(pixels) {
-  const [from, to] = view();
-  show(from - (pixels / (scale.right - scale.left)) * (to - from), to - from);
-}
-
-/** From when to when a bucket is drawn; of one that is not drawn at all, nothing. */
-const extent = (bucket) => [bucket?.stretches[0]?.[0], bucket?.stretches.at(-1)?.[1]];
-
-/** The selected bucket, if it is in view. */
-function centreOfInterest() {
-  const [from, to] = view(), [begin, end] = extent(selectedBucket());
-  return end > from && begin < to ? (begin + end) / 2 : (from + to) / 2;
-}
-
-/** Move the view, if it is zoomed, so that a bucket can be seen. */
-function reveal(bucket) {
-  const [from, to] = view(), [begin, end] = extent(bucket);
-  if (begin < from || end > to) show((begin + end - (to - from)) / 2, to - from);
-}
-
 // ---------------------------------------------------------------------- keys, mouse and fingers
+
+/** Magnify; what is `around` pixels from the left stays there. The browser scrolls. */
+function zoom(factor, around = byId("timeline").clientWidth / 2) {
+  const host = byId("timeline"), before = state.zoom;
+  state.zoom = clamp(before * factor, 1, CLOSEST);
+  const left = ((host.scrollLeft + around) * state.zoom) / before - around;
+  renderTimeline();
+  host.scrollLeft = left;
+}
+
+const pan = (pixels) => byId("timeline").scrollBy({ left: pixels });
 
 const KEYS = {
   ArrowLeft: () => selectNeighbour(-1),
   ArrowRight: () => selectNeighbour(1),
   ArrowUp: () => selectRank(-1),
   ArrowDown: () => selectRank(1),
-  w: () => zoom(0.6),
-  s: () => zoom(1 / 0.6),
-  a: () => pan(120),
-  d: () => pan(-120),
-  0: showAll,
+  w: () => zoom(1 / 0.6),
+  s: () => zoom(0.6),
+  a: () => pan(-120),
+  d: () => pan(120),
+  0: () => zoom(0),
   p: () => alone && turnTo(state.steps[0] - 1),
   n: () => alone && turnTo(state.steps[0] + 1),
 };
 
-/** Keys; a wheel with Ctrl, or a pinch on a touchpad; drags. A plain wheel scrolls the page, as everywhere. */
+/** Keys; a wheel with Ctrl, or a pinch on a touchpad. */
 function listenToTimeline(host) {
   host.addEventListener("keydown", (event) => {
     const action = event.ctrlKey || event.metaKey || event.altKey ? null : KEYS[event.key];
@@ -129,16 +85,6 @@ function listenToTimeline(host) {
   host.addEventListener("wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
-    const place = event.clientX - host.getBoundingClientRect().left;
-    zoom(Math.exp(clamp(event.deltaY, -60, 60) / 120), scale.t(place));
+    zoom(Math.exp(-clamp(event.deltaY, -60, 60) / 120), event.clientX - host.getBoundingClientRect().left);
   }, { passive: false });
-  let travelled = 0;
-  host.addEventListener("pointerdown", () => (travelled = 0));
-  host.addEventListener("pointermove", (event) => {
-    if (event.buttons === 0) return;
-    travelled += Math.abs(event.movementX);
-    if (travelled < DRAGGED) return;
-    host.setPointerCapture(event.pointerId); // not before: a click would lose its target
-    pan(event.movementX);
-  });
 }

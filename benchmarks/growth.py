@@ -1,0 +1,265 @@
+"""How does the cost of a wrapper grow with tensors, with bytes, with ranks, and what memory does it take?
+
+    python -m benchmarks growth     # some minutes
+
+At each point torch and minddp race beside no wrapper; what they add to its step is the cost. Beside it stands what
+theory says. Tensors: hooks cost the same for each, so the cost of the most tensors is scaled down. Elements: a
+latency for each bucket and a time for each byte, of all-reduces alone by the process group. Ranks: a ring sends
+`2 (n - 1) / n` of the bytes, so the cost on the fewest ranks is scaled up. Memory: the buckets are as large
+as the gradients.
+
+[Note: proportional set size]
+Resident size counts a page that n ranks share in each of them, so shared memory would look n times as large. The
+proportional set size counts `1 / n` of it in each. Memory that is free within the heap is given back before a look.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import dataclasses
+import gc
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import tyro
+from torch import Tensor, nn
+
+from benchmarks.contestants import BASELINE, FLOOR, TransportName, candidate, race_workload
+from benchmarks.display import RATIO, Table, progress, table_of
+from benchmarks.harness import compare, estimate, gathered, schedule
+from benchmarks.question import RaceOptions, Report, ask, report_of
+from benchmarks.scaling import BARRIER, on_ranks
+from benchmarks.workloads import Workload
+from minddp.forecast.gradient_clock import HostClock
+from minddp.forecast.link import Link, measure_link
+from minddp.transport import open_transport
+
+Axis = Literal["tensors", "elements", "ranks", "memory"]
+TURN_TENSORS, TURN_ELEMENTS = 20_000, 10_000_000  # a turn gets through about so many
+PIECES, PIECE = 16, 2**16  # tensors, and the elements of one, along the other axes
+BUCKET_BYTES = 25 * 2**20
+WEIGHINGS = 6
+ROLLUP = Path("/proc/self/smaps_rollup")  # of Linux alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
+    """Time, and weigh, torch's wrapper and minddp's from small to large."""
+
+    axes: tuple[Axis, ...] = ("tensors", "elements", "ranks", "memory")
+    tensors: tuple[int, ...] = (100, 1_000, 4_000, 10_000, 16_000)
+    """Numbers of tensors of 4 elements, on one rank: nothing is communicated."""
+    elements: tuple[int, ...] = (100_000, 1_000_000, 10_000_000, 100_000_000)
+    """Numbers of elements in 16 tensors, on two ranks."""
+    ranks: tuple[int, ...] = (2, 4, 6, 8)
+    """Numbers of ranks, of 1,048,576 elements."""
+    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
+        "process_group",
+        "auto",
+    )
+    world_size: tyro.conf.Suppress[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "world_size", self.world_size or max(self.ranks, default=1))
+        super().__post_init__()
+        if not self.transports or min(self.ranks, default=0) < 2 or max(self.ranks) > self.world_size:
+            raise ValueError(f"ranks is {self.ranks}; give numbers from 2 to {self.world_size}, and a transport.")
+        if min((*self.tensors, *self.elements)) < PIECES:
+            raise ValueError(f"tensors and elements must be at least {PIECES} each.")
+
+    def resolved(self) -> Config:
+        """A quick look has no more than 10 million elements, 4 ranks, and says so."""
+        most = {"full": (10**9, 10**9, 10**4), "quick": (10**7, 16_000, 4), "smoke": (10**5, 100, 2)}[self.size]
+        kept: dict[str, Any] = {
+            axis: tuple(each for each in getattr(self, axis) if each <= bound) or getattr(self, axis)[:1]
+            for axis, bound in zip(("elements", "tensors", "ranks"), most, strict=True)
+        }
+        for axis, values in kept.items():
+            if left := [f"{each:,}" for each in getattr(self, axis) if each not in values]:
+                print(f"A {self.size} look: without {', '.join(left)} {axis}.")
+        if not ROLLUP.exists():
+            print(f"Without memory: this system has no {ROLLUP}.")
+            kept["axes"] = tuple(axis for axis in self.axes if axis != "memory")
+        return dataclasses.replace(self, **kept, world_size=max(kept["ranks"]))
+
+
+class Separate(nn.Module):
+    """Parameters whose sum costs one concatenation forward and one split backward."""
+
+    def __init__(self, count: int, elements: int):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(elements) for _ in range(count))
+
+    def forward(self) -> Tensor:
+        return torch.cat(list(self.weights)).sum()
+
+
+def separate(count: int, elements: int) -> Workload:
+    turn = min(TURN_TENSORS // count, TURN_ELEMENTS // (count * elements))
+    return Workload(
+        f"{count:,} x {elements:,}",
+        f"{count:,} tensors of {elements:,}",
+        lambda: Separate(count, elements),
+        batch=lambda rng: (torch.empty(0), torch.empty(0)),
+        loss=lambda output, target: output,
+        learning_rate=0.0,
+        steps_per_turn=max(2, min(turn, 50)),
+        own_loss=lambda model: model(),
+    )
+
+
+def main(config: Config) -> None:
+    ask("growth", along_axes, config.resolved(), tables)
+
+
+def along_axes(rank: int, config: Config) -> dict[str, Any]:
+    """All points of all axes, on this rank; returns the report."""
+    axes = {axis: along(rank, axis, config) for axis in config.axes}
+    return report_of("what a wrapper adds to a step and to memory, from small to large", config, axes=axes)
+
+
+def along(rank: int, axis: Axis, config: Config) -> dict[str, Any]:
+    """Points by the number of what grows. Collective."""
+    points: dict[str, Any] = {}
+    if axis == "memory":
+        return {f"{number}": weigh(rank, number, config) for number in config.elements}
+    for number in getattr(config, axis):
+        world, count, elements = {
+            "tensors": (1, number, 4),
+            "elements": (2, PIECES, number // PIECES),
+            "ranks": (number, PIECES, PIECE),
+        }[axis]
+        points[str(number)] = time_point(rank, axis, world, separate(count, elements), config)
+    first, last = next(iter(points)), next(reversed(points))
+    link = link_of_two(rank) if axis == "elements" else None
+    for number, point in points.items():
+        for name, of in point.items():
+            if link is not None:
+                buckets = 2 + (4 * int(number) - 2**20) // BUCKET_BYTES
+                of["theory"] = 1e3 * (link.latency_s * buckets + 4 * int(number) / link.bytes_per_s)
+            elif axis == "tensors":
+                of["theory"] = points[last][name]["added"].median * int(number) / int(last)
+            else:
+                of["theory"] = points[first][name]["added"].median * ring(int(number)) / ring(int(first))
+    return points
+
+
+def ring(ranks: int) -> float:
+    """The bytes that each rank sends, as a multiple of those that are reduced."""
+    return 2 * (ranks - 1) / ranks
+
+
+def link_of_two(rank: int) -> Link:
+    """The process group of the first two ranks, as its all-reduces alone are. Collective."""
+    pair, cpu = dist.new_group([0, 1]), torch.device("cpu")
+    link = measure_link(open_transport("process_group", pair, cpu), cpu, HostClock()) if rank < 2 else None
+    return gathered(link)[0]
+
+
+def time_point(rank: int, axis: str, world: int, task: Workload, config: Config) -> dict[str, Any]:
+    """What each wrapper adds to a step, in milliseconds, and its time as a multiple of torch's. Collective."""
+    field = [c for c in on_ranks(axis, world, config.transports, task, forward_backward) if BARRIER not in c.name]
+    raced = race_workload(rank, task, field, config)
+    bare, native = (raced.wall[f"{axis} {name}, {world}"] for name in (FLOOR, BASELINE))
+    times = {name: raced.wall[f"{axis} {name}, {world}"] for name in names_of(config.transports)}
+    return {
+        name: {
+            "bare": 1e3 * float(estimate(bare, 0).median),
+            "added": estimate((wall - bare) * 1e3, config.seed),
+            "ratio": compare(wall, native, config.seed),
+        }
+        for name, wall in times.items()
+    }
+
+
+def names_of(transports: Sequence[str]) -> list[str]:
+    return [BASELINE, *(candidate("default", transport) for transport in transports)]
+
+
+def forward_backward(model: nn.Module, task: Workload, rank: int) -> Callable[[], None]:
+    """A step without an optimizer, whose own cost per parameter would be the larger part."""
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model().backward()
+
+    return step
+
+
+def weigh(rank: int, number: int, config: Config) -> dict[str, Any]:
+    """MiB that each wrapper adds to a rank's memory, the mean of two ranks. See [Note: proportional set size].
+
+    In alternating order, as often as there are rounds, but at most `WEIGHINGS` times; before that once for nothing.
+    Collective.
+    """
+    task, names = separate(PIECES, number // PIECES), [FLOOR, *names_of(config.transports)]
+    entered = on_ranks("memory", 2, config.transports, task, forward_backward)
+    field = dict(zip(names, entered, strict=False))
+    model, held = task.model(), {name: list[float]() for name in names}
+    rounds = 1 + min(WEIGHINGS, config.race_rounds.least)
+    advance = progress(f"memory, {number:,}", rounds)
+    for order in schedule([names], rounds, config.seed):
+        for name in order:
+            before = proportional_bytes()
+            wrapped = field[name].wrap(copy.deepcopy(model))
+            step = field[name].step(wrapped, task, rank)
+            for _ in range(4):
+                step()
+            held[name].append(statistics.fmean(gathered(proportional_bytes() - before)[:2]) / 2**20)
+            del step, wrapped
+        advance()
+    mib = {name: np.array(values[1:]) for name, values in held.items()}
+    return {
+        name: {
+            "bare": float(np.median(mib[FLOOR])),
+            "added": estimate(mib[name] - mib[FLOOR], config.seed),
+            "ratio": compare(mib[name], mib[BASELINE], config.seed),
+            "theory": 4 * number / 2**20,
+        }
+        for name in names[1:]
+    }
+
+
+def proportional_bytes(rollup: Path = ROLLUP) -> int:
+    """All memory of this process, 1/W of what W processes share. Collective, so that no rank maps any meanwhile."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free within the heap
+    dist.barrier()
+    fields = dict(line.split(":", 1) for line in rollup.read_text().splitlines()[1:])
+    dist.barrier()
+    return int(fields["Pss"].removesuffix("kB")) * 1024
+
+
+# ------------------------------------------------------------------ tables
+
+
+TITLES: Mapping[Axis, str] = {
+    "tensors": "tensors of 4 elements, one rank, nothing communicated",
+    "elements": "elements in 16 tensors, two ranks",
+    "ranks": "ranks, 1,048,576 elements",
+    "memory": "elements in 16 tensors, two ranks: proportional set size after four steps, MiB per rank",
+}
+
+
+def tables(report: Report) -> Iterator[Table]:
+    columns = {"no wrapper": "{bare:.3f}", "added": "{added[median]:.3f} ({added[low]:.3f}–{added[high]:.3f})"}
+    columns |= {"theory": "{theory:.3f}", "as a multiple of torch's": RATIO}
+    for axis, points in report["axes"].items():
+        each = {"µs per tensor": "{each:.2f}"} if axis == "tensors" else {}
+        rows = {
+            f"{int(number):,} {axis if axis != 'memory' else 'elements'}, {name}": of
+            | {"each": of["added"]["median"] * 1e3 / int(number)}
+            for number, point in points.items()
+            for name, of in point.items()
+        }
+        unit = "MiB" if axis == "memory" else "ms per step"
+        machine = report["machine"]
+        caption = f"{unit}; {machine['cores']:g} cores: {machine['cpu']}, torch {machine['torch']}."
+        yield table_of(f"By {TITLES[axis]}", "", columns | each, rows, caption)

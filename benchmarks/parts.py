@@ -1,0 +1,195 @@
+"""What do minddp's parts save a step, or cost it: each optimisation, the guard, `check_finite`, x-ray's recorder?
+
+    python -m benchmarks parts                # some minutes on two cores
+    python -m benchmarks parts --size quick   # a look
+
+Each workload is trained by wrappers that differ in one change of `CHANGES`, turn by turn, over the process group
+and in shared memory. The ratio is the time of a step with a change as a multiple of the time as it comes; that of
+`AGAIN`, which changes nothing, is the noise. An optimisation earns its place on a workload if a step without it
+takes at least `1 + WORTH` and the interval excludes 1.
+
+[Note: a change covers the first steps]
+An optimisation is chosen where buckets are made: in the constructor, and again in a forward when they are rebuilt
+in the order of the first backward. So a change is a function `change(build)` that holds its optimisation off while
+`build()` constructs a wrapper and takes its first steps. All wrappers take the same first steps, so the weights of
+all stay equal, and the race checks that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+from unittest import mock
+
+from torch import nn
+
+from benchmarks.contestants import Contestant, Raced, race_workload
+from benchmarks.display import RATIO, Table, table_of
+from benchmarks.harness import in_ms
+from benchmarks.question import RaceOptions, Report, ask, report_of
+from benchmarks.workloads import Workload, WorkloadName, training_step, workload
+from minddp import DistributedDataParallel
+from minddp.acceleration import gradient_aliasing
+from minddp.core import packing
+from minddp.transport import spin_wait
+from minddp.xray.record import Recorder
+from minddp.xray.sources import MinddpSource
+
+Build = Callable[..., DistributedDataParallel]  #: takes options of the constructor
+Change = Callable[[Build], DistributedDataParallel]
+
+AS_IT_COMES, AGAIN = "as it comes", "as it comes, again"
+WORTH = 0.03
+FIRST_STEPS = 4  # buckets are rebuilt before the second step
+
+
+def nothing(build: Build) -> DistributedDataParallel:
+    return build()
+
+
+def without_acceleration(build: Build) -> DistributedDataParallel:
+    """The switch that users have, of gradient aliasing and spin wait; the constructor reads it."""
+    with mock.patch.dict(os.environ, MINDDP_ACCELERATION="off"):
+        return build()
+
+
+def without_gradient_aliasing(build: Build) -> DistributedDataParallel:
+    """Averages are copied back into every gradient."""
+    with mock.patch.object(gradient_aliasing, "SMALLEST_BYTES", sys.maxsize):
+        return build()
+
+
+def without_spin_wait(build: Build) -> DistributedDataParallel:
+    """A waiting rank sleeps at once."""
+    with mock.patch.object(spin_wait, "SPIN_LIMIT_S", 0.0):
+        return build()
+
+
+def without_packing_groups(build: Build) -> DistributedDataParallel:
+    """Each gradient is packed by itself as soon as it arrives."""
+    with mock.patch.object(packing, "LARGE_BYTES", 0):
+        return build()
+
+
+def recorded(build: Build) -> DistributedDataParallel:
+    """By x-ray, from now on."""
+    ddp = build()
+    Recorder(MinddpSource(ddp)).start()
+    return ddp
+
+
+OPTIMISATIONS: Mapping[str, Change] = {
+    "without acceleration": without_acceleration,
+    "without gradient aliasing": without_gradient_aliasing,
+    "without spin wait": without_spin_wait,
+    "without packing groups": without_packing_groups,
+}
+CHANGES: Mapping[str, Change] = {
+    AS_IT_COMES: nothing,
+    AGAIN: nothing,
+    **OPTIMISATIONS,
+    "without the guard": lambda build: build(on_drift=None),
+    "with check_finite": lambda build: build(check_finite=True),
+    "recorded by x-ray": recorded,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
+    """Time a training step with and without each of minddp's parts."""
+
+    workloads: tuple[WorkloadName, ...] = ("many_small", "transformer", "wide_mlp", "convnet", "short")
+    transports: tuple[Literal["process_group", "shared_memory"], ...] = ("process_group", "shared_memory")
+    rounds: int = 54
+    """Timed rounds; a multiple of the contestants in all heats is exactly fair."""
+    timeout_s: float = 7200.0
+
+
+def main(config: Config) -> None:
+    ask("parts", time_workloads, config, tables)
+
+
+def time_workloads(rank: int, config: Config) -> dict[str, Any]:
+    """One race for each workload, on this rank; returns the report."""
+    timed = {name: time_workload(rank, name, config) for name in config.workloads}
+    return report_of("a step with a change as a multiple of one as it comes", config, worth=WORTH, workloads=timed)
+
+
+def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, Any]:
+    task = workload(name, config.workload_size)
+    field = field_of(config.transports, task, rank)
+    raced = race_workload(rank, task, field, config)
+    return raced.described() | {
+        "transports": {
+            transport: {c.name.rpartition(", ")[0]: figures(c, raced) for c in field if c.heat == transport}
+            for transport in config.transports
+        },
+        "rounds_ms": in_ms(raced.wall),
+    }
+
+
+def field_of(transports: Sequence[str], task: Workload, rank: int) -> list[Contestant]:
+    """A heat for each transport: a wrapper for each change."""
+    return [
+        Contestant(
+            f"{name}, {transport}",
+            transport,
+            f"{AS_IT_COMES}, {transport}",
+            partial(wrapped_and_trained, change, transport, task, rank),
+            transport=transport,
+        )
+        for transport in transports
+        for name, change in CHANGES.items()
+    ]
+
+
+def wrapped_and_trained(change: Change, transport: str, task: Workload, rank: int, model: nn.Module) -> nn.Module:
+    """See [Note: a change covers the first steps]. Collective."""
+
+    def build(**options: Any) -> DistributedDataParallel:
+        ddp = DistributedDataParallel(model, transport=transport, **options)
+        step = training_step(ddp, task, rank)
+        for _ in range(FIRST_STEPS):
+            step()
+        return ddp
+
+    return change(build)
+
+
+def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
+    """The figures of one contestant, beside the wrapper as it comes over the same transport. Collective."""
+    assert contestant.baseline is not None, "none is a floor"
+    return {
+        "median_ms": raced.median_ms(contestant.name),
+        "ratio": raced.ratio(contestant.name, contestant.baseline),
+        "cpu_ratio": raced.cpu_ratio(contestant.name, contestant.baseline),
+        "same_bits": raced.same_bits(contestant),
+    }
+
+
+def earns(median: float, low: float) -> bool:
+    """The verdict on the ratio without an optimisation, by its median and the lower end of its interval."""
+    return median >= 1 + WORTH and low > 1
+
+
+def tables(report: Report) -> Iterator[Table]:
+    columns = {
+        "ms": "{median_ms:.2f}",
+        "ratio": RATIO,
+        "cpu": "{cpu_ratio[median]:.3f}",
+        "same bits": "{same_bits}",
+    }
+    earning: dict[str, list[str]] = {change: [] for change in OPTIMISATIONS}
+    for name, result in report["workloads"].items():
+        for transport, by_change in result["transports"].items():
+            where = transport.replace("_", " ")
+            yield table_of(f"{result['title']}, {where}", "change", columns, by_change)
+            for change, of in by_change.items():
+                if change in OPTIMISATIONS and earns(of["ratio"]["median"], of["ratio"]["low"]):
+                    earning[change].append(f"{name} ({where})")
+    rows = [[change, ", ".join(places) or "nowhere"] for change, places in earning.items()]
+    yield Table(f"At least {report['worth']:.0%} slower, 1 outside of the interval", ["", "on"], rows)

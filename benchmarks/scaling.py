@@ -1,0 +1,156 @@
+"""How fast are 1, 2, 4, ... ranks together, beside torch's DDP?
+
+    python -m benchmarks scaling                                     # the transformer of `versus_torch`
+    python -m benchmarks scaling --model file.py:make --ranks 1 2 4
+
+Weak: each rank has a batch of the same size. Strong: one batch is split among the ranks. All numbers of ranks race
+in one run, in which ranks that are not needed wait in a barrier, so they can be compared round by round. The speed
+of one rank without a wrapper, which has the machine to itself, is 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import tyro
+from torch import nn
+
+from benchmarks.contestants import (
+    BASELINE,
+    FLOOR,
+    Contestant,
+    NativeDDP,
+    Step,
+    TransportName,
+    candidate,
+    minddp_over,
+    race_workload,
+)
+from benchmarks.display import Table, table_of
+from benchmarks.harness import compare, estimate, in_ms
+from benchmarks.own_model import has_parts, imported, own_workload
+from benchmarks.question import RaceOptions, Report, ask, report_of
+from benchmarks.workloads import Workload, WorkloadName, batch_of, training_step, workload
+
+BARRIER = "barrier"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RaceOptions):
+    """Time a training step on several numbers of ranks."""
+
+    model: str | None = None
+    """A model of your own: file.py:make or package.module:make. For strong scaling, make(parts) returns a loss on a
+    batch of 1 / parts of the size."""
+    workload: WorkloadName = "transformer"
+    """The model, if none of your own is given."""
+    ranks: tuple[int, ...] = (1, 2, 4)
+    """Numbers of ranks. Under torchrun, at most as many as it has started."""
+    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = ("auto",)
+    world_size: tyro.conf.Suppress[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "world_size", self.world_size or max(self.ranks, default=1))
+        super().__post_init__()
+        if not self.ranks or min(self.ranks) < 1 or max(self.ranks) > self.world_size:
+            raise ValueError(
+                f"ranks is {self.ranks}; give numbers from 1 to {self.world_size}, the ranks there are."
+            )
+
+
+def main(config: Config) -> None:
+    ask("scaling", time_ranks, config, tables)
+
+
+def time_ranks(rank: int, config: Config) -> dict[str, Any]:
+    """One race of all numbers of ranks, on this rank; returns the report."""
+    numbers = sorted({1, *config.ranks})
+    whole = task_of(config, 1)
+    tasks = {("weak", number): whole for number in numbers}
+    splits = config.model is None or has_parts(imported(config.model))
+    tasks |= {("strong", number): task_of(config, number) for number in numbers[1:] if splits}
+    field = [c for (kind, number), task in tasks.items() for c in on_ranks(kind, number, config.transports, task)]
+    raced = race_workload(rank, whole, field, config)
+    examples = len(batch_of(whole, 0, torch.device("cpu"))[0])
+    alone = raced.wall[f"weak {FLOOR}, 1"]
+    figures: dict[str, Any] = {}
+    for kind, number in tasks:
+        work = number if kind == "weak" else 1
+        for name in [FLOOR, BASELINE, *(candidate("default", transport) for transport in config.transports)]:
+            wall = raced.wall[f"{kind} {name}, {number}"]
+            speedup = compare(work * alone, wall, config.seed)
+            efficiency = {of: value / number for of, value in dataclasses.asdict(speedup).items() if of != "rounds"}
+            barrier = raced.wall[f"{kind} {BARRIER}, {number}"] * 1e6
+            figures.setdefault(kind, {}).setdefault(name, {})[str(number)] = {
+                "ms": estimate(wall * 1e3, config.seed),
+                "throughput": estimate(work * examples / wall, config.seed),
+                "speedup": speedup,
+                "efficiency": efficiency,
+                "ratio": compare(wall, raced.wall[f"{kind} {BASELINE}, {number}"], config.seed),
+                "barrier_us": estimate(barrier, config.seed),
+            }
+    missing = [] if splits else [f"Not strong: make() of {config.model} has no parameter `parts`."]
+    question = "steps of several numbers of ranks, beside one rank without a wrapper"
+    return report_of(
+        question, config, **raced.described(), kinds=figures, missing=missing, rounds_ms=in_ms(raced.wall)
+    )
+
+
+def task_of(config: Config, parts: int) -> Workload:
+    if config.model is not None:
+        return own_workload(config.model, parts)
+    return workload(config.workload, config.workload_size).share(parts)
+
+
+def on_ranks(
+    kind: str,
+    number: int,
+    transports: Sequence[str],
+    task: Workload,
+    step_of: Callable[[nn.Module, Workload, int], Step] = training_step,
+) -> list[Contestant]:
+    """A heat on the first `number` ranks, the others idle: no wrapper, torch, minddp, a barrier. Collective."""
+    group = dist.new_group(range(number))
+    is_in = dist.get_rank() < number
+    wrappers: dict[str, Any] = {FLOOR: lambda model, process_group: model, BASELINE: NativeDDP}
+    wrappers |= {candidate("default", transport): minddp_over(transport) for transport in transports}
+
+    def step(model: nn.Module, _: Workload, rank: int) -> Step:
+        return step_of(model, task, rank) if is_in else lambda: None
+
+    def contestant(name: str, wrapper: Any) -> Contestant:
+        wrap = (lambda model: wrapper(model, process_group=group)) if is_in else (lambda model: model)
+        return Contestant(f"{kind} {name}, {number}", f"{kind} {number}", wrap=wrap, step=step)
+
+    barrier = Contestant(
+        f"{kind} {BARRIER}, {number}",
+        f"{kind} {number}",
+        step=lambda model, task, rank: (lambda: dist.barrier(group)) if is_in else (lambda: None),
+    )
+    return [*(contestant(name, wrapper) for name, wrapper in wrappers.items()), barrier]
+
+
+def tables(report: Report) -> Iterator[Table]:
+    spans = {"ms": ("ms", ".2f"), "examples/s": ("throughput", ".4g"), "speed-up": ("speedup", ".2f")}
+    spans |= {
+        "efficiency": ("efficiency", ".2f"),
+        "of torch's time": ("ratio", ".3f"),
+        "barrier µs": ("barrier_us", ".0f"),
+    }
+    columns = {
+        heading: f"{{{name}[median]:{form}}} ({{{name}[low]:{form}}}–{{{name}[high]:{form}}})"
+        for heading, (name, form) in spans.items()
+    }
+    machine = report["machine"]
+    for kind, by_name in report["kinds"].items():
+        rows = {f"{number} ranks, {name}": by_name[name][number] for number in by_name[FLOOR] for name in by_name}
+        caption = (
+            f"{report['rounds']} rounds on {machine['cores']:g} cores: {machine['cpu']}. An example of a model of "
+        )
+        caption += " ".join(["your own is one call of its loss.", *report["missing"]])
+        yield table_of(f"{report['title']}, {kind} scaling", "", columns, rows, caption)

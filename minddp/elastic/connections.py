@@ -1,0 +1,76 @@
+"""The sockets of one group of ranks, so that a wait on any of them can be ended from another thread.
+
+[Note: hanging up]
+A rank waits for a collective in gloo, for a message in shared memory, or for an address in the store. If a peer
+has died, and this rank is not connected to it directly, such a wait may never end, and gloo has no call to abort
+it. But these waits end with an error as soon as their sockets are shut down: here, and on the ranks at their
+other ends, which hang up in turn.
+
+So all sockets count that the process has opened from one moment to another, when nothing else opens any. A TCP
+socket that listens is left alone: gloo's thread would accept from it for ever.
+
+[Note: sends that are never told]
+One wait may not end. When a pair of gloo's sockets fails, gloo tells the buffers that wait for it, but passes over
+sends that are under way (`op.ubuf` in `Pair::signalException`, gloo/transport/tcp/pair.cc): its thread has been
+seen to wait on in `UnboundBuffer::waitSend` of an all-to-all, until the group's time limit. So a rank that waits
+for such a work is interrupted by `WatchedTransport.end_waits`. And the group's destructor, which waits for gloo's
+threads, must not run in a thread that is needed: the garbage collector would call it in the midst of a later step.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import torch.distributed as dist
+
+LOOK_EVERY_S = 1.0
+
+
+class Connections:
+    """The sockets that this process opens from now on, until `complete`."""
+
+    def __init__(self) -> None:
+        self._before = sockets().keys()
+        self._inodes: frozenset[int] | None = None
+
+    def complete(self) -> None:
+        if self._inodes is None:
+            self._inodes = frozenset(sockets().keys() - self._before)
+
+    def hang_up(self) -> None:
+        """Shut them down. May be called again, and by any thread."""
+        for inode, descriptor in sockets().items():
+            if inode not in self._before if self._inodes is None else inode in self._inodes:
+                # Unless another thread has closed it, and the descriptor means something else now.
+                with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
+                    listens = ours.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                    if os.fstat(ours.fileno()).st_ino == inode and (ours.family == socket.AF_UNIX or not listens):
+                        ours.shutdown(socket.SHUT_RDWR)
+
+
+def drop(group: dist.ProcessGroup | None) -> None:
+    """Destroy `group` in another thread, once nothing else refers to it. See [Note: sends that are never told]."""
+    held = [group]
+
+    def destroy() -> None:
+        while sys.getrefcount(held[0]) > 2:  # the list's, and the argument
+            time.sleep(LOOK_EVERY_S)
+        held.clear()
+
+    threading.Thread(target=destroy, name="minddp/old group", daemon=True).start()
+
+
+def sockets() -> dict[int, int]:
+    """The descriptor of each socket of this process, by inode, a number that is not given to another one soon."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
+            if kind == "socket":
+                found[int(inode.strip("[]"))] = int(name)
+    return found

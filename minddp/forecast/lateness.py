@@ -1,0 +1,142 @@
+"""Which rank the others wait for, and in which phase of a step it is late. Pure arithmetic on durations.
+
+[Note: late ranks]
+When a synchronised backward ends, all ranks are together, since each needs every bucket of all. So a step is
+counted from the end of one backward to the end of the next, and takes equally long on all ranks: each is busy in
+the phases, one after the other, and waits for the rest of the time. The rank that is busy for longest waits least.
+What it waits is what communication costs; what the others wait beyond that is for this rank.
+
+So in one step a rank costs the others what it is busy for longer than the median one of them, provided that they
+also wait for as much longer than it: on a rank that is slow after all have met again, as in collectives of the
+script, none waits at the end of backward. The cost is negative for a rank that waits for others. It arises in the
+phases that take longer than the others' median.
+
+In a fleet of equal ranks each step has another slowest rank, by noise or by the lengths of its batches. So a rank
+is late if its median step costs the others something and three quarters of its steps cost a good part of that. One
+that is late in fewer steps has to be so by the sums over all steps but the costliest: a pause is no habit, ranks
+late by turns have equal sums.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+
+class RankTimes(NamedTuple):
+    """One rank's time from the end of a synchronised backward to the end of the next: busy in phases, or waiting.
+
+    `backward_ns`: from the end of forward until the gradients are computed. `accumulation_ns`: from the end of a
+    forward that is not synchronised (`no_sync`) to the next forward. `between_ns`: all else, such as loading data.
+    `waited_ns`: for buckets at the end of backward, and for buffers before a forward.
+    """
+
+    between_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    accumulation_ns: int
+    waited_ns: int
+
+    @property
+    def busy_ns(self) -> int:
+        return sum(self) - self.waited_ns
+
+
+#: The phases of `RankTimes`, in its order, as they are called in sentences.
+PHASES = (
+    "between steps (data loading)",
+    "in forward",
+    "in backward",
+    "in the optimizer",
+    "while it accumulates (no_sync)",
+)
+
+LEAST_SHARE = 0.05  # of a step: costs below are not mentioned
+IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least this share of its median step
+FEWEST_STEPS, PAUSES = 20, 0.05  # to look for a rank that is late in some steps; this share of them may be pauses
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """A rank for which the others wait.
+
+    `late_ns` is by how much in the median step of those in which it is late, the part `in_steps` of all. This costs
+    a `share` of the time. `phases_ns[p]` is how much arises in `PHASES[p]`.
+    """
+
+    rank: int
+    late_ns: float
+    phases_ns: tuple[float, ...]
+    share: float
+    in_steps: float = 1.0
+
+    @property
+    def phase(self) -> str:
+        """The one that contributes most."""
+        return PHASES[self.phases_ns.index(max(self.phases_ns))]
+
+    def __str__(self) -> str:
+        late, most = f"{self.late_ns / 1e6:.1f} ms", f"{max(self.phases_ns) / 1e6:.1f} ms"
+        where, whole = (
+            ("each step", "a step") if self.in_steps == 1 else (f"{self.in_steps:.0%} of the steps", "the time")
+        )
+        return (
+            f"Rank {self.rank} is late: {late} in {where}, {most} of it {self.phase}; the others wait for it, "
+            f"{self.share:.0%} of {whole}."
+        )
+
+
+Step = Sequence[RankTimes]  # by rank
+
+
+def late_ranks(steps: Sequence[Step], least_share: float = LEAST_SHARE) -> list[LateRank]:
+    """The ranks that cost the others more than this share of a step, the costliest first.
+
+    `steps[t][r]` are the times of rank r in step t; one step and two ranks at least.
+    """
+    step_ns = median(sum(times) for step in steps for times in step)
+    found = []
+    for rank, costs in enumerate(zip(*map(costs_ns, steps), strict=True)):
+        late_ns = median(costs)
+        num_late = sum(cost > max(0.0, ALIKE * late_ns) for cost in costs)
+        if num_late >= IN_EACH_STEP * len(steps) and late_ns > least_share * step_ns:
+            found.append(LateRank(rank, late_ns, _phases_ns(steps, rank, late_ns), late_ns / step_ns))
+        elif len(steps) >= FEWEST_STEPS:
+            by_cost = sorted(range(len(steps)), key=costs.__getitem__)
+            kept = [steps[at] for at in by_cost[: -max(1, int(PAUSES * len(steps)))]]
+            sums = [RankTimes(*map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*kept, strict=True)]
+            late = [steps[at] for at in by_cost if costs[at] > least_share * step_ns]
+            if costs_ns(sums)[rank] > least_share * sum(sums[rank]) and late:
+                late_ns = median(costs_ns(step)[rank] for step in late)
+                share = sum(costs_ns(step)[rank] for step in late) / sum(sum(step[rank]) for step in steps)
+                phases_ns = _phases_ns(late, rank, late_ns)
+                found.append(LateRank(rank, late_ns, phases_ns, share, len(late) / len(steps)))
+    return sorted(found, key=lambda late: -late.share)
+
+
+def _phases_ns(steps: Sequence[Step], rank: int, late_ns: float) -> tuple[float, ...]:
+    """How much of its lateness arises in each phase; it may be quicker than the others in some."""
+    found = []
+    for phase in range(len(PHASES)):
+        longer = median(_beyond_others([times[phase] for times in step])[rank] for step in steps)
+        found.append(min(late_ns, max(0.0, longer)))
+    return tuple(found)
+
+
+def costs_ns(step: Step) -> list[float]:
+    """How long the others wait for each rank in one step; negative if it waits. See [Note: late ranks]."""
+    busy = _beyond_others([times.busy_ns for times in step])
+    waited = _beyond_others([times.waited_ns for times in step])
+    return [min(longer, -more) for longer, more in zip(busy, waited, strict=True)]
+
+
+def _beyond_others(values: Sequence[float]) -> list[float]:
+    """Each value minus the median of the other ones."""
+    order = sorted(values)
+    middle = (len(order) - 2) // 2, (len(order) - 1) // 2  # of the others
+    places = [bisect_left(order, value) for value in values]
+    return [order[at] - sum(order[k + (k >= at)] for k in middle) / 2 for at in places]

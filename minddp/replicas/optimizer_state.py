@@ -1,0 +1,157 @@
+"""Give all ranks one rank's optimizer state, as after that rank alone has loaded a checkpoint.
+
+First the ranks compare their parameter groups, so that all raise if they differ. Then the source sends its state as
+a pickle, in which places stand for parameters and for tensors on the module's devices, and a coalesced broadcast
+brings these tensors. `load_state_dict` would cast state to its parameter's dtype, and so change bits.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minddp.replicas.broadcast import CoalescedBroadcast
+from minddp.transport.protocols import Transport
+
+Optimizer = torch.optim.Optimizer
+Params = Sequence[torch.nn.Parameter]
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise for what has no state that could be broadcast."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"`optimizer` takes a torch.optim.Optimizer, but got {type(optimizer).__name__}.")
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
+        raise ValueError(
+            "A ZeroRedundancyOptimizer cannot be synchronised: each rank holds another part of the state. Call its "
+            "load_state_dict on every rank, with what consolidate_state_dict has collected."
+        )
+
+
+def broadcast_optimizer_state(
+    transport: Transport, group: dist.ProcessGroup, optimizer: Optimizer, params: Params, source: int
+) -> None:
+    """Overwrite state and hyperparameters on every rank with those of rank `source`. Collective.
+
+    The state of parameters that are not in `params`, a list of equal order on all ranks, stays as it is.
+
+    Raises:
+        RuntimeError: the ranks' parameter groups differ, or some state cannot be sent. On every rank.
+    """
+    _verify_groups_agree(group, optimizer, params, source)
+    message: list[Any] = [None]
+    if transport.rank == source:
+        try:
+            message[0], tensors = _pickled(optimizer, params)
+            coalesced = CoalescedBroadcast(tensors)
+        except Exception as error:  # the other ranks wait for a message
+            message[0] = f"Rank {source} cannot send the state of its {type(optimizer).__name__}: {error}"
+    dist.broadcast_object_list(message, group=group, group_src=source)
+    if isinstance(message[0], str):
+        raise RuntimeError(message[0])
+    if transport.rank != source:
+        coalesced = CoalescedBroadcast(_unpickled(message[0], optimizer, params))
+    with torch.no_grad():
+        coalesced.broadcast(transport, source)
+
+
+def _verify_groups_agree(group: dist.ProcessGroup, optimizer: Optimizer, params: Params, source: int) -> None:
+    """An optimizer may have parameters that are not in `params`: these only have to be as many."""
+    place = {param: index for index, param in enumerate(params)}
+    ours = [[place.get(param) for param in each["params"]] for each in optimizer.param_groups]
+    of_rank: list[Any] = [None] * group.size()
+    dist.all_gather_object(of_rank, (type(optimizer).__name__, ours), group=group)
+    for rank, theirs in enumerate(of_rank):
+        if theirs != of_rank[source]:
+            texts = [
+                f"rank {each} has {name} with groups of {', '.join(str(len(group)) for group in groups)} parameters"
+                for each, (name, groups) in ((source, of_rank[source]), (rank, theirs))
+            ]
+            raise RuntimeError(
+                f"The optimizers differ: {' and '.join(texts)}. Build the same one on every rank, with the same "
+                f"parameters in the same groups and order, and then synchronize."
+            )
+
+
+class _Pickler(pickle.Pickler):
+    """Puts tensors that lie on the parameters' devices aside, in `tensors`. Others are pickled."""
+
+    def __init__(self, file: io.BytesIO, params: Params):
+        super().__init__(file)
+        self.tensors: list[torch.Tensor] = []
+        self._place: dict[torch.Tensor, int] = {param: index for index, param in enumerate(params)}
+        self._devices = _devices_of(params)
+        self._ids: dict[torch.Tensor, tuple[Any, ...]] = {}
+
+    def persistent_id(self, value: Any) -> Any:
+        """The place of a parameter; all that it takes to make a tensor like this; or `None`."""
+        if not isinstance(value, torch.Tensor) or value.device not in self._devices:
+            return None
+        if value in self._place:
+            return self._place[value]
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"it holds a {type(value).__name__}, and only plain tensors can be broadcast.")
+        if value not in self._ids:
+            device = self._devices.index(value.device)
+            self._ids[value] = (len(self.tensors), value.size(), value.stride(), value.dtype, device)
+            self.tensors.append(value.detach())
+        return self._ids[value]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes new tensors, without contents, where `_Pickler` has put some aside."""
+
+    def __init__(self, pickled: bytes, params: Params):
+        super().__init__(io.BytesIO(pickled))
+        self.tensors: list[torch.Tensor] = []
+        self._params = params
+        self._devices = _devices_of(params)
+
+    def persistent_load(self, persistent_id: Any) -> torch.Tensor:
+        if isinstance(persistent_id, int):
+            return self._params[persistent_id]
+        number, size, strides, dtype, device = persistent_id
+        if number == len(self.tensors):
+            self.tensors.append(torch.empty_strided(size, strides, dtype=dtype, device=self._devices[device]))
+        return self.tensors[number]
+
+
+def _pickled(optimizer: Optimizer, params: Params) -> tuple[bytes, list[torch.Tensor]]:
+    """The state, and the tensors that are left out of it."""
+    file = io.BytesIO()
+    pickler = _Pickler(file, params)
+    state = [(key, optimizer.state[key]) for key in _synchronised(optimizer, params)]
+    groups = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+    pickler.dump((state, groups))
+    return file.getvalue(), pickler.tensors
+
+
+def _unpickled(pickled: bytes, optimizer: Optimizer, params: Params) -> list[torch.Tensor]:
+    """Give the optimizer what the source has sent. Returns the tensors in it, still to be filled."""
+    unpickler = _Unpickler(pickled, params)
+    state, groups = unpickler.load()
+    for key in _synchronised(optimizer, params):
+        del optimizer.state[key]
+    optimizer.state.update(state)
+    for group, sent in zip(optimizer.param_groups, groups, strict=True):
+        own = group["params"]
+        group.clear()
+        group.update(sent, params=own)
+    return unpickler.tensors
+
+
+def _synchronised(optimizer: Optimizer, params: Iterable[torch.nn.Parameter]) -> list[Any]:
+    """The keys of the optimizer's state but other parameters."""
+    known = set(params)
+    return [key for key in optimizer.state if not isinstance(key, torch.Tensor) or key in known]
+
+
+def _devices_of(params: Iterable[torch.Tensor]) -> list[torch.device]:
+    return list(dict.fromkeys(param.device for param in params))

@@ -1,0 +1,92 @@
+"""Fingerprints: numbers that are equal on two ranks if the bits of a tensor are, and else, but for chance, differ.
+
+[Note: a cycle of fingerprints]
+To fingerprint all parameters at once would cost percents of a step. So they are cut into *pieces* (runs of rows),
+and these dealt into *parts* of about `PART_BYTES`, of which each step that is looked at fingerprints the next one.
+Large models have `MOST_PARTS` larger ones. A large parameter has a piece in each part: what changes all of it shows
+in the next record, and what changes a single element within a cycle. The parts follow from the parameters' shapes,
+which are the same on all ranks, so all fingerprint the same pieces in the same step.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from minddp.platform import streams
+
+PART_BYTES = 256 * 1024
+MOST_PARTS = 64  # of a cycle
+PIECE_BYTES = 16 * 1024  # what a piece costs beside reading its memory, as bytes that are read in that time
+
+
+class Piece(NamedTuple):
+    """Rows `first` to `end` of the tensor number `tensor`."""
+
+    tensor: int
+    first: int
+    end: int
+
+
+def cycle_of(tensors: Sequence[torch.Tensor]) -> list[list[Piece]]:
+    """The pieces in each part of a cycle. See [Note: a cycle of fingerprints]."""
+    costs = [tensor.nbytes + PIECE_BYTES for tensor in tensors]
+    num_parts = min(max(1, sum(costs) // PART_BYTES), MOST_PARTS)
+    parts: list[list[Piece]] = [[] for _ in range(num_parts)]
+    cost_of_part = [0.0] * num_parts
+    for number, tensor in enumerate(tensors):
+        rows = tensor.shape[0] if tensor.dim() else 1
+        cuts = max(1, min(rows, num_parts, costs[number] // (2 * PIECE_BYTES)))
+        least = cost_of_part.index(min(cost_of_part))
+        for cut in range(cuts):
+            part = (least + cut * num_parts // cuts) % num_parts
+            parts[part].append(Piece(number, rows * cut // cuts, rows * (cut + 1) // cuts))
+            cost_of_part[part] += costs[number] / cuts
+    return parts
+
+
+def rows_of(tensor: torch.Tensor, piece: Piece) -> torch.Tensor | None:
+    """The piece of the tensor; `None` if it cannot be read, or has another shape than it had."""
+    if not tensor.dim() or (piece.first == 0 and piece.end == tensor.shape[0]):
+        return tensor
+    if piece.end > tensor.shape[0] or not _is_readable(tensor):
+        return None
+    return tensor.detach()[piece.first : piece.end]
+
+
+class Reading:
+    """Fingerprints of some tensors on one device, or of the first `head_bytes` of each, by name.
+
+    A fingerprint is a CRC. The bytes are copied now, and those of a device without waiting for it: `prints`, which
+    another thread calls, does. A tensor is left out if it is sparse or freed or, of heads, not contiguous.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor | None]] = (), head_bytes: int | None = None):
+        flat = {
+            name: tensor.detach().reshape(-1).view(torch.uint8)
+            for name, tensor in named
+            if tensor is not None and _is_readable(tensor) and (head_bytes is None or tensor.is_contiguous())
+        }
+        if head_bytes is not None:
+            flat = {name: read[:head_bytes] for name, read in flat.items()}
+        self._sizes = {name: read.numel() for name, read in flat.items()}
+        copied = torch.cat([*flat.values()]) if flat else torch.empty(0, dtype=torch.uint8)
+        self._bytes = copied.to("cpu", non_blocking=True)
+        self._event = streams.timed_event(copied.device) if streams.has_streams(copied.device) else None
+
+    def prints(self) -> dict[str, int]:
+        if self._event is not None:
+            self._event.synchronize()
+        parts = self._bytes.split([*self._sizes.values()])
+        return {name: zlib.crc32(part.numpy()) for name, part in zip(self._sizes, parts, strict=True)}
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    if type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.untyped_storage().nbytes() > 0

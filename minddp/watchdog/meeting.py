@@ -1,0 +1,174 @@
+"""`init_process_group` below `minddp run` and `exec`: says what keeps the ranks from meeting, which torch does not.
+
+[Note: what the launcher gave]
+Torchrun gives each rank its number and the address of a store that the launcher hosts. A script that sets
+MASTER_PORT, as tutorials without a launcher do, lets all ranks wait for a store that does not exist. One that sets
+RANK lets two ranks come as one, and all wait for the rank that never comes. So each rank remembers the environment
+of its start, and comes to the launcher's store beside torch's call, whatever the script has set.
+
+A store that does not answer is an error after 5 s, and so is at once a rank that comes as another one has. All
+else is a warning after 20 s, since a script may number its ranks anew or host a store elsewhere.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import inspect
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
+
+import torch.distributed as dist
+
+from minddp.platform.wording import ranks
+from minddp.watchdog.board import Board
+
+_log = logging.getLogger(__name__)
+REPORT_AFTER_S = 20.0
+STORE_LIMIT_S = 5.0  # for a store to answer
+POLL_S = 0.5
+TORCH_READS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+REMEDY = "Remove what sets it: a launcher's ranks need neither os.environ nor arguments for this."
+
+
+class Arrival(NamedTuple):
+    """How a rank comes to `init_process_group`: as `rank` of `size`, to which store; what the script `changed`."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    changed: str
+
+    @classmethod
+    def of(cls, call: Mapping[str, Any], launched: Mapping[str, str]) -> Arrival:
+        """From the arguments of a call and the environment. Raises ValueError where torch uses another store."""
+        url = urlparse(call.get("init_method") or "env://")
+        if call.get("store") is not None or url.scheme not in ("env", "tcp"):
+            raise ValueError("no TCP store")
+        passed: dict[str, Any] = {"RANK": call.get("rank"), "WORLD_SIZE": call.get("world_size")}
+        if url.scheme == "tcp":
+            passed |= {"MASTER_ADDR": url.hostname, "MASTER_PORT": url.port}
+        given = {name: str(value) for name, value in passed.items() if value not in (None, -1)}
+        used = {name: given.get(name, os.environ.get(name, "")) for name in launched if name in TORCH_READS}
+        changed = "; ".join(
+            f"{name} is {value}{' by an argument' if name in given else ''}, but the launcher set {launched[name]}"
+            for name, value in used.items()
+            if value != launched[name]
+        )
+        rank, size, port = (int(used[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        return cls(rank, size, used["MASTER_ADDR"], port, changed)
+
+
+class Meeting:
+    """A rank comes to the launcher's store before `init_process_group`; until `close` a thread says who is missing.
+
+    Raises RuntimeError if the launcher hosts none.
+    """
+
+    def __init__(self, ours: Arrival, launched: Mapping[str, str]):
+        self._rank, self._size = int(launched["RANK"]), int(launched["WORLD_SIZE"])
+        limit = datetime.timedelta(seconds=STORE_LIMIT_S)
+        address = launched["MASTER_ADDR"], int(launched["MASTER_PORT"])
+        store = dist.TCPStore(*address, is_master=False, timeout=limit, wait_for_workers=False)
+        self._board = Board(store, self._rank)
+        self._board.open(f"minddp/{launched['TORCHELASTIC_RESTART_COUNT']}")
+        self._board.write(ours, self._rank)
+        self._ours = ours
+        self._launched = launched
+        self._since = time.monotonic()
+        self._report_after_s = REPORT_AFTER_S
+        self.close = self._board.close
+
+    def begin(self) -> None:
+        """
+        Raises:
+            RuntimeError: another rank has come as this one, or no store answers where the script looks for it, and
+                no rank is to host one.
+        """
+        ours = self._ours
+        if self._board.add(1, ours.host, ours.port, ours.rank) > 1:
+            come = {rank: other for rank, other in self._arrivals().items() if other[:4] == ours[:4]}
+            raise RuntimeError(
+                f"minddp: {ranks([*come])} come to init_process_group as rank {ours.rank} of {ours.size}, so other "
+                f"ranks would wait for ever. {' '.join(_changes(come))} {REMEDY}"
+            )
+        deadline = time.monotonic() + STORE_LIMIT_S
+        while ours.changed and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            try:
+                socket.create_connection((ours.host, ours.port), POLL_S).close()
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"minddp: init_process_group would wait for ever for a store at {ours.host}:{ours.port} "
+                        f"({error}), where the launcher hosts none: {ours.changed}. {REMEDY}"
+                    ) from None
+                time.sleep(POLL_S)
+        self._board.start(self._turn, POLL_S, "minddp meeting")
+
+    def _arrivals(self) -> dict[int, Arrival]:
+        """Those that have come, by the launcher's ranks."""
+        come = {rank: self._board.read(rank) for rank in range(self._size)}
+        return {rank: arrival for rank, arrival in come.items() if arrival is not None}
+
+    def _turn(self, is_last: bool) -> None:
+        """The first rank that has come warns after 20 s, and whenever three times as long is over."""
+        waited_s = time.monotonic() - self._since
+        if is_last or waited_s < self._report_after_s:
+            return
+        self._report_after_s = 3 * waited_s
+        come = self._arrivals()
+        if self._rank == min(come):
+            diagnosis = diagnose(come, self._where_is)
+            _log.warning("init_process_group has not returned after %.0f s. %s", waited_s, diagnosis)
+
+    def _where_is(self, rank: int) -> str:
+        if rank >= self._size:
+            return f"the launcher has started {self._size}"
+        node = rank // int(self._launched["LOCAL_WORLD_SIZE"])
+        return f"its process, on node {node}, has ended or does something else first"
+
+
+def diagnose(come: Mapping[int, Arrival], where_is: Callable[[int], str]) -> str:
+    """Which ranks are missing, and what differs from the launcher's values."""
+    size = next(iter(come.values())).size
+    missing = sorted(set(range(size)) - {arrival.rank for arrival in come.values()})
+    lines = [
+        f"Rank {rank} of {size} has not come; "
+        f"{where_is(rank) if rank not in come else f'its process came as rank {come[rank].rank}'}."
+        for rank in missing
+    ]
+    if changes := _changes(come):
+        lines += [*changes, REMEDY]
+    elif not missing:
+        lines.append("All ranks have come, so they do not reach each other; `minddp doctor` examines the network.")
+    return " ".join(lines)
+
+
+def _changes(come: Mapping[int, Arrival]) -> list[str]:
+    return [f"On rank {rank} {arrival.changed}." for rank, arrival in come.items() if arrival.changed]
+
+
+def watching(init_process_group: Callable[..., None], launched: Mapping[str, str]) -> Callable[..., None]:
+    """Torch's function, watched in a rank whose launcher gave it the environment `launched`."""
+    signature = inspect.signature(init_process_group)
+
+    @functools.wraps(init_process_group)
+    def init(*args: Any, **kwargs: Any) -> None:
+        try:
+            meeting = Meeting(Arrival.of(signature.bind_partial(*args, **kwargs).arguments, launched), launched)
+        except (ValueError, RuntimeError):  # another kind of store, or the launcher hosts none
+            return init_process_group(*args, **kwargs)
+        try:
+            meeting.begin()
+            init_process_group(*args, **kwargs)
+        finally:
+            meeting.close()
+
+    return init

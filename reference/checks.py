@@ -1,0 +1,370 @@
+"""What the grader asks of a class, and how it recognises what is wrong. Each check is the body of a rank.
+
+A check wraps a module with the class, runs backward on this rank's shard, ends the synchronisation, and returns a
+`Fault` or nothing. Gradients are compared with the oracle's. One that differs is compared with what well-known
+mistakes would have made of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import runpy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from reference import oracle
+from reference.interface import gradient
+
+COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "barrier"),
+    *("reduce_scatter", "_reduce_scatter_base", "gather", "scatter", "alltoall", "alltoall_base", "send", "recv"),
+)
+
+
+class Fault(NamedTuple):
+    """`trap` is a key of `grade.TRAPS`; `text` says what was expected and found."""
+
+    trap: str
+    text: str
+
+
+class Event(NamedTuple):
+    """A gradient is complete, or a collective begins, which carries `tensors`."""
+
+    kind: str
+    tensors: Sequence[Tensor]
+
+
+def join_watched(rank: int, world_size: int, rendezvous: str) -> None:
+    """Join a gloo group that notes in its `events` which collectives are called, from Python or from C++."""
+
+    def noted(name: str) -> Callable[..., Any]:
+        def call(group: Any, *args: Any, **options: Any) -> Any:
+            group.events.append(Event("message", [t for t in tree_leaves(args[:2]) if isinstance(t, Tensor)]))
+            return getattr(group.inner, name)(*args, **options)
+
+        return call
+
+    def make(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+        methods: dict[str, Any] = {name: noted(name) for name in COLLECTIVES}
+        methods["getBackendName"] = lambda group: "watched"
+        group = type("Watched", (dist.ProcessGroup,), methods)(rank, size)
+        group.inner, group.events = dist.ProcessGroupGloo(store, rank, size, timeout), []
+        return group
+
+    dist.Backend.register_backend("watched", make, devices=["cpu"])
+    dist.init_process_group("watched", init_method=rendezvous, rank=rank, world_size=world_size)
+
+
+def events() -> list[Event]:
+    return dist.group.WORLD.events  # type: ignore[union-attr]
+
+
+@cache
+def load(spec: str) -> Callable[..., Any]:
+    """The class that `path/to/file.py:Name` or `package.module:Name` names."""
+    place, _, name = spec.rpartition(":")
+    names = runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
+    if name not in names:
+        raise LookupError(f"{place or spec} defines no `{name}`.")
+    return names[name]
+
+
+def synchronize(ddp: Any) -> None:
+    for name in ("synchronize", "finish_gradient_synchronization"):
+        if hasattr(ddp, name):
+            getattr(ddp, name)()
+            return
+
+
+def no_sync(ddp: Any) -> Any:
+    return ddp.no_sync() if hasattr(ddp, "no_sync") else nullcontext()
+
+
+def backward(ddp: Any, *arguments: Any) -> None:
+    loss_of(ddp, *arguments).backward()
+    synchronize(ddp)
+
+
+def plain(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def tied() -> nn.Module:
+    module = nn.Sequential(first := nn.Linear(6, 6), nn.Tanh(), last := nn.Linear(6, 6)).double()
+    last.weight = first.weight
+    return module
+
+
+def frozen() -> nn.Module:
+    module = plain()
+    next(module.parameters()).requires_grad_(False)
+    return module
+
+
+def normed(seed: int) -> nn.Module:
+    module = nn.Sequential(plain(seed), nn.BatchNorm1d(3).double())
+    dict(module.named_buffers())["1.running_mean"].normal_()
+    return module
+
+
+class Branches(nn.Module):
+    """Calls the named ones of its three layers, in that order; layers are alike, so messages fit each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(6, 6).double() for name in ("a", "b", "c")})
+
+    def forward(self, x: Tensor, order: str) -> Tensor:
+        for name in order:
+            x = torch.tanh(self.layers[name](x))
+        return x
+
+
+def shards_of_ranks(seed: int = 1) -> list[Tensor]:
+    """[4, 6] for each rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [*torch.randn(dist.get_world_size(), 4, 6, generator=generator, dtype=torch.float64).unbind()]
+
+
+def loss_of(module: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    return module(*arguments).square().mean()
+
+
+def gradients_of_ranks(module: nn.Module, seed: int = 1) -> list[oracle.Gradients]:
+    return [oracle.gradients(module, shard, loss_of) for shard in shards_of_ranks(seed)]
+
+
+def mean_of(of_rank: list[oracle.Gradients]) -> oracle.Gradients:
+    return {name: oracle.mean([grads[name] for grads in of_rank]) for name in of_rank[0]}
+
+
+def compare(
+    module: nn.Module, of_rank: list[oracle.Gradients], mistakes: Mapping[str, oracle.Gradients] | None = None
+) -> Fault | None:
+    """The first gradient of `module` that is not the mean of `of_rank`: which of the `mistakes` made it?"""
+    rank, n, expected = dist.get_rank(), len(of_rank), mean_of(of_rank)
+    found = {name: param.grad for name, param in module.named_parameters()}
+    usual = {"local": of_rank[rank], "rank 0's": of_rank[0]} | dict(mistakes or {})
+    for name in found.keys() - expected.keys():
+        if found[name] is not None:
+            return Fault("frozen", f"`{name}` on rank {rank} is frozen and has a gradient.")
+    wrong = [name for name in expected if differs(found[name], expected[name])]
+    if not wrong:
+        return None
+    name, mean, grad = wrong[0], expected[wrong[0]], found[wrong[0]]
+    if grad is None:
+        return Fault("none", f"`{name}` has no gradient on rank {rank}.")
+    trap = next((trap for trap, grads in usual.items() if not differs(grad, grads[name])), None)
+    ratio = float((grad * mean).sum() / mean.square().sum())
+    if trap is None and not differs(grad, ratio * mean):
+        trap = "summed" if abs(ratio - n) < 1e-6 else "divided twice" if abs(ratio * n - 1) < 1e-6 else "scaled"
+    if trap is None and float((grad - mean).abs().max()) < 0.02 * float(mean.abs().max()):
+        trap = "rounded"
+    if trap == "local" and len(wrong) < len(expected):
+        trap = "forgotten"
+    values = f"expected {first(mean)}, found {first(grad)}"
+    return Fault(trap or "other", f"`{name}` on rank {rank} of {n}: {values} (the first element).")
+
+
+def differs(found: Tensor | None, expected: Tensor) -> bool:
+    """By more than rounding; NaN differs."""
+    return found is None or not float((found - expected).abs().max()) <= 1e-12 * (1 + float(expected.abs().max()))
+
+
+def first(tensor: Tensor) -> str:
+    return f"{tensor.reshape(-1)[0].item():.6g}"
+
+
+# --- the checks ---
+
+
+def is_there(rank: int, spec: str) -> Fault | None:
+    try:
+        load(spec)
+    except Exception as error:
+        return Fault("unknown", f"{type(error).__name__}: {error}")
+    return None
+
+
+def starts_equal(rank: int, spec: str) -> Fault | None:
+    ddp, expected = load(spec)(module := normed(seed=rank)), normed(seed=0)
+    trainable, found = dict(expected.named_parameters()), module.state_dict()
+    for name, tensor in expected.state_dict().items():
+        if not torch.equal(found[name], tensor):
+            kind = "start" if name in trainable else "start buffers"
+            return Fault(kind, f"`{name}` on rank {rank}: rank 0 has {first(tensor)}, found {first(found[name])}.")
+    examples = shards_of_ranks()[0]
+    return None if torch.equal(ddp(examples), expected(examples)) else Fault("forward", f"On rank {rank}.")
+
+
+class Case(NamedTuple):
+    """What `averages` runs. If there is only one thing that can be wrong, it is `trap`."""
+
+    module_of: Callable[[], nn.Module]
+    trap: str = ""
+    steps: int = 1
+    orders: tuple[list[str], list[str]] = ([], [])  # what rank 0 calls `Branches` with, and what the others do
+
+
+def averages(case: Case, rank: int, spec: str) -> Fault | None:
+    """After each of some steps of SGD: does every rank hold the mean?"""
+    torch.manual_seed(0)
+    ddp = load(spec)(module := case.module_of())
+    alone = case.module_of()
+    zero = {name: torch.zeros_like(param) for name, param in alone.named_parameters() if param.requires_grad}
+    params = {param.data_ptr() for param in module.parameters()}
+    for step in range(case.steps):
+        calls = [(shard, *case.orders[r > 0]) for r, shard in enumerate(shards_of_ranks(seed=step))]
+        alone.load_state_dict(module.state_dict())
+        of_rank = [
+            zero | oracle.gradients(alone, call, lambda model, args: loss_of(model, *args)) for call in calls
+        ]
+        module.zero_grad()
+        events().clear()
+        backward(ddp, *calls[rank])
+        if fault := compare(module, of_rank):
+            sent = [tensor.data_ptr() for event in events() for tensor in event.tensors]
+            if fault.trap == "local" and (not sent or not params.isdisjoint(sent)):
+                fault = fault._replace(trap="parameter" if sent else "silent")
+            return Fault(case.trap or fault.trap, f"In step {step + 1}, {fault.text}")
+        for param in module.parameters():
+            param.data -= 0.1 * param.grad if param.grad is not None else 0.0
+    return None
+
+
+def waits(rank: int, spec: str) -> Fault | None:
+    """Rank 1 begins half a second after the others. Has rank 0 the mean only some time after its backward?"""
+    ddp, expected = load(spec)(module := plain()), gradients_of_ranks(plain())
+    dist.barrier()
+    time.sleep(0.5 if rank == 1 else 0.0)
+    backward(ddp, shards_of_ranks()[rank])
+    if rank == 0 and compare(module, expected):
+        for _ in range(50):
+            time.sleep(0.1)
+            if compare(module, expected) is None:
+                return Fault("unwaited", "Rank 0 ended its backward before rank 1 began; the mean came later.")
+    return None
+
+
+def accumulates(rank: int, spec: str) -> Fault | None:
+    """Two micro-batches, the first under `no_sync` if the class has it."""
+    ddp, n = load(spec)(module := plain()), dist.get_world_size()
+    one, two = gradients_of_ranks(plain(), seed=1), gradients_of_ranks(plain(), seed=2)
+    with no_sync(ddp):
+        loss_of(ddp, shards_of_ranks(seed=1)[rank]).backward()
+        if not hasattr(ddp, "no_sync"):
+            synchronize(ddp)
+    backward(ddp, shards_of_ranks(seed=2)[rank])
+    mean_1, mean_2 = mean_of(one), mean_of(two)
+    mistakes = {
+        "incoming": {name: one[rank][name] + mean_2[name] for name in mean_1},
+        "last only": mean_2,
+        "every sum": {name: n * mean_1[name] + mean_2[name] for name in mean_1},
+        "in flight": {name: mean_1[name] + two[rank][name] for name in mean_1},
+    }
+    both = [{name: a[name] + b[name] for name in a} for a, b in zip(one, two, strict=True)]
+    return compare(module, both, mistakes)
+
+
+def keeps_buffers(rank: int, spec: str) -> Fault | None:
+    ddp = load(spec)(module := normed(seed=0))
+    for seed in (1, 2):
+        backward(ddp, shards_of_ranks(seed)[rank])
+    ddp(shards_of_ranks()[0])  # a broadcast comes before a forward, and this one is the same on all ranks
+    mean = dict(module.named_buffers())["1.running_mean"]
+    dist.broadcast(of_rank_0 := mean.clone(), src=0)
+    return (
+        None
+        if torch.equal(mean, of_rank_0)
+        else Fault("buffers", f"`1.running_mean` on rank {rank} is not rank 0's.")
+    )
+
+
+def kinds_in_a_step(spec: str) -> list[str]:
+    """What happens in a third step, in order: `gradient` or `message`."""
+    module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))  # 4 MiB each: more than a bucket of 25 MiB
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(lambda param: events().append(Event("gradient", [param])))
+    ddp = load(spec)(module)
+    for _ in range(3):
+        module.zero_grad()
+        loss = loss_of(ddp, torch.randn(2, 1024))
+        events().clear()
+        loss.backward()
+        synchronize(ddp)
+    return [event.kind for event in events()]
+
+
+def sends_few(rank: int, spec: str) -> Fault | None:
+    kinds = kinds_in_a_step(spec)
+    messages, gradients = kinds.count("message"), kinds.count("gradient")
+    return None if messages < gradients else Fault("messages", f"{messages} messages for {gradients} gradients.")
+
+
+def overlaps(rank: int, spec: str) -> Fault | None:
+    kinds = kinds_in_a_step(spec)
+    last_gradient = len(kinds) - kinds[::-1].index("gradient")
+    return (
+        None
+        if "message" in kinds[:last_gradient]
+        else Fault("overlap", "The first message leaves after the last gradient.")
+    )
+
+
+def sends_nothing_under_no_sync(rank: int, spec: str) -> Fault | None:
+    ddp = load(spec)(plain())
+    if not hasattr(ddp, "no_sync"):
+        return Fault("no_sync", "The class has no `no_sync()`.")
+    events().clear()
+    with no_sync(ddp):
+        loss_of(ddp, shards_of_ranks()[0]).backward()
+    sent = len(events())
+    return Fault("no_sync", f"{sent} messages under `no_sync()`.") if sent else None
+
+
+def has_torchs_bits(rank: int, spec: str) -> Fault | None:
+    shard = shards_of_ranks()[rank].float()
+    ours, theirs = plain().float(), plain().float()
+    backward(load(spec)(ours), shard)
+    backward(DistributedDataParallel(theirs), shard)
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if not torch.equal(gradient(a), gradient(b)):
+            values = f"torch {first(gradient(b))}, found {first(gradient(a))}"
+            return Fault("bits", f"`{name}` on rank {rank}: {values}.")
+    return None
+
+
+Check = Callable[[int, str], "Fault | None"]
+
+#: What makes the gradients of a DDP right; then what else it can reach.
+REQUIRED: dict[str, Check] = {
+    "the class can be loaded": is_there,
+    "replicas start equal": starts_equal,
+    "it waits for the averages": waits,
+    "gradients are averaged": partial(averages, Case(plain)),
+    "later steps, too": partial(averages, Case(plain, "later", steps=3)),
+    "gradients accumulate": accumulates,
+    "tied weights": partial(averages, Case(tied, "tied")),
+    "frozen parameters": partial(averages, Case(frozen, "frozen")),
+    "launch in plan order": partial(averages, Case(Branches, "readiness", orders=(["abc"], ["cba"]))),
+}
+FURTHER: dict[str, Check] = {
+    "no message per parameter": sends_few,
+    "overlap with backward": overlaps,
+    "no_sync sends nothing": sends_nothing_under_no_sync,
+    "buffers stay equal": keeps_buffers,
+    "the bits of torch's DDP": has_torchs_bits,
+    "unused parameters": partial(averages, Case(Branches, "unused", orders=(["ab"], ["abc"]))),
+}

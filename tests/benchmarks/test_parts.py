@@ -1,0 +1,146 @@
+"""Each change holds off its optimisation and no other, and a wrapper with it trains to the same bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import parts
+from benchmarks.parts import AGAIN, AS_IT_COMES, CHANGES, OPTIMISATIONS, WORTH, Config
+from minddp import DistributedDataParallel
+from minddp.acceleration import gradient_aliasing
+from minddp.core import packing
+from minddp.transport import spin_wait
+from tests.ranks import RankPool
+
+
+def _constants() -> dict[str, Any]:
+    return {
+        "without acceleration": os.environ.get("MINDDP_ACCELERATION"),
+        "without gradient aliasing": gradient_aliasing.SMALLEST_BYTES,
+        "without spin wait": spin_wait.SPIN_LIMIT_S,
+        "without packing groups": packing.LARGE_BYTES,
+    }
+
+
+@pytest.mark.parametrize("change", [AS_IT_COMES, *OPTIMISATIONS])
+def test_a_change_covers_the_build_and_nothing_else(change: str):
+    before, built = _constants(), nn.Identity()
+    seen: dict[str, Any] = {}
+
+    def build() -> Any:
+        seen.update(_constants())
+        return built
+
+    assert CHANGES[change](build) is built
+    assert _constants() == before
+    assert {name for name in before if seen[name] != before[name]} == ({change} - {AS_IT_COMES})
+
+
+@pytest.mark.parametrize("change", OPTIMISATIONS)
+def test_a_change_is_undone_if_the_build_fails(change: str):
+    before = _constants()
+
+    def build() -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        CHANGES[change](build)
+    assert _constants() == before
+
+
+def _shares_memory_with_a_bucket(rank: int, change: str) -> bool:
+    """True if a large gradient lies in its bucket after a step of a wrapper that was built with the change."""
+    torch.manual_seed(0)
+
+    def build() -> DistributedDataParallel:
+        ddp = DistributedDataParallel(nn.Linear(256, 256), transport="process_group")
+        for _ in range(parts.FIRST_STEPS):
+            step(ddp)
+        return ddp
+
+    def step(ddp: nn.Module) -> None:
+        ddp.zero_grad(set_to_none=True)
+        ddp(torch.ones(2, 256)).sum().backward()
+
+    ddp = CHANGES[change](build)
+    step(ddp)
+    grad = next(ddp.parameters()).grad
+    assert grad is not None
+    return grad.untyped_storage().nbytes() > grad.nbytes  # the bucket has room for the bias, too
+
+
+@pytest.mark.parametrize(("change", "aliases"), [(AS_IT_COMES, True), ("without gradient aliasing", False)])
+def test_without_gradient_aliasing_gradients_have_memory_of_their_own(
+    ranks: Callable[[int], RankPool], change: str, aliases: bool
+):
+    assert ranks(2).run(_shares_memory_with_a_bucket, change) == [aliases] * 2
+
+
+def _what_the_others_change(rank: int) -> dict[str, tuple[bool, bool, bool]]:
+    """Of each change that is no optimisation: whether there are a guard, `check_finite` and a recorder."""
+    found = {}
+    for name in CHANGES.keys() - OPTIMISATIONS.keys():
+        ddp = CHANGES[name](lambda **options: DistributedDataParallel(nn.Linear(2, 2), **options))
+        found[name] = (ddp._guard is not None, ddp._options.check_finite, ddp.events.sink is not None)
+    return found
+
+
+def test_the_guard_check_finite_and_the_recorder_are_there_where_they_should_be(ranks: Callable[[int], RankPool]):
+    expected = {
+        AS_IT_COMES: (True, False, False),
+        AGAIN: (True, False, False),
+        "without the guard": (False, False, False),
+        "with check_finite": (True, True, False),
+        "recorded by x-ray": (True, False, True),
+    }
+    assert ranks(2).run(_what_the_others_change) == [expected] * 2
+
+
+def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
+    config = Config(workloads=("short",), size="smoke")
+    report, _ = ranks(2).run(parts.time_workloads, config)
+    transports = report["workloads"]["short"]["transports"]
+    assert list(transports) == ["process_group", "shared_memory"]
+    for by_change in transports.values():
+        assert list(by_change) == list(CHANGES)
+        assert by_change[AS_IT_COMES]["ratio"]["median"] == 1.0
+        assert all(of["same_bits"] for of in by_change.values())
+    *per_transport, summary = parts.tables(report)
+    assert len(per_transport) == 2
+    assert [row[0] for row in summary.rows] == list(OPTIMISATIONS)
+
+
+def test_an_optimisation_earns_its_place_by_its_median_and_its_interval():
+    ratio = partial(dict, spread=0.0)
+    workload = {
+        "title": "x",
+        "transports": {
+            "shared_memory": {
+                name: {
+                    "median_ms": 1.0,
+                    "ratio": ratio(median=1.1, low=1.05 if name == "without spin wait" else 0.9, high=1.2),
+                    "cpu_ratio": ratio(median=1.1, low=1.0, high=1.0),
+                    "same_bits": True,
+                }
+                for name in CHANGES
+            }
+        },
+    }
+    *_, summary = parts.tables({"worth": WORTH, "workloads": {"short": workload}})
+    verdicts = {row[0]: row[1] for row in summary.rows}
+    assert verdicts.pop("without spin wait") == "short (shared memory)"
+    assert set(verdicts.values()) == {"nowhere"}
+
+
+@pytest.mark.parametrize(
+    ("median", "low", "earns"), [(1.05, 1.01, True), (1.05, 0.99, False), (1.02, 1.01, False), (0.9, 0.8, False)]
+)
+def test_the_verdict(median: float, low: float, earns: bool):
+    assert parts.earns(median, low) is earns

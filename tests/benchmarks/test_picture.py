@@ -1,0 +1,59 @@
+"""The picture of a step: the colours and the places of the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minddp.xray.analysis import Analysis
+from minddp.xray.page.payload import payload
+from minddp.xray.result import Result
+from tests.xray.made_up import Rank, layout, recording
+
+MADE = recording([Rank(), Rank(late_ms=1)], layout([[1], [1]]))
+
+
+def test_a_picture_has_pixels_of_every_meaning(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    from matplotlib import image
+    from matplotlib.colors import to_rgb
+
+    from benchmarks.picture import EXPOSED, FILL, WIRE, main, save_picture
+
+    Result(MADE).save(tmp_path / "step.json")
+    main(tmp_path / "step.json", tmp_path / "step.png")
+    save_picture(Result(MADE).compare(Result(MADE)), tmp_path / "two.png")
+    pixels = image.imread(tmp_path / "step.png")
+    for color in (EXPOSED, WIRE, *FILL.values()):
+        wanted = matplotlib.colors.to_rgba_array(color)[0]
+        if color in ("#94aed3", "#c9a24a"):  # no buffers, no rebuild and no data loader in this step
+            continue
+        assert (abs(pixels - wanted).max(axis=2) < 0.02).any(), color
+    assert to_rgb(WIRE) != to_rgb(EXPOSED)
+    assert image.imread(tmp_path / "two.png").shape[0] > pixels.shape[0]
+
+
+def test_the_picture_draws_buckets_as_the_page_does() -> None:
+    """What waits is hatched and what moves is solid, green or red, from the same moment to the same moment."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgb
+
+    from benchmarks.picture import EXPOSED, WIRE, drawn
+
+    # Buckets that wait for a rank, behind backward and not, and one that queues meanwhile.
+    made = recording([Rank(), Rank(late_ms=12)], layout([[1, 1], [2], [0.1]]))
+    (axes,) = drawn([Analysis(made)]).axes
+    drawn_stretches = set()
+    for shape in (shape for shape in axes.collections if isinstance(shape, PolyCollection)):
+        waits = shape.get_hatch() is not None
+        colour = tuple((shape.get_edgecolor() if waits else shape.get_facecolor())[0][:3])
+        if colour in (to_rgb(WIRE), to_rgb(EXPOSED)):
+            place = shape.get_paths()[0].get_extents()
+            drawn_stretches.add((round(place.x0, 3), round(place.x1, 3), not waits, colour == to_rgb(EXPOSED)))
+    (step,) = payload([Analysis(made)])["exhibits"][0]["steps"]
+    on_page = {tuple(s) for rank in step["ranks"] for bucket in rank["buckets"] for s in bucket["stretches"]}
+    assert drawn_stretches == on_page
+    kinds = {(moves, exposed) for _, _, moves, exposed in drawn_stretches}
+    assert kinds == {(False, False), (False, True), (True, False), (True, True)}

@@ -1,0 +1,327 @@
+"""Communication hooks: what is refused, what a failing hook leaves behind, and torch's own hooks to the bit."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from minddp.comm_hooks import CommHook, GradBucket, HookReducing
+from minddp.core.events import EventKind
+from tests.fakes import FakeDDP
+
+X = torch.ones(1, 2)
+FutureOfTensor = torch.futures.Future[torch.Tensor]
+
+
+def set_hook(ddp: FakeDDP, hook: CommHook) -> None:
+    ddp.reducer.reducing = HookReducing(hook, ddp.reducer.events, None)
+
+
+def future_of(value: Any) -> torch.futures.Future:
+    future: torch.futures.Future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+# The hooks below carry no annotations, since torch compares annotations with the one type it expects.
+
+
+def identity(state, bucket):
+    return future_of(bucket.buffer())
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_a_hook_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be callable"):
+        CommHook.checked(None, "allreduce")  # type: ignore[arg-type]
+
+
+def test_a_hook_without_a_bucket_is_refused() -> None:
+    with pytest.raises(KeyError, match="bucket"):
+        CommHook.checked(None, lambda state, grads: None)
+
+
+def test_wrong_annotations_are_refused() -> None:
+    def wrong_bucket(state, bucket: int) -> FutureOfTensor:
+        return identity(state, bucket)
+
+    def wrong_result(state, bucket: dist.GradBucket) -> torch.Tensor:
+        return identity(state, bucket)
+
+    with pytest.raises(ValueError, match=r"bucket annotation should be dist\.GradBucket"):
+        CommHook.checked(None, wrong_bucket)
+    with pytest.raises(ValueError, match=r"return annotation should be torch.futures.Future\[torch.Tensor\]"):
+        CommHook.checked(None, wrong_result)
+
+
+@pytest.mark.parametrize("bucket_type", [dist.GradBucket, "dist.GradBucket", GradBucket, None])
+@pytest.mark.parametrize("result_type", [FutureOfTensor, "torch.futures.Future[torch.Tensor]", None])
+def test_right_annotations_pass(bucket_type: Any, result_type: Any) -> None:
+    def hook(state, bucket):
+        return identity(state, bucket)
+
+    hook.__annotations__ = {
+        name: kind for name, kind in (("bucket", bucket_type), ("return", result_type)) if kind is not None
+    }
+    assert CommHook.checked(None, hook).function is hook
+
+
+BF16_HOOKS = (default_hooks.bf16_compress_hook, default_hooks.bf16_compress_wrapper(identity))
+
+
+def torch_is_built_for(
+    monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, nccl: tuple[int, int] = (2, 9)
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: cuda is not None)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+    monkeypatch.setattr(dist, "is_xccl_available", lambda: False, raising=False)
+
+
+@pytest.mark.parametrize("cuda", [None, "12.6"])
+@pytest.mark.parametrize("hook", BF16_HOOKS)
+def test_torchs_bf16_hooks_are_refused_where_torch_refuses_them(
+    hook: Any, cuda: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_is_built_for(monkeypatch, cuda=cuda)
+    with pytest.raises(TypeError, match="BF16 all reduce communication hook required"):
+        CommHook.checked(None, hook)
+
+
+@pytest.mark.parametrize("hook", BF16_HOOKS)
+def test_torchs_bf16_hooks_pass_where_nccl_can_reduce_them(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_is_built_for(monkeypatch, cuda="12.6", nccl=(2, 10))
+    assert CommHook.checked(None, hook).function is hook
+
+
+def test_a_hook_of_the_users_is_not_judged_by_its_name() -> None:
+    def bf16_compress_my_way(state, bucket):
+        return identity(state, bucket)
+
+    CommHook.checked(None, bf16_compress_my_way)
+
+
+# ------------------------------------------------------------------ what a hook is shown
+
+
+def test_a_hook_sees_the_bucket_as_torch_shows_it() -> None:
+    module = nn.Linear(2, 3)
+    seen: list[tuple[Any, ...]] = []
+
+    def look(state: Any, bucket: GradBucket) -> FutureOfTensor:
+        grads = bucket.gradients()
+        storage = bucket.buffer().untyped_storage().data_ptr()
+        assert all(grad.untyped_storage().data_ptr() == storage for grad in grads)
+        seen.append((state, bucket.index(), bucket.is_last(), [g.shape for g in grads]))
+        owners = [module.bias if grad.dim() == 1 else module.weight for grad in grads]
+        assert [id(param) for param in bucket.parameters()] == [id(owner) for owner in owners]
+        return future_of(bucket.buffer())
+
+    ddp = FakeDDP(module, bucket_cap_mb_list=[0])
+    set_hook(ddp, CommHook.checked("state", look))
+    ddp.step(X)
+    assert seen == [("state", 0, False, [(3,)]), ("state", 1, True, [(3, 2)])]
+    assert ddp.transport.calls == [], "only the hook reduces"
+    assert torch.equal(module.bias.grad, torch.ones(3)), "nothing is divided"
+
+
+def test_set_buffer_shows_in_buffer_and_gradients() -> None:
+    ddp = FakeDDP(nn.Linear(2, 2))
+    bucket = GradBucket(ddp.reducer.buckets[0], is_last=True)
+    other = torch.arange(6.0)
+    bucket.set_buffer(other)
+    assert bucket.buffer() is other
+    assert [grad.flatten().tolist() for grad in bucket.gradients()] == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: [t], lambda t: (t,)])
+def test_a_hook_may_return_a_tensor_of_its_own(views: bool, wrap: Callable[[torch.Tensor], Any]) -> None:
+    module = nn.Linear(2, 2)
+    ddp = FakeDDP(module, gradient_as_bucket_view=views)
+    set_hook(ddp, CommHook.checked(None, lambda state, bucket: future_of(wrap(bucket.buffer() * 10))))
+    for _ in range(2):
+        module.zero_grad()
+        ddp.step(X)
+        assert torch.equal(module.weight.grad, torch.full((2, 2), 10.0))
+
+
+# ------------------------------------------------------------------ hooks that fail
+
+
+def raises(state, bucket):
+    raise KeyError("hook exploded")
+
+
+def returns_a_tensor(state, bucket):
+    return bucket.buffer()
+
+
+def gives_too_few(state, bucket):
+    return future_of(bucket.buffer()[1:])
+
+
+def gives_no_tensor(state, bucket):
+    return future_of("text")
+
+
+def fails_later(state, bucket):
+    return future_of(bucket.buffer()).then(lambda _: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("hook", "error", "says"),
+    [
+        (raises, KeyError, "hook exploded"),
+        (
+            returns_a_tensor,
+            RuntimeError,
+            "callback must return a torch.futures.Future object, but got Tensor from `returns_a_tensor`",
+        ),
+        (
+            gives_too_few,
+            RuntimeError,
+            "`gives_too_few` must give a tensor of 6 elements for bucket 0, but gave a t",
+        ),
+        (gives_no_tensor, RuntimeError, "`gives_no_tensor` must give a tensor of 6 elements .* gave 'text'"),
+        (fails_later, RuntimeError, "ZeroDivisionError"),
+    ],
+)
+@pytest.mark.parametrize("views", [False, True])
+def test_a_failing_hook_is_named_and_the_next_step_works(hook: Any, error: type, says: str, views: bool) -> None:
+    module = nn.Linear(2, 2)
+    ddp = FakeDDP(module, gradient_as_bucket_view=views)
+    calls = iter([hook, identity, identity])
+
+    def chosen(state, bucket):
+        return next(calls)(state, bucket)
+
+    chosen.__qualname__ = hook.__name__
+    set_hook(ddp, CommHook.checked(None, chosen))
+    with pytest.raises(error, match=says):
+        ddp.step(X)
+    for _ in range(2):
+        module.zero_grad()
+        ddp.take_events()
+        ddp.step(X)
+        assert ddp.take_events(EventKind.BACKWARD_END) == ["backward ends"]
+        assert torch.equal(module.bias.grad, torch.ones(2))
+
+
+# ------------------------------------------------------------------ torch's own hooks, on real ranks
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def _register(ddp: Any, which: str) -> None:
+    if which == "powerSGD":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return
+    hooks = {
+        "allreduce": default_hooks.allreduce_hook,
+        "fp16": default_hooks.fp16_compress_hook,
+        "fp16 of allreduce": default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
+        "noop": debugging_hooks.noop_hook,
+    }
+    ddp.register_comm_hook(None, hooks[which])
+
+
+def _gradients_of_steps(cls: type, rank: int, which: str, views: bool) -> Iterator[torch.Tensor]:
+    # Torch's wrapper hangs with several buckets: see [Note: hooks that send from callbacks].
+    cap_mb = None if which == "powerSGD" else 0.001
+    ddp = cls(_model(), gradient_as_bucket_view=views, bucket_cap_mb=cap_mb)
+    _register(ddp, which)
+    yield from _gradients(ddp, rank)
+
+
+def _gradients(ddp: Any, rank: int) -> Iterator[torch.Tensor]:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(5):
+        optimizer.zero_grad()
+        ddp(torch.randn(3, 16, generator=generator)).square().sum().backward()
+        yield from (param.grad.clone() for param in ddp.parameters())
+        optimizer.step()
+
+
+def _equal_to_torch(rank: int, which: str, views: bool) -> list[bool]:
+    pairs = zip(
+        _gradients_of_steps(TorchDDP, rank, which, views),
+        _gradients_of_steps(minddp.DistributedDataParallel, rank, which, views),
+        strict=True,
+    )
+    return [torch.equal(theirs, ours) for theirs, ours in pairs]
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("which", ["allreduce", "fp16", "fp16 of allreduce", "powerSGD", "noop"])
+def test_torchs_hooks_give_torchs_bits(ranks: Any, which: str, views: bool) -> None:
+    for equal in ranks(2).run(_equal_to_torch, which, views):
+        assert equal == [True] * 30
+
+
+def _powerSGD_of_several_buckets(rank: int, wraps: bool, **options: Any) -> tuple[list[bool], int]:
+    """Beside torch's wrapper with a hook that waits. `wraps`: PowerSGD within torch's fp16 wrapper."""
+    gradients = []
+    for cls in (TorchDDP, minddp.DistributedDataParallel):
+        ddp = cls(_model(), bucket_cap_mb=0.001, **options)
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        hook = (
+            default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
+            if wraps
+            else powerSGD_hook.powerSGD_hook
+        )
+
+        def waits(state, bucket, hook=hook):  # type: ignore[no-untyped-def]
+            future = hook(state, bucket)
+            future.wait()
+            return future
+
+        ddp.register_comm_hook(state, waits if cls is TorchDDP else hook)
+        gradients.append(list(_gradients(ddp, rank)))
+    return [torch.equal(*pair) for pair in zip(*gradients, strict=True)], len(ddp.plan.buckets)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_powerSGD_works_with_several_buckets(ranks: Any, wraps: bool) -> None:
+    for equal, num_buckets in ranks(2).run(_powerSGD_of_several_buckets, wraps):
+        assert equal == [True] * 30
+        assert num_buckets > 1
+
+
+def _registering_errors(rank: int) -> list[list[str]]:
+    outcomes = []
+    for cls in (TorchDDP, minddp.DistributedDataParallel):
+        ddp = cls(nn.Linear(2, 2))
+        seen = []
+        for hook in ("no", lambda state, grads: None, identity, identity):
+            try:
+                ddp.register_comm_hook(None, hook)
+                seen.append("registered")
+            except Exception as error:
+                seen.append(type(error).__name__)
+        outcomes.append(seen)
+    return outcomes
+
+
+def test_registering_raises_what_torch_raises(ranks: Any) -> None:
+    theirs, ours = ranks(2).run(_registering_errors)[0]
+    assert ours == theirs
+    assert ours[-2:] == ["registered", "RuntimeError"]

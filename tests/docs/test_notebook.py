@@ -1,0 +1,25 @@
+"""The notebook of the ladder runs from its first cell to its last, in a kernel of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.site.recording import ROOT
+
+jupytext = pytest.importorskip("jupytext", reason="needs what `make docs` installs")
+nbclient = pytest.importorskip("nbclient", reason="needs what `make docs` installs")
+NOTEBOOK = ROOT / "docs" / "ladder_notebook.md"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs() -> None:
+    notebook = jupytext.read(NOTEBOOK)
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    outputs = [
+        "".join(str(out.get("text") or out.get("data")) for out in cell.get("outputs", ()))
+        for cell in notebook.cells
+    ]
+    assert any("[3.0, 3.0]" in output for output in outputs)
+    assert any("naive       6 messages, 0 of them in backward" in output for output in outputs), outputs
+    assert any("ValueError: rank 1 has no data" in output for output in outputs)
+    assert any("--- rank 0: " in output for output in outputs)

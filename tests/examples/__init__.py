@@ -1,0 +1,1 @@
+"""The examples: what they change, and that nothing else changes."""

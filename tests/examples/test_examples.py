@@ -1,0 +1,320 @@
+"""Each example trains to the bits of torch's class, or the test says what differs. They use public names only."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import examples
+import minddp
+from examples.bucket_per_block import one_bucket_per_block
+from examples.bytes_by_bucket import BytesByBucket
+from examples.mean_without_nan import MeanWithoutNan
+from examples.ranks_as_threads import on_threads, wrapped
+from examples.top_k_hook import TopK, top_k
+from examples.uneven_batches import UnevenBatches
+from minddp.core.plan import plan_from_groups
+from minddp.transport import Transport
+from minddp.watchdog import exchange
+from tests.examples.training import CAP_MB, STEPS, State, differing, network, torch_trained, train
+from tests.ranks import RankPool
+
+Ranks = Callable[[int], RankPool]
+FILES = sorted(Path(examples.__file__).parent.glob("*.py"))
+MOST_LINES = 80
+
+
+def wrap(**options: object) -> minddp.DistributedDataParallel:
+    return minddp.DistributedDataParallel(network(), bucket_cap_mb=CAP_MB, **options)
+
+
+# ------------------------------------------------------------------ an observer
+
+
+def count_bytes(rank: int) -> tuple[list[str], list[int], list[int], int]:
+    ddp, shown = wrap(), []
+    with BytesByBucket(ddp, shown.append) as counter:
+        state = train(rank, ddp)
+    sent = [counter.sent[bucket] for bucket in range(len(ddp.plan.buckets))]
+    train(rank, ddp)
+    after = sum(counter.sent.values()) - sum(sent)
+    assert len(shown) == STEPS
+    return differing(state, torch_trained(rank)), sent, [bucket.nbytes for bucket in ddp.plan.buckets], after
+
+
+def test_an_observer_counts_the_bytes_of_each_bucket(ranks: Ranks) -> None:
+    for differs, sent, nbytes, after in ranks(2).run(count_bytes):
+        assert differs == []
+        assert len(sent) > 1
+        assert sent == [size * (STEPS - 1) for size in nbytes]  # since the rebuild
+        assert after == 0
+
+
+# ------------------------------------------------------------------ a communication hook
+
+
+def train_with_top_k(rank: int, fraction: float) -> tuple[list[str], list[str], float]:
+    """Names that differ from torch's class with the hook, and without; the largest value that was left out."""
+    ddp, state = wrap(), TopK(fraction)
+    ddp.register_comm_hook(state, top_k)
+    ours = train(rank, ddp)
+    theirs = torch_trained(rank, lambda other: other.register_comm_hook(TopK(fraction), top_k))
+    left_out = max(value.abs().max().item() for value in state.left_out.values())
+    return differing(ours, theirs), differing(ours, torch_trained(rank)), left_out
+
+
+def test_a_hook_with_a_state_is_the_same_one_to_torch(ranks: Ranks) -> None:
+    for from_torch, from_mean, left_out in ranks(2).run(train_with_top_k, 0.1):
+        assert from_torch == []
+        assert from_mean != []
+        assert left_out > 0
+    assert ranks(2).run(train_with_top_k, 1.0) == [([], [], 0.0)] * 2
+
+
+# ------------------------------------------------------------------ a bucket policy
+
+
+def train_by_blocks(rank: int, after_first_step: bool) -> tuple[list[str], list[list[str]]]:
+    ddp = wrap()
+    if not after_first_step:
+        ddp.follow(one_bucket_per_block(ddp.plan))
+        return differing(train(rank, ddp), torch_trained(rank)), bucket_names(ddp)
+    ddp(torch.ones(2, 6)).sum().backward()  # shows the order by which the next forward would rebuild the buckets
+    ddp.follow(one_bucket_per_block(ddp.plan))
+    train(rank, ddp)
+    return [], bucket_names(ddp)
+
+
+def bucket_names(ddp: minddp.DistributedDataParallel) -> list[list[str]]:
+    return [ddp.plan.names(bucket.index) for bucket in ddp.plan.buckets]
+
+
+@pytest.mark.parametrize("after_first_step", [False, True])
+def test_a_bucket_policy_stays(ranks: Ranks, after_first_step: bool) -> None:
+    blocks = [["2.weight", "2.bias"], ["1.weight", "1.bias"]]
+    blocks += [["0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias"]]
+    assert ranks(2).run(train_by_blocks, after_first_step) == [([], blocks)] * 2
+
+
+def follow_another_plan(rank: int, lacks: bool) -> str:
+    ddp = wrap()
+    groups = [[0, 1, 2, 3, 4, 5, 6], [7]] if rank or lacks else [[7], [0, 1, 2, 3, 4, 5, 6]]
+    with pytest.raises(RuntimeError) as error:
+        ddp.follow(plan_from_groups(ddp.plan.params, groups[:1] if lacks else groups, "test"))
+    return str(error.value)
+
+
+def test_plans_that_differ_or_lack_a_parameter_are_refused(ranks: Ranks) -> None:
+    for text in ranks(2).run(follow_another_plan, False):
+        assert "`the plan's buckets` is [[7], [0, 1, 2, 3, 4, 5, 6]] on rank 0" in text
+    for text in ranks(2).run(follow_another_plan, True):
+        assert "each of `ddp.plan.params`" in text
+
+
+# ------------------------------------------------------------------ a check of the guard
+
+
+def train_with_check(rank: int, sizes: list[int]) -> tuple[list[str], list[str]]:
+    ddp = wrap()
+    ddp.guard.checks["uneven batches"] = UnevenBatches()
+    state = train(rank, ddp, sizes[rank])
+    dist.barrier()
+    with mock.patch.object(exchange, "LAST_S", 10.0):
+        ddp.guard.close()
+    differs = differing(state, torch_trained(rank)) if len(set(sizes)) == 1 else []
+    return differs, [finding.text for finding in ddp.guard.exchange.found]
+
+
+def test_a_check_of_the_guard_reports_batches_of_different_sizes(ranks: Ranks) -> None:
+    (_, (text,)), _ = ranks(2).run(train_with_check, [5, 3])
+    assert "in step 0: 5 on rank 0, 3 on rank 1" in text
+    assert ranks(2).run(train_with_check, [5, 5]) == [([], [])] * 2
+
+
+# ------------------------------------------------------------------ a reduction
+
+
+def train_without_nan(rank: int) -> tuple[list[str], list[bool], bool]:
+    state = train(rank, ddp := wrap(reduction=MeanWithoutNan))
+    ddp.zero_grad()
+    factor = float("nan") if rank == 1 else 1.0
+    ddp.eval()
+    (ddp(torch.ones(2, 6)).sum() * factor).backward()
+    alone = [param.grad.clone() for param in ddp.parameters() if param.grad is not None]
+    ddp.module.zero_grad()
+    ddp.module(torch.ones(2, 6)).sum().backward()
+    equal = [torch.equal(a, b.grad) for a, b in zip(alone, ddp.parameters(), strict=True) if b.grad is not None]
+    ddp.zero_grad()
+    (ddp(torch.ones(2, 6)).sum() * float("nan")).backward()
+    all_nan = all(param.grad.isnan().all() for param in ddp.parameters() if param.grad is not None)
+    return differing(state, torch_trained(rank)), equal, bool(all_nan)
+
+
+def test_a_reduction_leaves_out_a_rank_with_nan(ranks: Ranks) -> None:
+    for differs, equal, all_nan in ranks(2).run(train_without_nan):
+        assert differs == []
+        assert equal == [True] * 8
+        assert all_nan
+
+
+def refused(rank: int) -> list[str]:
+    """What a reduction of one's own excludes."""
+    ddp, texts = wrap(reduction=MeanWithoutNan), []
+    for call in (
+        lambda: ddp.weigh(2.0),
+        lambda: ddp.register_comm_hook(TopK(0.1), top_k),
+        lambda: wrap(reduction=MeanWithoutNan, logical_ranks=2),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        texts.append(str(error.value))
+    with pytest.raises(RuntimeError) as differs:
+        wrap(reduction=MeanWithoutNan if rank else "mean")
+    return [*texts, str(differs.value)]
+
+
+def test_a_reduction_excludes_what_it_would_ignore(ranks: Ranks) -> None:
+    for weights, hook, shares, differs in ranks(2).run(refused):
+        assert "MeanWithoutNan" in weights
+        assert "MeanWithoutNan" in hook
+        assert "a `reduction` of your own" in shares
+        assert "`reduction` is 'mean' on rank 0, but 'MeanWithoutNan' on rank 1" in differs
+
+
+# ------------------------------------------------------------------ a transport
+
+
+def train_on_threads(world_size: int, **options: object) -> list[State]:
+    def body(transport: Transport) -> State:
+        return train(transport.rank, wrapped(network(), transport, bucket_cap_mb=CAP_MB, **options))
+
+    return on_threads(world_size, body)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
+def test_ranks_as_threads_have_the_bits_of_torch(ranks: Ranks, options: dict[str, bool]) -> None:
+    assert ranks(2).run(differing_on_threads, options) == [[], []]
+
+
+def differing_on_threads(rank: int, options: dict[str, bool]) -> list[str]:
+    """Within each process of torch's ranks: as many threads compute a product there."""
+    return differing(train_on_threads(2, **options)[rank], torch_trained(rank))
+
+
+def test_three_threads_end_with_equal_replicas_that_differ_from_gloo_by_rounding(ranks: Ranks) -> None:
+    first, *others = train_on_threads(3)
+    params = [name for name in first if "running" not in name]
+    for other in others:
+        assert not set(differing(first, other)) & set(params)
+    [theirs, *_] = ranks(3).run(torch_trained)
+    for name, value in first.items():
+        torch.testing.assert_close(value, theirs[name])
+
+
+def test_threads_differ_at_construction_with_the_same_error() -> None:
+    def body(transport: Transport) -> None:
+        wrapped(nn.Linear(2 + transport.rank, 1), transport)
+
+    with pytest.raises(RuntimeError, match="appears not to match sizes"):
+        on_threads(2, body)
+
+
+def test_a_thread_that_fails_ends_the_others() -> None:
+    def body(transport: Transport) -> None:
+        if transport.rank == 0:
+            raise KeyError("rank 0's own")
+        transport.all_gather(torch.ones(1))
+
+    with pytest.raises(KeyError, match="rank 0's own"):
+        on_threads(2, body)
+
+
+def test_a_transport_of_ones_own_keeps_its_ranks() -> None:
+    def body(transport: Transport) -> None:
+        ddp = wrapped(network(), transport)
+        with pytest.raises(ValueError, match="transport of your own"):
+            ddp.move_to_group(ddp.process_group)
+
+    on_threads(1, body)
+
+
+def test_all_to_all_on_threads() -> None:
+    def body(transport: Transport) -> list[int]:
+        received = torch.empty(3, dtype=torch.int64)
+        sizes = [transport.rank + 1] * 2  # what each rank gets from me
+        transport.all_to_all(received, torch.arange(sum(sizes)) + 10 * transport.rank, [1, 2], sizes).wait()
+        return received.tolist()
+
+    assert on_threads(2, body) == [[0, 10, 11], [1, 12, 13]]
+
+
+# ------------------------------------------------------------------ what an example is
+
+
+def lines_of_code(source: str) -> int:
+    """Lines with something else than comments and docstrings."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    nothing = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
+    lines = {line for one in tokens if one.type not in nothing for line in range(one.start[0], one.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def private_names(source: str) -> list[str]:
+    """Names of something else's that begin with an underscore: of modules, attributes but `self._x`, arguments."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            found.append(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found += [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            found += [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.keyword):
+            found.append(node.arg or "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += re.findall(r"^_\w+$", node.value)
+    return [name for name in found if name.startswith("_") and name not in ("__future__", "__init__")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_uses_public_names_only(path: Path) -> None:
+    source = path.read_text()
+    assert lines_of_code(source) <= MOST_LINES
+    assert private_names(source) == []
+
+
+def test_private_names_and_lines_are_found() -> None:
+    source = (
+        '"""Text\n\nof a module."""\nimport a._b\nd._reducer.x(_y=1)  # text\n\nself._mine = getattr(d, "_g")\n'
+    )
+    assert sorted(private_names(source)) == ["_b", "_g", "_reducer", "_y"]
+    assert lines_of_code(source) == 3
+
+
+def test_the_table_has_all_examples() -> None:
+    listed = re.findall(r"^\| `(\w+\.py)` \|", examples.__doc__ or "", re.MULTILINE)
+    assert sorted(listed) == [path.name for path in FILES if path.stem != "__init__"]

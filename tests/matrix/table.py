@@ -1,0 +1,68 @@
+"""The table in docs/versions.md: one row for each torch and Python. A run replaces its own rows only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+HEADER = "| torch | Python | date | passed | failed | skipped | which |\n|---|---|---|---|---|---|---|\n"
+ROW = re.compile(r"^\| (?P<torch>[0-9][^|]*) \| (?P<python>3\.\d+) \|.*$", re.MULTILINE)
+COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", re.MULTILINE)
+MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one pair of versions came to. `reason` is why it was not run, and empty if it was.
+
+    `only` are the folders that were run, if not all of them.
+    """
+
+    torch: str
+    python: str
+    date: str
+    counts: dict[str, int]
+    failed: tuple[str, ...] = ()
+    reason: str = ""
+    only: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"| {self.torch} | {self.python} | {self.date} | | | | not run: {self.reason} |"
+        bad = self.counts.get("failed", 0) + self.counts.get("error", 0)
+        named = [f"`{name.replace('|', ' ')}`" for name in self.failed[:MOST_NAMED]]
+        if len(self.failed) > MOST_NAMED:
+            named.append(f"and {len(self.failed) - MOST_NAMED} more")
+        if self.only:
+            named.append(f"of {' '.join(self.only)} only")
+        numbers = f"{self.counts.get('passed', 0)} | {bad} | {self.counts.get('skipped', 0)}"
+        return f"| {self.torch} | {self.python} | {self.date} | {numbers} | {', '.join(named)} |"
+
+
+def row_of(torch: str, python: str, date: str, output: str, only: tuple[str, ...] = ()) -> Row:
+    """A row from what pytest printed. A run without a summary did not end."""
+    summary = output.strip().rpartition("\n")[2]
+    counts = {kind: int(number) for number, kind in COUNT.findall(summary)}
+    if not counts:
+        return Row(torch, python, date, {}, reason="pytest did not come to an end")
+    return Row(torch, python, date, counts, tuple(FAILED.findall(output)), only=only)
+
+
+def merged(page: str, rows: list[Row]) -> str:
+    """`page` with its table's rows replaced where `rows` has the same versions. Newest torch first."""
+    lines = {(match["torch"].strip(), match["python"]): match[0] for match in ROW.finditer(page)}
+    lines.update({(row.torch, row.python): str(row) for row in rows})
+    table = "\n".join(lines[key] for key in sorted(lines, key=_as_numbers, reverse=True))
+    before, _, rest = page.partition(HEADER)
+    after = ROW.sub("", rest).lstrip("\n")
+    return before + HEADER + table + "\n" + (f"\n{after}" if after else "")
+
+
+def _as_numbers(key: tuple[str, str]) -> list[list[int]]:
+    return [[int(number) for number in re.findall(r"\d+", version)] for version in key]
+
+
+def update(page: Path, rows: list[Row]) -> None:
+    page.write_text(merged(page.read_text(), rows))

@@ -1,0 +1,170 @@
+"""The grader tells wrong classes from right ones, and from each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+from docs.learning.quotes import FOLDER
+from reference import checks
+from reference import grade as grader
+from reference.checks import FURTHER, REQUIRED
+from reference.grade import TRAPS, grade
+from tests.docs.links import anchors
+from tests.reference import wrong
+
+FILE = wrong.__file__
+LIMIT_S = 30.0
+
+#: The check that fails first, and the trap.
+WRONG = {
+    "StartsUnequal": ("replicas start equal", "start"),
+    "StartsWithOwnBuffers": ("replicas start equal", "start buffers"),
+    "ChangesTheOutput": ("replicas start equal", "forward"),
+    "SendsNothing": ("gradients are averaged", "silent"),
+    "AveragesACopy": ("gradients are averaged", "local"),
+    "AveragesTheParameter": ("gradients are averaged", "parameter"),
+    "ForgetsTheLast": ("gradients are averaged", "forgotten"),
+    "Sums": ("gradients are averaged", "summed"),
+    "DividesTwice": ("gradients are averaged", "divided twice"),
+    "BroadcastsTheGradient": ("gradients are averaged", "rank 0's"),
+    "Rounds": ("gradients are averaged", "rounded"),
+    "ClearsGradients": ("gradients are averaged", "none"),
+    "DoesNotWait": ("it waits for the averages", "unwaited"),
+    "RightOnce": ("later steps, too", "later"),
+    "AveragesTheIncoming": ("gradients accumulate", "incoming"),
+    "ForgetsTheFirstMicroBatch": ("gradients accumulate", "last only"),
+    "SumsEveryMicroBatch": ("gradients accumulate", "every sum"),
+    "DividesTiedTwice": ("tied weights", "tied"),
+    "TouchesFrozen": ("frozen parameters", "frozen"),
+    "LaunchesWhenReady": ("launch in plan order", "readiness"),
+    "RaisesWhenWrapped": ("replicas start equal", "raised"),
+    "Dies": ("it waits for the averages", "died"),
+    "Hangs": ("it waits for the averages", "hung"),
+}
+FAST = ["AveragesTheParameter", "AveragesTheIncoming", "LaunchesWhenReady", "Hangs"]
+
+
+def first_fault(name: str) -> tuple[str, str]:
+    limit_s = 6.0 if name == "Hangs" else LIMIT_S
+    verdicts = grade(f"{FILE}:{name}", world_sizes=[2], limit_s=limit_s)
+    verdict = next(v for v in verdicts if v.fault and v.check in REQUIRED)
+    verdicts.close()
+    return verdict.check, verdict.fault.trap
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in WRONG]
+)
+def test_what_is_wrong_first_is_recognised(name):
+    assert first_fault(name) == WRONG[name]
+
+
+def test_every_wrong_class_is_told_apart():
+    assert len(WRONG) >= 15
+    assert len(set(WRONG.values())) == len(WRONG)
+
+
+@pytest.fixture(scope="module")
+def of_the_bucketed_rung() -> dict[str, grader.Verdict]:
+    return {v.check: v for v in grade("reference.automatic:Automatic", world_sizes=[2], limit_s=LIMIT_S)}
+
+
+def test_a_rung_has_right_gradients_and_lacks_what_it_lacks(of_the_bucketed_rung):
+    lacks = {name: v.fault.trap for name, v in of_the_bucketed_rung.items() if v.fault}
+    assert lacks == {"buffers stay equal": "buffers", "unused parameters": "raised"}
+    assert of_the_bucketed_rung.keys() == {*REQUIRED, *FURTHER}
+
+
+def test_an_unused_parameter_is_named(of_the_bucketed_rung):
+    assert "No gradient for `layers.c.weight`" in of_the_bucketed_rung["unused parameters"].fault.text
+
+
+@pytest.mark.slow
+def test_torchs_ddp_lacks_unused_parameters_only():
+    spec = f"{DistributedDataParallel.__module__}:{DistributedDataParallel.__name__}"
+    faults = {(v.check, v.world_size): v.fault.trap for v in grade(spec, limit_s=LIMIT_S) if v.fault}
+    assert faults.keys() == {("unused parameters", n) for n in (2, 3, 4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("naive:Naive", {"messages", "overlap", "buffers", "raised"}),
+        ("flat:Flat", {"overlap", "buffers", "raised"}),
+        ("bucketed:Bucketed", {"buffers", "raised"}),
+    ],
+)
+def test_what_a_rung_has_not_reached(name, missing):
+    assert {
+        v.fault.trap for v in grade(f"reference.{name}", world_sizes=[2], limit_s=LIMIT_S) if v.fault
+    } == missing
+
+
+@pytest.mark.slow
+def test_a_wrong_number_shows_on_other_numbers_of_ranks():
+    faults = [v for v in grade(f"{FILE}:DividesByTwo", world_sizes=[2, 3], limit_s=LIMIT_S) if v.fault]
+    first = next(v for v in faults if v.check in REQUIRED)
+    assert (first.world_size, first.check, first.fault.trap) == (3, "gradients are averaged", "scaled")
+
+
+@pytest.mark.slow
+def test_a_class_may_leave_out_a_parameter():
+    verdicts = {v.check: v.fault for v in grade(f"{FILE}:DropsNone", world_sizes=[2], limit_s=LIMIT_S)}
+    assert verdicts["unused parameters"] is None
+
+
+@pytest.mark.parametrize("place", sorted({place for _, place in TRAPS.values()}))
+def test_every_trap_has_a_chapter_that_exists(place):
+    page, _, chapter = place.partition(" ")
+    text = (FOLDER / f"{page}.md").read_text()
+    assert chapter in {"", *(heading.partition("-")[0] for heading in anchors(text))}
+
+
+def test_a_class_names_only_traps_that_are_explained():
+    traps = {
+        node.args[0].value
+        for node in ast.walk(ast.parse(Path(checks.__file__).read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "Fault"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert traps
+    assert traps | {trap for _, trap in WRONG.values()} <= TRAPS.keys()
+
+
+def verdicts_of(*faults: tuple[str, grader.Fault | None]) -> list[grader.Verdict]:
+    return [grader.Verdict(check, 2, fault) for check, fault in faults]
+
+
+@pytest.mark.parametrize(
+    ("faults", "says", "ends_with"),
+    [
+        ([("overlap with backward", None)], "Still missing: no message per parameter, no_sync", None),
+        ([("overlap with backward", grader.Fault("overlap", "Late."))], "Late.\nNothing is hidden", None),
+        (
+            [
+                ("tied weights", grader.Fault("tied", "`w`: 2, not 1.")),
+                ("frozen parameters", grader.Fault("frozen", "x")),
+            ],
+            "`w`: 2, not 1.\nA weight under two names is one parameter",
+            "Not right yet: tied weights.",
+        ),
+    ],
+)
+def test_the_command_explains_the_first_fault_and_its_exit_status_is_of_the_gradients(
+    monkeypatch, capsys, faults, says, ends_with
+):
+    monkeypatch.setattr(grader, "grade", lambda spec, limit_s: iter(verdicts_of(*faults)))
+    if ends_with is None:
+        grader.main("mine.py:Mine")
+    else:
+        with pytest.raises(SystemExit, match=ends_with):
+            grader.main("mine.py:Mine")
+    out = capsys.readouterr().out
+    assert says in out
+    assert "\nx" not in out  # only the first

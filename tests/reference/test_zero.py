@@ -1,0 +1,284 @@
+"""The rungs below and above DDP: the weights of one process, what each rank holds, and what it sends."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from reference import oracle
+from reference.data_parallel import DataParallelInOneProcess
+from reference.ladder import RUNGS
+from reference.sharding import Held, Training, held
+from tests.reference.cases import CASES, build, loss_of, shards_for
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+SHARDED = ["zero1", "zero2", "zero3"]
+EVERY = ["bucketed", *SHARDED]
+STEPS = 3
+ROUNDING = 1e-13
+
+
+def weights_of_one_process(case: str, world_size: int, steps: int = STEPS) -> dict[str, Tensor]:
+    """Trained by the oracle's gradients."""
+    module = build(case, seed=0)
+    optimizer = optimizer_for(case)(module.parameters())
+    for step in range(steps):
+        grads = oracle.mean_over_ranks(module, shards_for(world_size, seed=step), loss_of)
+        for name, param in module.named_parameters():
+            param.grad = grads.get(name)
+        optimizer.step()
+    return {name: param.detach() for name, param in module.named_parameters() if param.requires_grad}
+
+
+def optimizer_for(case: str) -> Callable[..., torch.optim.Optimizer]:
+    """The bias before a batch norm has a gradient of nothing but rounding, and Adam divides by its size."""
+    return SGD if case == "batch_norm" else ADAM
+
+
+def train(training: Training, rank: int, steps: int = STEPS) -> dict[str, Tensor]:
+    for step in range(steps):
+        loss_of(training, shards_for(dist.get_world_size(), seed=step)[rank]).backward()
+        training.step()
+    return {name: weight.clone() for name, weight in training.weights().items()}
+
+
+def trained(rank: int, name: str, case: str) -> dict[str, Tensor]:
+    return train(RUNGS[name](build(case, seed=rank), optimizer_for(case)), rank)
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"two_dtypes"}))
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", EVERY)
+def test_weights_are_those_of_one_process(ranks, name, world_size, case):
+    expected = weights_of_one_process(case, world_size)
+    first, *others = ranks(world_size).run(trained, name, case)
+    assert oracle.largest_difference(first, expected) < ROUNDING
+    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_two_dtypes(ranks, name):
+    expected = weights_of_one_process("two_dtypes", 2)
+    for weights in ranks(2).run(trained, name, "two_dtypes"):
+        assert oracle.largest_difference(weights, expected) < 1e-6
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"two_dtypes", "batch_norm"}))
+def test_data_parallel_in_one_process_trains_as_the_ranks_do(case):
+    training = DataParallelInOneProcess(build(case, seed=0), ADAM, devices=["cpu"] * 3)
+    for step in range(STEPS):
+        loss_of(training, torch.cat(shards_for(3, seed=step))).backward()
+        training.step()
+    assert oracle.largest_difference(training.weights(), weights_of_one_process(case, 3)) < ROUNDING
+
+
+def test_data_parallel_normalises_each_part_and_keeps_the_first_replicas_buffers():
+    shards = shards_for(2)
+    training = DataParallelInOneProcess(build("batch_norm", seed=0), ADAM, devices=["cpu"] * 2)
+    alone = build("batch_norm", seed=0)
+    loss_of(training, torch.cat(shards)).backward()
+    alone(shards[0])
+    assert torch.equal(training.module[1].running_mean, alone[1].running_mean)
+    expected = oracle.mean_over_ranks(build("batch_norm", seed=0), shards, loss_of)
+    actual = {name: param.grad for name, param in training.module.named_parameters()}
+    assert oracle.largest_difference(actual, expected) < ROUNDING
+
+
+def test_data_parallel_sends_weights_and_gradients_in_every_step():
+    module = build("plain", seed=0)
+    nbytes = sum(param.nbytes for param in module.parameters())
+    training = DataParallelInOneProcess(module, ADAM, devices=["cpu"] * 3)
+    loss = loss_of(training, torch.cat(shards_for(3)))
+    assert sum(message.sent_nbytes for message in training.wire.sent) == 2 * nbytes
+    loss.backward()
+    assert sum(message.sent_nbytes for message in training.wire.sent) == 4 * nbytes
+    enabled: list[bool] = []
+    training.module.register_forward_hook(lambda *_: enabled.append(torch.is_grad_enabled()))
+    with torch.no_grad():
+        assert not training(shards_for(3)[0]).requires_grad
+    assert enabled == [False] * 2  # in each replica's thread: 4 examples make 2 parts for 3 devices
+
+
+# --- beside torch's ---
+
+
+def trained_by_torch(rank: int, name: str, case: str) -> dict[str, Tensor]:
+    """As `trained`."""
+    module = build(case, seed=0)
+    if name == "zero1":
+        wrapped: nn.Module = TorchDDP(module)
+        optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, lr=0.01)
+    else:
+        for layer in module.children():
+            if list(layer.parameters()):
+                fully_shard(layer, reshard_after_forward=name == "zero3")
+        wrapped = fully_shard(module, reshard_after_forward=name == "zero3")
+        optimizer = ADAM(module.parameters())
+    for step in range(STEPS):
+        loss_of(wrapped, shards_for(dist.get_world_size(), seed=step)[rank]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        n: p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach().clone()
+        for n, p in module.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", SHARDED)
+def test_weights_are_those_of_torchs_own(ranks, name, world_size):
+    ours = ranks(world_size).run(trained, name, "plain")[0]
+    theirs = ranks(world_size).run(trained_by_torch, name, "plain")[0]
+    assert oracle.largest_difference(ours, theirs) < ROUNDING
+
+
+# --- what is held and sent ---
+
+
+def counted(rank: int, name: str, module_of: Callable[[], nn.Module]) -> tuple[Held, int]:
+    training = RUNGS[name](module_of(), ADAM)
+    seen: list[Held] = []
+    training.optimizer.register_step_pre_hook(lambda *_: seen.append(held(training.module, training.optimizer)))
+    for _ in range(2):
+        before = len(training.wire.sent)
+        training(torch.randn(3, 8)).sum().backward()
+        training.step()
+    return seen[-1], sum(message.sent_nbytes for message in training.wire.sent[before:])
+
+
+def eight_by_eight() -> nn.Module:
+    """4 layers of 72 floats, so that all cuts by 2 and 3 are even."""
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+
+B = 4 * 4 * 72
+STEP_COUNT = 4  # Adam keeps one of 4 bytes for each tensor that it is given
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "parameters", "gradients", "optimizer", "rounds"),
+    [
+        ("bucketed", B, B, 2 * B + 8 * STEP_COUNT, 2),
+        ("zero1", B, B, "2B/n", 3),
+        ("zero2", B, "B/n", "2B/n", 2),
+        ("zero3", "B/n", "B/n", "2B/n", 3),
+    ],
+)
+def test_what_is_held_and_sent(ranks, world_size, name, parameters, gradients, optimizer, rounds):
+    pieces = {"zero1": 1, "zero2": 1, "zero3": 4}.get(name, 0)  # one bucket, or four layers
+    shares = {"B/n": B // world_size, "2B/n": 2 * B // world_size + pieces * STEP_COUNT}
+    expected = Held(*(shares.get(part, part) for part in (parameters, gradients, optimizer)))
+    for found, sent in ranks(world_size).run(counted, name, eight_by_eight):
+        assert found == expected
+        assert sent == rounds * (world_size - 1) * B // world_size
+
+
+def counted_by_torch(rank: int) -> Held:
+    module = eight_by_eight()
+    for layer in module:
+        fully_shard(layer)
+    optimizer = ADAM(module.parameters())
+    module(torch.randn(3, 8)).sum().backward()
+    optimizer.step()
+    return held(module, optimizer)
+
+
+def test_torchs_fully_shard_holds_as_little(ranks):
+    ours, _ = ranks(2).run(counted, "zero3", eight_by_eight)[0]
+    theirs = ranks(2).run(counted_by_torch)[0]
+    assert (ours.parameters, ours.gradients) == (theirs.parameters, theirs.gradients) == (B // 2, B // 2)
+
+
+# --- accumulation and errors ---
+
+
+def accumulated(rank: int, name: str, synchronize_each: bool) -> dict[str, Tensor]:
+    training = RUNGS[name](build("plain", seed=0), partial(torch.optim.SGD, lr=1.0))
+    first, second = (shards_for(2, seed=seed)[rank] for seed in (0, 1))
+    if synchronize_each:
+        loss_of(training, first).backward()
+        training.synchronize()
+    else:
+        with training.no_sync():
+            loss_of(training, first).backward()
+            assert not [m for m in training.wire.sent if "bucket" in m.label or "gradients" in m.label]
+    loss_of(training, second).backward()
+    training.step()
+    return {n: w.clone() for n, w in training.weights().items()}
+
+
+@pytest.mark.parametrize("synchronize_each", [True, False])
+@pytest.mark.parametrize("name", SHARDED)
+def test_micro_batches_add_up(ranks, name, synchronize_each):
+    module = build("plain", seed=0)
+    grads = [oracle.mean_over_ranks(module, shards_for(2, seed=seed), loss_of) for seed in (0, 1)]
+    expected = {n: p.detach() - grads[0][n] - grads[1][n] for n, p in module.named_parameters()}
+    for weights in ranks(2).run(accumulated, name, synchronize_each):
+        assert oracle.largest_difference(weights, expected) < ROUNDING
+
+
+class HalfUsed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def error_of_unused(rank: int, name: str) -> str:
+    training = RUNGS[name](HalfUsed(), ADAM)
+    try:
+        training(torch.randn(3, 6)).sum().backward()
+        training.step()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_an_unused_parameter_is_an_error_that_names_it(ranks, name):
+    for rank, message in enumerate(ranks(2).run(error_of_unused, name)):
+        assert f"No gradient for `unused.weight`, `unused.bias` on rank {rank}." in message
+
+
+def storages_of_zero3(rank: int) -> list[int]:
+    """Bytes of the first layer's weight: at rest, in its forward, in the second's, after a forward that raises."""
+    training = RUNGS["zero3"](eight_by_eight(), ADAM)
+    weight, seen = training.module[0].weight, []
+
+    def look(*_: object) -> None:
+        seen.append(weight.untyped_storage().nbytes())
+
+    look()
+    handles = [training.module[number].register_forward_hook(look, prepend=True) for number in (0, 1)]
+    training(torch.randn(3, 8)).sum().backward()
+    training.step()
+    for handle in handles:
+        handle.remove()
+    look()
+    before = copy.deepcopy(training.weights())
+    training(torch.randn(3, 8)).sum().backward()
+    try:
+        training(torch.randn(3, 7))
+    except RuntimeError:
+        look()
+    training.step()  # what is still there must not be taken for the new weights
+    look()
+    assert all(not torch.equal(weight, before[name]) for name, weight in training.weights().items())
+    return seen
+
+
+def test_zero3_holds_one_layer_at_a_time(ranks):
+    assert ranks(2).run(storages_of_zero3) == [[0, 288, 0, 0, 288, 0]] * 2

@@ -1,0 +1,253 @@
+"""Classes that are wrong, each in its own way. The grader must tell each from the others."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference.bucketed import Bucket
+from reference.zero2 import Zero2
+
+
+class Right(nn.Module):
+    """The base of the wrong ones: one message per parameter, after backward."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+        self.params = [param for param in module.parameters() if param.requires_grad]
+        self.n = dist.get_world_size()
+        for tensor in self.broadcast_at_start():
+            dist.broadcast(tensor.data, src=0)
+
+    def broadcast_at_start(self) -> list[Tensor]:
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def forward(self, *args: Any) -> Any:
+        return self.module(*args)
+
+    def no_sync(self) -> Any:
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        for param in self.params:
+            self.reduce(param)
+
+    def reduce(self, param: nn.Parameter) -> None:
+        dist.all_reduce(param.grad)
+        param.grad /= self.n
+
+
+class StartsUnequal(Right):
+    def broadcast_at_start(self) -> list[Tensor]:
+        return []
+
+
+class StartsWithOwnBuffers(Right):
+    def broadcast_at_start(self) -> list[Tensor]:
+        return [*self.module.parameters()]
+
+
+class ChangesTheOutput(Right):
+    def forward(self, *args: Any) -> Any:
+        return self.module(*args) / self.n
+
+
+class SendsNothing(Right):
+    def synchronize(self) -> None:
+        pass
+
+
+class AveragesACopy(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        dist.all_reduce(param.grad / self.n)
+
+
+class AveragesTheParameter(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        dist.all_reduce(param.data)
+        param.data /= self.n
+
+
+class ForgetsTheLast(Right):
+    def synchronize(self) -> None:
+        for param in self.params[:-1]:
+            self.reduce(param)
+
+
+class Sums(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        dist.all_reduce(param.grad)
+
+
+class DividesTwice(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        param.grad /= self.n
+        super().reduce(param)
+
+
+class DividesByTwo(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        dist.all_reduce(param.grad)
+        param.grad /= 2
+
+
+class BroadcastsTheGradient(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        dist.broadcast(param.grad, src=0)
+
+
+class Rounds(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        half = param.grad.bfloat16()
+        dist.all_reduce(half)
+        param.grad.copy_(half / self.n)
+
+
+class ClearsGradients(Right):
+    def reduce(self, param: nn.Parameter) -> None:
+        super().reduce(param)
+        param.grad = None
+
+
+class DoesNotWait(Right):
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.works: list[Any] = []
+
+    def synchronize(self) -> None:
+        for work in self.works:  # of the step before: a step late
+            work.wait()
+        self.works = []
+        for param in self.params:
+            param.grad /= self.n
+            self.works.append(dist.all_reduce(param.grad, async_op=True))
+        if dist.get_rank() != 0:
+            for work in self.works:
+                work.wait()
+
+
+class RightOnce(Right):
+    steps = 0
+
+    def synchronize(self) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            super().synchronize()
+
+
+class AveragesTheIncoming(Right):
+    """Under `no_sync` and not: as the trap of docs/learning does."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.synchronizing = True
+        for param in self.params:
+            param.register_hook(self.on_incoming)
+
+    def on_incoming(self, grad: Tensor) -> Tensor:
+        if self.synchronizing:
+            grad = grad / self.n
+            dist.all_reduce(grad)
+        return grad
+
+    def synchronize(self) -> None:
+        pass
+
+    @contextmanager
+    def no_sync(self) -> Any:
+        self.synchronizing = False
+        yield
+        self.synchronizing = True
+
+
+class ForgetsTheFirstMicroBatch(Right):
+    @contextmanager
+    def no_sync(self) -> Any:
+        yield
+        for param in self.params:
+            param.grad = None
+
+
+class SumsEveryMicroBatch(Right):
+    @contextmanager
+    def no_sync(self) -> Any:
+        yield
+        for param in self.params:
+            dist.all_reduce(param.grad)
+
+
+class DividesTiedTwice(Right):
+    def synchronize(self) -> None:
+        super().synchronize()
+        for _, param in [*self.module.named_parameters(remove_duplicate=False)]:
+            shared = [p for _, p in self.module.named_parameters(remove_duplicate=False) if p is param]
+            if len(shared) > 1:
+                param.grad /= self.n
+
+
+class TouchesFrozen(Right):
+    def synchronize(self) -> None:
+        super().synchronize()
+        for param in self.module.parameters():
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+
+
+class LaunchesWhenReady(Right):
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(self.reduce)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class RaisesWhenWrapped(Right):
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        raise ValueError("not today")
+
+
+class Dies(Right):
+    def synchronize(self) -> None:
+        os._exit(3)
+
+
+class Hangs(Right):
+    """Rank 0 leaves its last message out; the others wait for it."""
+
+    def synchronize(self) -> None:
+        for param in self.params[: -1 if dist.get_rank() == 0 else None]:
+            self.reduce(param)
+
+
+class DropsNone(Right):
+    """Right, and can leave a parameter out on one rank."""
+
+    def reduce(self, param: nn.Parameter) -> None:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        super().reduce(param)
+
+
+# --- trainings, counted by `python -m reference --yours` ---
+
+
+class Zero2Sums(Zero2):
+    def launch(self, bucket: Bucket) -> None:
+        super().launch(bucket)
+        part, work = self.current.launched.pop()
+        work.wait()
+        self.current.launched.append((part * self.wire.world_size, work))
+
+
+class Zero2Unwritten(Zero2):
+    def launch(self, bucket: Bucket) -> None:
+        raise NotImplementedError("launch: yours to write")

@@ -1,0 +1,171 @@
+"""Rank 0 alone has loaded a checkpoint: all ranks go on from it, to the bits of a run that never stopped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import minddp
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).relu())
+
+
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def grouped(net: nn.Module) -> torch.optim.Optimizer:
+    """Two groups, the second added later."""
+    optimizer = torch.optim.AdamW(net.head.parameters(), lr=0.02, foreach=True)
+    optimizer.add_param_group({"params": list(net.body.parameters()), "lr": 0.005})
+    return optimizer
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "Adam": lambda net: torch.optim.Adam(net.parameters(), lr=0.01, amsgrad=True),
+    "fused": lambda net: torch.optim.Adam(net.parameters(), lr=0.01, fused=True),
+    "tensor lr": lambda net: torch.optim.Adam(net.parameters(), lr=torch.tensor(0.01), foreach=False),
+    "groups": grouped,
+    "part": lambda net: torch.optim.SGD(net.head.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "LBFGS": lambda net: torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2),
+    "ASGD": lambda net: torch.optim.ASGD(net.parameters(), lr=0.01),
+}
+
+
+def one_step(ddp: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = ddp(x).pow(2).mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+
+
+def bits(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return copy.deepcopy({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in structure, types, and bits."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def _resumes(rank: int) -> list[str]:
+    """The names of optimizers that do not go on as in a run that never stopped."""
+    wrong = []
+    for name, make in OPTIMIZERS.items():
+        ddp = minddp.DistributedDataParallel(Net())
+        optimizer = make(ddp.module)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for step in range(2):
+            one_step(ddp, optimizer, step, rank)
+        scheduler.step()
+        checkpoint = bits(ddp.module, optimizer)
+        one_step(ddp, optimizer, 2, rank)
+        expected = bits(ddp.module, optimizer)
+
+        ddp = minddp.DistributedDataParallel(Net())
+        optimizer = make(ddp.module)
+        if rank == 1:  # another state, and hyperparameters of its own
+            one_step(ddp.module, optimizer, 7, rank)
+            optimizer.param_groups[0]["own"] = 1
+        if rank == 0:
+            ddp.module.load_state_dict(checkpoint["net"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+        ddp.synchronize(optimizer=optimizer)
+        received = [checkpoint]  # LBFGS keeps the loss of its own rank
+        dist.broadcast_object_list(received, 0)
+        if not same(bits(ddp.module, optimizer), received[0]):
+            wrong.append(f"{name} after synchronize")
+        one_step(ddp, optimizer, 2, rank)
+        if name != "LBFGS" and not same(bits(ddp.module, optimizer), expected):
+            wrong.append(f"{name} a step later")
+    return wrong
+
+
+def test_all_ranks_go_on_from_rank_0s_checkpoint(ranks: Any) -> None:
+    assert ranks(2).run(_resumes) == [[], []]  # of three the sum depends on the buckets, which were rebuilt
+
+
+def _another_source(rank: int) -> tuple[float, bool, float, int]:
+    net = Net()
+    net._ddp_params_and_buffers_to_ignore = ["body.bias"]
+    ddp = minddp.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=float(rank), momentum=0.5)
+    optimizer.state[net.body.bias]["mine"] = rank
+    optimizer.state[net.body.weight] = shared = {"a": torch.full((2,), float(rank))}
+    shared["b"] = shared["a"]
+    ddp.synchronize(1, optimizer=optimizer)
+    state = optimizer.state[net.body.weight]
+    assert optimizer.param_groups[0]["params"][0] is net.body.weight
+    mine = optimizer.state[net.body.bias]["mine"]
+    return optimizer.param_groups[0]["lr"], state["a"] is state["b"], float(state["b"][0]), mine
+
+
+def test_from_another_rank_and_without_ignored_parameters(ranks: Any) -> None:
+    assert ranks(2).run(_another_source) == [(1.0, True, 1.0, 0), (1.0, True, 1.0, 1)]
+
+
+def _forgets(rank: int) -> int:
+    ddp = minddp.DistributedDataParallel(Net())
+    optimizer = torch.optim.Adam(ddp.parameters())
+    if rank == 1:
+        one_step(ddp.module, optimizer, 0, rank)
+    ddp.synchronize(optimizer=optimizer)
+    return len(optimizer.state)
+
+
+def test_every_rank_ends_with_the_sources_state_alone(ranks: Any) -> None:
+    assert ranks(2).run(_forgets) == [0, 0]
+
+
+def _fails(rank: int) -> list[str]:
+    ddp = minddp.DistributedDataParallel(Net())
+    params = list(ddp.parameters())
+    other = torch.optim.SGD(params if rank == 0 else params[:3], lr=0.1)
+    unsendable = torch.optim.SGD(params, lr=0.1)
+    unsendable.param_groups[0]["closure"] = lambda: None
+    expanded = torch.optim.SGD(params, lr=0.1)
+    expanded.state[params[0]]["wide"] = torch.zeros(1).expand(3)
+    texts = []
+    sharded = ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
+    for optimizer in (other, unsendable, expanded, sharded, object()):
+        with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
+            ddp.synchronize(optimizer=optimizer)
+        texts.append(str(error.value))
+    return texts
+
+
+def test_every_rank_raises_what_cannot_be_done(ranks: Any) -> None:
+    of_rank = ranks(2).run(_fails)
+    assert of_rank[0] == of_rank[1]
+    differ, closure, wide, sharded, none = of_rank[0]
+    assert "rank 0 has SGD with groups of 4 parameters and rank 1 has SGD with groups of 3 parameters" in differ
+    assert closure.startswith("Rank 0 cannot send the state of its SGD: ")
+    assert "sparse or expanded" in wide
+    assert "each rank holds another part" in sharded
+    assert none == "`optimizer` takes a torch.optim.Optimizer, but got object."

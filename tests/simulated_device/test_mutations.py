@@ -1,0 +1,236 @@
+"""Faults in the order of streams, put into minddp. On a CPU all give the right bits; the device must notice each.
+
+A communicator runs its collectives in order, so a wait for one is a wait for all before it: a wait left out shows
+only where no later one makes up for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.mutants import apply
+from tests.mutations import Mutation
+from tests.ranks import RankPool
+from tests.simulated_device.modes import MODES, run_on_device
+
+
+@dataclass(frozen=True)
+class Misorder:
+    """A mutation (what minddp is made to do; file, old text, new text), the mode that shows it, and as what."""
+
+    does: str
+    file: str
+    old: str
+    new: str
+    mode: str
+    shows: str
+    transport: str = "process_group"
+
+    @property
+    def mutation(self) -> Mutation:
+        return Mutation(self.does, self.file, self.old, self.new)
+
+
+MUTATIONS = (
+    # ------------------------------------------------------------------ a wait left out
+    Misorder(
+        *("not wait for an all-reduce", "core/reduction.py"),
+        *("        self.work.wait()\n", "", "default", "race: .*allreduce.*_foreach_copy_"),
+    ),
+    Misorder(
+        *("not wait for an all-reduce into views", "core/reduction.py"),
+        *("        self.work.wait()\n", "", "views, resident", "race: .*allreduce.* writes"),
+    ),
+    Misorder(
+        *("take a hook's value without waiting", "comm_hooks/registered.py"),
+        *("value = future.wait()", "value = future.value()", "fp16 hook", "race: aten.copy_.*callback's"),
+    ),
+    Misorder(
+        *("not wait for a buffer hook's futures", "core/backward_end.py"),
+        *("            future.wait()\n", "            pass\n", "buffer hook", "race: aten.copy_"),
+    ),
+    Misorder(
+        *("not wait for a buffer hook's futures after an exception", "core/reducer.py"),
+        "            self.backward_end.wait_for_futures()  # of its buffer hook",
+        *("            pass  # of its buffer hook", "exception, buffer hook", "race: aten.copy_.*aten.add_"),
+    ),
+    Misorder(
+        *("not wait for the marks of use", "expectation/usage_map.py"),
+        *("        self._work.wait()\n        if all", "        if all", "unused", "race: .*allreduce.*tolist"),
+    ),
+    Misorder(
+        *("not wait for buffers", "replicas/broadcast.py"),
+        *("            work.wait()\n", "", "buffers", "race: .*broadcast"),
+    ),
+    Misorder(
+        *("not wait for rank 0's order", "core/bucket_store.py"),
+        *("transport.broadcast(order, source=0).wait()", "transport.broadcast(order, source=0)"),
+        *("default", "race: .*broadcast.*tolist"),
+    ),
+    Misorder(
+        *("not wait for the sum of weights", "modes/divisor.py"),
+        *("                work.wait()\n", "", "weigh", "race: .*allreduce.*_local_scalar_dense"),
+    ),
+    Misorder(
+        *("not wait for NCCL", "transport/nccl/communicator.py"),
+        "        torch.cuda.current_stream(self._communicator.device).wait_event(self._collective.done)\n",
+        *("", "default", "race: a call of NCCL", "nccl"),
+    ),
+    Misorder(
+        *("not let NCCL wait for what is packed", "transport/nccl/communicator.py"),
+        *("        self.stream.wait_event(ready)\n", "", "default", "race: .*; a call of NCCL", "nccl"),
+    ),
+    # ------------------------------------------------------------------ an event too early, or of another stream
+    Misorder(
+        *("record `ready` on the communicator's stream", "transport/nccl/communicator.py"),
+        "torch.cuda.current_stream(self.device).record_event()",
+        *("self.stream.record_event()", "default", "race: .*; a call of NCCL", "nccl"),
+    ),
+    Misorder(
+        *("record `done` before the collective", "transport/nccl/communicator.py"),
+        *("InFlight(operation, self.stream.record_event(),", "InFlight(operation, ready,"),
+        *("default", "race: a call of NCCL", "nccl"),
+    ),
+    Misorder(
+        *("launch a bucket before its last group is packed", "core/backward_pass.py"),
+        "            self.store.bucket(index).pack(group_in_bucket, self.scaling)\n",
+        "            self._launch(self.store.bucket(index))\n"
+        "            self.store.bucket(index).pack(group_in_bucket, self.scaling)\n",
+        *("default", "race: .*allreduce.*(mul|copy)"),
+    ),
+    # ------------------------------------------------------------------ results used too soon
+    Misorder(
+        *("copy back before the wait", "core/backward_pass.py"),
+        "average = reduction.result()",
+        *("average = bucket.wire", "default", "race: .*allreduce.*_foreach_copy_"),
+    ),
+    Misorder(
+        *("divide the sum before it is there", "core/reduction.py"),
+        "        self.work.wait()\n        if self.divisor is not None:\n",
+        "        self.buffer.div_(self.divisor or 1)\n        self.work.wait()\n        if False:\n",
+        *("mixed precision", "race: .*allreduce.*div_"),
+    ),
+    Misorder(
+        *("step the optimizer on another stream", "modes/optimizer_overlap.py"),
+        "            piece.step()\n",
+        "            module = torch.get_device_module(bucket.spec.device)\n"
+        "            with module.stream(module.Stream()):\n"
+        "                piece.step()\n",
+        *("overlap_optimizer", "race: "),
+    ),
+    # ------------------------------------------------------------------ a buffer used again too soon
+    Misorder(
+        *("fill buckets that an interrupted pass has sent", "core/backward_pass.py"),
+        "                reduction.result()\n",
+        *("                pass\n", "exception", "race: .*allreduce.*(mul|_foreach_copy_)"),
+    ),
+    Misorder(
+        *("clear delayed gradients that are on their way", "modes/delayed.py"),
+        "            self._on_backward_end()\n        self._backward_end",
+        "            self._under_way = None\n        self._backward_end",
+        *("exception, delayed", "race: .*allreduce.*zero_"),
+    ),
+    Misorder(
+        *("fill buckets that the old ranks still write into", "core/reducer.py"),
+        *(
+            "            self.store.release()",
+            "            pass",
+            "moved in flight",
+            "race: .*allreduce.*_foreach_copy_",
+        ),
+    ),
+    Misorder(
+        *("reduce delayed gradients where the old ranks still write", "modes/delayed.py"),
+        "            self._under_way = None\n            self._take_memory()\n",
+        *("            self._under_way = None\n", "moved in flight, delayed", "race: .*allreduce.*zero_"),
+    ),
+    # ------------------------------------------------------------------ memory given away
+    Misorder(
+        *("forget record_stream", "transport/nccl/communicator.py"),
+        *("            tensor.record_stream(self.stream)\n", "            pass\n"),
+        *("dropped in flight", "freed too early: a call of NCCL", "nccl"),
+    ),
+    Misorder(
+        *("record a tensor for the stream that owns it", "transport/nccl/communicator.py"),
+        *("tensor.record_stream(self.stream)", "tensor.record_stream(torch.cuda.current_stream(self.device))"),
+        *("dropped in flight", "freed too early: a call of NCCL", "nccl"),
+    ),
+    Misorder(
+        *("send zeros of a bucket's size that are then dropped", "core/reduction.py"),
+        *("bucket.wire.zero_()", "torch.zeros_like(bucket.wire)"),
+        *("wrapped elsewhere, weigh", "freed too early: .*allreduce"),
+    ),
+    Misorder(
+        *("free gradients that another stream has moved to new buckets", "platform/streams.py"),
+        "        tensor.record_stream(torch.get_device_module(tensor.device).current_stream(tensor.device))\n",
+        *("        pass\n", "wrapped elsewhere, views, resident", "freed too early: aten.copy_"),
+    ),
+    # ------------------------------------------------------------------ the host waits
+    Misorder(
+        *("read a gradient in a hook", "core/packing.py"),
+        "        all_there = self._check(grads)\n",
+        "        all_there = self._check(grads)\n        all(map(torch.Tensor.item, map(torch.sum, grads)))\n",
+        *("default", "_local_scalar_dense"),
+    ),
+    Misorder(
+        *("copy marks from memory that is not pinned", "platform/streams.py"),
+        *("pin_memory=has_streams(device)", "pin_memory=False", "unused", "a copy between host and device"),
+    ),
+    Misorder(
+        *("copy marks and wait", "platform/streams.py"),
+        *("non_blocking=True", "non_blocking=False", "unused", "a copy between host and device"),
+    ),
+    Misorder(
+        *("read the marks though all are used", "expectation/usage_map.py"),
+        "        self._work.wait()\n        if all(self._marks):\n            return None\n",
+        *("        self._work.wait()\n", "unused, all used", "tolist"),
+    ),
+    Misorder(
+        *("read the weights behind the forward", "modes/divisor.py"),
+        "        if not streams.has_streams(device):\n",
+        *("        if True:\n", "weigh", "_local_scalar_dense"),
+    ),
+    Misorder(
+        *("read the clock in each step", "forecast/gradient_clock.py"),
+        "        return streams.timed_event(self._device)\n",
+        "        event = streams.timed_event(self._device)\n        event.synchronize()\n        return event\n",
+        *("auto", "an event"),
+    ),
+    Misorder(
+        *("synchronize before the averages are copied", "core/backward_pass.py"),
+        "        untouched = self.expectation.close()\n",
+        "        untouched = self.expectation.close()\n"
+        "        torch.get_device_module(self.store.bucket(0).spec.device).synchronize()\n",
+        *("default", "synchronize"),
+    ),
+)
+
+
+def run_mutated(rank: int, misorder: Misorder) -> tuple[str, ...]:
+    """What the device notices that is not documented."""
+    before = apply(misorder.mutation)
+    try:
+        outcome = run_on_device(rank, misorder.mode, misorder.transport)
+    finally:
+        for function, code in before:
+            function.__code__ = code
+    documented = MODES[misorder.mode].waits
+    return (*outcome.errors, *(wait for wait in outcome.waits if not any(known in wait for known in documented)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("misorder", MUTATIONS, ids=lambda misorder: misorder.does.replace(" ", "-"))
+def test_the_device_notices(misorder: Misorder, ranks: Callable[[int], RankPool]) -> None:
+    noticed = [text for texts in ranks(2).run(run_mutated, misorder) for text in texts]
+    assert noticed, f"nothing is noticed although minddp was made to {misorder.does}"
+    assert any(re.search(misorder.shows, text) for text in noticed), noticed
+
+
+def test_each_applies() -> None:
+    for misorder in MUTATIONS:
+        for function, code in apply(misorder.mutation):
+            function.__code__ = code

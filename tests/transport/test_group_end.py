@@ -1,0 +1,88 @@
+"""`destroy_process_group` ends the threads that serve the group, while wrappers live on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import minddp
+from minddp.transport.process_group import ProcessGroupTransport
+
+
+def test_the_end_is_within_destroy_process_group() -> None:
+    """Also while a transport's store is held; and not if the caller has dropped what it was given."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group, ends = dist.group.WORLD, []
+        assert group is not None
+        transport = ProcessGroupTransport(group)
+        kept = transport.when_group_ends(lambda: ends.append("kept"))
+        transport.when_group_ends(lambda: ends.append("dropped"))
+        assert ends == []
+    finally:
+        dist.destroy_process_group()
+    assert ends == ["kept"]
+    assert transport.store is not None
+    assert kept is not None
+    assert ProcessGroupTransport(group).store is None
+    assert transport.when_group_ends(ends.clear) is None
+
+
+def test_nothing_is_called_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules may be gone by then."""
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group, ends = dist.group.WORLD, []
+    assert group is not None
+    kept = ProcessGroupTransport(group).when_group_ends(lambda: ends.append("kept"))
+    dist.destroy_process_group()
+    assert kept is not None
+    assert ends == []
+
+
+def _threads() -> set[str]:
+    return {thread.name.partition("/")[0] for thread in threading.enumerate()}
+
+
+def _destroy(rank: int, transport: str) -> tuple[set[str], set[str], list[float]]:
+    """Names of threads before and after, and an average that is taken after."""
+    before = _threads()
+    group = dist.new_group([0, 1])
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1), process_group=group, transport=transport)
+    ddp(torch.ones(1, 1)).sum().backward()
+    during = _threads() - before
+    dist.destroy_process_group(group)
+    after = _threads() - before
+    ddp.zero_grad()
+    ddp(torch.full((1, 1), float(rank))).sum().backward()
+    return during, after, [param.grad.item() for param in ddp.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("transport", "threads"),
+    [("auto", {"minddp shared memory", "minddp"}), ("process_group", {"minddp"})],
+)
+def test_threads_end_with_the_group(ranks, transport: str, threads: set[str]) -> None:
+    for during, after, grads in ranks(2).run(_destroy, transport):
+        assert during == threads
+        assert after == set()
+        assert grads == [0.5, 1.0]  # gloo still works, as for torch's wrapper
+
+
+def _destroy_all_but_keep(rank: int) -> set[str]:
+    before = _threads()
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    ddps = [minddp.DistributedDataParallel(nn.Linear(1, 1), process_group=group) for group in groups]
+    dist.destroy_process_group(groups[0])
+    ddps[1](torch.ones(1, 1)).sum().backward()
+    return _threads() - before
+
+
+def test_threads_of_another_group_live_on(ranks) -> None:
+    for threads in ranks(2).run(_destroy_all_but_keep):
+        assert threads == {"minddp shared memory", "minddp"}

@@ -1,0 +1,245 @@
+"""`check_finite`: each trouble on real ranks, with its error on all of them, and what it leaves alone."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel.distributed import _MixedPrecision
+
+import minddp
+from tests.fakes import FakeDDP, FakeTransport
+from tests.modules import Scales
+
+STEPS, BAD_STEP = 4, 2
+
+
+class Net(nn.Module):
+    """A dense layer, a sparse and a complex parameter, and one that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4, sparse=True)
+        self.waves = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+        self.large = nn.Linear(4, 5000)  # a pack group by itself
+        self.extra = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, extra: bool = True) -> torch.Tensor:
+        y = x + self.words(torch.arange(len(x))) + (self.waves * x).abs()
+        return self.large(self.extra(y) if extra else y).mean()
+
+
+def train(rank: int, bad: dict[int, tuple[str, float]], options: dict[str, Any], hook: bool = False) -> Any:
+    """Four steps, in the third of which gradients are made bad by rank; errors, and the weights at the end."""
+    torch.manual_seed(0)
+    net = Net()
+    ddp = minddp.DistributedDataParallel(net, **options)
+    if hook:
+        ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    name, value = bad.get(rank, ("", 0.0))
+    is_bad = False
+
+    def spoil(param: nn.Parameter) -> None:
+        if is_bad:
+            grad = param.grad._values() if param.grad.is_sparse else param.grad
+            grad.view(-1)[-1] = value
+
+    if name:
+        dict(net.named_parameters())[name].register_post_accumulate_grad_hook(spoil)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    errors = []
+    for step in range(STEPS):
+        is_bad = step == BAD_STEP
+        leaves_out = options.get("find_unused_parameters", False) and rank == 0
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        try:
+            if bad or not is_bad:
+                ddp(torch.randn(3, 4, generator=generator), extra=not leaves_out).backward()
+                optimizer.step()
+        except FloatingPointError as error:
+            errors.append(str(error))
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    return errors, [param.detach().clone() for param in net.parameters()]
+
+
+NAN, INF = math.nan, math.inf
+CASES: dict[str, tuple[dict[int, tuple[str, float]], dict[str, Any]]] = {
+    "default": ({1: ("extra.weight", NAN)}, {}),
+    "large": ({1: ("large.weight", INF)}, {}),
+    "views": ({1: ("large.weight", NAN)}, {"gradient_as_bucket_view": True}),
+    "batched": ({2: ("large.bias", -INF)}, {"batched_grad_copy": True}),
+    "sparse": ({2: ("words.weight", INF)}, {}),
+    "complex": ({0: ("waves", NAN)}, {}),
+    "unused": ({1: ("extra.bias", NAN)}, {"find_unused_parameters": True}),
+    "static": ({1: ("extra.bias", NAN)}, {"static_graph": True}),
+    "by the process group": ({1: ("extra.bias", NAN)}, {"transport": "process_group"}),
+    "small buckets": ({1: ("extra.weight", INF), 2: ("large.weight", NAN)}, {"bucket_cap_mb": 0.0001}),
+    "sum": ({1: ("large.bias", NAN)}, {"reduction": "sum"}),
+}
+
+
+def _plays(rank: int, cases: list[str]) -> list[tuple[list[str], bool, bool]]:
+    """Errors; are the weights those of a run without that step and the test; and are they finite?"""
+    outcomes = []
+    for case in cases:
+        bad, options = CASES[case]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            errors, weights = train(rank, bad, {**options, "check_finite": True}, hook=case == "small buckets")
+            _, without = train(rank, {}, {**options, "check_finite": False}, hook=case == "small buckets")
+        are_finite = all(bool(weight.isfinite().all()) for weight in weights)
+        outcomes.append((errors, all(map(torch.equal, weights, without)), are_finite))
+    return outcomes
+
+
+def test_every_rank_names_the_gradient_and_goes_on_with_equal_bits(ranks: Any) -> None:
+    of_rank = ranks(3).run(_plays, list(CASES))
+    for case, *outcomes in zip(CASES, *of_rank, strict=True):
+        bad, _ = CASES[case]
+        assert outcomes[0] == outcomes[1] == outcomes[2], case
+        (error,), same_bits, is_finite = outcomes[0]
+        assert is_finite, case
+        assert same_bits, case
+        assert error.startswith(f"In backward {BAD_STEP + 1}, before averaging, "), (case, error)
+        for rank, (name, value) in bad.items():
+            kind = "NaN" if math.isnan(value) else "infinity"
+            assert f"rank {rank}'s gradient of `{name}` (bucket " in error, (case, error)
+            assert f"has {kind}" in error, (case, error)
+        others = " and ".join(str(rank) for rank in range(3) if rank not in bad)
+        assert f"; rank{'s' * (len(bad) == 1)} {others} w" in error, (case, error)
+
+
+def _weighs_nothing(rank: int) -> list[str]:
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), check_finite=True)
+    errors = []
+    for weights in ((1.0, 0.0), (1.0, 1.0)):
+        ddp.weigh(weights[rank])
+        try:
+            ddp(torch.full((1, 2), NAN if rank == 1 else 1.0)).sum().backward()
+        except FloatingPointError as error:
+            errors.append(str(error))
+        ddp.zero_grad()
+    return errors
+
+
+def test_a_rank_of_weight_0_is_not_tested(ranks: Any) -> None:
+    for (error,) in ranks(2).run(_weighs_nothing):
+        assert "In backward 2, before averaging, rank 1's" in error
+
+
+def _joins(rank: int) -> list[str]:
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), check_finite=True)
+    errors = []
+    try:
+        with ddp.join():
+            for step in range(2 + 2 * rank):
+                ddp(torch.full((1, 2), NAN if step == 3 else 1.0)).sum().backward()
+                ddp.zero_grad()
+    except FloatingPointError as error:
+        errors.append(str(error))
+    return errors
+
+
+def test_a_rank_that_has_joined_raises_too(ranks: Any) -> None:
+    first, second = ranks(2).run(_joins)
+    assert first == second
+    assert "rank 1's gradient of `weight` (bucket 0) has NaN; rank 0 was finite" in first[0]
+
+
+def _in_low_precision(rank: int) -> str:
+    low = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), mixed_precision=low, check_finite=True)
+    with pytest.raises(FloatingPointError) as error:
+        ddp(torch.full((1, 2), NAN if rank == 1 else 1.0)).sum().backward()
+    return str(error.value)
+
+
+def test_low_precision(ranks: Any) -> None:
+    for text in ranks(2).run(_in_low_precision):
+        assert "rank 1's gradient of `weight` (bucket 0) has NaN; rank 0 was finite" in text
+
+
+def _accumulates(rank: int) -> str:
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), check_finite=True)
+    with ddp.no_sync():
+        ddp(torch.full((1, 2), NAN)).sum().backward()
+    with pytest.raises(FloatingPointError) as error:
+        ddp(torch.ones(1, 2)).sum().backward()
+    return str(error.value)
+
+
+def test_what_is_accumulated_is_tested_when_it_is_reduced(ranks: Any) -> None:
+    for text in ranks(2).run(_accumulates):
+        assert "rank 0's gradient of `weight` (bucket 0) has NaN and rank 1's gradient of `weight`" in text
+
+
+# ------------------------------------------------------------------ without ranks
+
+
+def test_a_good_step_sends_nothing_more() -> None:
+    plain, tested = FakeDDP(nn.Linear(2, 2)), FakeDDP(nn.Linear(2, 2), check_finite=True)
+    for ddp in (plain, tested):
+        for _ in range(3):
+            ddp.step(torch.ones(1, 2))
+    assert plain.transport.calls == tested.transport.calls
+
+
+def test_a_rank_alone_raises() -> None:
+    ddp = FakeDDP(nn.Linear(3, 1, bias=False), FakeTransport(world_size=1), check_finite=True)
+    with pytest.raises(
+        FloatingPointError, match=r"backward 1, before averaging, rank 0's gradient of `weight`.* inf"
+    ):
+        ddp.step(torch.tensor([[1.0, 1.0, INF]]))
+    ddp.module.zero_grad()
+    ddp.step(torch.ones(1, 3))
+
+
+def test_a_sum_that_overflows_is_no_error() -> None:
+    ddp = FakeDDP(nn.Linear(2, 2, bias=False), check_finite=True)
+    ddp.step(torch.full((1, 2), 3e38))
+    assert ddp.module.weight.grad.isfinite().all()
+    assert ddp.transport.count("all_reduce") == 1
+
+
+def test_what_an_interrupted_backward_has_found_is_forgotten() -> None:
+    ddp = FakeDDP(Scales([0, 1], explode_after=0), bucket_cap_mb_list=[0.000001], check_finite=True)
+    ddp.module.explosive.arm()
+    with pytest.raises(KeyError):
+        ddp.step(torch.tensor([NAN]))
+    assert len(ddp.reducer.current.reductions) == 1
+    ddp.module.explosive.arm(False)
+    ddp.module.zero_grad()
+    ddp.reducer.ensure_finished()
+    ddp.reducer.adopt(ddp.reducer.plan)  # the old buckets keep their contents
+    ddp.step(torch.ones(1))
+    assert ddp.transport.count("all_reduce") == 1 + 2
+
+
+def _refuses(rank: int) -> list[str]:
+    texts = []
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    named = [("1.bias", net[1].bias)]
+    for options in (
+        {"delay_all_reduce_named_params": named, "param_to_hook_all_reduce": net[0].weight, "check_finite": True},
+        {"check_finite": rank == 0},
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            minddp.DistributedDataParallel(net, **options)
+        texts.append(str(error.value))
+    ddp = minddp.DistributedDataParallel(net, check_finite=True)
+    with pytest.raises(ValueError, match="overlap_optimizer") as error:
+        ddp.overlap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+    return texts
+
+
+def test_what_it_excludes(ranks: Any) -> None:
+    for delayed, disagreeing in ranks(2).run(_refuses):
+        assert delayed == (
+            "`delay_all_reduce_named_params` and `check_finite` exclude each other: leave one of them out."
+        )
+        assert "`check_finite` is True on rank 0, but False on rank 1" in disagreeing
