@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -45,6 +46,7 @@ Change = Callable[[Build], DistributedDataParallel]
 AS_IT_COMES, AGAIN = "as it comes", "as it comes, again"
 WORTH = 0.03
 FIRST_STEPS = 4  # buckets are rebuilt before the second step
+recordings = ExitStack()
 
 
 def nothing(build: Build) -> DistributedDataParallel:
@@ -76,9 +78,11 @@ def without_packing_groups(build: Build) -> DistributedDataParallel:
 
 
 def recorded(build: Build) -> DistributedDataParallel:
-    """By x-ray, from now on."""
+    """By x-ray, until `recordings` is closed."""
     ddp = build()
-    Recorder(MinddpSource(ddp)).start()
+    recorder = Recorder(MinddpSource(ddp))
+    recorder.start()
+    recordings.callback(recorder.stop)
     return ddp
 
 
@@ -122,7 +126,8 @@ def time_workloads(rank: int, config: Config) -> dict[str, Any]:
 def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, Any]:
     task = workload(name, config.workload_size)
     field = field_of(config.transports, task, rank)
-    raced = race_workload(rank, task, field, config)
+    with recordings:
+        raced = race_workload(rank, task, field, config)
     return raced.described() | {
         "transports": {
             transport: {c.name.rpartition(", ")[0]: figures(c, raced) for c in field if c.heat == transport}

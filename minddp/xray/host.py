@@ -10,8 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -35,46 +36,68 @@ class HostWait(NamedTuple):
 
 
 class HostWatch:
-    """Watches the thread that makes it, from `start` to `stop`."""
+    """Watches the thread that makes it, from `start` to `stop`. Several may run at once, and end in any order."""
+
+    _running: ClassVar[list[HostWatch]] = []
+    _patches: ClassVar[ExitStack] = ExitStack()  # in place while one is running
 
     def __init__(self, emit: Callable[[EventKind], None]):
-        self._emit, self._thread = emit, threading.get_ident()
+        self.emit, self._thread = emit, threading.get_ident()
         self._waits: dict[str, HostWait] = {}
-        self._patches = ExitStack()
 
     def start(self) -> None:
-        wrapped = [(owner, name, self._fetching) for owner, name in FETCHING]
-        for owner, name, wrap in [*wrapped, *((torch.Tensor, name, self._waiting) for name in WAITING)]:
-            self._patches.enter_context(patch.object(owner, name, wrap(getattr(owner, name))))
+        if not self._running:
+            wrapped = [(owner, name, _fetching) for owner, name in FETCHING]
+            for owner, name, wrap in [*wrapped, *((torch.Tensor, name, _waiting) for name in WAITING)]:
+                self._patches.enter_context(patch.object(owner, name, wrap(getattr(owner, name))))
+        self._running.append(self)
 
     def stop(self) -> tuple[HostWait, ...]:
         """The waits for a device, the longest first."""
-        self._patches.close()
+        self._running.remove(self)
+        if not self._running:
+            self._patches.close()
         return tuple(sorted(self._waits.values(), key=lambda wait: -wait.ns))
 
-    def _fetching(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def fetching(loader: Any) -> Any:
-            if threading.get_ident() != self._thread:
-                return method(loader)
-            self._emit(EventKind.DATA_BEGIN)
-            try:
-                return method(loader)
-            finally:
-                self._emit(EventKind.DATA_END)
+    @classmethod
+    def here(cls) -> list[HostWatch]:
+        """Those that watch the calling thread."""
+        return [watch for watch in cls._running if watch._thread == threading.get_ident()]
 
-        return fetching
+    def add(self, where: str, ns: int) -> None:
+        _, times, before_ns = self._waits.get(where, HostWait(where, 0, 0))
+        self._waits[where] = HostWait(where, times + 1, before_ns + ns)
 
-    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def waiting(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if threading.get_ident() != self._thread or not streams.has_streams(tensor.device):
-                return method(tensor, *args, **options)
-            begin_ns = now_ns()
-            try:
-                return method(tensor, *args, **options)
-            finally:
-                caller = sys._getframe(1)
-                where = f".{method.__name__}() at {Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-                _, times, ns = self._waits.get(where, HostWait(where, 0, 0))
-                self._waits[where] = HostWait(where, times + 1, ns + now_ns() - begin_ns)
 
-        return waiting
+def _fetching(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def fetching(loader: Any) -> Any:
+        watches = HostWatch.here()
+        for watch in watches:
+            watch.emit(EventKind.DATA_BEGIN)
+        try:
+            return method(loader)
+        finally:
+            for watch in watches:
+                watch.emit(EventKind.DATA_END)
+
+    return fetching
+
+
+def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def waiting(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if not streams.has_streams(tensor.device) or not (watches := HostWatch.here()):
+            return method(tensor, *args, **options)
+        begin_ns = now_ns()
+        try:
+            return method(tensor, *args, **options)
+        finally:
+            took_ns = now_ns() - begin_ns
+            caller = sys._getframe(1)
+            for watch in watches:
+                watch.add(
+                    f".{method.__name__}() at {Path(caller.f_code.co_filename).name}:{caller.f_lineno}", took_ns
+                )
+
+    return waiting

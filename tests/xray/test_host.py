@@ -50,6 +50,21 @@ def test_other_threads_are_not_reported() -> None:
     assert not seen
 
 
+def test_two_end_in_the_order_in_which_they_began() -> None:
+    before = [getattr(owner, name) for owner, name in FETCHING]
+    seen: tuple[list[EventKind], list[EventKind]] = ([], [])
+    first, second = (HostWatch(events.append) for events in seen)
+    first.start()
+    second.start()
+    iter(DataLoader(Numbers()))
+    first.stop()
+    iter(DataLoader(Numbers()))
+    second.stop()
+    assert seen == ([EventKind.DATA_BEGIN, EventKind.DATA_END], [EventKind.DATA_BEGIN, EventKind.DATA_END] * 2)
+    assert [getattr(owner, name) for owner, name in FETCHING] == before
+    assert not set(WAITING) & set(vars(torch.Tensor))
+
+
 def test_torch_is_as_before_afterwards() -> None:
     before = [getattr(owner, name) for owner, name in FETCHING]
     with watched():
