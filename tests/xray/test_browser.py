@@ -158,7 +158,7 @@ def test_the_first_view_says_what_there_is_to_see(seen: Seen) -> None:
     drawn = seen.texts("#timeline .label, #timeline .fitted")
     assert {"rank 0", "rank 1", "forward", "backward", "stands still"} <= set(drawn)
     assert "All ranks read one clock." in seen.text("#facts")
-    assert re.search(r"waits for a late rank\s+3.00 ms\s+0.00 ms", seen.text("#parts"))
+    assert re.search(r"for a late rank\s+3.00 ms\s+0.00 ms", seen.text("#parts"))
 
 
 def test_it_begins_with_the_bucket_that_costs_most(seen: Seen) -> None:
