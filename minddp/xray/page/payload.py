@@ -76,11 +76,11 @@ def _step(recording: Recording, step: Step, layout: int) -> Json:
 
 def _table(step: Step) -> list[list[str | int | None]]:
     columns = [(step, rank) for rank in step.ranks]
-    times = (
+    rows: list[list[str | int | None]] = [
         [label, None if activity is None else KINDS.index(activity), *map(words.ms, times_ns)]
         for label, times_ns, activity in rows_of(columns)
-    )
-    return [*times, *([label, None, *cells] for label, cells in last_rows_of(columns))]
+    ]
+    return rows + [[label, None, *cells] for label, cells in last_rows_of(columns)]
 
 
 def _rank(step: Step, rank: RankStep) -> Json:
