@@ -19,6 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -105,9 +106,8 @@ def call_at_end_of_backward(callback: Callable[[], Any]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
-def current_backward() -> int:
-    """A number for the backward that is running; a nested one has its own."""
-    return torch._C._current_graph_task_id()
+#: A number for the backward that is running; a nested one has its own. Below 0 if there is none.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def inside_another_backward() -> bool:
@@ -125,22 +125,23 @@ def call_when_gradient_enters(output: Any, callback: Callable[..., None], *args:
     method's object is referenced weakly, since the output may outlive the wrapper.
     """
     call = weakly(callback)
-
-    def hook() -> Callable[[torch.Tensor], None]:
-        reached: list[bool] = []
-
-        @unserializable_hook
-        def on_gradient(_grad: torch.Tensor) -> None:
-            is_first = not reached
-            reached.append(True)
-            call(*args, is_first)
-
-        return on_gradient
-
     tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
-    for tensor in tensors:
-        tensor.register_hook(hook())
+    unreached = set(range(len(tensors)))
+
+    def on_gradient(place: int, _grad: torch.Tensor) -> None:
+        is_first = place in unreached
+        unreached.discard(place)
+        call(*args, is_first)
+
+    for place, tensor in enumerate(tensors):
+        tensor.register_hook(unserializable_hook(partial(on_gradient, place)))
     return bool(tensors)
+
+
+def recorded(name: str) -> AbstractContextManager[object]:
+    """A span in torch's profiler, if one is on: entering and leaving costs 25 µs without one, too."""
+    profiler = torch.autograd.profiler
+    return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()
 
 
 def distributed_context() -> int | None:
