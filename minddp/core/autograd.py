@@ -106,8 +106,9 @@ def call_at_end_of_backward(callback: Callable[[], Any]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
-#: A number for the backward that is running; a nested one has its own. Below 0 if there is none.
-current_backward: Callable[[], int] = torch._C._current_graph_task_id
+def current_backward() -> int:
+    """A number for the backward that is running; a nested one has its own."""
+    return torch._C._current_graph_task_id()
 
 
 def inside_another_backward() -> bool:
@@ -118,11 +119,10 @@ def inside_another_backward() -> bool:
 def call_when_gradient_enters(output: Any, callback: Callable[..., None], *args: Any) -> bool:
     """Call the method `callback` whenever a backward reaches a tensor within `output`. False if there is none.
 
-    It gets `args` and True if this very tensor is reached for the first time.
-
-    It is then in the backward that the user called. The parameters' own hooks do not know which that is: under
-    reentrant checkpointing they fire in nested backwards, and the end of a nested backward is not the end. The
-    method's object is referenced weakly, since the output may outlive the wrapper.
+    It gets `args` and True if this very tensor is reached for the first time. It is then in the backward that the
+    user called. The parameters' own hooks do not know which that is: under reentrant checkpointing they fire in
+    nested backwards, and the end of a nested backward is not the end. The method's object is referenced weakly,
+    since the output may outlive the wrapper.
     """
     call = weakly(callback)
     tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]

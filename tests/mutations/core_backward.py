@@ -128,8 +128,8 @@ MUTATIONS = (
     Mutation(
         "record packing for a double backward",
         "core/backward_pass.py",
-        "with torch.set_grad_enabled(False):  # backward(create_graph=True) enables it; no_grad() takes twice as long",
-        "if True:",
+        "with torch.set_grad_enabled(False):  # backward(create_graph=True) enables it",
+        "if True:  # it",
         f"{_ALIASING}::test_nothing_is_aliased_while_backward_creates_a_graph",
     ),
     Mutation(
