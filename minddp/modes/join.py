@@ -110,11 +110,12 @@ class UnevenInputs(Joinable):
         announced = Join.notify_join_context(self)
         by_active = announced is not None and not self._divide_by_initial_world_size
         self._divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
-        self._buffers_from = 0
         if self._join_config.enable:
             trains = torch.is_grad_enabled()
             step = ActiveStep(self._transport.rank, trains, trains and self.require_backward_grad_sync)
             self._buffers_from = exchange_step(self._transport, self.join_device, step).highest_active_rank
+        elif self._buffers_from != 0:  # asked first: to set an attribute of a module is slow
+            self._buffers_from = 0
 
 
 class ActiveStep(NamedTuple):
