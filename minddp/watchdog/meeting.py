@@ -1,13 +1,12 @@
 """`init_process_group` below `minddp run` and `exec`: says what keeps the ranks from meeting, which torch does not.
 
 [Note: what the launcher gave]
-Torchrun gives each rank its number and the address of a store that the launcher hosts. A script that sets
-MASTER_PORT, as tutorials without a launcher do, lets all ranks wait for a store that does not exist. One that sets
-RANK lets two ranks come as one, and all wait for the rank that never comes. So each rank remembers the environment
-of its start, and comes to the launcher's store beside torch's call, whatever the script has set.
-
-A store that does not answer is an error after 5 s, and so is at once a rank that comes as another one has. All
-else is a warning after 20 s, since a script may number its ranks anew or host a store elsewhere.
+Torchrun gives each rank its number and the address of a store that the launcher hosts. If a script sets
+MASTER_PORT, as tutorials without a launcher do, all ranks wait for a store that does not exist; if it sets RANK,
+two ranks come as one, and all wait for one that never comes. So each rank remembers the environment of its start,
+and comes to the launcher's store beside torch's call. A store that does not answer is an error after 5 s, a rank
+that comes as another one at once. All else is a warning after 20 s: a script may number its ranks anew or host a
+store elsewhere.
 """
 
 from __future__ import annotations
@@ -86,11 +85,7 @@ class Meeting:
         self.close = self._board.close
 
     def begin(self) -> None:
-        """
-        Raises:
-            RuntimeError: another rank has come as this one, or no store answers where the script looks for it, and
-                no rank is to host one.
-        """
+        """Raises RuntimeError if another rank has come as this one, or no store answers, and none will."""
         ours = self._ours
         if self._board.add(1, ours.host, ours.port, ours.rank) > 1:
             come = {rank: other for rank, other in self._arrivals().items() if other[:4] == ours[:4]}
@@ -129,10 +124,9 @@ class Meeting:
             _log.warning("init_process_group has not returned after %.0f s. %s", waited_s, diagnosis)
 
     def _where_is(self, rank: int) -> str:
-        if rank >= self._size:
-            return f"the launcher has started {self._size}"
         node = rank // int(self._launched["LOCAL_WORLD_SIZE"])
-        return f"its process, on node {node}, has ended or does something else first"
+        here = f"its process, on node {node}, has ended or does something else first"
+        return here if rank < self._size else f"the launcher has started {self._size}"
 
 
 def diagnose(come: Mapping[int, Arrival], where_is: Callable[[int], str]) -> str:

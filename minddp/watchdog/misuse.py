@@ -23,6 +23,10 @@ BATCHES = 8
 FEWEST_DIFFERENT = 4  # of them: a batch that is always the same is no data, but a benchmark
 FEWEST_ELEMENTS = 8  # of a batch: fewer may be an option, such as the number of the step
 BATCH_BYTES = 16 * 1024  # of each tensor
+CALL_THE_WRAPPER = (
+    "Call the wrapper, not `ddp.module` or the bare module, compute the loss from what it returns, and leave "
+    "`no_sync` for the last backward before each step."
+)
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
@@ -65,9 +69,7 @@ class BypassCheck(Check):
             text = (
                 f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward, and the "
                 f"replicas differ. The wrapper ran {count(max(within), 'time')} within `no_sync` and "
-                f"{count(max(synchronised), 'time')} outside of it. Call the wrapper, not `ddp.module` or the bare "
-                f"module, compute the loss from what it returns, and leave `no_sync` for the last backward before "
-                f"each step."
+                f"{count(max(synchronised), 'time')} outside of it. {CALL_THE_WRAPPER}"
             )
             yield Finding("bypass", "wrapper", number, tuple(range(len(notes))), text)
 
