@@ -188,11 +188,11 @@ def _cause(steps: Sequence[Step], hook: str | None, offenders: Sequence[int]) ->
     if any(differing(step, "grads") for step in steps):
         by = f"the communication hook `{hook}` gives" if hook else "the transport has given"
         return (
-            f"The gradients were different already after averaging: {by} the ranks different ones. If that is "
-            f"meant (local SGD), pass on_drift=None."
+            f"The gradients were different already after averaging: {by} the ranks different ones. Let it give "
+            f"all ranks the same; if other ones are meant (local SGD), pass on_drift=None."
         )
     if others := _different_hyperparameters(steps):
-        return f"The averaged gradients were equal, but {others}. Set the same on all ranks."
+        return f"The averaged gradients were equal; {others}. Set the same on all ranks."
     where = f"on {ranks(offenders)} alone" if len(offenders) == 1 else f"differently on {ranks(offenders)}"
     written = f"has written to the parameters {where}, such as `load_state_dict`"
     if not differing(steps[-1], "before"):

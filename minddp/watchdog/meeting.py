@@ -71,17 +71,14 @@ class Meeting:
     """
 
     def __init__(self, ours: Arrival, launched: Mapping[str, str]):
+        self._ours, self._launched = ours, launched
         self._rank, self._size = int(launched["RANK"]), int(launched["WORLD_SIZE"])
-        limit = datetime.timedelta(seconds=STORE_LIMIT_S)
-        address = launched["MASTER_ADDR"], int(launched["MASTER_PORT"])
-        store = dist.TCPStore(*address, is_master=False, timeout=limit, wait_for_workers=False)
+        limit, port = datetime.timedelta(seconds=STORE_LIMIT_S), int(launched["MASTER_PORT"])
+        store = dist.TCPStore(launched["MASTER_ADDR"], port, is_master=False, timeout=limit, wait_for_workers=False)
         self._board = Board(store, self._rank)
         self._board.open(f"minddp/{launched['TORCHELASTIC_RESTART_COUNT']}")
         self._board.write(ours, self._rank)
-        self._ours = ours
-        self._launched = launched
-        self._since = time.monotonic()
-        self._report_after_s = REPORT_AFTER_S
+        self._since, self._report_after_s = time.monotonic(), REPORT_AFTER_S
         self.close = self._board.close
 
     def begin(self) -> None:
@@ -91,7 +88,7 @@ class Meeting:
             come = {rank: other for rank, other in self._arrivals().items() if other[:4] == ours[:4]}
             raise RuntimeError(
                 f"minddp: {ranks([*come])} come to init_process_group as rank {ours.rank} of {ours.size}, so other "
-                f"ranks would wait for ever. {' '.join(_changes(come))} {REMEDY}"
+                f"ranks would wait for ever. {' '.join(_changes(come))}"
             )
         deadline = time.monotonic() + STORE_LIMIT_S
         while ours.changed and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -132,21 +129,19 @@ class Meeting:
 def diagnose(come: Mapping[int, Arrival], where_is: Callable[[int], str]) -> str:
     """Which ranks are missing, and what differs from the launcher's values."""
     size = next(iter(come.values())).size
-    missing = sorted(set(range(size)) - {arrival.rank for arrival in come.values()})
-    lines = [
-        f"Rank {rank} of {size} has not come; "
-        f"{where_is(rank) if rank not in come else f'its process came as rank {come[rank].rank}'}."
-        for rank in missing
-    ]
-    if changes := _changes(come):
-        lines += [*changes, REMEDY]
-    elif not missing:
-        lines.append("All ranks have come, so they do not reach each other; `minddp doctor` examines the network.")
+    lines = []
+    for rank in sorted(set(range(size)) - {arrival.rank for arrival in come.values()}):
+        where = f"its process came as rank {come[rank].rank}" if rank in come else where_is(rank)
+        lines.append(f"Rank {rank} of {size} has not come; {where}.")
+    if not (lines := [*lines, *_changes(come)]):
+        lines = ["All ranks have come, so they do not reach each other; `minddp doctor` examines the network."]
     return " ".join(lines)
 
 
 def _changes(come: Mapping[int, Arrival]) -> list[str]:
-    return [f"On rank {rank} {arrival.changed}." for rank, arrival in come.items() if arrival.changed]
+    """What the scripts have changed, with the remedy."""
+    changes = [f"On rank {rank} {arrival.changed}." for rank, arrival in come.items() if arrival.changed]
+    return [*changes, REMEDY] if changes else []
 
 
 def watching(init_process_group: Callable[..., None], launched: Mapping[str, str]) -> Callable[..., None]:
