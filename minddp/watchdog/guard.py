@@ -86,12 +86,16 @@ class Guard(Mode):
             self.call("buffers_synchronised", self._step, synchronised)
         self.call("before_forward", self._step, inputs, kwargs)
 
+    def begin(self) -> None:
+        """In the first backward that is reduced, also on a rank that has joined."""
+        self.exchange.open(self._name)
+
     def opened(self, param: int) -> None:
         step, self._steps_alone, self._in_backward = self._step, 0, True
         self._step = self.exchange.step = step + 1
         self.looks = is_looked_at(step)
         if self.looks:
-            self.exchange.open(self._name)
+            self.begin()
             self.call("backward_begins", step, max(self._optimizer_steps.values(), default=0))
             self._optimizer_steps.clear()
 
