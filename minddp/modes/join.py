@@ -31,6 +31,7 @@ from minddp.modes.divisor import Divisor
 from minddp.options import Options
 from minddp.replicas.placement import Placement
 from minddp.transport.protocols import Transport
+from minddp.watchdog.guard import Guard
 
 
 class UnevenInputs(Joinable):
@@ -46,6 +47,7 @@ class UnevenInputs(Joinable):
     _divisor: Divisor
     _placement: Placement
     _delayed: DelayedAllReduce | None
+    _guard: Guard | None
 
     synchronize: Callable[..., None]
     _synchronizes_buffers: Callable[..., bool]
@@ -146,6 +148,8 @@ class Shadow(JoinHook):
                 ddp._synchronize_buffers()
         ddp.require_forward_param_sync = step.is_synchronised
         if step.is_synchronised:
+            if ddp._guard is not None:
+                ddp._guard.begin()
             shadow_backward(reducer)
 
     def post_hook(self, is_last_joiner: bool) -> None:
