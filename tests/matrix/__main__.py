@@ -123,7 +123,8 @@ def ran(environment: Path, arguments: Sequence[str], limit_s: float, **more: tup
     except subprocess.TimeoutExpired:
         return not_run(torch, version, f"the tests took more than {limit_s:.0f} s")
     (ROOT / "build").mkdir(exist_ok=True)
-    (ROOT / "build" / f"matrix-{torch}-{version}.txt").write_text(done.stdout)
+    kind = "frameworks" if "packages" in more else "matrix"
+    (ROOT / "build" / f"{kind}-{torch}-{version}.txt").write_text(done.stdout)
     return row_of(torch, version, today(), done.stdout, **more)
 
 
