@@ -36,7 +36,7 @@ docs: .venv/docs-installed  ## Build the site in build/site, which opens from di
 	@echo "build/site/index.html"
 
 conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; renew docs/conformance.md.
-	$(PY) -m tests.conformance --table docs/conformance.md
+	$(PY) -m tests.conformance --table docs/conformance.md --versions docs/versions.md
 
 fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
 	MINDDP_FUZZ_EXAMPLES=$${MINDDP_FUZZ_EXAMPLES:-3000} $(BIN)/pytest -q -x --timeout 0 tests/parity

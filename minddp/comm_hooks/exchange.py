@@ -42,7 +42,7 @@ class Exchange:
         limit = None
         with suppress(RuntimeError, AttributeError):  # a backend without options
             limit = backend.options._timeout
-        self._group = dist.new_group(self._ranks, limit, use_local_synchronization=group is not None)
+        self._group = _new_group_beside(group, self._ranks, limit)
         self.size, self.rank = len(self._ranks), dist.get_rank(group)
         self.enqueue: Callable[[Job], object] = lambda job: job()
         if not any(streams.has_streams(param.device) for param in module.parameters()):
@@ -105,6 +105,23 @@ def check_bucket(bucket: dist.GradBucket, hook: str, dtypes: Collection[torch.dt
             f"`{hook}` takes dense gradients of {', '.join(map(str, dtypes))}, but those of bucket "
             f"{bucket.index()} are {has}, of parameters of shape {shapes}. Convert them, or use no hook."
         )
+
+
+def _new_group_beside(group: dist.ProcessGroup | None, ranks: list[int], limit: Any) -> Any:
+    """A further group of `ranks`, those of `group`. Other ranks take no part.
+
+    torch 2.15 counts such a group on its ranks, and names later groups by the count: unless it is put back, the
+    next group of all ranks hangs. For the name of this one the count is a number that no other group has.
+    """
+    if group is None:
+        return dist.new_group(ranks, limit)
+    world, store = dist.distributed_c10d._world, dist.distributed_c10d._get_default_store()
+    count = world.group_count
+    world.group_count = -store.add(f"minddp/groups of hooks on {ranks}, rank {dist.get_rank()}", 1)
+    try:
+        return dist.new_group(ranks, limit, use_local_synchronization=True)
+    finally:
+        world.group_count = count
 
 
 def _work(jobs: "queue.SimpleQueue[Job | None]") -> None:

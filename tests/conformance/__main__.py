@@ -16,6 +16,7 @@ from tests.conformance import report, runner, upstream
 from tests.conformance.selection import CORE, WHEEL, Suite, TestId, matching, read_list
 from tests.conformance.swap import NATIVE
 from tests.conformance.verdict import Status, Verdict
+from tests.matrix import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="JSON, logs; default: %(default)s",
     )
     add("--table", type=Path, metavar="FILE", help="write the comparison there, as Markdown")
+    add("--versions", type=Path, metavar="FILE", help="renew the row of this torch and Python there")
     return parser.parse_args(arguments)
 
 
@@ -137,6 +139,8 @@ def _tell(rows: Sequence[report.Row], asked: argparse.Namespace) -> None:
         asked.table.parent.mkdir(parents=True, exist_ok=True)
         asked.table.write_text(report.table(rows, asked.impl, command))
         print(f"table: {asked.table}; details and logs: {asked.out}")
+    if asked.versions is not None:
+        table.update(asked.versions, [report.versions_row(rows)], table.UPSTREAM)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import platform
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from tests.conformance.selection import HERE, TestId
 from tests.conformance.verdict import Status, Verdict
+from tests.matrix.table import UpstreamRow
 
 EXEMPT = HERE / "exempt.txt"
 
@@ -145,3 +147,12 @@ def _cell(reason: str) -> str:
     """On one line, without folders of this machine, not too long."""
     text = _PATH.sub("", " ".join(reason.split())).replace("|", "\\|")
     return text if len(text) <= _REASON_CHARACTERS else text[:_REASON_CHARACTERS] + " ..."
+
+
+def versions_row(rows: Sequence[Row]) -> UpstreamRow:
+    """The counts, for docs/versions.md."""
+    python = ".".join(installed()["python"].split(".")[:2])
+    native = sum(row.native.status is Status.PASS for row in rows)
+    subject = sum(row.subject is not None and row.subject.status is Status.PASS for row in rows)
+    today = datetime.date.today().isoformat()
+    return UpstreamRow(installed()["torch"], python, today, len(rows), native, subject)

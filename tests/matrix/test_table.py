@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.matrix.table import HEADER, Row, merged, row_of
+import pytest
+
+from tests.matrix.table import HEADER, UPSTREAM, Row, UpstreamRow, merged, row_of
 
 OUTPUT = """\
 ..F.s
@@ -39,3 +41,18 @@ def test_rows_replace_their_own_and_keep_the_others() -> None:
     assert again.startswith("Before.\n\n")
     assert again.endswith("\n\nAfter.\n")
     assert merged(again, []) == again
+
+
+def test_tables_of_one_page_are_renewed_apart() -> None:
+    page = f"{PAGE}\n{UPSTREAM}| 2.13.0+cpu | 3.11 | 2026-01-01 | 92 | 92 | 92 |\n"
+    renewed = merged(page, [UpstreamRow("2.13.0+cpu", "3.11", "2026-11-23", 92, 91, 90)], UPSTREAM)
+    assert renewed == page.replace("2026-01-01 | 92 | 92 | 92 |", "2026-11-23 | 92 | 91 | 90 |")
+    again = merged(renewed, [Row("2.13.0+cpu", "3.11", "2026-11-23", {"passed": 8})])
+    assert again == renewed.replace("2026-01-01 | 5 |", "2026-11-23 | 8 |")
+    with pytest.raises(ValueError, match="has no table"):
+        merged("Before.", [], UPSTREAM)
+
+
+def test_a_row_of_frameworks_says_which_they_are() -> None:
+    row = row_of("2.15.0", "3.11", "2026-11-23", "5 passed in 1s", packages=("accelerate 1.15.0",))
+    assert str(row).endswith("| 5 | 0 | 0 | accelerate 1.15.0 |")

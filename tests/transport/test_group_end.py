@@ -45,19 +45,20 @@ def test_nothing_is_called_while_the_interpreter_ends(monkeypatch: pytest.Monkey
     assert ends == []
 
 
-def _threads() -> set[str]:
-    return {thread.name.partition("/")[0] for thread in threading.enumerate()}
+def _began_after(before: list[threading.Thread]) -> set[str]:
+    """Names of the threads that live now. Those of an earlier wrapper have the same names, and may yet end."""
+    return {thread.name.partition("/")[0] for thread in threading.enumerate() if thread not in before}
 
 
 def _destroy(rank: int, transport: str) -> tuple[set[str], set[str], list[float]]:
     """Names of threads before and after, and an average that is taken after."""
-    before = _threads()
+    before = threading.enumerate()
     group = dist.new_group([0, 1])
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1), process_group=group, transport=transport)
     ddp(torch.ones(1, 1)).sum().backward()
-    during = _threads() - before
+    during = _began_after(before)
     dist.destroy_process_group(group)
-    after = _threads() - before
+    after = _began_after(before)
     ddp.zero_grad()
     ddp(torch.full((1, 1), float(rank))).sum().backward()
     return during, after, [param.grad.item() for param in ddp.parameters()]
@@ -75,12 +76,12 @@ def test_threads_end_with_the_group(ranks, transport: str, threads: set[str]) ->
 
 
 def _destroy_all_but_keep(rank: int) -> set[str]:
-    before = _threads()
+    before = threading.enumerate()
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     ddps = [minddp.DistributedDataParallel(nn.Linear(1, 1), process_group=group) for group in groups]
     dist.destroy_process_group(groups[0])
     ddps[1](torch.ones(1, 1)).sum().backward()
-    return _threads() - before
+    return _began_after(before)
 
 
 def test_threads_of_another_group_live_on(ranks) -> None:
