@@ -85,7 +85,10 @@ def train(settings: Settings, world: World) -> str:
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         before_step = stack.enter_context(recorded(trainer))
-        run = Run(trainer, signals, files, before_step)
+        kind = Run
+        if settings.survive:
+            from minddp.train.survive import SurvivingRun as kind  # a Run itself
+        run = kind(trainer, signals, files, before_step)
         run.begin(checkpoint)
         return run.to_the_end()
 
