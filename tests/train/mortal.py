@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -33,6 +34,8 @@ def at(moment: str) -> None:
     if here in plan["deaths"] and not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    if here == plan.get("cut_at"):  # this host is taken away
+        subprocess.run(["ip", "link", "set", "eth0", "down"], check=True, timeout=20)
     if here == plan.get("wait_at"):
         host, _, port = os.environ["MINDDP_ELASTIC_STORE"].rpartition(":")
         store, deadline = dist.TCPStore(host, int(port), is_master=False), time.monotonic() + LIMIT_S

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.namespaces import two_hosts, why_there_can_be_none
 from minddp.train.settings import Settings, SettingsError
 from tests.train.runs import assert_same_bits, command_line, final_bits, records, tiny, train_here
 
@@ -31,10 +33,19 @@ def settings_of(out: Path, **changes: Any) -> Settings:
     return tiny(out, **common | {"log_every": 3, "validate_every": 4, "checkpoint_every": 5} | changes)
 
 
-def start(settings: Settings, **plan: Any) -> subprocess.Popen[str]:
+def start(settings: Settings, launcher: Sequence[str] = (), **plan: Any) -> subprocess.Popen[str]:
+    """With `plan` for tests/train/mortal.py, by `launcher` or the command itself."""
     env = {**os.environ, "MORTAL": json.dumps({"folder": str(settings.folder.parent), "deaths": [], **plan})}
-    command = [sys.executable, "-m", "minddp", "train", *command_line(settings)]
+    command = [*(launcher or [sys.executable]), "-m", "minddp", "train", *command_line(settings)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_until(process: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def end_of(process: subprocess.Popen[str]) -> str:
@@ -78,11 +89,8 @@ def test_a_rank_that_is_started_again_is_taken_back(ranks, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(ranks, tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", nproc=2, survive=True, steps=100_000, schedule="constant")
-    process, deadline = start(settings), time.monotonic() + PATIENCE_S
-    while len(records(settings.folder, "training")) < 3:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process = start(settings)
+    wait_until(process, lambda: len(records(settings.folder, "training")) >= 3)
     process.send_signal(signal.SIGTERM)
     assert "Stopped by SIGTERM after step" in end_of(process)
     assert process.returncode == 128 + signal.SIGTERM
@@ -99,3 +107,33 @@ def test_what_cannot_survive_is_refused(tmp_path: Path, changes: dict[str, Any])
     settings_of(tmp_path, survive=True)
     with pytest.raises(SettingsError, match="--survive needs --logical-ranks and the CPU"):
         settings_of(tmp_path, survive=True, **changes)
+
+
+obstacle = why_there_can_be_none()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(obstacle is not None, reason=f"no network namespaces here: {obstacle}")
+def test_one_of_two_hosts_is_taken_away(ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its cable: its processes still run, and are silent. The store is on the other one; no disk is shared."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    here = settings_of(tmp_path / "here", survive=True, nproc=1, steps=24, resume="auto")
+    there = dataclasses.replace(here, out=tmp_path / "there")
+    with two_hosts("10gbit") as (first, second):
+        inside = [["ip", "netns", "exec", host.namespace, sys.executable] for host in (first, second)]
+        elastic = ["-m", "minddp.elastic", "--nproc", "1", "--store", f"{first.address}:29511"]
+        # The first rank waits in its second step for the other one, which comes second, and later cuts the cable.
+        left = start(here, [*inside[0], *elastic], wait_at=(1, 0, "training", 10), knocks=2)
+        wait_until(left, lambda: sizes(here.folder) == [1])
+        taken = start(there, [*inside[1], *elastic, "--join"], cut_at=(2, 1, "training", 9))
+        try:
+            output = end_of(left)
+        finally:
+            found = subprocess.run(["ip", "netns", "pids", second.namespace], capture_output=True, text=True)
+            for pid in map(int, found.stdout.split()):
+                os.kill(pid, signal.SIGKILL)
+            taken.communicate(timeout=PATIENCE_S)
+    assert left.returncode == 0, output
+    assert sizes(here.folder) == [1, 2, 1], output
+    assert_undisturbed(ranks, here)
