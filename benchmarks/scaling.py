@@ -11,9 +11,11 @@ of one rank without a wrapper, which has the machine to itself, is 1.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -124,7 +126,11 @@ def on_ranks(
         return step_of(model, task, rank) if is_in else lambda: None
 
     def contestant(name: str, wrapper: Any) -> Contestant:
-        wrap = (lambda model: wrapper(model, process_group=group)) if is_in else (lambda model: model)
+        def wrap(model: nn.Module) -> nn.Module:
+            local = min(number, int(os.environ.get("LOCAL_WORLD_SIZE", number)))
+            with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(local)):  # as if there were no others
+                return wrapper(model, process_group=group) if is_in else model
+
         return Contestant(f"{kind} {name}, {number}", f"{kind} {number}", wrap=wrap, step=step)
 
     barrier = Contestant(
