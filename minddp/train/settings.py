@@ -229,10 +229,9 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield "--accumulate and --logical-ranks exclude each other; raise --logical-ranks, each share is a pass."
     if has_shares and settings.comm_hook != "none":
         yield "--comm-hook and --logical-ranks exclude each other: a hook would add in another order."
-    refused = {"--zero": settings.zero, "--track": settings.track, "--xray": settings.xray}
-    refused |= {"--profile": settings.profile, "--print-sbatch": settings.print_sbatch}
-    if settings.survive and (not has_shares or settings.device == "cuda" or any(refused.values())):
-        yield f"--survive needs --logical-ranks and the CPU, and excludes {', '.join(refused)}."
+    others = settings.zero or settings.track or settings.xray or settings.profile or settings.print_sbatch
+    if settings.survive and (not has_shares or settings.device == "cuda" or others):
+        yield "--survive needs --logical-ranks and the CPU, no --zero, --track, --xray, --profile, --print-sbatch."
     if settings.precision == "fp16" and "check_finite=True" in settings.ddp_options:
         yield "--precision fp16 finds its scale by gradients that are not finite; leave check_finite=True out."
     compiler = os.environ.get("CXX", "g++")
