@@ -87,6 +87,17 @@ def test_a_rank_that_is_started_again_is_taken_back(ranks, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_if_all_ranks_die_at_once_those_that_are_started_again_continue_from_the_checkpoint(
+    ranks, tmp_path
+) -> None:
+    settings = settings_of(tmp_path / "run", nproc=2, survive=True, max_restarts=1)
+    output = end_of(start(settings, deaths=[(2, 0, "training", 13), (2, 1, "training", 13)]))
+    starts = [event["step"] for event in records(settings.folder, "event") if event["what"] == "start"]
+    assert (starts[0], starts[-1]) == (0, 5), output
+    assert_undisturbed(ranks, settings)
+
+
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(ranks, tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", nproc=2, survive=True, steps=100_000, schedule="constant")
     process = start(settings)
