@@ -38,8 +38,8 @@ FILL = {
     Activity.OTHER: "#e6e6e1",
 }
 STYLES: dict[tuple[bool, bool], tuple[str, dict[str, Any]]] = {  # of a stretch: it moves, it is exposed
-    (True, False): ("on the wire, hidden", {"facecolor": WIRE}),
-    (True, True): ("on the wire, exposed", {"facecolor": EXPOSED}),
+    (True, False): ("on the wire, hidden", {"facecolor": WIRE, "edgecolor": "white", "linewidth": 0.8}),
+    (True, True): ("on the wire, exposed", {"facecolor": EXPOSED, "edgecolor": "white", "linewidth": 0.8}),
     (False, False): ("waits for ranks, hidden", {"facecolor": "white", "edgecolor": WIRE, "hatch": "/////"}),
     (False, True): ("waits for ranks, exposed", {"facecolor": "white", "edgecolor": EXPOSED, "hatch": "/////"}),
 }
@@ -91,16 +91,15 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float) -> None:
     def box(begin_ns: int, end_ns: int, place: float, label: str, color: str, style: dict[str, Any]) -> None:
         """A box, with its label if that fits into it."""
         begin, width = at(begin_ns), at(end_ns) - at(begin_ns)
-        axes.broken_barh([(begin, width)], (top + place, BAR), linewidth=0, **style)
+        axes.broken_barh([(begin, width)], (top + place, BAR), **{"linewidth": 0, **style})
         if width > axes.get_xlim()[1] * LETTER * (len(label) + 1):
             centre = begin + width / 2, top + place + BAR / 2
             axes.text(*centre, label, color=color, fontsize=8, ha="center", va="center")
 
     for span in rank.spans:
         dark = span.activity is Activity.BACKWARD
-        label = "stands still" if span.activity is Activity.EXPOSED else span.activity.value
         style = {"facecolor": FILL[span.activity]}
-        box(span.begin_ns, span.end_ns, 0, label, "white" if dark else "black", style)
+        box(span.begin_ns, span.end_ns, 0, span.activity.value, "white" if dark else "black", style)
     ready = [at(t_ns) for t_ns in rank.ready_ns.values()]
     axes.vlines(ready, top + TICKS, top + SENDS - 0.05, "gray", linewidth=0.7)
     if rank.gradients_complete_ns is not None:
@@ -116,7 +115,7 @@ def _key() -> list[Any]:
     activities |= {FILL[Activity.COPY_BACK]: "loss, copy back", EXPOSED_PALE: "stands still"}
     return [
         *(Patch(color=color, label=label) for color, label in activities.items()),
-        *(Patch(label=label, linewidth=0, **style) for label, style in STYLES.values()),
+        *(Patch(label=label, **{"linewidth": 0, **style}) for label, style in STYLES.values()),
         Line2D([], [], color="gray", marker="|", linestyle="", label="a gradient is ready"),
     ]
 

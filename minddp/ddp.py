@@ -32,6 +32,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import _get_default_group
 
 from minddp.comm_hooks import CommHook, HookReducing
+from minddp.core.autograd import recorded
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan
@@ -285,7 +286,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     # ------------------------------------------------------------------ forward
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+        with recorded("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             return self._post_forward(self._run_module(*inputs, **kwargs))
 
@@ -322,10 +323,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if self._synchronizes_buffers(after_forward=True):
             self._synchronize_buffers()
         # Torch's rule: only after a forward that trains, so evaluation and accumulation need no communication.
-        self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+        synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if synchronises != self.require_forward_param_sync:  # asked first: to set an attribute of a module is slow
+            self.require_forward_param_sync = synchronises
         if (guard := self._guard_of_forward()) is not None:
             guard.call("after_forward", self.require_backward_grad_sync)
-        if self.require_forward_param_sync:
+        if synchronises:
             self._reducer.arm(output, finalize_at_end=not self.require_manual_backward_finalization)
         elif torch.is_grad_enabled():
             self._reducer.events.emit(EventKind.NO_SYNC)

@@ -327,6 +327,22 @@ def test_what_is_synchronised_when_is_as_in_torch(ranks: Any) -> None:
     assert len(different) == 5, "the arguments matter"
 
 
+def _spans(rank: int) -> list[set[str]]:
+    found = []
+    for cls in BOTH:
+        ddp = build(cls)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            ddp(inputs(rank)).sum().backward()
+        found.append({event.key for event in profile.key_averages() if event.is_user_annotation})
+    return found
+
+
+def test_a_profile_has_the_spans_that_torchs_has(ranks: Any) -> None:
+    for torchs, ours in ranks(2).run(_spans):
+        assert "DistributedDataParallel.forward" in torchs
+        assert ours == torchs
+
+
 def _ignored(rank: int) -> list[list[float]]:
     found = []
     for cls in BOTH:

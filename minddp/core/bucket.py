@@ -203,12 +203,14 @@ class Bucket:
 
     def _copy(self, averages: list[torch.Tensor], places: Sequence[int]) -> None:
         """Write the averages into the gradients that exist, and make those that do not."""
-        missing = [k for k in places if self.params[k].grad is None]
-        existing = [k for k in places if self.params[k].grad is not None]
+        existing = []
+        for k in places:
+            if self.params[k].grad is None:
+                self.params[k].grad = averages[k].to(self.params[k].dtype, copy=True)
+            else:
+                existing.append(k)
         if existing:
             torch._foreach_copy_([grad_of(self.params[k]) for k in existing], [averages[k] for k in existing])
-        for k in missing:
-            self.params[k].grad = averages[k].to(self.params[k].dtype, copy=True)
 
 
 def to_wire(flat: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,7 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,8 +37,7 @@ GROUP_BYTES = 512 * 1024  # and as much of the buffer: half of a 2 MiB second-le
 grad_of = operator.attrgetter("grad")
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(NamedTuple):
     """How packing scales. See [Note: the mean is taken first].
 
     `divisor` is the world size as a rule, or `None` to leave gradients as they are. `divide_copied` and
@@ -118,8 +116,8 @@ class PackGroup:
 
     def _copy_all(self, grads: list[torch.Tensor], scaling: Scaling) -> None:
         """The common case: every gradient is there and none lies in the buffer."""
-        if len(grads) == 1 and scaling.factor is not None:
-            torch.mul(grads[0], scaling.factor, out=self.views[0])
+        if len(grads) == 1 and (factor := scaling.factor) is not None:
+            torch.mul(grads[0], factor, out=self.views[0])
         else:
             torch._foreach_copy_(self.views, grads)
             self._scale(scaling, resident=False)

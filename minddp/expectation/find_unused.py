@@ -63,7 +63,7 @@ class FindUnused(Expectation):
     def backward_begins(self) -> None:
         self._output_nodes = []
         if self._left_out is None:
-            with torch.autograd.profiler.record_function(NAME_IN_PROFILES):
+            with autograd.recorded(NAME_IN_PROFILES):
                 nodes = enumerate(self._hooks.accumulators)
                 self._left_out = [param for param, node in nodes if not autograd.will_be_reached(node)]
 

@@ -31,6 +31,7 @@ from minddp.modes.divisor import Divisor
 from minddp.options import Options
 from minddp.replicas.placement import Placement
 from minddp.transport.protocols import Transport
+from minddp.watchdog.guard import Guard
 
 
 class UnevenInputs(Joinable):
@@ -46,6 +47,7 @@ class UnevenInputs(Joinable):
     _divisor: Divisor
     _placement: Placement
     _delayed: DelayedAllReduce | None
+    _guard: Guard | None
 
     synchronize: Callable[..., None]
     _synchronizes_buffers: Callable[..., bool]
@@ -110,11 +112,12 @@ class UnevenInputs(Joinable):
         announced = Join.notify_join_context(self)
         by_active = announced is not None and not self._divide_by_initial_world_size
         self._divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
-        self._buffers_from = 0
         if self._join_config.enable:
             trains = torch.is_grad_enabled()
             step = ActiveStep(self._transport.rank, trains, trains and self.require_backward_grad_sync)
             self._buffers_from = exchange_step(self._transport, self.join_device, step).highest_active_rank
+        elif self._buffers_from != 0:  # asked first: to set an attribute of a module is slow
+            self._buffers_from = 0
 
 
 class ActiveStep(NamedTuple):
@@ -145,6 +148,8 @@ class Shadow(JoinHook):
                 ddp._synchronize_buffers()
         ddp.require_forward_param_sync = step.is_synchronised
         if step.is_synchronised:
+            if ddp._guard is not None:
+                ddp._guard.begin()
             shadow_backward(reducer)
 
     def post_hook(self, is_last_joiner: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from minddp.replicas import broadcast as replicas
-from minddp.replicas.module_watch import holds_still
+from minddp.replicas.module_watch import are_same
 from minddp.transport.protocols import Transport
 
 KEPT_BYTES = 4 * 1024 * 1024
@@ -36,7 +36,7 @@ class Buffers:
         self._ignored = ignored
         self.hook: BufferHook | None = None
         self.named: dict[str, torch.Tensor] = {}
-        self._places: list[tuple[nn.Module, Sequence[object], Sequence[object]]] = []
+        self._places: list[tuple[nn.Module, Sequence[object]]] = []
         self._coalesced: replicas.CoalescedBroadcast | None = None
         self.collect()
 
@@ -45,13 +45,10 @@ class Buffers:
 
     def collect(self) -> None:
         """Look again what there is: modules may have assigned new tensors, or have other submodules."""
-        if self._places and all(map(_is_as_it_was, self._places)):
+        if self._places and all(are_same(_members(submodule), before) for submodule, before in self._places):
             return
         self.named = {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
-        self._places = [
-            (submodule, tuple(submodule._modules.values()), tuple(submodule._buffers.values()))
-            for submodule in self._module.modules()
-        ]
+        self._places = [(submodule, _members(submodule)) for submodule in self._module.modules()]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -73,7 +70,6 @@ class Buffers:
             return []
 
 
-def _is_as_it_was(place: tuple[nn.Module, Sequence[object], Sequence[object]]) -> bool:
-    """True if a submodule has the submodules and the buffers that it had. Names take five times as long."""
-    submodule, children, buffers = place
-    return holds_still(submodule._modules, children) and holds_still(submodule._buffers, buffers)
+def _members(submodule: nn.Module) -> Sequence[object]:
+    """Its submodules and buffers. Names would take five times as long to compare."""
+    return (*submodule._modules.values(), *submodule._buffers.values())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -26,24 +26,21 @@ FEW = 4
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Place:
-    """A submodule with what it has of its own. `strangers` are parameters that are not reduced."""
+    """A submodule with its children and parameters. `strangers` are parameters that are not reduced."""
 
     submodule: nn.Module
-    children: tuple[nn.Module | None, ...]
-    params: tuple[nn.Parameter | None, ...]
+    members: Sequence[object]
     strangers: Sequence[nn.Parameter]
 
     def is_as_it_was(self) -> bool:
-        return (
-            holds_still(self.submodule._modules, self.children)
-            and holds_still(self.submodule._parameters, self.params)
-            and not any(param.requires_grad for param in self.strangers)
-        )
+        members = (*self.submodule._modules.values(), *self.submodule._parameters.values())
+        are_trained = map(operator.attrgetter("requires_grad"), self.strangers)
+        return are_same(members, self.members) and not any(are_trained)
 
 
-def holds_still(named: Mapping[str, object], objects: Sequence[object]) -> bool:
-    """True if these very objects are what a dictionary holds."""
-    return len(named) == len(objects) and all(map(operator.is_, named.values(), objects))
+def are_same(objects: Sequence[object], others: Sequence[object]) -> bool:
+    """True if these are the very same objects."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
 class ModuleWatch:
@@ -74,9 +71,9 @@ class ModuleWatch:
     def _remember(self) -> None:
         self._places = []
         for submodule in self._module.modules():
-            params = tuple(submodule._parameters.values())
+            children, params = submodule._modules.values(), submodule._parameters.values()
             strangers = [param for param in params if param is not None and id(param) not in self._known]
-            self._places.append(_Place(submodule, tuple(submodule._modules.values()), params, strangers))
+            self._places.append(_Place(submodule, (*children, *params), strangers))
         self._turn = itertools.cycle(self._places)
 
     def _search(self) -> None:

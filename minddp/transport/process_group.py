@@ -109,7 +109,7 @@ class _SpinningWork:
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         limit = () if timeout is None else (timeout,)
-        self._spin_wait.spin(self.is_completed, *(each.total_seconds() for each in limit))
+        self._spin_wait.spin(self.is_completed, *map(datetime.timedelta.total_seconds, limit))
         self._work.wait(*limit)
 
 

@@ -4,23 +4,17 @@ A data-parallel job stops when one rank does not join a collective that the othe
 until a time limit ends them, often half an hour later. All ranks together know the reason, and the store through
 which they connected still works while collectives do not.
 
-| question | file |
-|---|---|
-| where is a rank now? | `rank_state.py` |
-| how do ranks exchange their states while they are stuck? | `inquiry.py` |
-| what has happened, given all states? | `diagnosis.py` |
-| which rank is late, so that the others wait? | `slow_rank.py` |
-| which waits are watched, and what happens when one takes too long? | `watched_transport.py` |
-| what if the ranks do not even meet in `init_process_group`? | `meeting.py` |
-
 A training may also go wrong while nothing stops: replicas become different, or all ranks read the same data.
 
 | question | file |
 |---|---|
-| when is what looked at, and what is found? | `guard.py`, which calls each `check.py` |
-| are the replicas still equal? | `drift.py`, by `fingerprint.py` |
-| which parameter, ranks and step, and why? | `drift_cause.py` |
+| which waits are watched, and what happens when one takes too long? | `watched_transport.py` |
+| where is each rank, and what has happened? | `rank_state.py`, exchanged by `inquiry.py`; `diagnosis.py` |
+| what if the ranks do not even meet in `init_process_group`? | `meeting.py` |
+| what is looked at while nothing stops, and when? | `guard.py`, which calls each `check.py` |
+| are the replicas still equal? If not, why? | `drift.py`, by `fingerprint.py` |
 | is the wrapper used at all, and does each rank have data of its own? | `misuse.py` |
+| which rank is late, so that the others wait? | `slow_rank.py` |
 | how do notes travel, and findings back? | `exchange.py`, by `board.py` |
 """
 

@@ -59,8 +59,6 @@ class Board:
         finally:
             atexit.unregister(self.close)
 
-    # ------------------------------------------------------------------ values
-
     def read(self, *key: object) -> Any:
         """`None` if there is no value."""
         name = self.key(*key)

@@ -32,11 +32,7 @@ def looked_at_before(step: int) -> int:
 
 def steps_on(optimizer: torch.optim.Optimizer, ids: Collection[int]) -> bool:
     """True if it steps one of the parameters that have these ids."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:  # mostly the first one
-            if id(param) in ids:
-                return True
-    return False
+    return any(id(param) in ids for group in optimizer.param_groups for param in group["params"])
 
 
 class ReplicasDrift(RuntimeError):
@@ -47,10 +43,9 @@ class ReplicasDrift(RuntimeError):
 class Finding:
     """One trouble. `check` found it in `step`, a number of synchronised forwards; `ranks` are the offenders.
 
-    `text` states the fact, the offenders and the remedy. A finding is reported once for each `check` and `subject`,
-    such as a parameter. `is_fatal`: the result of the training is wrong, not only slow. It is then raised in the
-    first forward from `raises_in_step` on, the same one on all ranks: one that raised earlier would leave others
-    waiting.
+    `text` states the fact, the offenders and the remedy, once for each `check` and `subject`, such as a parameter.
+    `is_fatal`: the result of the training is wrong, not only slow; then it is raised in the first forward from
+    `raises_in_step` on, the same on all ranks, as one that raised earlier would leave others waiting.
     """
 
     check: str
@@ -65,7 +60,7 @@ class Finding:
 class Check:
     """Looks for one kind of trouble, by those of these methods that it has.
 
-    The first are called by the thread that trains, in this order in each step that is looked at, and must be cheap:
+    The thread that trains calls the first ones, in this order in each step that is looked at. They must be cheap:
 
     | method | when |
     |---|---|

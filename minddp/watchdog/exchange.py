@@ -1,15 +1,13 @@
 """A thread brings the notes of all ranks to rank 0, and what rank 0 finds to all.
 
 [Note: notes travel through the store]
-The ranks compare what they have noted, and a collective would do it at once. But then every collective of a script
-has another number, and one more can hang. So a thread of each rank writes notes to the store about once a second,
-rank 0's thread reads and compares them, and writes what it finds for all. The thread that trains only notes. A rank
-writes again when its last notes have been read, so the store holds at most one entry for each rank.
+A collective would compare notes at once. But then every collective of a script has another number, and one more can
+hang. So about once a second a thread of each rank writes notes to the store, if its last ones have been read; rank
+0's thread reads and compares them, and writes what it finds for all. The thread that trains only notes.
 
-[Note: the last exchange]
 A script of twenty steps is over before the first second. So when the wrapper or the process ends, a rank that has
 noted something writes it, and rank 0 waits for the others' last notes, but at most `LAST_S` seconds, and only if it
-has something to compare itself. The thread ends before the interpreter does: inside the store it would crash it.
+has something to compare itself.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class Exchange:
             self.board.start(self.turn, EVERY_S, "minddp/guard")
 
     def close(self) -> None:
-        """See [Note: the last exchange]."""
+        """Make the last exchange, which takes `LAST_S` seconds at most."""
         self.board.close(2 * LAST_S)
 
     def raise_if_due(self, step: int) -> None:
@@ -72,9 +70,8 @@ class Exchange:
             pending, self.pending = self.pending, None
             raise ReplicasDrift(pending.text)
 
-    # ------------------------------------------------------------------ the thread
-
     def turn(self, is_last: bool = False) -> None:
+        """Of this rank's thread."""
         if self._rank != 0:
             kind = "last" if is_last else "notes"
             while (finding := self.board.read("finding", len(self.found))) is not None:
@@ -105,8 +102,6 @@ class Exchange:
         if self._rank == 0:
             _log.warning("%s", finding.text)
         return True
-
-    # ------------------------------------------------------------------ rank 0
 
     def _examine_others(self, kind: str, raises_in_step: int) -> set[int]:
         """Read the others' notes; returns the ranks that had some."""

@@ -66,12 +66,10 @@ class Reading:
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor | None]] = (), head_bytes: int | None = None):
         flat = {
-            name: tensor.detach().reshape(-1).view(torch.uint8)
+            name: tensor.detach().reshape(-1).view(torch.uint8)[:head_bytes]
             for name, tensor in named
             if tensor is not None and _is_readable(tensor) and (head_bytes is None or tensor.is_contiguous())
         }
-        if head_bytes is not None:
-            flat = {name: read[:head_bytes] for name, read in flat.items()}
         self._sizes = {name: read.numel() for name, read in flat.items()}
         copied = torch.cat([*flat.values()]) if flat else torch.empty(0, dtype=torch.uint8)
         self._bytes = copied.to("cpu", non_blocking=True)
@@ -87,6 +85,5 @@ class Reading:
 def _is_readable(tensor: torch.Tensor) -> bool:
     if type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided:
         return False
-    if tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg():
-        return False
-    return tensor.untyped_storage().nbytes() > 0
+    is_odd = tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg()
+    return not is_odd and tensor.untyped_storage().nbytes() > 0

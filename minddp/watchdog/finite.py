@@ -5,13 +5,9 @@ An average that is NaN does not show from which rank that came. So each rank tes
 and notes the first number that is not finite. All buckets are launched whatever was found, so that the ranks stay
 in step. When their averages are in the gradients, the ranks exchange what they have noted, and all raise an error.
 
-They need to exchange nothing as long as all is well, and to know that costs no message: a rank that has found
-something writes NaN to the front of its bucket, so on every rank the sum begins with NaN. A communication hook need
-not add, so with one the exchange is always made; at the end, since a hook may launch collectives until then.
-
-A sum is NaN or infinite if one of its elements is. It may overflow, so it only raises a suspicion, which an exact
-search confirms. On an accelerator the host would wait for the sum. There the exact search is always made, and its
-result stays on the device until backward has ended.
+If all is well they need to exchange nothing, and know it without a message: a rank that has found something writes
+NaN to the front of its bucket, so on every rank the sum begins with NaN. A communication hook need not add, so with
+one the exchange is always made; at the end, since a hook may launch collectives until then.
 """
 
 from __future__ import annotations
@@ -83,7 +79,10 @@ class CheckFinite:
 
 
 def first_not_finite(bucket: GradientBucket) -> torch.Tensor:
-    """Twice the position of the first element that is NaN or infinite, plus 1 if it is infinite; or `FINITE`."""
+    """Twice the position of the first element that is NaN or infinite, plus 1 if it is infinite; or `FINITE`.
+
+    A sum is not finite if an element is not, or it overflows. On an accelerator the host would wait for it.
+    """
     flat = _numbers(bucket.wire)
     if flat.numel() == 0 or (flat.is_cpu and math.isfinite(flat.sum().item())):
         return torch.tensor(FINITE, device=flat.device)

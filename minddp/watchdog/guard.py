@@ -1,7 +1,4 @@
-"""The guard looks for what goes wrong in training without an error: replicas that drift, a rank that is late.
-
-Its checks note what they see around forward, backward and optimizers; a thread compares the notes (`exchange.py`).
-"""
+"""The guard's checks note what they see around forward, backward and optimizers, for `exchange.py` to compare."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ class Guard(Mode):
     """Calls `checks` around the steps of a module whose reduced parameters are `params`.
 
     Its exchange begins with the first synchronised backward, which is the same on all ranks: a copy of the wrapper
-    on one rank, which never trains, must not take the place of another rank's wrapper. Ends with `close`, or when
-    it is collected. `num_passes` is how many backwards the reducer has synchronised before. `looks` is true in a
-    step that is looked at; the wrapper need not call in others. See [Note: steps that are looked at].
+    on one rank, which never trains, must not take the place of another rank's. It ends with `close`, or when the
+    guard is collected. `num_passes`: how many backwards the reducer has synchronised before. The wrapper need not
+    call unless `looks`; see [Note: steps that are looked at].
     """
 
     def __init__(
@@ -67,12 +64,9 @@ class Guard(Mode):
         self._group_end = transport.when_group_ends(weakly(self.close))
 
     def close(self) -> None:
-        """Make the last exchange, which takes `LAST_S` seconds at most."""
         for hook in self._hooks:
             hook.remove()
         self.exchange.close()
-
-    # ------------------------------------------------------------------ called around forward and backward
 
     def before_forward(
         self,
@@ -92,12 +86,16 @@ class Guard(Mode):
             self.call("buffers_synchronised", self._step, synchronised)
         self.call("before_forward", self._step, inputs, kwargs)
 
+    def begin(self) -> None:
+        """In the first backward that is reduced, also on a rank that has joined."""
+        self.exchange.open(self._name)
+
     def opened(self, param: int) -> None:
         step, self._steps_alone, self._in_backward = self._step, 0, True
         self._step = self.exchange.step = step + 1
         self.looks = is_looked_at(step)
         if self.looks:
-            self.exchange.open(self._name)
+            self.begin()
             self.call("backward_begins", step, max(self._optimizer_steps.values(), default=0))
             self._optimizer_steps.clear()
 
@@ -123,8 +121,6 @@ class Guard(Mode):
             except Exception:
                 self._failed.append(check)
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)
-
-    # ------------------------------------------------------------------ optimizers
 
     def _on_optimizer_begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not steps_on(optimizer, self._guarded):

@@ -1,15 +1,15 @@
 """The ranks exchange their states through the store while a collective does not complete.
 
 A rank that has waited too long asks: it increments a number in the store. On every rank a thread reads that number
-about once a second, and when it has changed, writes the rank's state to the store. The thread does nothing else, so
-it also answers for a main thread that sleeps, computes or waits. A rank that does not answer has ended, or its host
-is out of reach; on the same host the process table shows which.
+about once a second, and when it has changed, writes the rank's state to the store, also while the main thread
+sleeps, computes or waits. A rank that does not answer has ended, or its host is out of reach; on the same host the
+process table shows which.
 
 [Note: which rank asks, and when]
-Each question costs an answer of every rank. So what gives an occasion to ask (a wait has become long, a rank has
-left, a process has ended) is claimed in the store, and on each host one rank asks; it also logs what it finds. A
-diagnosis after which no rank can go on is written to the store, the first one for good: each waiting rank looks for
-it once a second, or when its wait fails, and raises it, too: the cause everywhere, and not what follows from it.
+Each question costs an answer of every rank. So an occasion to ask (a wait has become long, a rank has left, a
+process has ended) is claimed in the store, and on each host one rank asks and logs. The first diagnosis after which
+no rank can go on stays in the store as the *verdict*: waiting ranks look for it once a second, or when their wait
+fails, and all raise it: the cause everywhere, and not what follows from it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ POLL_S = 0.05
 
 
 class Inquiry:
-    """Answers for one rank until `close`, and asks the others.
+    """Answers for one rank until `close`, and asks the others. All ranks of a group make theirs in one order.
 
-    `state` makes the rank's state, `None` if its module is gone; the thread calls it, so it must hold no reference
-    to the module. All ranks of a group make their inquiries in one order.
+    `state` makes the rank's state, `None` if its module is gone, to which it must hold no reference.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
@@ -51,8 +50,6 @@ class Inquiry:
         self._board.open("minddp/watchdog")
         self._board.write((self._host, os.getpid()), "process", rank)
         self._board.start(self._turn, READ_EVERY_S, self._board.name)
-
-    # ------------------------------------------------------------------ for a rank that waits
 
     def ask(self) -> dict[int, RankState]:
         """The states of all ranks, or why there is none after `ANSWER_LIMIT_S` seconds."""
@@ -75,16 +72,15 @@ class Inquiry:
 
     def occasions(self) -> list[str]:
         """Occasions to ask at once: alarms, and processes of this host that have ended."""
-        alarms = self._board.add(0, "alarms")
-        ended = [rank for rank in range(self._world_size) if self._has_ended(rank)]
-        return [f"alarm {alarms}"] * bool(alarms) + [f"end of rank {rank}" for rank in ended]
+        ended = [f"end of rank {rank}" for rank in range(self._world_size) if self._has_ended(rank)]
+        return [f"alarm {alarms}", *ended] if (alarms := self._board.add(0, "alarms")) else ended
 
     def claims(self, occasion: str) -> bool:
         """True on the first rank of a host that calls this for an occasion."""
         return self._board.add(1, "claims", self._host, occasion) == 1
 
     def verdict(self) -> str:
-        """The diagnosis after which no rank can go on; empty if there is none."""
+        """Empty if there is none."""
         return self._board.write_first("", "verdict")
 
     def settle(self, diagnosis: str) -> str:
@@ -98,8 +94,6 @@ class Inquiry:
         """See `gathering`; each rank has one occasion at a time."""
         board = self._board
         return gathering(board.store, board.key("gathered", occasion), self._rank, self._world_size)
-
-    # ------------------------------------------------------------------ states
 
     def _absent(self, rank: int) -> RankState | None:
         """What is known of a rank that cannot answer. A process on another host is known only to have left."""

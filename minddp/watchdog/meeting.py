@@ -1,13 +1,12 @@
 """`init_process_group` below `minddp run` and `exec`: says what keeps the ranks from meeting, which torch does not.
 
 [Note: what the launcher gave]
-Torchrun gives each rank its number and the address of a store that the launcher hosts. A script that sets
-MASTER_PORT, as tutorials without a launcher do, lets all ranks wait for a store that does not exist. One that sets
-RANK lets two ranks come as one, and all wait for the rank that never comes. So each rank remembers the environment
-of its start, and comes to the launcher's store beside torch's call, whatever the script has set.
-
-A store that does not answer is an error after 5 s, and so is at once a rank that comes as another one has. All
-else is a warning after 20 s, since a script may number its ranks anew or host a store elsewhere.
+Torchrun gives each rank its number and the address of a store that the launcher hosts. If a script sets
+MASTER_PORT, as tutorials without a launcher do, all ranks wait for a store that does not exist; if it sets RANK,
+two ranks come as one, and all wait for one that never comes. So each rank remembers the environment of its start,
+and comes to the launcher's store beside torch's call. A store that does not answer is an error after 5 s, a rank
+that comes as another one at once. All else is a warning after 20 s: a script may number its ranks anew or host a
+store elsewhere.
 """
 
 from __future__ import annotations
@@ -72,31 +71,24 @@ class Meeting:
     """
 
     def __init__(self, ours: Arrival, launched: Mapping[str, str]):
+        self._ours, self._launched = ours, launched
         self._rank, self._size = int(launched["RANK"]), int(launched["WORLD_SIZE"])
-        limit = datetime.timedelta(seconds=STORE_LIMIT_S)
-        address = launched["MASTER_ADDR"], int(launched["MASTER_PORT"])
-        store = dist.TCPStore(*address, is_master=False, timeout=limit, wait_for_workers=False)
+        limit, port = datetime.timedelta(seconds=STORE_LIMIT_S), int(launched["MASTER_PORT"])
+        store = dist.TCPStore(launched["MASTER_ADDR"], port, is_master=False, timeout=limit, wait_for_workers=False)
         self._board = Board(store, self._rank)
         self._board.open(f"minddp/{launched['TORCHELASTIC_RESTART_COUNT']}")
         self._board.write(ours, self._rank)
-        self._ours = ours
-        self._launched = launched
-        self._since = time.monotonic()
-        self._report_after_s = REPORT_AFTER_S
+        self._since, self._report_after_s = time.monotonic(), REPORT_AFTER_S
         self.close = self._board.close
 
     def begin(self) -> None:
-        """
-        Raises:
-            RuntimeError: another rank has come as this one, or no store answers where the script looks for it, and
-                no rank is to host one.
-        """
+        """Raises RuntimeError if another rank has come as this one, or no store answers, and none will."""
         ours = self._ours
         if self._board.add(1, ours.host, ours.port, ours.rank) > 1:
             come = {rank: other for rank, other in self._arrivals().items() if other[:4] == ours[:4]}
             raise RuntimeError(
                 f"minddp: {ranks([*come])} come to init_process_group as rank {ours.rank} of {ours.size}, so other "
-                f"ranks would wait for ever. {' '.join(_changes(come))} {REMEDY}"
+                f"ranks would wait for ever. {' '.join(_changes(come))}"
             )
         deadline = time.monotonic() + STORE_LIMIT_S
         while ours.changed and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -129,30 +121,27 @@ class Meeting:
             _log.warning("init_process_group has not returned after %.0f s. %s", waited_s, diagnosis)
 
     def _where_is(self, rank: int) -> str:
-        if rank >= self._size:
-            return f"the launcher has started {self._size}"
         node = rank // int(self._launched["LOCAL_WORLD_SIZE"])
-        return f"its process, on node {node}, has ended or does something else first"
+        here = f"its process, on node {node}, has ended or does something else first"
+        return here if rank < self._size else f"the launcher has started {self._size}"
 
 
 def diagnose(come: Mapping[int, Arrival], where_is: Callable[[int], str]) -> str:
     """Which ranks are missing, and what differs from the launcher's values."""
     size = next(iter(come.values())).size
-    missing = sorted(set(range(size)) - {arrival.rank for arrival in come.values()})
-    lines = [
-        f"Rank {rank} of {size} has not come; "
-        f"{where_is(rank) if rank not in come else f'its process came as rank {come[rank].rank}'}."
-        for rank in missing
-    ]
-    if changes := _changes(come):
-        lines += [*changes, REMEDY]
-    elif not missing:
-        lines.append("All ranks have come, so they do not reach each other; `minddp doctor` examines the network.")
+    lines = []
+    for rank in sorted(set(range(size)) - {arrival.rank for arrival in come.values()}):
+        where = f"its process came as rank {come[rank].rank}" if rank in come else where_is(rank)
+        lines.append(f"Rank {rank} of {size} has not come; {where}.")
+    if not (lines := [*lines, *_changes(come)]):
+        lines = ["All ranks have come, so they do not reach each other; `minddp doctor` examines the network."]
     return " ".join(lines)
 
 
 def _changes(come: Mapping[int, Arrival]) -> list[str]:
-    return [f"On rank {rank} {arrival.changed}." for rank, arrival in come.items() if arrival.changed]
+    """What the scripts have changed, with the remedy."""
+    changes = [f"On rank {rank} {arrival.changed}." for rank, arrival in come.items() if arrival.changed]
+    return [*changes, REMEDY] if changes else []
 
 
 def watching(init_process_group: Callable[..., None], launched: Mapping[str, str]) -> Callable[..., None]:

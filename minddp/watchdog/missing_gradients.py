@@ -1,14 +1,12 @@
 """A backward has ended and some parameters have no gradient: say which, as soon as it is certain.
 
 [Note: unfinished reduction]
-A backward that leaves parameters out is not an error yet: a second backward through another output may bring
-the rest. It becomes one when the result is used. Torch notices at the next forward, one iteration
-too late: the optimizer has then already stepped with gradients that were not reduced, and the ranks have
-diverged. minddp warns when a backward ends unfinished, once for each set of parameters, and arms a guard on the
-optimizers: a step that would touch one of the module's parameters raises. The next forward raises too, as in torch.
-
-The guard is up within a backward, too, for one that an exception cuts short: what its gradients hold is not
-averaged, or only in part. A script that catches the exception and clears them may go on.
+A backward that leaves parameters out is not an error yet: a second backward through another output may bring the
+rest. It becomes one when the result is used. Torch notices at the next forward, when the optimizer has already
+stepped with gradients that were not reduced. minddp warns when a backward ends unfinished, once for each set of
+parameters, and arms a guard on the optimizers: a step that would touch one of the module's parameters raises. The
+next forward raises too, as in torch. The guard is up within a backward, too, for one that an exception cuts short:
+its gradients are not averaged, or only in part. A script that catches the exception and clears them may go on.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.expectation import Expectation
 from minddp.core.reducer import Reducer
-from minddp.platform import wording
 from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
 from minddp.watchdog.check import steps_on
+from minddp.watchdog.diagnosis import interrupted
 from minddp.watchdog.inquiry import gathering
 from minddp.watchdog.watched_transport import WatchedTransport
 
@@ -49,10 +47,10 @@ _OUTPUTS = "by making sure all `forward` function outputs participate in calcula
 
 
 def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patience_s: float = PATIENCE_S) -> str:
-    """Send the other ranks what is `missing` here and receive what is missing there, as lines of text.
+    """Exchange what is `missing` through the store, as collectives may be stuck; returns lines of text.
 
-    Goes through the store, since the collectives may be what is stuck. `occasion` is the same on every rank. A rank
-    whose gradients are complete does not take part, so at most `patience_s` seconds are waited for it.
+    `occasion` is the same on every rank. One whose gradients are complete takes no part: it is waited for
+    `patience_s`.
     """
     store, rank = transport.store, transport.rank
     if store is None or transport.world_size == 1:
@@ -160,13 +158,11 @@ class UnfinishedReduction(OptimizerGuard):
         if not arrived or any(self._params[param].grad is None for param in arrived):
             return None
         missing = [self._names[param] for param in reducer.current.missing()]
-        before = f" before the gradients of {wording.names(missing)} had arrived" if missing else ""
-        where = f"backward {reducer.num_passes} on rank {reducer.transport.rank}"
         return reducer.events.report(
             RuntimeError(
-                f"An exception has ended {where}{before}, so "
-                f"`.grad` holds gradients that are not averaged, or only in part. Clear them "
-                f"(`optimizer.zero_grad()`) and leave this step out, on every rank."
+                f"{interrupted(reducer.num_passes, reducer.transport.rank, missing)}, so `.grad` holds gradients "
+                f"that are not averaged, or only in part. Clear them (`optimizer.zero_grad()`) and leave this step "
+                f"out, on every rank."
             )
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from minddp.core.autograd import tensors_in
-from minddp.platform.wording import count
+from minddp.platform.wording import count, names, ranks
 from minddp.watchdog.check import ALONE, Check, Finding, Notes
 from minddp.watchdog.fingerprint import Reading
 
@@ -23,6 +23,10 @@ BATCHES = 8
 FEWEST_DIFFERENT = 4  # of them: a batch that is always the same is no data, but a benchmark
 FEWEST_ELEMENTS = 8  # of a batch: fewer may be an option, such as the number of the step
 BATCH_BYTES = 16 * 1024  # of each tensor
+CALL_THE_WRAPPER = (
+    "Call the wrapper, not `ddp.module` or the bare module, compute the loss from what it returns, and leave "
+    "`no_sync` for the last backward before each step."
+)
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
@@ -31,7 +35,7 @@ class BypassCheck(Check):
 
     def __init__(self, params: Named):
         self._params = params
-        self.backward_begins(0, 0)
+        self.backward_begins(-1, 0)
 
     def backward_begins(self, step: int, optimizer_steps: int) -> None:
         self._since = step
@@ -62,14 +66,15 @@ class BypassCheck(Check):
         synchronised, within, heads = zip(*notes, strict=True)
         differ = [any(one != of_rank[0] for one in of_rank) for of_rank in zip(*heads, strict=True)]
         if differ[-1] and differ == sorted(differ):  # not equal again; see [Note: averaging by oneself]
+            everyone, since = tuple(range(len(notes))), f" after step {number}" if number >= 0 else ""
+            apart = [name for name in heads[0][-1] if len({of_rank[-1].get(name) for of_rank in heads}) > 1]
             text = (
-                f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward, and the "
-                f"replicas differ. The wrapper ran {count(max(within), 'time')} within `no_sync` and "
-                f"{count(max(synchronised), 'time')} outside of it. Call the wrapper, not `ddp.module` or the bare "
-                f"module, compute the loss from what it returns, and leave `no_sync` for the last backward before "
-                f"each step."
+                f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward{since}, and "
+                f"{ranks(everyone)} have different values of {names(apart)}, which were looked at. The wrapper ran "
+                f"{count(max(within), 'time')} within `no_sync` and {count(max(synchronised), 'time')} outside of "
+                f"it. {CALL_THE_WRAPPER}"
             )
-            yield Finding("bypass", "wrapper", number, tuple(range(len(notes))), text)
+            yield Finding("bypass", "wrapper", number, everyone, text)
 
 
 class SameDataCheck(Check):

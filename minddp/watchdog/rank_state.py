@@ -18,9 +18,9 @@ SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
 class RankState:
     """One rank's answer, or the last one of a rank that has ended, and why there is none now: its `absence`.
 
-    `missing` maps buckets to the parameters whose gradients they wait for. `recent` are the latest collectives by
-    number: they carry no names, those of equal numbers meet. `waiting_s`: for how long the rank has waited in the
-    last one, if it does. `drops`: it is about to drop a backward that an exception has cut short.
+    `missing`: by bucket, the parameters whose gradients it waits for. `recent`: the latest collectives by number;
+    those of equal numbers meet. `waiting_s`: for how long the rank has waited in the last one, if it does. `drops`:
+    it is about to drop a backward that an exception has cut short.
     """
 
     phase: str = "IDLE"

@@ -70,8 +70,6 @@ class SlowRank(Check):
         self._step: int | None = None
         self._is_computed = False
 
-    # ------------------------------------------------------------------ called by the thread that trains
-
     def step_begins(self) -> None:
         self._turn_to(BETWEEN)
         self._reset()
@@ -112,8 +110,6 @@ class SlowRank(Check):
         now_ns = perf_counter_ns()
         self._times[self._doing] += now_ns - self._since_ns
         self._doing, self._since_ns = doing, now_ns
-
-    # ------------------------------------------------------------------ called by the guard's thread
 
     def take_notes(self, is_last: bool = False) -> Notes:
         return [self._noted.popleft() for _ in range(len(self._noted))]

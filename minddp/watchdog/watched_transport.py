@@ -2,18 +2,17 @@
 
 [Note: how long to wait]
 A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
-After `limit_s` seconds the ranks are asked for their states, and again each time that as many have passed, at once
-if a rank leaves or its process ends. If the answers rule out that the wait will ever end (a rank has exited,
-collectives differ), `Stuck` is raised with the diagnosis. If not, the diagnosis is logged after 1, 2, 4, 8, ...
-times `limit_s`, and in between if the picture has changed. So the rank waits on, until the group's own time limit,
-when torch's error is raised with the latest diagnosis.
+Each `limit_s` seconds the ranks are asked for their states, and at once if a rank leaves or its process ends. If
+the wait can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Else the
+diagnosis is logged after 1, 2, 4, 8, ... times `limit_s`, and in between if the picture has changed, until the
+group's own time limit, when torch's error is raised with the latest diagnosis.
 
 [Note: a backward that is dropped]
 An exception that one rank's script catches cuts its backward short, and its next all-reduce would meet one that the
-other ranks have launched in that backward. If the sizes agree, the gradients are silently wrong. So before a rank
-drops a backward of which it has launched something, all ranks have to come to the same point: each has launched
-equally many collectives and drops, too. If some rank has launched more, it raises `Stuck`, as that rank does.
-A backward of which nothing was launched can be dropped: the rank's next one takes its place.
+other ranks have launched in that backward: if the sizes agree, the gradients are silently wrong. So before a rank
+drops a backward of which it has launched something, all ranks have to drop theirs after equally many collectives;
+if some rank has launched more, all raise `Stuck`. One of which nothing was launched can be dropped: the next takes
+its place.
 """
 
 from __future__ import annotations
@@ -115,8 +114,6 @@ class WatchedTransport:
         self.all_reduce(parts).wait()
         return list(parts)
 
-    # ------------------------------------------------------------------ watching
-
     def watch_future(self, tensor: torch.Tensor, future: torch._C.Future) -> Callable[[], None]:
         """What waits for the future that a communication hook has returned for `tensor`; an error stays in it."""
         self._record("communication hook", tensor)
@@ -169,18 +166,12 @@ class WatchedTransport:
             _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
         return None
 
-    # ------------------------------------------------------------------ [Note: a backward that is dropped]
-
     def settle(self) -> None:
         """All ranks have made the same collectives so far."""
         self._num_settled = self._number
 
     def agree_to_drop(self) -> None:
-        """Return once all ranks drop a backward after the same collectives; at once if nothing of it was launched.
-
-        Raises:
-            Stuck: some rank has launched more.
-        """
+        """Returns once all ranks do, or raises `Stuck`. See [Note: a backward that is dropped]."""
         if self._number == self._num_settled:
             return
         self._drops = True  # and stays so after an error: what this rank leaves behind shows it

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from minddp.platform.wording import count, size
+from minddp.platform.wording import count
 from minddp.xray import words
 from minddp.xray.analysis import Analysis
 from minddp.xray.parts import last_rows_of, rows_of
@@ -21,7 +21,7 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
     names = words.names([analysis.recording for analysis in analyses])
     if len(analyses) > 1:
         columns = [(name, a.typical, a.typical.slowest) for name, a in zip(names, analyses, strict=True)]
-        sentences = [_in_a_line(name, analysis.typical) for name, analysis in zip(names, analyses, strict=True)]
+        sentences = []
     else:
         (analysis,) = analyses
         step = analysis.typical
@@ -39,11 +39,6 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
         sentences.insert(0, f"And {len(columns) - MOST_COLUMNS} more columns, see the page.")
     for sentence in filter(None, sentences):
         console.print(sentence, markup=False, highlight=False)
-
-
-def _in_a_line(name: str, step: Step) -> str:
-    messages = count(len(step.plan.buckets), "message")
-    return f"{name}: {words.ms(step.length_ns)} a step, {messages}, {size(step.plan.nbytes)} in all."
 
 
 def _facts(analysis: Analysis) -> str:

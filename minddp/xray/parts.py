@@ -28,16 +28,20 @@ def rows_of(columns: Sequence[tuple[Step, RankStep]]) -> list[Row]:
         rows.append(Row(activity.value, [rank.parts_ns[activity] for rank in ranks], activity))
         for name in modules:
             rows.append(Row(f"  {name}", [rank.module_ns(activity, name) for rank in ranks]))
-    rows.append(Row("waits for a late rank", [step.waits_for_last_ns(rank) for step, rank in columns]))
+        if activity is Activity.EXPOSED:
+            rows.append(Row("  for a late rank", [step.waits_for_last_ns(rank) for step, rank in columns]))
     notable = [row for row in rows if max(row.times_ns) >= NOTABLE_NS]
     return [*notable, Row("a step", [rank.length_ns for rank in ranks])]
 
 
 def last_rows_of(columns: Sequence[tuple[Step, RankStep]]) -> list[tuple[str, list[str]]]:
-    """Below these: the hidden share of the communication, the peak of memory, and how much of it is buckets."""
+    """Below these: the hidden share of the communication, the buckets, the peak of memory and their share of it."""
     ranks = [rank for _, rank in columns]
-    rows = [("communication hidden", [f"{step.overlap(rank):.0%}" for step, rank in columns])]
+    rows = [
+        ("communication hidden", [f"{step.overlap(rank):.0%}" for step, rank in columns]),
+        ("buckets", [f"{len(rank.plan.buckets)}, {size(rank.plan.nbytes)}" for rank in ranks]),
+    ]
     if all(rank.peak_bytes for rank in ranks):
-        shares = [f"{size(rank.plan.nbytes)} ({rank.plan.nbytes / rank.peak_bytes:.0%})" for rank in ranks]
-        rows += [("peak memory", [size(rank.peak_bytes) for rank in ranks]), ("buckets", shares)]
+        peaks = [f"{size(rank.peak_bytes)} ({rank.plan.nbytes / rank.peak_bytes:.0%})" for rank in ranks]
+        rows.append(("peak memory (buckets)", peaks))
     return rows

@@ -48,7 +48,7 @@ class Activity(enum.Enum):
     REBUILD = "rebuild"  # of the buckets, within forward
     LOSS = "loss"  # from the end of forward to the beginning of backward
     BACKWARD = "backward"
-    EXPOSED = "exposed communication"  # see [Note: exposed communication]
+    EXPOSED = "stands still"  # see [Note: exposed communication]
     COPY_BACK = "copy back"  # averages go where the optimizer reads them
     OPTIMIZER = "optimizer"
     DATA = "data loader"  # a `DataLoader` is waited for

@@ -28,10 +28,11 @@ from minddp.xray.timeline import Activity, RankStep, Step
 LEAST_SHARE = 0.01  # of a step: gains below are not mentioned
 FASTER = 10  # the wire
 WITHOUT = {Phase.BETWEEN: "data ready: no time between steps", Phase.OPTIMIZER: "an optimizer that takes no time"}
-WITHOUT_LOADER = {Phase.DATA: "data ready: no wait for the loader", Phase.BETWEEN: "nothing else between steps"}
+WITHOUT_LOADER = {Phase.DATA: "data ready: no wait for the loader", Phase.BETWEEN: "only the loader between steps"}
 STANDS_OUT = 0.1, 12.0  # a delay: more than this share of a step, and times the quartile of all costs
 EARLY = (Phase.BETWEEN, Phase.OPTIMIZER, Phase.DATA)  # before a backward, they lie in the step before
-NAMES = dict(zip(Phase, (*PHASES, "between forward and backward", "in the data loader"), strict=True))
+_ALSO = ("between forward and backward", "in the data loader")
+NAMES = dict(zip(Phase, ("between steps", *PHASES[1:], *_ALSO), strict=True))
 Factors = Mapping[tuple[int, int, Phase], float]
 
 

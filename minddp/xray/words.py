@@ -44,7 +44,10 @@ def headline(step: Step) -> str:
     if costs_ns >= NEGLIGIBLE * step.length_ns:
         parts.append(f"communication costs {ms(costs_ns)} of it")
     if waits_ns >= NEGLIGIBLE * step.length_ns:
-        parts.append(f"rank {longest.rank} waits {ms(waits_ns)} for rank {step.last.rank}")
+        longer_ns = {a: step.last.parts_ns[a] - longest.parts_ns[a] for a in Activity}
+        most = max(Activity, key=longer_ns.__getitem__)
+        where = f" ({most.value}: {ms(longer_ns[most])} longer)" if 2 * longer_ns[most] >= waits_ns else ""
+        parts.append(f"rank {longest.rank} waits {ms(waits_ns)} for rank {step.last.rank}{where}")
     if not parts:
         return f"A step takes {ms(step.length_ns)}, and hardly any of it is spent waiting for gradients."
     return f"A step takes {ms(step.length_ns)}; {joined(parts)}."
@@ -68,7 +71,7 @@ def noise_sentence(analysis: Analysis) -> str:
     if number < 2:
         return "Only one step was recorded: how far steps differ is not known."
     share = percent(noise_ns / analysis.typical.length_ns)
-    return f"The middle half of {number} steps differ by {ms(noise_ns)} ({share}): less means nothing."
+    return f"The middle half of {number} steps differ by {ms(noise_ns)} ({share}): in one step, less is noise."
 
 
 # ---------------------------------------------------------------------- what would make it shorter

@@ -56,6 +56,8 @@ class Search:
                 return "\n".join([str(failure), *_where_ranks_were(traces)])
         # What one rank has met may be news to the others only in the verdict.
         failures = [f"rank {rank}: {report.failure}" for rank, report in enumerate(reports) if report.failure]
+        if all(report.states == reports[0].states for report in reports):
+            failures += [f"a false alarm: {text}" for text in reports[0].findings]
         failure = "\n".join(failures) or None
         self.last_notes = reports[0].notes
         return failure

@@ -13,7 +13,9 @@ backward has run. After each stage:
    Such scripts are counted apart.
 
 Everything else is a failure, and so is a wait without end. An error of minddp is a RuntimeError, or of the type
-that torch raises: any other would be an accident.
+that torch raises: any other would be an accident. A finding of the guard is a failure if the replicas were equal
+after each line. (Some scripts make them differ, as torch does: a second backward for one forward is averaged by
+neither.)
 
 The unwrapped model, the *control*, takes over torch's parameters, gradients and buffers before each line, performs
 it, and averages its gradients by a group of its own. All ranks share each verdict, so that they stay together.
@@ -34,6 +36,7 @@ import functools
 import os
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,11 +61,14 @@ class Report:
     """One rank's report on a script.
 
     `failure` is the line that broke a rule, and how. `notes` are what the rules allow, but is worth counting:
-    "both raise", "torch alone raises", "minddp raises early", "torch is silently wrong: ...".
+    "both raise", "torch alone raises", "minddp raises early", "torch is silently wrong: ...". `states` are
+    fingerprints of minddp's parameters after each line, `findings` what its guard has reported on this rank.
     """
 
     failure: str | None = None
     notes: list[str] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
 
 
 def play_script(rank: int, script: Script, subject: str, limit_s: float, traces: str) -> Report:
@@ -120,12 +126,19 @@ class _Play:
         try:
             for number, line in enumerate(self.script.program()):
                 where = f"line {number - self.script.calm_steps} `{line!r}`"
-                self._play_line(line, number)
+                try:
+                    self._play_line(line, number)
+                finally:
+                    params = [param.detach().cpu().numpy().tobytes() for param in self.minddp.named_params.values()]
+                    self.report.states.append(zlib.crc32(b"".join(params)))
         except _Over:
             pass
         except _Failed as failure:
             cause = "".join(traceback.format_exception(failure.__cause__)) if failure.__cause__ else ""
             self.report.failure = f"{where}: {failure}\n{cause}".rstrip()
+        if (guard := getattr(self.minddp.ddp, "_guard", None)) is not None:
+            guard.close()
+            self.report.findings = [finding.text for finding in guard.exchange.found]
         return self.report
 
     def _play_line(self, line: Line, number: int) -> None:

@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(
         "begin anew at an output that was entered before",
         "core/autograd.py",
-        "is_first = not reached",
+        "is_first = place in unreached",
         "is_first = True",
         "core/test_autograd.py::test_the_beginning_is_reported_for_each_output",
     ),
@@ -128,8 +128,8 @@ MUTATIONS = (
     Mutation(
         "record packing for a double backward",
         "core/backward_pass.py",
-        "with torch.no_grad():  # backward(create_graph=True) enables it",
-        "if True:",
+        "with torch.set_grad_enabled(False):  # backward(create_graph=True) enables it",
+        "if True:  # it",
         f"{_ALIASING}::test_nothing_is_aliased_while_backward_creates_a_graph",
     ),
     Mutation(

@@ -337,9 +337,9 @@ MUTATIONS = (
     ),
     Mutation(
         "compare no fingerprints",
-        "watchdog/drift_cause.py",
-        "{**prints, **buffers}",
-        "buffers",
+        "watchdog/drift.py",
+        ' **differing(notes, "prints"),',
+        "",
         f"{_DRIFT}::test_a_parameter_that_is_no_canary_is_found_by_its_fingerprint",
     ),
     Mutation(
@@ -365,14 +365,14 @@ MUTATIONS = (
     ),
     Mutation(
         "take all updates for equal",
-        "watchdog/drift_cause.py",
+        "watchdog/drift.py",
         'differing(step, "after") and not differing(step, "before")',
         "False",
         f"{_DRIFT}::test_a_different_state_of_the_optimizer_is_told_from_a_write",
     ),
     Mutation(
         "take any updates for different",
-        "watchdog/drift_cause.py",
+        "watchdog/drift.py",
         ' and not differing(step, "before")',
         "",
         f"{_DRIFT}::test_a_write_on_one_rank_between_steps_is_dated",
@@ -386,14 +386,14 @@ MUTATIONS = (
     ),
     Mutation(
         "compare what one rank cannot read",
-        "watchdog/drift_cause.py",
+        "watchdog/drift.py",
         "set.intersection(*map(set, value_of_name))",
         "set.union(*map(set, value_of_name))",
         f"{_DRIFT}::test_canaries_that_one_rank_cannot_read_are_not_compared",
     ),
     Mutation(
         "call a write between recorded steps no optimizer's",
-        "watchdog/drift_cause.py",
+        "watchdog/drift.py",
         'if steps[-1][0]["backwards"] > 1:',
         "if False:",
         f"{_DRIFT}::test_between_recorded_steps_a_write_is_not_told_from_another_state_of_the_optimizer",

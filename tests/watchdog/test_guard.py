@@ -100,6 +100,22 @@ def test_a_copy_on_one_rank_is_compared_with_nothing(ranks: Callable[[int], Rank
     assert ranks(2).run(guards_of_copies) == [([], 0), ([], 0)]
 
 
+def guards_after_a_join(rank: int) -> list[str]:
+    """Rank 0 has no input under the `join` of the first of three wrappers."""
+    with reports() as logged:
+        for steps in ([0, 2], [2, 1], [2, 2]):
+            ddp = wrap()
+            with ddp.join():
+                for _ in range(steps[rank]):
+                    ddp(torch.randn(8, 16)).square().mean().backward()
+            close(ddp)
+    return logged
+
+
+def test_after_a_join_wrappers_are_compared_with_themselves(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(2).run(guards_after_a_join) == [[], []]
+
+
 def threads_left(rank: int) -> list[bool]:
     """Whether there is none, before, in and after training."""
     before = guards_threads()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ def test_the_table_adds_up() -> None:
     text = printed(Analysis(recording([Rank(), Rank(late_ms=2)], layout([[1], [2]]), steps=2)))
     rows = {line[:22].strip(): line[22:].split() for line in text.splitlines() if "%" in line}
     parts = [activity.value for activity in Activity if activity.value in rows]
-    assert parts == ["forward", "loss", "backward", "exposed communication", "copy back", "optimizer", "other"]
+    assert parts == ["forward", "loss", "backward", "stands still", "copy back", "optimizer", "other"]
     columns = [[float(rows[name][2 * k]) for name in parts] for k in range(2)]
     steps = [float(rows["a step"][2 * k]) for k in range(2)]
     assert [sum(column) for column in columns] == pytest.approx(steps, abs=0.05)
@@ -49,5 +50,4 @@ def test_an_interrupted_step_is_explained_without_predictions() -> None:
 def test_several_recordings_share_a_table() -> None:
     one, other = (recording([Rank()], layout(sizes), title=str(len(sizes))) for sizes in ([[1]], [[0.5], [0.5]]))
     text = printed(Analysis(one), Analysis(other))
-    assert "1: " in text
-    assert "2 messages, 1 MiB in all" in text
+    assert re.search(r"buckets +1, 1 MiB +2, 1 MiB", text)

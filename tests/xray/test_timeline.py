@@ -37,7 +37,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
         "forward": 10,
         "loss": 1,
         "backward": 21,
-        "exposed communication": 2.5,  # 32 to 35, less the half that copies bucket 0
+        "stands still": 2.5,  # 32 to 35, less the half that copies bucket 0
         "copy back": 1,
         "optimizer": 2,
         "other": 1,
@@ -171,7 +171,7 @@ def test_accumulation_makes_one_step_of_several_forwards() -> None:
         ("forward", 12, 16),
         ("loss", 16, 17),
         ("backward", 17, 22),
-        ("exposed communication", 22, 23),
+        ("stands still", 22, 23),
         ("other", 23, 25),
         ("optimizer", 25, 26),
     ]

@@ -31,7 +31,7 @@ def found(made: Analysis, part: str) -> WhatIf:
 @pytest.mark.parametrize(
     ("late", "phase"),
     [
-        (Rank(other_ms=6), "between steps (data loading)"),
+        (Rank(other_ms=6), "between steps"),
         (Rank(data_ms=5), "in the data loader"),
         (Rank(forward_ms=15), "in forward"),
         (Rank(loss_ms=6), "between forward and backward"),
@@ -55,10 +55,10 @@ def test_a_rank_that_is_late_in_all_phases_is_tried_in_each_and_in_all() -> None
     name = "rank 2 as quick as the others"
     assert gains == pytest.approx(
         {
-            f"{name} between steps (data loading), in forward and in backward": 8,
+            f"{name} between steps, in forward and in backward": 8,
             f"{name} in backward": 4,
             f"{name} in forward": 2,
-            f"{name} between steps (data loading)": 2,
+            f"{name} between steps": 2,
         },
         abs=0.01,
     )
@@ -102,7 +102,7 @@ def test_what_takes_no_time_gains_what_it_took() -> None:
 def test_a_loader_is_not_mixed_up_with_what_else_lies_between_steps() -> None:
     made = analysis([Rank(data_ms=4, other_ms=3)] * 2, wire=FAST)
     assert found(made, "no wait for the loader").gain_ns == pytest.approx(4 * MS, abs=10_000)
-    assert found(made, "nothing else between steps").gain_ns == pytest.approx(3 * MS, abs=10_000)
+    assert found(made, "only the loader between steps").gain_ns == pytest.approx(3 * MS, abs=10_000)
     assert not [change for change in made.what_ifs if "no time between steps" in change.title]
 
 

@@ -42,7 +42,8 @@ def test_a_step_without_waiting_is_said_to_be_one() -> None:
 def test_the_last_ranks_wait_is_communication_and_the_others_wait_for_it() -> None:
     step = analysis(Rank(), Rank(loss_ms=6), sizes=[[2], [2]]).typical
     assert words.headline(step) == (
-        "A step takes 48.0 ms; communication costs 8.00 ms of it and rank 0 waits 5.00 ms for rank 1."
+        "A step takes 48.0 ms; communication costs 8.00 ms of it and rank 0 waits 5.00 ms for rank 1 "
+        "(loss: 5.00 ms longer)."
     )
 
 
@@ -132,11 +133,11 @@ def test_a_line_of_the_script_where_the_host_stands_still_is_named() -> None:
 def test_memory_is_in_the_table_where_it_is_known() -> None:
     made = recording([Rank(), Rank()], layout([[4]]))
     (step,) = Analysis(made).steps
-    assert [label for label, _ in last_rows_of([(step, step.ranks[0])])] == ["communication hidden"]
+    assert [label for label, _ in last_rows_of([(step, step.ranks[0])])] == ["communication hidden", "buckets"]
     ranks = tuple(replace(rank, peak_bytes=(16 + 24 * rank.rank) * MIB) for rank in made.ranks)
     (step,) = Analysis(replace(made, ranks=ranks)).steps
     _, *rows = last_rows_of([(step, rank) for rank in step.ranks])
-    assert rows == [("peak memory", ["16 MiB", "40 MiB"]), ("buckets", ["4 MiB (25%)", "4 MiB (10%)"])]
+    assert rows == [("buckets", ["1, 4 MiB"] * 2), ("peak memory (buckets)", ["16 MiB (25%)", "40 MiB (10%)"])]
 
 
 def test_facts_about_the_recording() -> None:

@@ -4,26 +4,26 @@
 Tensors do not pretend: their `.device` is the CPU and `.is_cuda` is false, as torch's own code reads both.
 
 [Note: functions are replaced]
-A `TorchFunctionMode` would see the device of each call, too. But a mode is one per thread, and it is off while it
-handles a call, so everything that `loss.backward()` runs, checkpoints and hooks among it, would escape it. It also
-makes `has_torch_function` true everywhere, for which torch leaves fast paths, and each attribute of each tensor
-costs a call. Functions are replaced in all threads, and other operations stay as they are. The disadvantage is
-that torch.jit knows functions by identity; `replace` registers the new ones there.
+A `TorchFunctionMode` would see the device of each call, too. But a mode is one per thread and off while it handles
+a call, so everything that `loss.backward()` runs, checkpoints and hooks among it, would escape it; and each
+attribute of each tensor costs a call. Functions are replaced in all threads, and other operations stay as they are.
+But torch.jit knows functions by identity: `replace` registers the new ones there.
 """
 
 from __future__ import annotations
 
 import torch
 
-from minddp.compat.on_cpu import cuda, devices, training
+from minddp.compat.on_cpu import calls, cuda
 from minddp.compat.on_cpu.replacement import replace
 
 
 def install() -> None:
     """Replace, in this process and for as long as it lives. What has no replacement raises."""
     if torch.cuda._lazy_init is not _raise_unknown:
-        for part in (devices, cuda, training):
-            part.install()
+        calls.install_devices()
+        calls.install_training()
+        cuda.install()
         replace(torch.cuda, {"_lazy_init": _raise_unknown})
 
 

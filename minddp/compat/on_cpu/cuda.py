@@ -77,14 +77,12 @@ class Current:
 
 def install() -> None:
     """Replace what is known of torch.cuda and torch.accelerator. The rest of them goes on to raise."""
-    types = [name for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))]
-    answering = answers(Current())
-    for owner in (torch.cuda, torch.accelerator):
-        replace(owner, answering)
-    for owner in (torch.cuda, torch):
-        replace(owner, {"Stream ExternalStream": Stream, "Event": Event})
-    replace(torch.cuda, {name: getattr(torch, name) for name in types})
-    replace(torch.cuda, {"get_device_capability": always((8, 0))})  # bfloat16; another thing in torch.accelerator
+    of_streams, answering = {"Stream ExternalStream": Stream, "Event": Event}, answers(Current())
+    types = {name: getattr(torch, name) for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))}
+    replace(torch, of_streams)
+    replace(torch.accelerator, answering)
+    # The capability, which means another thing in torch.accelerator, has bfloat16.
+    replace(torch.cuda, types | of_streams | answering | {"get_device_capability": always((8, 0))})
     replace(torch.cuda.nvtx, {"mark range_pop range_push range_start range_end": always(0)})
 
 

@@ -40,8 +40,6 @@ const fitted = (words) => html("span.fitted", words.map((word) => word.replaceAl
 
 // ---------------------------------------------------------------------- above: what the rank computes
 
-const nameOf = (activity) => (activity === STILL ? "stands still" : activity);
-
 /** The names of an activity's colours, which `page.css` defines. */
 const COLORS = { loss: "quiet", "copy back": "quiet", buffers: "forward", rebuild: "forward", "data loader": "data" };
 const colorOf = (activity) => (activity === STILL ? "exposed" : COLORS[activity] ?? activity);
@@ -50,12 +48,12 @@ function computing(row, [kind, begin, end, bucket, module = ""]) {
   const activity = ACTIVITIES[kind], isStill = activity === STILL, color = colorOf(activity);
   const fill = isStill ? "" : `background:var(--${color});color:var(--on-${color})`;
   const title = tip([
-    present([nameOf(activity), module !== "" && module, row.label]).join(", "),
+    present([activity, module !== "" && module, row.label]).join(", "),
     `${ms(end - begin)}, from ${ms(begin)} on`,
     bucket >= 0 && `${isStill ? "for " : ""}bucket ${bucket}`,
   ]);
   const what = `div.${activity.replaceAll(" ", "-")}`;
-  return html(what, { style: at(begin, end) + fill, title }, fitted([nameOf(activity), module]));
+  return html(what, { style: at(begin, end) + fill, title }, fitted([activity, module]));
 }
 
 /** What a browser shows of an element under the mouse. */

@@ -43,8 +43,8 @@ function renderParts() {
     html("h2", { id: "parts-title" }, "Where the step goes"),
     exhibits.map((_, e) => html("div.scroll", region, partsTable(e))),
     html("p.soft", "A step lasts from the beginning of a forward to that of the next. Hidden is the share of the " +
-      "communication for which the rank did not stand still. It waits for a late rank while it stands still beyond " +
-      "the rank that ends backward last, whose own wait is what communication costs."));
+      "communication for which the rank did not stand still. It is for a late rank that a rank stands still longer than " +
+      "the one that ends backward last. Other is all that has no event: logging, zero_grad, pauses of the script."));
 }
 
 function partsTable(e) {
@@ -54,6 +54,6 @@ function partsTable(e) {
   return html("table",
     html("thead", html("tr", heads.map((head) => html("th", { scope: "col" }, head)))),
     html("tbody", table.map(([label, kind, ...times]) => html("tr",
-      html("td", html("span", kind !== null && swatch(ACTIVITIES[kind]), nameOf(label))),
+      html("td", html("span", kind !== null && swatch(ACTIVITIES[kind]), label)),
       times.map((time) => html("td", time))))));
 }

@@ -75,13 +75,12 @@ def _step(recording: Recording, step: Step, layout: int) -> Json:
 
 
 def _table(step: Step) -> list[list[str | int | None]]:
+    columns = [(step, rank) for rank in step.ranks]
     rows: list[list[str | int | None]] = [
         [label, None if activity is None else KINDS.index(activity), *map(words.ms, times_ns)]
-        for label, times_ns, activity in rows_of([(step, rank) for rank in step.ranks])
+        for label, times_ns, activity in rows_of(columns)
     ]
-    for label, cells in last_rows_of([(step, rank) for rank in step.ranks]):
-        rows.append([label, None, *cells])
-    return rows
+    return rows + [[label, None, *cells] for label, cells in last_rows_of(columns)]
 
 
 def _rank(step: Step, rank: RankStep) -> Json:

@@ -3,7 +3,7 @@
 
 const data = JSON.parse(byId("data").textContent);
 const ACTIVITIES = data.activities;
-const STILL = "exposed communication";
+const STILL = "stands still";
 const exhibits = data.exhibits; // one for each recording
 const alone = exhibits.length === 1;
 
