@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for agent, _ in agents:
             agent.terminate()  # torch's agent ends its rank, too
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, stop)
     for agent, _ in agents:
         agent.join()

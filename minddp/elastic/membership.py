@@ -15,6 +15,7 @@ taken for lost, as after a long stop: it knocks and joins again. So does a new p
     knocks                 members that have asked to join, in order, and the step that each was at then
     here/G/M               member M, for generation G: the step that it is at; whether it has the state
     generation/G           decided once: members, source, ...
+    come/G/R               rank R of generation G, as it begins to connect
     over/G                 any process: generation G is called off
     votes/G/S, verdict/G/S see [Note: the vote] in session.py
     finished               the last step has counted

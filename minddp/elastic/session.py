@@ -83,6 +83,7 @@ class Session:
         self._silent_limit_s, self._start_limit_s, self._timeout_s = silent_limit_s, start_limit_s, timeout_s
         self._num_ranks = int(os.environ.get(NUM_RANKS, "1"))
         self._membership = Membership(store)
+        self.member = self._membership.member
         self._heart = Heartbeat(self._membership, silent_limit_s)
         self._term: Term | None = None
         self.generation = Generation()  # the last one that this process knows; its members are the ranks, in order
@@ -108,7 +109,7 @@ class Session:
             raise ValueError("A training goes on with other ranks only with logical_ranks: pass it to the wrapper.")
         ranks.before_counting = self._vote
         self._trained = ddp, optimizer, also
-        self._ranks = ranks
+        self._ranks, self._last = ranks, last
         try:
             while True:
                 term = self._term or self._regroup()
@@ -138,6 +139,11 @@ class Session:
         self._heart.stop()
 
     # ------------------------------------------------------------------ steps
+
+    def end(self) -> None:
+        """Within a step, in place of its shares: if it counts, no other one follows."""
+        self._vote()
+        self._ranks.step = self._last
 
     def _vote(self) -> None:
         """Return if the step counts. See [Note: the vote].
@@ -269,7 +275,8 @@ class Session:
     def _connect(self, term: Term, limit_s: float) -> None:
         """Make the default group one of all members, and the wrapper's.
 
-        Gloo waits for a member that has died until the time limit. Slow members get more time in each attempt.
+        For a connection of a member that dies meanwhile gloo waits five times its limit (`Pair::waitUntil`), and to
+        hang up does not end that. So members wait for slow ones before, in the store, longer in each attempt.
 
         Raises:
             RankLost: they have not come together, since one is lost or slow.
@@ -281,14 +288,14 @@ class Session:
         dist.distributed_c10d._world.group_count = 0  # a part of the keys in the store; counts failures, too
         store = self._membership.store.clone()  # type: ignore[attr-defined]
         os.environ["LOCAL_WORLD_SIZE"] = str(len(generation.members))  # at most
+        rank, world_size = generation.members.index(self.member), len(generation.members)
+        come = [f"come/{generation.number}/{other}" for other in range(world_size)]
+        limit = datetime.timedelta(seconds=limit_s)
+        group_store = dist.PrefixStore(f"group/{generation.number}", store)
         try:
-            dist.init_process_group(
-                "gloo",
-                store=dist.PrefixStore(f"group/{generation.number}", store),
-                rank=generation.members.index(self._membership.member),
-                world_size=len(generation.members),
-                timeout=datetime.timedelta(seconds=limit_s),
-            )
+            store.set(come[rank], "")
+            store.wait(come, limit)
+            dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world_size, timeout=limit / 5)
         except RuntimeError as error:
             raise RankLost(f"Generation {generation.number} has not come together: {error}") from error
         _limit_collectives(STATE_LIMIT_S)

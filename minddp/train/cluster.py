@@ -24,7 +24,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def world_sizes(settings: Settings, environment: Mapping[str, str]) -> tuple[int, int]:
     """Ranks in all, and ranks on this machine: as the launcher has started, or will start."""
-    if variables := rank_variables(environment):
+    if not settings.survive and (variables := rank_variables(environment)):
         return int(variables["WORLD_SIZE"]), int(variables["LOCAL_WORLD_SIZE"])
     nproc = settings.nproc or DEFAULT_NPROC
     return nproc, nproc

@@ -32,8 +32,13 @@ def main(arguments: Sequence[str]) -> int:
         check_before_start(settings)
         nproc, _ = world_sizes(settings, os.environ)
         # What --resume and --overwrite ask for is checked and done; ranks that are started again continue.
-        words = [word for word in arguments if word != "--overwrite"]
-        launch(nproc, "minddp", ["train", *words, "--resume", "auto"], settings.max_restarts)
+        words = ["train", *(word for word in arguments if word != "--overwrite"), "--resume", "auto"]
+        if settings.survive:
+            from minddp.elastic.__main__ import main as start
+
+            restarts = str(settings.max_restarts)
+            return start(["--nproc", str(nproc), "--max-restarts", restarts, "-m", "minddp", *words])
+        launch(nproc, "minddp", words, settings.max_restarts)
     except (SettingsError, RunError) as error:
         if rank in (None, "0") or not isinstance(error, Refused | Failed):  # others would say the same
             _complain(rank, str(error))

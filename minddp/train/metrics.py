@@ -39,6 +39,7 @@ class Averages:
     def __init__(self, num_shares: int, device: torch.device):
         # Of each share: of losses, of accuracies, of targets.
         self.sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=device)
+        self.known = self.sums.clone()  # those of all ranks, until the last `spread`
 
     @torch.no_grad()
     def add(self, share: int, task: Task, mean_loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
@@ -46,12 +47,17 @@ class Averages:
         means = torch.stack((mean_loss.double(), accuracy.double(), self.sums.new_tensor(1)))
         self.sums[share] += means * targets.numel()
 
+    def spread(self) -> None:
+        """Let all ranks know what each has added, so that a lost rank takes nothing with it. Collective."""
+        dist.all_reduce(self.sums)
+        self.known += self.sums
+        self.sums.zero_()
+
     def over_ranks(self) -> Means:
         """Averages over all that the ranks have added since the last call. Collective."""
-        total = self.sums.clone()
-        self.sums.zero_()
-        dist.all_reduce(total)
-        losses, accuracies, targets = total.sum(0).tolist()
+        self.spread()
+        losses, accuracies, targets = self.known.sum(0).tolist()
+        self.known.zero_()
         return Means(losses / targets, accuracies / targets, int(targets))
 
 

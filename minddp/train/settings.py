@@ -65,6 +65,8 @@ class Settings:
     """Ranks on this machine. Default: 2, or the launcher's number."""
     max_restarts: int = 0
     """How often all ranks are started again, from the newest checkpoint, when one fails."""
+    survive: bool = False
+    """With --logical-ranks: go on when ranks are lost, to the same bits; --max-restarts is of each rank then."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA when there is a device for every rank, else the CPU."""
     threads: int = 1
@@ -227,6 +229,9 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield "--accumulate and --logical-ranks exclude each other; raise --logical-ranks, each share is a pass."
     if has_shares and settings.comm_hook != "none":
         yield "--comm-hook and --logical-ranks exclude each other: a hook would add in another order."
+    others = settings.zero or settings.track or settings.xray or settings.profile or settings.print_sbatch
+    if settings.survive and (not has_shares or settings.device == "cuda" or others):
+        yield "--survive needs --logical-ranks and the CPU, no --zero, --track, --xray, --profile, --print-sbatch."
     if settings.precision == "fp16" and "check_finite=True" in settings.ddp_options:
         yield "--precision fp16 finds its scale by gradients that are not finite; leave check_finite=True out."
     compiler = os.environ.get("CXX", "g++")

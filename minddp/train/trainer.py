@@ -73,9 +73,6 @@ class Trainer:
 
         Returns this rank's mean loss, a scalar that still lies on the device.
         """
-        rate = learning_rate(self.settings, self.num_shares, self.step, self.progress)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         losses, passes = [], self.settings.accumulate
         for i in range(passes):
             # With logical ranks there is one pass for each, and DDP decides which of them communicates.
@@ -85,7 +82,12 @@ class Trainer:
                 # DDP decides whether the coming backward communicates.
                 with self.ddp.no_sync() if i < passes - 1 else nullcontext():
                     losses.append(self._forward_backward(batch, share))
+                if self.settings.survive and share == self.shares[-1]:
+                    self.averages.spread()
             self.batches.advance()
+        rate = learning_rate(self.settings, self.num_shares, self.step, self.progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.gradient_norm = self.precision.step(self.optimizer, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from minddp.elastic import Session, join
 from minddp.platform import streams
 from minddp.platform.time_limits import values_within
 from minddp.train.cluster import rank_variables, world_sizes
@@ -44,6 +45,7 @@ class World:
     control: dist.ProcessGroup
     local_rank: int = 0
     restarts: int = 0  # of these ranks by torchrun, and of this job by SLURM
+    session: Session | None = None  # with --survive
 
     @property
     def is_main(self) -> bool:
@@ -101,7 +103,7 @@ def check_world(settings: Settings, environment: Mapping[str, str]) -> None:
 def choose_device(settings: Settings, local_rank: int, local_size: int) -> torch.device:
     """CUDA device `local_rank` where asked for or, by default, where each rank can have one; else the CPU."""
     enough = streams.num_devices("cuda") >= local_size
-    on_cuda = settings.device == "cuda" or (settings.device == "auto" and enough)
+    on_cuda = settings.device == "cuda" or (settings.device == "auto" and enough and not settings.survive)
     return torch.device("cuda", local_rank) if on_cuda else torch.device("cpu")
 
 
@@ -112,7 +114,9 @@ def open_world(settings: Settings) -> Iterator[World]:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     device = choose_device(settings, local_rank, local_size)
-    log_with_rank(settings, rank)
+    limits = {"start_limit_s": settings.start_timeout_s, "timeout_s": settings.timeout_s}
+    session = join(**limits) if settings.survive else None
+    log_with_rank(settings, rank if session is None else session.member)
     torch.set_num_threads(settings.threads)
     if device.type == "cuda":
         streams.make_current(device)
@@ -123,6 +127,9 @@ def open_world(settings: Settings) -> Iterator[World]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if session is not None:
+        yield World(0, 1, device, dist.distributed_c10d._get_default_group(), session=session)
+        return
     store = meet(rank, size, settings.start_timeout_s)
     timeout = datetime.timedelta(seconds=settings.timeout_s)
     backend = dist.get_default_backend_for_device(device)
