@@ -182,8 +182,8 @@ MUTATIONS = (
     Mutation(
         "discard the run at each restart",
         "train/launch.py",
-        'words = [word for word in arguments if word != "--overwrite"]',
-        "words = list(arguments)",
+        '*(word for word in arguments if word != "--overwrite")',
+        "*arguments",
         f"{_ONE_RANK}::test_ranks_that_are_started_again_continue",
     ),
     Mutation(
