@@ -193,10 +193,12 @@ def parts(transports: Sequence[str]) -> list[Contestant]:
     wrappers = {native("default"): NativeDDP} | {candidate("default", t): minddp_over(t) for t in transports}
     field = [Contestant(WAITING, "parts", step=step_then_barrier)]
     for name, wrapper in wrappers.items():
-        still, views = {"broadcast_buffers": False}, {"gradient_as_bucket_view": True}
+        still: dict[str, Any] = {"broadcast_buffers": False}
+        alone = still | ({} if wrapper is NativeDDP else {"on_drift": None})  # replicas drift where nothing is sent
+        hooks = alone | {"gradient_as_bucket_view": True}
         field.append(Contestant(f"{name}, no buffers", "parts", wrap=wrapped_by(wrapper, still)))
-        field.append(Contestant(f"{name}, nothing sent", "parts", wrap=silent(wrapped_by(wrapper, still))))
-        field.append(Contestant(f"{name}, hooks", "parts", wrap=silent(wrapped_by(wrapper, still | views))))
+        field.append(Contestant(f"{name}, nothing sent", "parts", wrap=silent(wrapped_by(wrapper, alone))))
+        field.append(Contestant(f"{name}, hooks", "parts", wrap=silent(wrapped_by(wrapper, hooks))))
     return field
 
 
