@@ -129,7 +129,7 @@ def on_ranks(
         def wrap(model: nn.Module) -> nn.Module:
             local = min(number, int(os.environ.get("LOCAL_WORLD_SIZE", number)))
             with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(local)):  # as if there were no others
-                return wrapper(model, process_group=group) if is_in else model
+                return wrapper(model, process_group=group) if is_in else nn.Identity()
 
         return Contestant(f"{kind} {name}, {number}", f"{kind} {number}", wrap=wrap, step=step)
 
