@@ -70,7 +70,10 @@ class Config(RaceOptions):
         object.__setattr__(self, "world_size", self.world_size or max(self.ranks, default=1))
         super().__post_init__()
         if not self.transports or min(self.ranks, default=0) < 2 or max(self.ranks) > self.world_size:
-            raise ValueError(f"ranks is {self.ranks}; give numbers from 2 to {self.world_size}, and a transport.")
+            raise ValueError(
+                f"ranks is {self.ranks} and transports is {self.transports}; give numbers of at least 2 ranks, under "
+                f"torchrun at most as many as it has started, and a transport."
+            )
         if min((*self.tensors, *self.elements)) < PIECES:
             raise ValueError(f"tensors and elements must be at least {PIECES} each.")
 

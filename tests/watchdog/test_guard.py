@@ -103,8 +103,10 @@ def test_a_copy_on_one_rank_is_compared_with_nothing(ranks: Callable[[int], Rank
 def guards_after_a_join(rank: int) -> list[str]:
     """Rank 0 has no input under the `join` of the first of three wrappers."""
     with reports() as logged:
-        for steps in ([0, 2], [2, 1], [2, 2]):
+        for number, steps in enumerate(([0, 2], [2, 1], [2, 2])):
             ddp = wrap()
+            with torch.no_grad():
+                ddp.module[0].weight.fill_(number)  # equal on all ranks, and different in each wrapper
             with ddp.join():
                 for _ in range(steps[rank]):
                     ddp(torch.randn(8, 16)).square().mean().backward()
