@@ -71,7 +71,7 @@ class Config(RaceOptions):
         super().__post_init__()
         if not self.transports or min(self.ranks, default=0) < 2 or max(self.ranks) > self.world_size:
             raise ValueError(
-                f"ranks is {self.ranks} and transports is {self.transports}; give numbers of at least 2 ranks, under "
+                f"ranks is {self.ranks} and transports is {self.transports}; give at least 2 ranks each, under "
                 f"torchrun at most as many as it has started, and a transport."
             )
         if min((*self.tensors, *self.elements)) < PIECES:
