@@ -57,7 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch.distributed as dist
 
     host, _, port = parsed.store.rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=not parsed.join, wait_for_workers=False)
+    if parsed.join:
+        store = dist.TCPStore(host, int(port), is_master=False)
+    else:
+        # The server looks up the name of each process that connects, for its messages, and meanwhile all others
+        # wait: 5 s if the answer is lost. So this process asks no name server.
+        os.environ["RES_OPTIONS"] = "attempts:0"
+        store = dist.TCPStore("localhost", int(port), is_master=True, wait_for_workers=False)
     for _, pipe in agents:
         pipe.send(f"{host}:{store.port}")
     stopped_by = 0
@@ -84,8 +90,7 @@ def _run_agent(pipe: Connection, parsed: argparse.Namespace) -> None:
     from torch.distributed.launcher.api import elastic_launch
 
     os.environ[STORE], os.environ[NUM_RANKS] = pipe.recv(), str(parsed.nproc)
-    # Torch looks up the name of each peer that it connects to, for its messages; by default, an answer that is lost
-    # is waited for 5 s.
+    # Torch looks up the name of each peer that it connects to, too.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # connections that are lost are no news
     if parsed.nproc > 1:

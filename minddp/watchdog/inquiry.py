@@ -51,8 +51,8 @@ class Inquiry:
         self._board.write((self._host, os.getpid()), "process", rank)
         self._board.start(self._turn, READ_EVERY_S, self._board.name)
 
-    def ask(self) -> dict[int, RankState]:
-        """The states of all ranks, or why there is none after `ANSWER_LIMIT_S` seconds."""
+    def ask(self, is_over: Callable[[], bool]) -> dict[int, RankState]:
+        """The states of all ranks, or why there is none after `ANSWER_LIMIT_S` seconds, or once `is_over()`."""
         question = self._board.add(1, "asked")
         self._answer(question)
         found: dict[int, RankState] = {}
@@ -62,7 +62,7 @@ class Inquiry:
             for rank in pending:
                 if (state := self._board.read("answer", question, rank) or self._absent(rank)) is not None:
                     found[rank] = state
-                elif time.monotonic() > deadline:
+                elif time.monotonic() > deadline or is_over():
                     found[rank] = RankState(absence=SILENT)
         return dict(sorted(found.items()))
 

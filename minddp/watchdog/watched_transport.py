@@ -140,7 +140,7 @@ class WatchedTransport:
             self._stuck = str(stuck)
             raise
         except RuntimeError as error:
-            self._stuck = self._inquiry.settle(f"{error}\n{self._diagnose().text}")
+            self._stuck = self._stuck or self._inquiry.settle(f"{error}\n{self._diagnose().text}")
             raise Stuck(self._stuck) from error
         finally:
             self._waiting_since = None
@@ -206,7 +206,7 @@ class WatchedTransport:
 
     def _diagnose(self) -> Diagnosis:
         try:
-            return diagnose(self._inquiry.ask())
+            return diagnose(self._inquiry.ask(lambda: bool(self._stuck)))
         except RuntimeError as error:
             return Diagnosis(f"The store does not answer either ({error}): the rank that hosts it has ended.", True)
 

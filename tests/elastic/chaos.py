@@ -58,15 +58,20 @@ class Report:
             "time": f"{self.duration_s:.0f} s",
             "no step after a kill": self._standstills(is_stop=False),
             "no step after a stop": self._standstills(is_stop=True),
+            "longest time without a step": f"{self.longest_gap()[0]:.2f} s",
             "ranks that failed": len(self.failures),
             "same bits as undisturbed": "yes" if self.is_undisturbed else "NO",
         }
         return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
-    def longest(self) -> str:
-        """What has happened from the last step before the longest time without one until the next."""
+    def longest_gap(self) -> tuple[float, float, float]:
+        """The longest time without a finished step, whatever the cause: in s, from when until when."""
         done = [event["time"] for event in self.events if event["event"] == "step"]
-        _, began, ended = max((later - earlier, earlier, later) for earlier, later in pairwise(done))
+        return max((later - earlier, earlier, later) for earlier, later in pairwise(done))
+
+    def longest(self) -> str:
+        """What has happened in it."""
+        _, began, ended = self.longest_gap()
         events = [event for event in self.events if began - 0.01 <= event["time"] <= ended]
         lines = [f"{loss.time_s:8.2f} {'stop' if loss.is_stop else 'kill'}" for loss in self.losses]
         within = [line for line in lines if began - 1 <= float(line.split()[0]) <= ended]
@@ -189,6 +194,7 @@ def main() -> None:
     parser.add_argument("--picture", help="a file")
     parsed = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["RES_OPTIONS"] = "attempts:0"  # for the store's server, as minddp.elastic.__main__
     report = kill_at_random(parsed.kills, parsed.ranks, parsed.seed, parsed.transport, every_steps=parsed.every)
     print(report.table())
     print(report.longest())

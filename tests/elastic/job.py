@@ -19,10 +19,12 @@ import torch.distributed as dist
 
 from tests import ranks
 
+IN_RANKS = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as minddp.elastic.__main__
+
 
 def _run(plan: dict[str, Any], address: str, num_ranks: int) -> None:
-    os.environ.update(MINDDP_ELASTIC_STORE=address, MINDDP_ELASTIC_RANKS=str(num_ranks), PLAN=json.dumps(plan))
-    os.environ.update(RES_OPTIONS="timeout:1 attempts:1")  # as minddp.elastic.__main__
+    os.environ.update(IN_RANKS, MINDDP_ELASTIC_STORE=address, MINDDP_ELASTIC_RANKS=str(num_ranks))
+    os.environ["PLAN"] = json.dumps(plan)
     error = os.open(f"{plan['folder']}/{os.getpid()}.err", os.O_CREAT | os.O_WRONLY)
     os.dup2(error, 2)
     from tests.elastic.survivor import main
