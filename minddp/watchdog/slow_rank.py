@@ -60,6 +60,7 @@ class SlowRank(Check):
         self._around_optimizer = BETWEEN
         self._compared: list[list[RankTimes]] = []  # the steps of this window
         self._began_ns = 0  # the window; before that time steps are ignored
+        self._first_step = 0  # of the window
         self._late_since: dict[tuple[int, str, bool], list[int]] = {}  # when each window in a row began
         self._doing = BETWEEN
         self._reset()
@@ -120,7 +121,7 @@ class SlowRank(Check):
         if number < WARM_UP_STEPS or now_ns < self._began_ns:
             return
         if not self._compared:
-            self._began_ns = now_ns
+            self._began_ns, self._first_step = now_ns, number
         self._compared.append([RankTimes(*times) for times in notes])
         if self.window.is_full(len(self._compared), 1e-9 * (now_ns - self._began_ns)):
             late: list[LateRank] = []
@@ -136,7 +137,10 @@ class SlowRank(Check):
             self._compared = []
             self._began_ns = now_ns + int(1e9 * self.window.pause_s)
             for one in late:
-                text = f"{one} Compare its work and its machine with the others'; `minddp xray` shows a step."
+                text = (
+                    f"{one} Measured in steps {self._first_step} to {number}. Compare its work and its machine with "
+                    f"the others'; `minddp xray` shows a step."
+                )
                 yield Finding(
                     "slow_rank", f"rank {one.rank} {one.phase}", number, (one.rank,), text, is_fatal=False
                 )
