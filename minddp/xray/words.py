@@ -91,12 +91,13 @@ def advice_sentences(analysis: Analysis) -> list[str]:
 
 
 def gain(analysis: Analysis, change: WhatIf) -> str:
-    """How much shorter a step is by a change, and whether that is more than noise."""
+    """How much shorter a step is by a change, and whether that is more than the noise that it leaves."""
     if abs(change.gain_ns) < 0.005 * analysis.what_ifs[0].step_ns:
         return "the same"
     how = "shorter" if change.gain_ns > 0 else "longer"
     share = percent(abs(change.gain_ns) / analysis.what_ifs[0].step_ns)
-    noise = ", within the noise" if abs(change.gain_ns) < analysis.noise_ns else ""
+    noise_ns = analysis.noise_ns - max(0.0, change.evens_ns)
+    noise = ", within the noise" if abs(change.gain_ns) < noise_ns else ""
     return f"{ms(abs(change.gain_ns))} ({share}) {how}{noise}"
 
 
