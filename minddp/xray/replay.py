@@ -85,7 +85,8 @@ def _complete_ns(rank: RankStep) -> int:
 class Costs:
     """What was seen: of `messages` on the wire, of packing and of copying back, by bytes, and by bucket.
 
-    Messages of about one size do not show which part of their time was latency; it then counts as none.
+    Messages of about one size do not show which part of their time was latency; it then counts as none, and
+    `separates_latency` is False.
     """
 
     wire: Link
@@ -94,6 +95,7 @@ class Costs:
     copy: Link = FREE
     launch_ns: float = 0.0  # for which backward stands still at each bucket
     wake_ns: float = 0.0  # from an arrival until its rank goes on
+    separates_latency: bool = True
 
 
 def costs_of(steps: Sequence[Step]) -> Costs | None:
@@ -120,6 +122,7 @@ def costs_of(steps: Sequence[Step]) -> Costs | None:
         copies.link or FREE,
         statistics.median(launches[1:] or launches),
         statistics.median(wakes[1:] or wakes),
+        wires.separates_latency,
     )
 
 
