@@ -71,7 +71,7 @@ def noise_sentence(analysis: Analysis) -> str:
     if number < 2:
         return "Only one step was recorded: how far steps differ is not known."
     share = percent(noise_ns / analysis.typical.length_ns)
-    return f"The middle half of {number} steps lie within {ms(noise_ns)} ({share}): smaller gains are noise in one step."
+    return f"The middle half of {number} steps lie within {ms(noise_ns)} ({share}): in one step, less is noise."
 
 
 # ---------------------------------------------------------------------- what would make it shorter
@@ -125,8 +125,8 @@ def model_sentences(analysis: Analysis) -> list[str]:
     one_size = "" if costs.separates_latency else " of about one size, so what each costs by itself is not known"
     return [
         f"The model: a message takes {' + '.join(parts)}, fitted to "
-        f"{count(costs.messages, 'message')}{one_size}; ranks compute as recorded. Played again unchanged, this step takes "
-        f"{ms(analysis.what_ifs[0].step.length_ns)}; recorded were {ms(step.length_ns)}."
+        f"{count(costs.messages, 'message')}{one_size}; ranks compute as recorded. Played again unchanged, this "
+        f"step takes {ms(analysis.what_ifs[0].step.length_ns)}; recorded were {ms(step.length_ns)}."
     ]
 
 
