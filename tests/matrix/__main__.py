@@ -98,9 +98,9 @@ def tested(environment: Path, folders: Sequence[str], limit_s: float) -> Row:
 
 def tested_with_frameworks(environment: Path, limit_s: float) -> Row:
     """Install the frameworks in it, as far as they can be had, and run all tests of compatibility."""
-    pip = [environment / "bin" / "pip", "--quiet", "--disable-pip-version-check"]
+    pip = [environment / "bin" / "pip", "--disable-pip-version-check"]
     for name in FRAMEWORKS:
-        subprocess.run([*pip, "install", name], check=False)
+        subprocess.run([*pip, "install", "--quiet", name], check=False)
     shown = subprocess.check_output([*pip, "list", "--format=freeze"], text=True).splitlines()
     packages = tuple(line.replace("==", " ") for line in shown if line.partition("==")[0] in FRAMEWORKS)
     marks = ["--dist", "loadfile", "-m", "slow or not slow", *_paths(["compat"])]
