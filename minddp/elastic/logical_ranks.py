@@ -95,7 +95,7 @@ class LogicalRanks(Mode):
         self._reducer = reducer
         self._params = reducer.params
         self._buffers = buffers
-        self._guard = OptimizerGuard(self._params)
+        self._guard = OptimizerGuard(self._params, self._incomplete)
         self._averaged: list[tuple[int, int] | None] = []
         self._passes_before = 0
         self._computing: int | None = None  # the share whose forward is due
@@ -128,7 +128,7 @@ class LogicalRanks(Mode):
         Raises:
             RuntimeError: a share has had no backward, or more than one.
         """
-        self._guard.put_up(self._incomplete)
+        self._guard.put_up()
         reducing, here = self._share_reducing, self.here
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())

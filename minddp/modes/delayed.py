@@ -84,7 +84,7 @@ class DelayedAllReduce:
         self._arrived: list[str] = []  # since the trigger
         self._under_way: Work | None = None
         self._backward_end = BackwardEnd(on_end=self._on_backward_end)
-        self._guard = OptimizerGuard(self.params)
+        self._guard = OptimizerGuard(self.params, self._not_reduced)
         self._install_hooks(named_params, trigger)
 
     def _take_memory(self) -> None:
@@ -163,7 +163,7 @@ class DelayedAllReduce:
             self._under_way.wait()
             self._under_way = None
         if self._arrived:
-            self._guard.put_up(self._not_reduced)
+            self._guard.put_up()
 
     def _not_reduced(self) -> RuntimeError:
         return RuntimeError(

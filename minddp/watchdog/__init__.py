@@ -1,10 +1,7 @@
 """A wait for other ranks that takes too long ends in a diagnosis. And what goes wrong without an error is noticed.
 
-A data-parallel job stops when one rank does not join a collective that the others are in. They wait in silence
-until a time limit ends them, often half an hour later. All ranks together know the reason, and the store through
-which they connected still works while collectives do not.
-
-A training may also go wrong while nothing stops: replicas become different, or all ranks read the same data.
+A job stops when one rank does not join a collective: the others wait in silence until a time limit, often half an
+hour later. All ranks together know the reason, and the store through which they connected still works.
 
 | question | file |
 |---|---|

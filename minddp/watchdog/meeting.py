@@ -71,8 +71,9 @@ class Meeting:
     """
 
     def __init__(self, ours: Arrival, launched: Mapping[str, str]):
-        self._ours, self._launched = ours, launched
+        self._ours = ours
         self._rank, self._size = int(launched["RANK"]), int(launched["WORLD_SIZE"])
+        self._ranks_per_node = int(launched["LOCAL_WORLD_SIZE"])
         limit, port = datetime.timedelta(seconds=STORE_LIMIT_S), int(launched["MASTER_PORT"])
         store = dist.TCPStore(launched["MASTER_ADDR"], port, is_master=False, timeout=limit, wait_for_workers=False)
         self._board = Board(store, self._rank)
@@ -117,21 +118,20 @@ class Meeting:
         self._report_after_s = 3 * waited_s
         come = self._arrivals()
         if self._rank == min(come):
-            diagnosis = diagnose(come, self._where_is)
+            diagnosis = diagnose(come, self._size, self._ranks_per_node)
             _log.warning("init_process_group has not returned after %.0f s. %s", waited_s, diagnosis)
 
-    def _where_is(self, rank: int) -> str:
-        node = rank // int(self._launched["LOCAL_WORLD_SIZE"])
-        here = f"its process, on node {node}, has ended or does something else first"
-        return here if rank < self._size else f"the launcher has started {self._size}"
 
-
-def diagnose(come: Mapping[int, Arrival], where_is: Callable[[int], str]) -> str:
+def diagnose(come: Mapping[int, Arrival], num_started: int, ranks_per_node: int) -> str:
     """Which ranks are missing, and what differs from the launcher's values."""
     size = next(iter(come.values())).size
     lines = []
     for rank in sorted(set(range(size)) - {arrival.rank for arrival in come.values()}):
-        where = f"its process came as rank {come[rank].rank}" if rank in come else where_is(rank)
+        where = f"its process, on node {rank // ranks_per_node}, has ended or does something else first"
+        if rank in come:
+            where = f"its process came as rank {come[rank].rank}"
+        elif rank >= num_started:
+            where = f"the launcher has started {num_started}"
         lines.append(f"Rank {rank} of {size} has not come; {where}.")
     if not (lines := [*lines, *_changes(come)]):
         lines = ["All ranks have come, so they do not reach each other; `minddp doctor` examines the network."]

@@ -67,17 +67,19 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
 
 
 class OptimizerGuard:
-    """While up, an optimizer that would step on `params` meets an error. See [Note: unfinished reduction]."""
+    """While up, an optimizer that would step on `params` meets `error()`. See [Note: unfinished reduction].
 
-    def __init__(self, params: Sequence[torch.nn.Parameter]):
+    `error` is a method, whose object is referenced weakly. It returns `None` if the optimizer may step.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception | None]):
         self._guarded = {id(param) for param in params}
+        self._make_error = weakly(error)
         # Weakly, since this may be collected at any moment, also while an optimizer calls its hooks.
         self._hook = weakly(self._before_step)
         self._handle: RemovableHandle | None = None
 
-    def put_up(self, error: Callable[[], Exception | None]) -> None:
-        """Raise `error()`, unless that is `None`. It is a method; its object is referenced weakly."""
-        self._make_error = weakly(error)
+    def put_up(self) -> None:
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._hook)
 
@@ -95,7 +97,7 @@ class UnfinishedReduction(OptimizerGuard):
     """Warning, guard and errors for gradients that are not averaged; `serial` names the wrapper on every rank."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str):
-        super().__init__(params)
+        super().__init__(params, self._error_of_step)
         self.serial = serial
         self._params = params
         self._names = names
@@ -103,7 +105,7 @@ class UnfinishedReduction(OptimizerGuard):
 
     def guard(self, reducer: Reducer) -> None:
         self._reducer = weakref.ref(reducer)
-        self.put_up(self._error_of_step)
+        self.put_up()
 
     def settled(self, transport: Transport) -> None:
         if isinstance(transport, WatchedTransport):

@@ -3,7 +3,8 @@
 [Note: averaging by oneself]
 A script may well train without synchronised backwards: it averages gradients itself, or parameters from time to
 time (local SGD). So what counts is not only that `ALONE` optimizer steps were made. The replicas must also have
-become different, and not have been equal again after one of these steps.
+become different, and none of their values since be common to all ranks, be it after other numbers of steps: a rank
+may run out of inputs, or skip a step.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ class BypassCheck(Check):
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
         synchronised, within, heads = zip(*notes, strict=True)
-        differ = [any(one != of_rank[0] for one in of_rank) for of_rank in zip(*heads, strict=True)]
-        if differ[-1] and differ == sorted(differ):  # not equal again; see [Note: averaging by oneself]
+        values = [[tuple(head.items()) for head in of_rank] for of_rank in heads]
+        parted = next((step for step, of_step in enumerate(zip(*values, strict=True)) if len({*of_step}) > 1), None)
+        # See [Note: averaging by oneself].
+        if parted is not None and not set.intersection(*({*of_rank[parted:]} for of_rank in values)):
             everyone, since = tuple(range(len(notes))), f" after step {number}" if number >= 0 else ""
             apart = [name for name in heads[0][-1] if len({of_rank[-1].get(name) for of_rank in heads}) > 1]
             text = (

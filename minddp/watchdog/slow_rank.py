@@ -60,6 +60,7 @@ class SlowRank(Check):
         self._around_optimizer = BETWEEN
         self._compared: list[list[RankTimes]] = []  # the steps of this window
         self._began_ns = 0  # the window; before that time steps are ignored
+        self._first_step = 0  # of the window
         self._late_since: dict[tuple[int, str, bool], list[int]] = {}  # when each window in a row began
         self._doing = BETWEEN
         self._reset()
@@ -120,23 +121,24 @@ class SlowRank(Check):
         if number < WARM_UP_STEPS or now_ns < self._began_ns:
             return
         if not self._compared:
-            self._began_ns = now_ns
+            self._began_ns, self._first_step = now_ns, number
         self._compared.append([RankTimes(*times) for times in notes])
-        if self.window.is_full(len(self._compared), 1e-9 * (now_ns - self._began_ns)):
-            late: list[LateRank] = []
-            known, self._late_since = self._late_since, {}
-            for one in [one for one in late_ranks(self._compared) if one.late_ns >= LEAST_LATE_NS]:
-                kind = one.rank, one.phase, one.in_steps == 1
-                began_ns = self._late_since[kind] = [*known.get(kind, ()), self._began_ns]
-                lasts_s = self.window.lasts_s * (1 if one.in_steps == 1 else 3)
-                if len(began_ns) >= self.window.in_a_row and now_ns - began_ns[0] >= 1e9 * lasts_s:
-                    late.append(one)
-            self.late = late
-            self.waited_ns = fmean(times.waited_ns for step in self._compared for times in step)
-            self._compared = []
-            self._began_ns = now_ns + int(1e9 * self.window.pause_s)
-            for one in late:
-                text = f"{one} Compare its work and its machine with the others'; `minddp xray` shows a step."
-                yield Finding(
-                    "slow_rank", f"rank {one.rank} {one.phase}", number, (one.rank,), text, is_fatal=False
-                )
+        if not self.window.is_full(len(self._compared), 1e-9 * (now_ns - self._began_ns)):
+            return
+        known, self._late_since, late = self._late_since, {}, []
+        for one in [one for one in late_ranks(self._compared) if one.late_ns >= LEAST_LATE_NS]:
+            kind = one.rank, one.phase, one.in_steps == 1
+            began_ns = self._late_since[kind] = [*known.get(kind, ()), self._began_ns]
+            lasts_s = self.window.lasts_s * (1 if one.in_steps == 1 else 3)
+            if len(began_ns) >= self.window.in_a_row and now_ns - began_ns[0] >= 1e9 * lasts_s:
+                late.append(one)
+        self.late = late
+        self.waited_ns = fmean(times.waited_ns for step in self._compared for times in step)
+        self._compared = []
+        self._began_ns = now_ns + int(1e9 * self.window.pause_s)
+        for one in late:
+            text = (
+                f"{one} Measured in steps {self._first_step} to {number}. Compare its work and its machine with "
+                f"the others'; `minddp xray` shows a step."
+            )
+            yield Finding("slow_rank", f"rank {one.rank} {one.phase}", number, (one.rank,), text, is_fatal=False)

@@ -9,7 +9,7 @@ from functools import cached_property
 from minddp.xray.reading import steps_of
 from minddp.xray.recording import Recording
 from minddp.xray.replay import Costs, costs_of
-from minddp.xray.timeline import Step
+from minddp.xray.timeline import Step, spread_ns
 from minddp.xray.what_if import LEAST_SHARE, WhatIf, what_ifs
 
 MOST_PLAYED = 40  # steps, around the typical one
@@ -52,9 +52,8 @@ class Analysis:
 
     @cached_property
     def noise_ns(self) -> int:
-        """How far steps differ: the middle half of their lengths lies within this. 0 for one step."""
-        low, _, high = statistics.quantiles([step.length_ns for step in self.comparable] * 2, method="inclusive")
-        return round(high - low)
+        """How far steps differ."""
+        return spread_ns(self.comparable)
 
     @cached_property
     def costs(self) -> Costs | None:

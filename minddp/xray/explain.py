@@ -28,7 +28,7 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
         columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
         console.print(words.headline(step), style="bold", highlight=False)
         if step.complete:
-            sentences = [words.noise_sentence(analysis), words.modules_sentence(step)]
+            sentences = [words.noise_sentence(analysis), words.modules_sentence(step), words.verdict(analysis)]
             advice = words.advice_sentences(analysis)
             sentences += [f"{number}. {sentence}" for number, sentence in enumerate(advice, 1)]
             sentences += [words.model_warning(analysis), *words.model_sentences(analysis), _facts(analysis)]

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import enum
 import statistics
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from minddp.core.plan import BucketPlan
@@ -84,7 +85,8 @@ def _complete_ns(rank: RankStep) -> int:
 class Costs:
     """What was seen: of `messages` on the wire, of packing and of copying back, by bytes, and by bucket.
 
-    Messages of about one size do not show which part of their time was latency; it then counts as none.
+    Messages of about one size do not show which part of their time was latency; it then counts as none, and
+    `separates_latency` is False.
     """
 
     wire: Link
@@ -93,6 +95,7 @@ class Costs:
     copy: Link = FREE
     launch_ns: float = 0.0  # for which backward stands still at each bucket
     wake_ns: float = 0.0  # from an arrival until its rank goes on
+    separates_latency: bool = True
 
 
 def costs_of(steps: Sequence[Step]) -> Costs | None:
@@ -119,6 +122,7 @@ def costs_of(steps: Sequence[Step]) -> Costs | None:
         copies.link or FREE,
         statistics.median(launches[1:] or launches),
         statistics.median(wakes[1:] or wakes),
+        wires.separates_latency,
     )
 
 
@@ -215,7 +219,7 @@ def _play(step: Step, t: int, begins: Sequence[int], costs: Costs, change: Chang
         players.append(_Player(rank, t, own_ns, plan, costs, change))
         players[-1].compute(players[0])
     messages = []
-    for bucket, times_ns in zip(plan.buckets, zip(*(its.launches() for its in players), strict=True), strict=True):
+    for bucket, times_ns in zip(plan.buckets, zip(*(its.launches_ns for its in players), strict=True), strict=True):
         latest_ns = max(times_ns) + step.adds_after_ns
         join_ns = max(max(t, min(its.complete_ns, latest_ns)) for t, its in zip(times_ns, players, strict=True))
         messages.append(Message(bucket.nbytes, (join_ns - begin_ns) / 1e9))
@@ -235,6 +239,7 @@ class _Player:
         bucket_ns = more * (costs.launch_ns + 1e9 * costs.pack.latency_s)
         self._factors[Phase.BACKWARD] *= max(0.0, 1 + bucket_ns / max(1, backward_ns))
         self.recorded = [span for span in rank.spans if span.end_ns <= _complete_ns(rank)]
+        self._ends_ns = [span.end_ns for span in self.recorded]
         self.spans: list[Span] = []  # these, as played
 
     @property
@@ -257,7 +262,8 @@ class _Player:
             self.spans.append(replace(span, begin_ns=now_ns, end_ns=begins_ns + length_ns))
             now_ns = begins_ns + length_ns
 
-    def launches(self) -> list[int]:
+    @cached_property
+    def launches_ns(self) -> list[int]:
         """When each bucket is launched; one without gradients, when backward ends."""
         launches: list[int] = []
         now_ns = 0
@@ -271,10 +277,11 @@ class _Player:
 
     def _moved(self, t_ns: int) -> int:
         """A recorded moment, as played."""
-        for old, new in zip(self.recorded, self.spans, strict=True):
-            if t_ns <= old.end_ns:
-                return new.begin_ns + round((t_ns - old.begin_ns) / max(1, old.length_ns) * new.length_ns)
-        return self.complete_ns
+        place = bisect_left(self._ends_ns, t_ns)
+        if place == len(self.recorded):
+            return self.complete_ns
+        old, new = self.recorded[place], self.spans[place]
+        return new.begin_ns + round((t_ns - old.begin_ns) / max(1, old.length_ns) * new.length_ns)
 
     def played(self, arrivals: Sequence[int]) -> RankStep:
         """The whole step, where buckets arrive at these times."""
@@ -289,7 +296,7 @@ class _Player:
             buckets=tuple(
                 BucketHistory(bucket.index, bucket.nbytes, launched_ns=launched_ns, completed_ns=arrival_ns)
                 for bucket, launched_ns, arrival_ns in zip(
-                    self._plan.buckets, self.launches(), arrivals, strict=True
+                    self._plan.buckets, self.launches_ns, arrivals, strict=True
                 )
             ),
             plan=self._plan,

@@ -22,7 +22,8 @@ costs the step. What the others wait beyond that is for this rank.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -161,9 +162,16 @@ class RankStep:
 
     def exposed(self, intervals: Iterable[Interval]) -> list[Interval]:
         """The parts of `intervals` in which the rank stood still, in order."""
-        still = [span for span in self.spans if span.activity is Activity.EXPOSED]
-        both = [Interval(max(a.begin_ns, b.begin_ns), min(a.end_ns, b.end_ns)) for a in intervals for b in still]
-        return sorted(part for part in both if part.length_ns)
+        return sorted(
+            Interval(max(a.begin_ns, b.begin_ns), min(a.end_ns, b.end_ns))
+            for a in intervals
+            for b in self._still
+            if max(a.begin_ns, b.begin_ns) < min(a.end_ns, b.end_ns)
+        )
+
+    @cached_property
+    def _still(self) -> list[Span]:
+        return [span for span in self.spans if span.activity is Activity.EXPOSED]
 
     def hidden_ns(self, of: Interval, bucket: int) -> int:
         """How much of a bucket's interval lies beside backward, rather than after it."""
@@ -270,3 +278,9 @@ class Step:
         wires = [wire for b in rank.buckets if (wire := self.on_the_wire(b.index, rank)) is not None]
         total_ns, exposed_ns = (sum(part.length_ns for part in parts) for parts in (wires, rank.exposed(wires)))
         return 1 - exposed_ns / total_ns if total_ns else 1.0
+
+
+def spread_ns(steps: Sequence[Step]) -> int:
+    """The middle half of the steps' lengths lies within this; 0 for one step."""
+    low, _, high = statistics.quantiles([step.length_ns for step in steps] * 2, method="inclusive")
+    return round(high - low)

@@ -23,7 +23,7 @@ from minddp.options import MIB, BucketCaps
 from minddp.platform.wording import joined, ranks, size
 from minddp.xray.recording import Recording
 from minddp.xray.replay import FREE, Change, Costs, Phase, Replay, busy, replay
-from minddp.xray.timeline import Activity, RankStep, Step
+from minddp.xray.timeline import Activity, RankStep, Step, spread_ns
 
 LEAST_SHARE = 0.01  # of a step: gains below are not mentioned
 FASTER = 10  # the wire
@@ -40,7 +40,8 @@ Factors = Mapping[tuple[int, int, Phase], float]
 class WhatIf:
     """A change, in words and, if there are any, as arguments or calls; `of_plan`: it changes the buckets.
 
-    `gain_ns` is by how much it makes a step shorter on average, `step` a recorded one as it would be then.
+    `gain_ns` is by how much it makes a step shorter on average, `evens_ns` by how much less steps differ (see
+    `spread_ns`), `step` a recorded one as it would be then.
     """
 
     title: str
@@ -48,6 +49,7 @@ class WhatIf:
     of_plan: bool
     step_ns: float
     gain_ns: float
+    evens_ns: float
     step: Step
 
 
@@ -65,7 +67,8 @@ def what_ifs(recording: Recording, steps: Sequence[Step], shown: int, costs: Cos
 def _outcome(change: Change, then: Replay, as_it_is: Replay, shown: int) -> WhatIf:
     step = then.steps[shown if change.shown is None else change.shown]
     gain_ns = as_it_is.step_ns - then.step_ns
-    return WhatIf(change.title, change.code, change.plan is not None, then.step_ns, gain_ns, step)
+    evens_ns = spread_ns(as_it_is.steps) - spread_ns(then.steps)
+    return WhatIf(change.title, change.code, change.plan is not None, then.step_ns, gain_ns, evens_ns, step)
 
 
 # ---------------------------------------------------------------------- what ranks do

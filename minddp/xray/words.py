@@ -71,7 +71,7 @@ def noise_sentence(analysis: Analysis) -> str:
     if number < 2:
         return "Only one step was recorded: how far steps differ is not known."
     share = percent(noise_ns / analysis.typical.length_ns)
-    return f"The middle half of {number} steps differ by {ms(noise_ns)} ({share}): in one step, less is noise."
+    return f"The middle half of {number} steps lie within {ms(noise_ns)} ({share}): in one step, less is noise."
 
 
 # ---------------------------------------------------------------------- what would make it shorter
@@ -91,13 +91,23 @@ def advice_sentences(analysis: Analysis) -> list[str]:
 
 
 def gain(analysis: Analysis, change: WhatIf) -> str:
-    """How much shorter a step is by a change, and whether that is more than noise."""
+    """How much shorter a step is by a change, and whether that is more than the noise that it leaves."""
     if abs(change.gain_ns) < 0.005 * analysis.what_ifs[0].step_ns:
         return "the same"
     how = "shorter" if change.gain_ns > 0 else "longer"
     share = percent(abs(change.gain_ns) / analysis.what_ifs[0].step_ns)
-    noise = ", within the noise" if abs(change.gain_ns) < analysis.noise_ns else ""
+    noise = "" if _is_seen(analysis, change) else ", within the noise"
     return f"{ms(abs(change.gain_ns))} ({share}) {how}{noise}"
+
+
+def _is_seen(analysis: Analysis, change: WhatIf) -> bool:
+    return abs(change.gain_ns) >= analysis.noise_ns - max(0.0, change.evens_ns)
+
+
+def verdict(analysis: Analysis) -> str:
+    """Whether the advice is worth following; empty if it is."""
+    is_worth = any(_is_seen(analysis, change) for change in analysis.advice) or not analysis.what_ifs
+    return "" if is_worth else "Nothing that was tried gains more than the noise."
 
 
 def sentence(text: str) -> str:
@@ -112,10 +122,11 @@ def model_sentences(analysis: Analysis) -> list[str]:
     wire = costs.wire
     parts = [f"{1e3 * wire.latency_s:.2g} ms"] if wire.latency_s > 1e-6 else []
     parts += [f"its bytes at {size(wire.bytes_per_s)} a second"] if wire.bytes_per_s < NO_LIMIT else []
+    one_size = "" if costs.separates_latency else " of about one size, so what each costs by itself is not known"
     return [
         f"The model: a message takes {' + '.join(parts)}, fitted to "
-        f"{count(costs.messages, 'message')}; ranks compute as recorded. Played again unchanged, this step takes "
-        f"{ms(analysis.what_ifs[0].step.length_ns)}; recorded were {ms(step.length_ns)}."
+        f"{count(costs.messages, 'message')}{one_size}; ranks compute as recorded. Played again unchanged, this "
+        f"step takes {ms(analysis.what_ifs[0].step.length_ns)}; recorded were {ms(step.length_ns)}."
     ]
 
 
@@ -218,7 +229,7 @@ def life_of(step: Step, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage
     held = Interval(bucket.ready_ns, bucket.launched_ns)
     yield Stage("held", held, _held_sentence(held))
     if passage.queues.length_ns:
-        sentence = f"Bucket {bucket.index - 1} is still on the wire for {ms(passage.queues.length_ns)}."
+        sentence = f"Bucket {bucket.index - 1} arrives {ms(passage.queues.length_ns)} later: one travels at a time."
         yield Stage("queues", passage.queues, sentence)
     last = step.last_join(bucket.index)
     if passage.wire is None:
@@ -233,7 +244,7 @@ def life_of(step: Step, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage
 
 def _held_sentence(held: Interval) -> str:
     if held.length_ns < NOTABLE_NS:
-        return "It leaves at once: all buckets before it have gone."
+        return "It is launched at once: all buckets before it were."
     return f"It is ready, but for {ms(held.length_ns)} a bucket before it is not: buckets leave in plan order."
 
 

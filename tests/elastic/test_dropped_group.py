@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from minddp.elastic.connections import drop
 from minddp.transport import open_transport
-from minddp.watchdog import RankState, Stuck, WatchedTransport, watched
+from minddp.watchdog import RankState, Stuck, WatchedTransport, inquiry, watched
 from tests.ranks import RankPool
 
 
@@ -21,11 +21,15 @@ class Module:
         return RankState()
 
 
-def give_up_a_collective(rank: int) -> bool:
-    """On rank 0; rank 1 never comes. The session's other thread ends the wait, and the group is left behind."""
+def give_up_a_collective(rank: int, limit_s: float) -> bool:
+    """On rank 0; rank 1 never comes. The session's other thread ends the wait, and the group is left behind.
+
+    Where the wait is longer than `limit_s`, rank 0 is asking by then what rank 1, which does not answer, does.
+    """
+    inquiry.ANSWER_LIMIT_S = 3600.0
     module = Module()
     transport = watched(
-        open_transport("process_group", dist.group.WORLD, torch.device("cpu")), 3600.0, module.state
+        open_transport("process_group", dist.group.WORLD, torch.device("cpu")), limit_s, module.state
     )
     assert isinstance(transport, WatchedTransport)
     if rank == 1:
@@ -46,9 +50,10 @@ def give_up_a_collective(rank: int) -> bool:
     return any(thread.name == "minddp/old group" for thread in threading.enumerate())
 
 
-def test_neither_the_wait_nor_the_group_holds_up_its_rank() -> None:
+@pytest.mark.parametrize("limit_s", [3600.0, 0.05])
+def test_neither_the_wait_nor_the_group_holds_up_its_rank(limit_s: float) -> None:
     pool = RankPool(2, group_timeout_s=600.0)
     try:
-        assert pool.run(give_up_a_collective, timeout_s=60.0) == [True, True]
+        assert pool.run(give_up_a_collective, limit_s, timeout_s=60.0) == [True, True]
     finally:
         pool.kill()

@@ -39,7 +39,7 @@ MUTATIONS = (
     Mutation(
         "let optimizers step on delayed gradients",
         "modes/delayed.py",
-        "self._guard.put_up(self._not_reduced)",
+        "self._guard.put_up()",
         "pass",
         "modes/test_delayed.py::test_gradients_without_a_sign_stop_the_optimizer",
     ),

@@ -429,9 +429,16 @@ MUTATIONS = (
     Mutation(
         "take scripts that average for broken ones",
         "watchdog/misuse.py",
-        "if differ[-1] and differ == sorted(differ):",
-        "if True:",
+        "if parted is not None and not set",
+        "if parted is not None or not set",
         f"{_MISUSE}::test_a_script_may_average_parameters_from_time_to_time",
+    ),
+    Mutation(
+        "compare ranks that average themselves after equally many steps only",
+        "watchdog/misuse.py",
+        "set.intersection(*({*of_rank[parted:]} for of_rank in values))",
+        "any(len({*of_step}) == 1 for of_step in zip(*(of_rank[parted:] for of_rank in values)))",
+        f"{_MISUSE}::test_ranks_that_average_themselves_may_make_other_numbers_of_steps",
     ),
     Mutation(
         "never miss a synchronised backward",

@@ -41,8 +41,9 @@ def train(
     forward: Callable[[Tensor], Tensor] | None = None,
     after: Callable[[int], object] = lambda step: None,
     seed_of_rank: int = 1,
+    steps: int = STEPS,
 ) -> None:
-    for step in range(STEPS):
+    for step in range(steps):
         inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + seed_of_rank * rank))
         optimizer.zero_grad()
         (forward or ddp)(inputs).square().mean().backward()

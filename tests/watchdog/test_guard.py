@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import minddp
 from minddp.watchdog.check import EVERY, FIRST, Check, ReplicasDrift
 from minddp.watchdog.drift import DriftCheck
 from minddp.watchdog.guard import Guard
@@ -116,6 +117,37 @@ def guards_after_a_join(rank: int) -> list[str]:
 
 def test_after_a_join_wrappers_are_compared_with_themselves(ranks: Callable[[int], RankPool]) -> None:
     assert ranks(2).run(guards_after_a_join) == [[], []]
+
+
+def epoch_after_a_join(rank: int, momentum: float, synchronizes: bool) -> tuple[list[str], list[bytes]]:
+    """Rank 1 runs out of inputs first. What minddp reports, and the final weights by both wrappers."""
+    weights = []
+    with reports() as logged:
+        for wrapper in (wrap(), nn.parallel.DistributedDataParallel(wrap(on_drift=None).module)):
+            optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1, momentum=momentum)
+            with wrapper.join():
+                train(rank, wrapper, optimizer, steps=4 - 2 * rank)
+            if synchronizes:
+                minddp.DistributedDataParallel(wrapper.module, on_drift=None).synchronize(optimizer=optimizer)
+            train(rank, wrapper, optimizer)
+            weights.append(b"".join(param.detach().numpy().tobytes() for param in wrapper.parameters()))
+            dist.barrier()
+            if isinstance(wrapper, minddp.DistributedDataParallel):
+                close(wrapper)
+    return logged, weights
+
+
+@pytest.mark.parametrize(("momentum", "synchronizes"), [(0.9, False), (0.9, True), (0.0, False)])
+def test_after_a_join_replicas_that_differ_are_reported_and_no_others(
+    ranks: Callable[[int], RankPool], momentum: float, synchronizes: bool
+) -> None:
+    """With momentum they differ by torch's wrapper, too: a rank that ran out first has another one."""
+    (found, of_first), (_, of_second) = ranks(2).run(epoch_after_a_join, momentum, synchronizes)
+    assert of_first[0] == of_first[1], "the wrappers agree"
+    differ = of_first != of_second
+    assert differ == (momentum > 0 and not synchronizes)
+    assert [text for text in found if "its state differs" not in text] == []
+    assert len(found) == differ
 
 
 def threads_left(rank: int) -> list[bool]:

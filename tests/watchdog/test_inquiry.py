@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from minddp.watchdog import board, inquiry
 from minddp.watchdog.inquiry import Inquiry
+from minddp.watchdog.rank_state import SILENT
 
 
 def test_a_store_whose_file_is_gone_does_not_keep_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +54,10 @@ def test_a_rank_that_never_comes_is_not_waited_for_for_ever(
     monkeypatch.setattr(inquiry, "default_pg_timeout", datetime.timedelta(seconds=0.01))
     with pytest.raises(RuntimeError, match=r"Some rank has not come within 0\.01 s"):
         two[0].gather("here")(5)
+
+
+def test_who_does_not_answer_is_not_waited_for_once_there_is_no_need(
+    two: list[Inquiry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "ANSWER_LIMIT_S", 3600.0)
+    assert [state.absence for state in two[0].ask(lambda: True).values()] == [SILENT, SILENT]

@@ -11,27 +11,25 @@ from minddp.watchdog.meeting import REMEDY, Arrival, diagnose
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "GROUP_RANK": "0"}
 
 
-def where_is(rank: int) -> str:
-    return f"process {rank} sleeps"
-
-
 def come(*claims: int, size: int = 3, changed: str = "") -> dict[int, Arrival]:
     return {rank: Arrival(claim, size, "localhost", 1, changed) for rank, claim in enumerate(claims)}
 
 
 def test_a_missing_rank_is_named_with_its_place() -> None:
-    assert diagnose(come(0, 1), where_is) == "Rank 2 of 3 has not come; process 2 sleeps."
+    where = "its process, on node 1, has ended or does something else first"
+    assert diagnose(come(0, 1), 3, 2) == f"Rank 2 of 3 has not come; {where}."
+    assert diagnose(come(0, 1), 2, 2) == "Rank 2 of 3 has not come; the launcher has started 2."
 
 
 def test_a_rank_that_came_as_another_is_not_looked_for() -> None:
-    text = diagnose(come(0, 0, changed="RANK is 0"), where_is)
+    text = diagnose(come(0, 0, changed="RANK is 0"), 3, 2)
     assert "Rank 1 of 3 has not come; its process came as rank 0." in text
     assert "On rank 1 RANK is 0." in text
     assert text.endswith(REMEDY)
 
 
 def test_when_all_have_come_it_is_the_network() -> None:
-    assert "`minddp doctor`" in diagnose(come(0, 1, 2), where_is)
+    assert "`minddp doctor`" in diagnose(come(0, 1, 2), 3, 2)
 
 
 @pytest.mark.parametrize(

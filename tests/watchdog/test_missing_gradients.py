@@ -204,8 +204,8 @@ class Owner:
 def test_a_lifted_guard_is_gone() -> None:
     param, owner = nn.Parameter(torch.ones(1)), Owner()
     param.grad = torch.ones(1)
-    guard = OptimizerGuard([param])
-    guard.put_up(owner.error)
+    guard = OptimizerGuard([param], owner.error)
+    guard.put_up()
     optimizer = torch.optim.SGD([param], lr=1.0)
     with pytest.raises(RuntimeError, match="guarded"):
         optimizer.step()
@@ -232,11 +232,11 @@ def test_a_guard_may_be_collected_while_an_optimizer_steps() -> None:
     param.grad = torch.ones(1)
     optimizer = torch.optim.SGD([param], lr=1.0)
     owner = Owner()
-    guards = [OptimizerGuard(list(module.parameters()))]
-    guards[0].put_up(owner.error)
+    guards = [OptimizerGuard(list(module.parameters()), owner.error)]
+    guards[0].put_up()
     handle = register_optimizer_step_pre_hook(lambda *_: guards.clear())
-    guards.append(OptimizerGuard(list(module.parameters())))
-    guards[1].put_up(owner.error)
+    guards.append(OptimizerGuard(list(module.parameters()), owner.error))
+    guards[1].put_up()
     try:
         optimizer.step()
     finally:

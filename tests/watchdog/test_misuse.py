@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -45,6 +46,20 @@ def test_a_script_may_average_gradients_itself() -> None:
         for rank in range(2):
             fleet.give_gradients(rank, step)
             fleet.optimize(rank)
+    assert fleet.exchange() == []
+
+
+def test_ranks_that_average_themselves_may_make_other_numbers_of_steps() -> None:
+    """Rank 1 skips the first two steps, and then takes over what rank 0 has."""
+    fleet = Fleet(2)
+    for step in range(2 * ALONE):
+        if step == 2:
+            fleet.modules[1].load_state_dict(fleet.modules[0].state_dict())
+            fleet.optimizers[1].load_state_dict(copy.deepcopy(fleet.optimizers[0].state_dict()))
+        for rank in range(2):
+            if step >= 2 or rank == 0:
+                fleet.give_gradients(rank, step)
+                fleet.optimize(rank)
     assert fleet.exchange() == []
 
 

@@ -161,6 +161,7 @@ def test_a_late_rank_is_found_at_the_end_of_a_window() -> None:
     assert finding.ranks == (1,)
     assert finding.step == WARM_UP_STEPS + 9
     assert finding.text.startswith("Rank 1 is late: 8.0 ms in each step, 8.0 ms of it in forward; the others wait")
+    assert f" Measured in steps {WARM_UP_STEPS} to {finding.step}. " in finding.text
     assert not finding.is_fatal
     assert check.waited_ns == (10 + 2) / 2 * MS
     assert [late.rank for late in check.late] == [1]

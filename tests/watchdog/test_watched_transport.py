@@ -34,7 +34,7 @@ class Ranks:
         self.answers = {0: state(0), 1: elsewhere(1)}
         self.num_asked = 0
         self.module, self.store = Module(), dist.HashStore()
-        monkeypatch.setattr(Inquiry, "ask", lambda _inquiry: self._ask())
+        monkeypatch.setattr(Inquiry, "ask", lambda _inquiry, is_over: self._ask())
         monkeypatch.setattr("minddp.watchdog.inquiry.READ_EVERY_S", 0.01)
 
     def _ask(self) -> dict[int, RankState]:

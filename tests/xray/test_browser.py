@@ -246,13 +246,13 @@ def test_the_sentences_on_a_bucket(seen: Seen) -> None:
     seen.page.locator("#timeline .bucket[data-bucket='1']").first.click()
     life = seen.life()
     assert life["fills"].endswith("the last is blocks.4.weight.")
-    assert life["queues"] == "Bucket 0 is still on the wire for 1.50 ms."
+    assert life["queues"] == "Bucket 0 arrives 1.50 ms later: one travels at a time."
     assert "rank 1 launches it 1.50 ms later" in life["waits for ranks"]
     assert life["on the wire"].endswith(": 0.33 ms hidden by backward, 7.67 ms exposed.")
     assert "Rank 0 stands still for it for 7.67 ms." in seen.text("#bucket-facts")
     seen.press("ArrowRight")
     life = seen.life()
-    assert life["queues"] == "Bucket 1 is still on the wire for 8.17 ms."
+    assert life["queues"] == "Bucket 1 arrives 8.17 ms later: one travels at a time."
     assert life["on the wire"].endswith(": 0.00 ms hidden by backward, 8.00 ms exposed.")
     seen.press("ArrowDown")
     assert seen.life()["waits for ranks"] == "This rank is the last to launch it."

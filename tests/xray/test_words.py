@@ -56,8 +56,24 @@ def test_advice_says_what_is_gained_and_whether_that_is_noise() -> None:
     assert "noise" not in "".join([first, *others])
     slower = analysis(Rank(copy_ms=2), Rank(copy_ms=2, loss_ms=29), sizes=[[1] * 4, [1] * 8])
     mixed = Analysis(joined([made.recording, slower.recording, made.recording, slower.recording]))
-    assert "differ by 20.0 ms" in words.noise_sentence(mixed)
+    assert "lie within 20.0 ms" in words.noise_sentence(mixed)
     assert any(one.endswith("shorter, within the noise.") for one in words.advice_sentences(mixed))
+    assert words.verdict(mixed) == ""
+
+
+def test_a_healthy_recording_says_that_nothing_gains_more_than_the_noise() -> None:
+    short, long = (analysis(*[Rank(forward_ms=ms)] * 2, sizes=[[1]]) for ms in (10, 40))
+    mixed = Analysis(joined([short.recording, long.recording, short.recording, long.recording]))
+    assert words.advice_sentences(mixed)
+    assert words.verdict(mixed) == "Nothing that was tried gains more than the noise."
+
+
+def test_delays_that_make_the_noise_are_not_hidden_in_it() -> None:
+    quick, delayed = (analysis(Rank(), Rank(loss_ms=ms), sizes=[[1]]).recording for ms in (1, 90))
+    made = Analysis(joined([quick, quick, delayed, quick, delayed, quick]))
+    change = next(one for one in made.what_ifs if one.title.startswith("no delays in single steps"))
+    assert change.gain_ns < made.noise_ns
+    assert "noise" not in words.gain(made, change)
 
 
 def test_of_one_step_no_noise_is_known_and_without_gains_there_is_no_advice() -> None:
@@ -74,6 +90,15 @@ def test_in_shared_memory_a_bucket_waits_until_all_ranks_wait() -> None:
     stages = {stage.name: stage for stage in words.life_of(step, late, late.buckets[0])}
     assert stages["waits for ranks"].interval.end_ns == late.gradients_complete_ns
     assert "ranks add while they wait: rank 1 begins to wait 10.0 ms later" in stages["waits for ranks"].sentence
+
+
+def test_messages_of_one_size_do_not_show_what_each_costs_by_itself() -> None:
+    (alike,), (apart,) = (
+        words.model_sentences(analysis(Rank(), Rank(), sizes=sizes)) for sizes in ([[1], [1]], [[1], [2]])
+    )
+    said = "of about one size, so what each costs by itself is not known"
+    assert said in alike
+    assert said not in apart
 
 
 def test_the_model_comes_with_its_error() -> None:
@@ -137,7 +162,10 @@ def test_memory_is_in_the_table_where_it_is_known() -> None:
     ranks = tuple(replace(rank, peak_bytes=(16 + 24 * rank.rank) * MIB) for rank in made.ranks)
     (step,) = Analysis(replace(made, ranks=ranks)).steps
     _, *rows = last_rows_of([(step, rank) for rank in step.ranks])
-    assert rows == [("buckets", ["1, 4 MiB"] * 2), ("peak memory (buckets)", ["16 MiB (25%)", "40 MiB (10%)"])]
+    assert rows == [
+        ("buckets", ["1, 4 MiB"] * 2),
+        ("peak memory (of it buckets)", ["16 MiB (25%)", "40 MiB (10%)"]),
+    ]
 
 
 def test_facts_about_the_recording() -> None:

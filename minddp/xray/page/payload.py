@@ -43,7 +43,7 @@ def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
         "title": name,
         "facts": words.facts(recording),
         "typical": steps.index(typical),
-        "noise": words.noise_sentence(analysis),
+        "noise": f"{words.noise_sentence(analysis)} {words.verdict(analysis)}".strip(),
         "steps": [_step(recording, step, layouts.index(step.plan)) for step in steps],
         "layouts": [_layout(plan) for plan in layouts],
         "advice": words.advice_sentences(analysis) if alone else [],
