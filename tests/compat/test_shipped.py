@@ -72,7 +72,10 @@ def test_accelerates_own_scripts(script: str, tmp_path: Path) -> None:
     on_the_page("Accelerate", [script])
 
 
-@pytest.mark.skipif(find_spec("torchft") is None, reason="needs torchft: pip install torchft")
+@pytest.mark.skipif(
+    find_spec("torchft") is None or find_spec("parameterized") is None,
+    reason="needs torchft and what its tests import: pip install torchft parameterized",
+)
 @pytest.mark.parametrize("file", TORCHFT)
 def test_torchfts_own_tests(file: str, tmp_path: Path) -> None:
     spec = find_spec("torchft")

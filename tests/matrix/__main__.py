@@ -37,6 +37,7 @@ CORE = (
 )
 NEEDS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 FRAMEWORKS = ("accelerate", "pytorch-lightning", "transformers", "torchft")
+OF_THEIR_TESTS = ("parameterized",)  # torchft's wheel has its tests, and does not ask for this
 VERSIONS = "import sys, torch; print(torch.__version__, '%d.%d' % sys.version_info[:2])"
 
 
@@ -98,9 +99,9 @@ def tested(environment: Path, folders: Sequence[str], limit_s: float) -> Row:
 
 def tested_with_frameworks(environment: Path, limit_s: float) -> Row:
     """Install the frameworks in it, as far as they can be had, and run all tests of compatibility."""
-    pip = [environment / "bin" / "pip", "--quiet", "--disable-pip-version-check"]
-    for name in FRAMEWORKS:
-        subprocess.run([*pip, "install", name], check=False)
+    pip = [environment / "bin" / "pip", "--disable-pip-version-check"]
+    for name in (*FRAMEWORKS, *OF_THEIR_TESTS):
+        subprocess.run([*pip, "install", "--quiet", name], check=False)
     shown = subprocess.check_output([*pip, "list", "--format=freeze"], text=True).splitlines()
     packages = tuple(line.replace("==", " ") for line in shown if line.partition("==")[0] in FRAMEWORKS)
     marks = ["--dist", "loadfile", "-m", "slow or not slow", *_paths(["compat"])]
