@@ -41,6 +41,7 @@ from minddp.watchdog.rank_state import RankState, where_is_main_thread
 
 _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
+AT_ONCE_S = 0.001  # to a wait without a time, torch gives all time
 MAX_RECENT = 64  # collectives, to compare with those of other ranks
 
 
@@ -129,12 +130,12 @@ class WatchedTransport:
         """
         start = self._waiting_since = time.monotonic()
         self._num_waits += 1
-        look_every_s = min(self._limit_s, LOOK_EVERY_S)
+        look_every_s = AT_ONCE_S if self._stuck else min(self._limit_s, LOOK_EVERY_S)
         try:
             while not completes_within(look_every_s):
                 reason = self._stuck or self._look(time.monotonic() - start)
-                # What a rank has sent before it left may still arrive.
-                if reason is not None and not completes_within(look_every_s):
+                # What a rank has sent before it left may still arrive; once this rank has given up, it need not.
+                if reason is not None and (self._stuck or not completes_within(look_every_s)):
                     raise Stuck(self._inquiry.settle(reason))
         except Stuck as stuck:
             self._stuck = str(stuck)

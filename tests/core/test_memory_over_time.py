@@ -21,7 +21,7 @@ import minddp
 
 STEPS = 4
 LAYERS = 4
-WIDTH = 512
+WIDTH = 1024  # of layers that are large beside what other threads release meanwhile
 LAYER_BYTES = 4 * WIDTH * WIDTH
 
 

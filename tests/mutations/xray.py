@@ -139,8 +139,8 @@ MUTATIONS = (
     Mutation(
         "mark nothing as noise",
         "xray/words.py",
-        "if abs(change.gain_ns) < analysis.noise_ns",
-        "if False",
+        '"" if _is_seen(analysis, change) else ", within the noise"',
+        '""',
         f"{_WORDS}::test_advice_says_what_is_gained_and_whether_that_is_noise",
     ),
 )

@@ -228,3 +228,15 @@ def test_ranks_that_have_launched_as_much_drop_together(impatient: Ranks) -> Non
             assert list(threads.map(WatchedTransport.agree_to_drop, both)) == [None, None]
     assert impatient.num_asked == 0
     assert not any(transport._drops for transport in both)
+
+
+def test_a_rank_that_has_given_up_waits_for_nothing_that_is_still_under_way(ranks: Ranks) -> None:
+    """A step that is called off may leave dozens of works that never complete."""
+    transport = ranks.transport()
+    waited_s: list[float] = []
+    transport.end_waits("Called off.")
+    for _ in range(2):
+        with pytest.raises(Stuck, match=r"Called off\."):
+            transport.wait_until(lambda seconds: bool(waited_s.append(seconds)))
+    assert len(waited_s) == 2
+    assert max(waited_s) < 0.01
