@@ -204,7 +204,7 @@ def test_it_opens_from_disk_without_complaints_at_a_desk_and_on_a_phone(site: Pa
 
 
 def _search(page: Any, words: str) -> None:
-    """As on a phone: the field opens with a button. All at once, since the page complains of some single letters."""
+    """As on a phone: the field opens with a button. All at once: the page complains of some single letters."""
     page.click("label[for=__search]")
     page.locator(".md-search__input").fill(words)
     page.locator(".md-search__input").press("End")
