@@ -43,5 +43,5 @@ def last_rows_of(columns: Sequence[tuple[Step, RankStep]]) -> list[tuple[str, li
     ]
     if all(rank.peak_bytes for rank in ranks):
         peaks = [f"{size(rank.peak_bytes)} ({rank.plan.nbytes / rank.peak_bytes:.0%})" for rank in ranks]
-        rows.append(("peak memory (of it buckets)", peaks))
+        rows.append(("peak memory (share of buckets)", peaks))
     return rows

@@ -106,8 +106,8 @@ def _is_seen(analysis: Analysis, change: WhatIf) -> bool:
 
 def verdict(analysis: Analysis) -> str:
     """Whether the advice is worth following; empty if it is."""
-    is_worth = any(_is_seen(analysis, change) for change in analysis.advice) or not analysis.what_ifs
-    return "" if is_worth else "Nothing that was tried gains more than the noise."
+    is_worth = any(_is_seen(analysis, change) for change in analysis.advice)
+    return "" if is_worth or not analysis.advice else "Nothing that was tried gains more than the noise."
 
 
 def sentence(text: str) -> str:

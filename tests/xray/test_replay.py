@@ -154,6 +154,14 @@ def test_a_rank_that_is_quicker_makes_the_step_shorter_by_as_much(phase: Phase, 
     assert gain_ns == pytest.approx(5 * MS, abs=1000)
 
 
+def test_gradients_are_ready_at_their_places_in_a_backward_that_is_quicker() -> None:
+    slow, quick = (made([Rank(backward_ms=ms)], layout([[2], [2]])) for ms in (20, 10))
+    played = replay(slow, COSTS, Change(factors={(0, 0, Phase.BACKWARD): 0.5})).steps[0].ranks[0]
+    expected = [t_ns - quick[0].begin_ns for t_ns in quick[0].ranks[0].ready_ns.values()]
+    found = [t_ns - played.interval.begin_ns for t_ns in played.ready_ns.values()]
+    assert found == pytest.approx(expected, abs=10)
+
+
 def test_one_step_counts_as_if_it_followed_itself() -> None:
     steps = made([Rank(), Rank(loss_ms=6)], layout([[1, 1], [2]]))
     long = made([Rank(), Rank(loss_ms=6)], layout([[1, 1], [2]]), steps=5)

@@ -80,6 +80,7 @@ def test_of_one_step_no_noise_is_known_and_without_gains_there_is_no_advice() ->
     made = analysis(Rank(copy_ms=0, optimizer_ms=0, other_ms=0), sizes=[[1]], wire=Wire(1, 1e15))
     assert words.noise_sentence(made).startswith("Only one step")
     assert words.advice_sentences(made) == ["Nothing that was tried makes a step 1% shorter."]
+    assert words.verdict(made) == ""
 
 
 def test_in_shared_memory_a_bucket_waits_until_all_ranks_wait() -> None:
@@ -164,7 +165,7 @@ def test_memory_is_in_the_table_where_it_is_known() -> None:
     _, *rows = last_rows_of([(step, rank) for rank in step.ranks])
     assert rows == [
         ("buckets", ["1, 4 MiB"] * 2),
-        ("peak memory (of it buckets)", ["16 MiB (25%)", "40 MiB (10%)"]),
+        ("peak memory (share of buckets)", ["16 MiB (25%)", "40 MiB (10%)"]),
     ]
 
 

@@ -43,8 +43,8 @@ function renderParts() {
     html("h2", { id: "parts-title" }, "Where the step goes"),
     exhibits.map((_, e) => html("div.scroll", region, partsTable(e))),
     html("p.soft", "A step lasts from the beginning of a forward to that of the next. Hidden is the share of the " +
-      "communication for which the rank did not stand still. What a rank stands still longer than the one that ends " +
-      "backward last is for a late rank. Other is all that has no event: logging, zero_grad, pauses of the script."));
+      "communication for which the rank did not stand still. For a late rank: how much longer a rank stands still than " +
+      "the one that ends backward last. Other is all that has no event: logging, zero_grad, pauses of the script."));
 }
 
 function partsTable(e) {
