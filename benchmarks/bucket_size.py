@@ -4,31 +4,42 @@
 
 Small buckets leave early but pay a latency each; large ones leave late, and nothing hides the last one. Each
 capacity is a heat of torch's class and minddp's, by the process group and by shared memory. Beside minddp's steps
-stand the predictions of "auto" for them: see `forecast.py`.
+stand the predictions of "auto" for them.
+
+[Note: a step's prediction]
+`bucket_cap_mb="auto"` observes backwards by the default plan, and predicts from these how long one takes by another
+plan. The rest of a step does not depend on the plan. So a step is predicted to take as long as one by the default
+plan in the same round of the race, plus what the backward is predicted to gain or lose. Any plan can be predicted
+so, also those that "auto" has not chosen: a stronger check, as they are further from the default.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks.contestants import FLOOR, Contestant, Raced, Step, minddp_over, race_workload, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.forecast import AIM, by_chosen_plan, forecast
-from benchmarks.harness import estimate
+from benchmarks.harness import compare, estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import WorkloadName, workload
 from minddp import DistributedDataParallel
+from minddp.core.plan import BucketPlan
+from minddp.forecast import Tuning
+from minddp.forecast.step_model import predicted_s
 
 FAMILIES = {
     "torch": NativeDDP,
     "minddp": minddp_over("process_group"),
     "minddp, shared memory": minddp_over("shared_memory"),
 }
+AIM = 0.10  #: the largest error of a prediction, as a share
 STEPS_UNTIL_TUNED = 32  # minddp.forecast observes 11 steps before it changes the buckets and 11 after
 
 
@@ -133,6 +144,36 @@ def forecast_of(raced: Raced, family: str, heat: str) -> dict[str, Any] | None:
     if heat == "auto":
         plan, by_plan = tuned.tuning.plan, by_chosen_plan(tuned.tuning, by_default, by_plan)
     return forecast(tuned.tuning, plan, by_default, by_plan, raced.seed)
+
+
+def forecast(
+    tuning: Tuning, plan: BucketPlan, by_default: np.ndarray, by_plan: np.ndarray, seed: int
+) -> dict[str, Any]:
+    """The step by `plan` that `tuning` predicts, in milliseconds, and its error against the measured one.
+
+    `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
+    """
+    predicted = by_default + (predicted_s(plan, tuning.link, tuning.seen) - tuning.before_s)
+    off = compare(predicted, by_plan, seed)
+    return {
+        "predicted_ms": dataclasses.asdict(estimate(predicted * 1e3, seed)),
+        "measured_ms": dataclasses.asdict(estimate(by_plan * 1e3, seed)),
+        "error": dataclasses.asdict(
+            dataclasses.replace(off, median=off.median - 1, low=off.low - 1, high=off.high - 1)
+        ),
+        "within_aim": abs(off.median - 1) <= AIM,
+    }
+
+
+def by_chosen_plan(tuning: Tuning, by_default: np.ndarray, by_auto: np.ndarray) -> np.ndarray:
+    """Seconds per step by the plan that "auto" has chosen, `[rounds]`.
+
+    Where "auto" has undone its choice, that plan does not race: then the default's, plus the loss in its trial.
+    """
+    if tuning.is_kept:
+        return by_auto
+    assert tuning.measured_s is not None, "a plan is undone for what was measured"
+    return by_default + (tuning.measured_s - tuning.before_s)
 
 
 COLUMNS = {

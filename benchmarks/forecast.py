@@ -2,12 +2,6 @@
 
     sudo python -m benchmarks forecast       # 2 to 8 ranks on one host and on two, at three rates; three minutes
 
-[Note: a step's prediction]
-`bucket_cap_mb="auto"` observes backwards by the default plan, and predicts from these how long one takes by another
-plan. The rest of a step does not depend on the plan. So a step is predicted to take as long as one by the default
-plan in the same round of the race, plus what the backward is predicted to gain or lose. Any plan can be predicted
-so, also those that "auto" has not chosen: a stronger check, as they are further from the default.
-
 [Note: the check of other numbers of ranks]
 The forecast is given what two ranks of one host show: a step of each by itself, both at once, and an all-reduce of
 the two. The wire between hosts has the cable's rate less the headers of frames, and the latency of a hop inside.
@@ -17,13 +11,12 @@ measured, too, and only the rest counts. Nothing is fitted.
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import psutil
@@ -31,62 +24,26 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.display import console_of, table_of
-from benchmarks.harness import compare, estimate, gathered
+from benchmarks.harness import gathered
+from benchmarks.hosts import HOSTS, settle
 from benchmarks.launch import run_ranks
 from benchmarks.namespaces import bytes_per_second, limit_rate, two_hosts
 from benchmarks.question import Options, report_of, write
-from benchmarks.workloads import WorkloadName, training_step, workload
+from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
-from minddp.core.plan import BucketPlan
-from minddp.forecast import Tuning
 from minddp.forecast.auto_buckets import Observer, observed
 from minddp.forecast.cluster import Cluster, all_reduce, hop_of
 from minddp.forecast.gradient_clock import HostClock
 from minddp.forecast.link import FREE, Link, measure_link
 from minddp.forecast.scaling import Job
 from minddp.forecast.scaling import forecast as forecast_of
-from minddp.forecast.step_model import predicted_s
 from minddp.platform.cores import usable_cores
 from minddp.transport import open_transport
 
-AIM = 0.10  #: the largest error of a prediction, as a share
-
-
-def forecast(
-    tuning: Tuning, plan: BucketPlan, by_default: np.ndarray, by_plan: np.ndarray, seed: int
-) -> dict[str, Any]:
-    """The step by `plan` that `tuning` predicts, in milliseconds, and its error against the measured one.
-
-    `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
-    """
-    predicted = by_default + (predicted_s(plan, tuning.link, tuning.seen) - tuning.before_s)
-    off = compare(predicted, by_plan, seed)
-    return {
-        "predicted_ms": dataclasses.asdict(estimate(predicted * 1e3, seed)),
-        "measured_ms": dataclasses.asdict(estimate(by_plan * 1e3, seed)),
-        "error": dataclasses.asdict(
-            dataclasses.replace(off, median=off.median - 1, low=off.low - 1, high=off.high - 1)
-        ),
-        "within_aim": abs(off.median - 1) <= AIM,
-    }
-
-
-def by_chosen_plan(tuning: Tuning, by_default: np.ndarray, by_auto: np.ndarray) -> np.ndarray:
-    """Seconds per step by the plan that "auto" has chosen, `[rounds]`.
-
-    Where "auto" has undone its choice, that plan does not race: then the default's, plus the loss in its trial.
-    """
-    if tuning.is_kept:
-        return by_auto
-    assert tuning.measured_s is not None, "a plan is undone for what was measured"
-    return by_default + (tuning.measured_s - tuning.before_s)
-
-
-# ---------------------------------------------------------------------- other numbers of ranks
-
-HOSTS, WARM_UP_STEPS = 2, 4
+WARM_UP_STEPS = 4
 GOODPUT = 1448 / 1514  # of a frame's bytes, those that TCP carries
 Place = tuple[int, int, str]  # ranks, hosts, the cable's rate
+Steps = tuple[np.ndarray, DistributedDataParallel]
 Measured = tuple[float, float]  # the median step of the slowest rank, and the cores that others left
 
 
@@ -109,8 +66,6 @@ class Config(Options):
 
 
 def main(config: Config) -> None:
-    from benchmarks.hosts import settle  # which imports what imports this module
-
     start = partial(
         run_ranks, measure, config, world_size=config.world_size, threads=config.threads, timeout_s=config.timeout_s
     )
@@ -132,7 +87,9 @@ def main(config: Config) -> None:
 def measure(rank: int, config: Config, hosts: int) -> tuple[Job | None, Link | None, dict[Place, Measured]]:
     """On one host a job and a hop, of two ranks; the steps at each place. Collective."""
     alone, pair = [dist.new_group([one]) for one in (0, 1)], dist.new_group([0, 1])
-    job, hop = described(rank, config, alone[rank], pair) if rank < 2 and hosts == 1 else (None, None)
+    task = workload(config.workload, config.workload_size)
+    once = partial(steps_of, rank, task, config.seed, config.steps)
+    job, hop = described(once, alone[rank], pair) if rank < 2 and hosts == 1 else (None, None)
     per_host = config.world_size // hosts
     steps_s = {}
     for rate, ranks in itertools.product(config.rates if hosts > 1 else [""], config.ranks):
@@ -140,16 +97,19 @@ def measure(rank: int, config: Config, hosts: int) -> tuple[Job | None, Link | N
             limit_rate(rate)
         members = [one for one in range(config.world_size) if one % per_host < ranks // hosts]
         group, before = dist.new_group(members), used()
-        own_s = np.median(steps_of(rank, config, group)[0]) if rank in members else 0.0
+        own_s = np.median(once(group)[0]) if rank in members else 0.0
         steps_s[ranks, hosts, rate] = float(max(gathered(own_s))), cores_left(before)
     return job, hop, steps_s
 
 
-def described(rank: int, config: Config, alone: dist.ProcessGroup, pair: dist.ProcessGroup) -> tuple[Job, Link]:
-    """What a forecast is given. See [Note: the check of other numbers of ranks]."""
+def described(once: Callable[..., Steps], alone: dist.ProcessGroup, pair: dist.ProcessGroup) -> tuple[Job, Link]:
+    """What a forecast is given: see [Note: the check of other numbers of ranks]. `once` is `steps_of` in a group.
+
+    On two ranks, each of which is alone in a group, and both in the other.
+    """
     clock, cpu = HostClock(), torch.device("cpu")
     observer = Observer(clock)
-    steps_s, ddp = steps_of(rank, config, alone, observer, time.process_time)
+    steps_s, ddp = once(alone, observer, time.process_time)
     seen = [observed(stamps, clock) for stamps in observer.passes[WARM_UP_STEPS:]]
     ready_s = {param: float(np.median([one.ready_s[param] for one in seen])) for param in seen[0].ready_s}
     job = Job(float(np.median(steps_s)), float(np.median([one.computed_s for one in seen])), ready_s, ddp.plan)
@@ -174,20 +134,21 @@ def cores_left(before: tuple[float, float, float], group: dist.ProcessGroup | No
 
 def steps_of(
     rank: int,
-    config: Config,
+    task: Workload,
+    seed: int,
+    steps: int,
     group: dist.ProcessGroup,
     observer: Observer | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[np.ndarray, DistributedDataParallel]:
+) -> Steps:
     """Seconds of each step after the first ones, `[steps]`, and the module that took them."""
-    task = workload(config.workload, config.workload_size)
-    torch.manual_seed(config.seed)
-    ddp = DistributedDataParallel(task.model(), process_group=group, transport="process_group")
+    torch.manual_seed(seed)
+    ddp = DistributedDataParallel(copy.deepcopy(task.model()), process_group=group, transport="process_group")
     if observer is not None:
         ddp.events.watch(observer)
     step = training_step(ddp, task, rank)
     ends_s = []
-    for _ in range(WARM_UP_STEPS + config.steps + 1):
+    for _ in range(WARM_UP_STEPS + steps + 1):
         step()
         ends_s.append(clock())
     return np.diff(ends_s)[WARM_UP_STEPS:], ddp

@@ -155,18 +155,24 @@ def scalings(report: Report) -> Figure:
         f"{kind} scaling": (
             "ranks",
             "speed-up",
-            [({int(x): at["speedup"] for x, at in of.items()}, colour_of(name)) for name, of in by_name.items()],
+            [(speedups(of, name == scaling.FORECAST), colour_of(name)) for name, of in by_name.items()],
         )
         for kind, by_name in report["kinds"].items()
     }
-    return curves(f"{report['title']}: speed-up over one rank alone", {FLOOR: TEXT} | WRAPPERS, panels, report)
+    key = {FLOOR: TEXT} | WRAPPERS | {"- - forecast by the process group": MINDDP}
+    return curves(f"{report['title']}: speed-up over one rank alone", key, panels, report)
+
+
+def speedups(of: Mapping[str, Report], is_theory: bool) -> Mapping[int, Any]:
+    return {int(x): at["speedup"]["median"] if is_theory else at["speedup"] for x, at in of.items()}
 
 
 WRAPPERS = {"torch": TORCH, "minddp by the process group": MINDDP, "as it comes": SHARED}
 
 
 def colour_of(name: str) -> str:
-    return {FLOOR: TEXT, BASELINE: TORCH, candidate("default"): MINDDP}.get(name, SHARED)
+    by_group = {candidate("default"): MINDDP, scaling.FORECAST: MINDDP}
+    return ({FLOOR: TEXT, BASELINE: TORCH} | by_group).get(name, SHARED)
 
 
 def curves(title: str, key: Mapping[str, str], panels: Mapping[str, Panel], report: Report) -> Figure:
@@ -189,7 +195,8 @@ def curves(title: str, key: Mapping[str, str], panels: Mapping[str, Panel], repo
         axes.set_xticks(ticks, [f"{tick:,.0f}" if tick < 1e4 else f"{tick / 1e3:,.0f}k" for tick in ticks])
         axes.set_xticks([], minor=True)
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        low, high = axes.get_ylim()
+        axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
     explain(figure, title, key, report)
     return figure
 

@@ -5,18 +5,21 @@
 
 Weak: each rank has a batch of the same size. Strong: one batch is split among the ranks. All numbers of ranks race
 in one run, in which ranks that are not needed wait in a barrier, so they can be compared round by round. The speed
-of one rank without a wrapper, which has the machine to itself, is 1.
+of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.forecast` foretells each
+step by the process group from one and two ranks: see `forecast.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
@@ -34,12 +37,17 @@ from benchmarks.contestants import (
     race_workload,
 )
 from benchmarks.display import Table, table_of
+from benchmarks.forecast import described, forecast_of, steps_of
 from benchmarks.harness import compare, estimate, in_ms
 from benchmarks.own_model import has_parts, imported, own_workload
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import Workload, WorkloadName, batch_of, training_step, workload
+from minddp.forecast.cluster import Cluster, all_reduce
+from minddp.forecast.link import FREE
+from minddp.platform.cores import usable_cores
 
-BARRIER = "barrier"
+BARRIER, FORECAST = "barrier", "forecast, process group"
+OBSERVED_STEPS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,10 @@ class Config(RaceOptions):
     """The model, if none of your own is given."""
     ranks: tuple[int, ...] = (1, 2, 4)
     """Numbers of ranks. Under torchrun, at most as many as it has started."""
-    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = ("auto",)
+    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
+        "process_group",
+        "auto",
+    )
     world_size: tyro.conf.Suppress[int] = 0
 
     def __post_init__(self) -> None:
@@ -76,15 +87,19 @@ def time_ranks(rank: int, config: Config) -> dict[str, Any]:
     tasks = {("weak", number): whole for number in numbers}
     splits = config.model is None or has_parts(imported(config.model))
     tasks |= {("strong", number): task_of(config, number) for number in numbers[1:] if splits}
+    foretold_s = foretold(rank, config, tasks)
     field = [c for (kind, number), task in tasks.items() for c in on_ranks(kind, number, config.transports, task)]
     raced = race_workload(rank, whole, field, config)
     examples = len(batch_of(whole, 0, torch.device("cpu"))[0])
     alone = raced.wall[f"weak {FLOOR}, 1"]
     figures: dict[str, Any] = {}
+    names = [FLOOR, BASELINE, *(candidate("default", transport) for transport in config.transports)]
     for kind, number in tasks:
         work = number if kind == "weak" else 1
-        for name in [FLOOR, BASELINE, *(candidate("default", transport) for transport in config.transports)]:
-            wall = raced.wall[f"{kind} {name}, {number}"]
+        walls = {name: raced.wall[f"{kind} {name}, {number}"] for name in names}
+        if (kind, number) in foretold_s:
+            walls[FORECAST] = np.full_like(alone, foretold_s[kind, number])
+        for name, wall in walls.items():
             speedup = compare(work * alone, wall, config.seed)
             efficiency = {of: value / number for of, value in dataclasses.asdict(speedup).items() if of != "rounds"}
             barrier = raced.wall[f"{kind} {BARRIER}, {number}"] * 1e6
@@ -93,7 +108,7 @@ def time_ranks(rank: int, config: Config) -> dict[str, Any]:
                 "throughput": estimate(work * examples / wall, config.seed),
                 "speedup": speedup,
                 "efficiency": efficiency,
-                "ratio": compare(wall, raced.wall[f"{kind} {BASELINE}, {number}"], config.seed),
+                "ratio": compare(wall, walls[BASELINE], config.seed),
                 "barrier_us": estimate(barrier, config.seed),
             }
     missing = [] if splits else [f"Not strong: make() of {config.model} has no parameter `parts`."]
@@ -107,6 +122,20 @@ def task_of(config: Config, parts: int) -> Workload:
     if config.model is not None:
         return own_workload(config.model, parts)
     return workload(config.workload, config.workload_size).share(parts)
+
+
+def foretold(rank: int, config: Config, tasks: Mapping[tuple[str, int], Workload]) -> dict[tuple[str, int], float]:
+    """Seconds of each step on rank 0; nothing of one rank or on several hosts. Collective."""
+    if config.world_size == 1 or int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size)) < config.world_size:
+        return {}
+    alone, pair = [dist.new_group([one]) for one in (0, 1)], dist.new_group([0, 1])
+    steps_s = {}
+    for (kind, number), task in tasks.items() if rank < 2 else ():
+        job, hop = described(partial(steps_of, rank, task, config.seed, OBSERVED_STEPS), alone[rank], pair)
+        cluster = Cluster(number, 1, hop, FREE, usable_cores())
+        steps_s[kind, number] = forecast_of(job, cluster, all_reduce(cluster)).step_s
+    dist.barrier()
+    return steps_s
 
 
 def on_ranks(
@@ -154,7 +183,12 @@ def tables(report: Report) -> Iterator[Table]:
     }
     machine = report["machine"]
     for kind, by_name in report["kinds"].items():
-        rows = {f"{number} ranks, {name}": by_name[name][number] for number in by_name[FLOOR] for name in by_name}
+        rows = {
+            f"{number} rank{'s' * (number != '1')}, {name}": of[number]
+            for number in by_name[FLOOR]
+            for name, of in by_name.items()
+            if number in of
+        }
         caption = (
             f"{report['rounds']} rounds on {machine['cores']:g} cores: {machine['cpu']}. An example of a model of "
         )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.bucket_size import FORECAST_COLUMNS
-from benchmarks.forecast import GOODPUT, by_chosen_plan, forecast, predictions
+from benchmarks.bucket_size import FORECAST_COLUMNS, by_chosen_plan, forecast
+from benchmarks.forecast import GOODPUT, predictions
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.forecast import Link, Observed, Tuning
 from minddp.forecast.scaling import Job

@@ -127,7 +127,8 @@ def test_scaling_is_weak_and_strong(folder: Path):
     scaling.main(config)
     report = json.loads((folder / "out" / "scaling.json").read_text())
     kinds = report["kinds"]
-    names = ["no wrapper", "torch default", "minddp default, auto"]
+    wrappers = ["torch default", "minddp default", "minddp default, auto"]
+    names = ["no wrapper", *wrappers, "forecast, process group"]
     assert {kind: list(by_name) for kind, by_name in kinds.items()} == {"weak": names, "strong": names}
     assert [list(kinds[kind]["torch default"]) for kind in kinds] == [["1", "3"], ["3"]]
     for kind, by_name in kinds.items():
@@ -136,7 +137,9 @@ def test_scaling_is_weak_and_strong(folder: Path):
         work = 3 if kind == "weak" else 1
         assert at["throughput"]["median"] == pytest.approx(work * 1e3 / at["ms"]["median"], rel=1)
         assert at["barrier_us"]["median"] > 0
-    assert [len(table.rows) for table in scaling.tables(report)] == [6, 3]
+        foretold = by_name["forecast, process group"]["3"]["ms"]
+        assert 0 < foretold["low"] == foretold["median"] == foretold["high"] < 1000
+    assert [len(table.rows) for table in scaling.tables(report)] == [10, 5]
 
 
 @pytest.mark.slow
