@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,8 +32,7 @@ class RoundTrip(NamedTuple):
     received_ns: int
 
 
-@dataclass(frozen=True)
-class ClockOffset:
+class ClockOffset(NamedTuple):
     """What to add to times of our clock to get times of theirs, and the largest possible error of that."""
 
     offset_ns: int
