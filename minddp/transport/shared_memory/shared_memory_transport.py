@@ -128,7 +128,7 @@ class SharedMemoryTransport(ProcessGroupTransport):
                 f"Rank {self.rank} found no room for {nbytes:,} bytes of shared memory ({error}). Free some, or "
                 f'pass transport="process_group".'
             ) from error
-        self._segments[segment.address] = segment
+        self._segments[segments.tensor_over(segment, torch.uint8, 1).data_ptr()] = segment
         weakref.finalize(segment, self._dropped.append, made.number).atexit = False
         return segment
 
