@@ -19,7 +19,6 @@ source behind each "as torch" below.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -231,8 +230,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._logical_ranks: LogicalRanks | None = None
         if self._options.logical_ranks is not None:
             self._check_logical_ranks(sparse)
-            num_shares = self._options.logical_ranks
-            self._logical_ranks = LogicalRanks(self._reducer, self._buffers_in_step, num_shares)
+            self._logical_ranks = LogicalRanks(self._reducer, self._buffers_in_step, self._options.logical_ranks)
 
     def _check_logical_ranks(self, sparse: Collection[str]) -> None:
         """Raise `ValueError` if something else decides how gradients or buffers travel."""
@@ -601,10 +599,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             )
         if self._delayed is not None:
             raise RuntimeError("With delay_all_reduce_named_params there can be no copy. Copy `.module` instead.")
-        state = copy.copy(self.__dict__)
-        for connected in CONNECTED:
-            del state[connected]
-        return state
+        return {name: value for name, value in self.__dict__.items() if name not in CONNECTED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect a copy to the default group; as in torch with the buffer hook, without the communication hook.

@@ -42,9 +42,8 @@ class ProcessGroupTransport:
         self.store = None if store is None else dist.PrefixStore("minddp", store)
         self._is_python_group = type(group) is not _Group
         backend = None if self._is_python_group else backend_for(group, torch.device("cpu"))
-        self._spin_wait = (
-            spin_wait_among(self.world_size) if backend is not None and backend.name() == "gloo" else None
-        )
+        is_gloo = backend is not None and backend.name() == "gloo"
+        self._spin_wait = spin_wait_among(self.world_size) if is_gloo else None
 
     @property
     def waits_again(self) -> bool:
