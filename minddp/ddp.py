@@ -451,11 +451,8 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if self._logical_ranks is not None:
             raise RuntimeError("register_comm_hook and `logical_ranks` exclude each other: the shares' tree adds.")
         checked = CommHook.checked(state, hook)
-        if self._options.reduction != "mean":
-            raise ValueError(
-                f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude '
-                f"each other: the hook owns the arithmetic."
-            )
+        others = {f"a communication hook (`{checked.name}`)": self._options.reduction != "mean"}
+        exclude(f'`reduction` ("{self._options.reduction}")', others, "the hook owns the arithmetic")
         if self._registered_hook is not None:
             raise RuntimeError(
                 f"register_comm_hook or register_builtin_comm_hook can only be called once, but "
