@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,8 @@ class RoundTrip(NamedTuple):
     received_ns: int
 
 
-class ClockOffset(NamedTuple):
+@dataclass(frozen=True)
+class ClockOffset:
     """What to add to times of our clock to get times of theirs, and the largest possible error of that."""
 
     offset_ns: int

@@ -81,7 +81,7 @@ class ProcessGroupTransport:
         _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
 
-    def sum_in_order(self, _tensor: torch.Tensor, _order: AdditionOrder) -> Work | None:
+    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
         return None
 
     def all_to_all(
