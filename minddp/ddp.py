@@ -19,7 +19,6 @@ source behind each "as torch" below.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -231,8 +230,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._logical_ranks: LogicalRanks | None = None
         if self._options.logical_ranks is not None:
             self._check_logical_ranks(sparse)
-            num_shares = self._options.logical_ranks
-            self._logical_ranks = LogicalRanks(self._reducer, self._buffers_in_step, num_shares)
+            self._logical_ranks = LogicalRanks(self._reducer, self._buffers_in_step, self._options.logical_ranks)
 
     def _check_logical_ranks(self, sparse: Collection[str]) -> None:
         """Raise `ValueError` if something else decides how gradients or buffers travel."""
@@ -453,11 +451,8 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if self._logical_ranks is not None:
             raise RuntimeError("register_comm_hook and `logical_ranks` exclude each other: the shares' tree adds.")
         checked = CommHook.checked(state, hook)
-        if self._options.reduction != "mean":
-            raise ValueError(
-                f'`reduction` ("{self._options.reduction}") and a communication hook (`{checked.name}`) exclude '
-                f"each other: the hook owns the arithmetic."
-            )
+        others = {f"a communication hook (`{checked.name}`)": self._options.reduction != "mean"}
+        exclude(f'`reduction` ("{self._options.reduction}")', others, "the hook owns the arithmetic")
         if self._registered_hook is not None:
             raise RuntimeError(
                 f"register_comm_hook or register_builtin_comm_hook can only be called once, but "
@@ -601,10 +596,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             )
         if self._delayed is not None:
             raise RuntimeError("With delay_all_reduce_named_params there can be no copy. Copy `.module` instead.")
-        state = copy.copy(self.__dict__)
-        for connected in CONNECTED:
-            del state[connected]
-        return state
+        return {name: value for name, value in self.__dict__.items() if name not in CONNECTED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect a copy to the default group; as in torch with the buffer hook, without the communication hook.

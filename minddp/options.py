@@ -194,16 +194,12 @@ def check_flag(name: str, value: object) -> None:
 def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None) -> None:
     if cap_mb_list is not None and not isinstance(cap_mb_list, Iterable):
         raise TypeError(f"`bucket_cap_mb_list` takes mebibytes as a list of numbers, but got {cap_mb_list!r}.")
-    if cap_mb is not None and cap_mb_list:
-        raise ValueError(
-            f"`bucket_cap_mb` ({cap_mb}) and `bucket_cap_mb_list` ({list(cap_mb_list)}) exclude each other: "
-            f"pass one capacity for all buckets or a list with one per bucket."
-        )
-    if first_cap_mb is not None and cap_mb_list:
-        raise ValueError(
-            f"`first_bucket_cap_mb` ({first_cap_mb}) and `bucket_cap_mb_list` ({list(cap_mb_list)}) exclude each "
-            f"other: the list begins with the first bucket's capacity."
-        )
+    if cap_mb_list:
+        listed = f"`bucket_cap_mb_list` ({list(cap_mb_list)})"
+        why = "pass one capacity for all buckets or a list with one per bucket"
+        exclude(f"`bucket_cap_mb` ({cap_mb})", {listed: cap_mb is not None}, why)
+        why = "the list begins with the first bucket's capacity"
+        exclude(f"`first_bucket_cap_mb` ({first_cap_mb})", {listed: first_cap_mb is not None}, why)
     given = [("bucket_cap_mb_list", cap) for cap in cap_mb_list or ()]
     if cap_mb is not None:
         given.append(("bucket_cap_mb", cap_mb))

@@ -87,12 +87,9 @@ class Strategies:
 
     def _bucket_maker(self, aliasing: GradientAliasing | None) -> MakeBucket:
         """Dense buckets or sparse ones, in which dtypes, and how averages get into `.grad`."""
-        dense = partial(
-            Bucket,
-            grads_are_views=self._grads_are_views,
-            dtypes=self.mixed_precision.grad_dtypes if self.mixed_precision else GradDtypes(),
-            make_aliasing=aliasing.of_bucket if aliasing else None,
-        )
+        dtypes = self.mixed_precision.grad_dtypes if self.mixed_precision else GradDtypes()
+        make_aliasing = aliasing.of_bucket if aliasing else None
+        dense = partial(Bucket, grads_are_views=self._grads_are_views, dtypes=dtypes, make_aliasing=make_aliasing)
 
         def make_bucket(
             spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate
@@ -108,8 +105,7 @@ class Strategies:
         options, params = self.options, hooks.params
         skips_buckets = options.skip_all_reduce_unused_params
         if options.static_graph and params:
-            finds_unused = options.find_unused_parameters
-            return StaticGraph(params, finds_unused=finds_unused, skips_buckets=skips_buckets)
+            return StaticGraph(params, finds_unused=options.find_unused_parameters, skips_buckets=skips_buckets)
         if options.find_unused_parameters and params:
             return FindUnused(params, hooks, skips_buckets=skips_buckets)
         return Expectation(params)

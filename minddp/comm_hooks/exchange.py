@@ -36,9 +36,8 @@ class Exchange:
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
         self._ranks = dist.get_process_group_ranks(group)  # their numbers in the default group
-        backend = (group or dist.distributed_c10d._get_default_group())._get_backend(
-            next(module.parameters()).device
-        )
+        device = next(module.parameters()).device
+        backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
         limit = None
         with suppress(RuntimeError, AttributeError):  # a backend without options
             limit = backend.options._timeout

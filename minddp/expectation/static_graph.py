@@ -46,19 +46,13 @@ class StaticGraph(Expectation):
     def open(self) -> list[int]:
         if self.usage is not None:
             self.usage.begin_pass()
-        if self.is_recording:
-            return super().open()
-        self._set_last_unused()
-        return list(self._hook_counts)
+        return super().open() if self.is_recording else list(self._hook_counts)
 
     def record(self, param: int) -> None:
         self._hook_counts[param] += 1
 
     def recorded(self) -> None:
         self.is_recording = False
-        self._set_last_unused()
-
-    def _set_last_unused(self) -> None:
         self.last_unused = [param for param, count in enumerate(self._hook_counts) if not count]
 
     def skips(self, bucket: BucketSpec) -> bool:

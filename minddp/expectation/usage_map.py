@@ -76,8 +76,7 @@ class UsageMap:
     def shadow(self, transport: Transport) -> Sequence[bool] | None:
         """Exchange marks of a rank that has used nothing; per parameter, True if no rank has used it."""
         nothing = UsageMap(self._params)
-        nothing.sums = nothing._marks_on_device()
-        nothing._work = transport.all_reduce(nothing.sums)
+        nothing.begin_exchange(transport)
         return nothing.finish_exchange()
 
     def _marks_on_device(self) -> torch.Tensor:

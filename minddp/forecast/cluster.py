@@ -23,7 +23,6 @@ backward: see [Note: what messages take from backward].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -89,12 +88,7 @@ def server(ranks: int, hosts: int) -> Hops:
     return hierarchical(ranks, hosts)._replace(between=up_and_down, passed_between=up_and_down / 2)
 
 
-ALGORITHMS: dict[str, Callable[[int, int], Hops]] = {
-    "ring": ring,
-    "tree": tree,
-    "hierarchical": hierarchical,
-    "server": server,
-}
+ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (ring, tree, hierarchical, server)}
 
 
 def all_reduce(cluster: Cluster, algorithm: str = "ring") -> Link:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -60,8 +59,7 @@ IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least t
 FEWEST_STEPS, PAUSES = 20, 0.05  # to look for a rank that is late in some steps; this share of them may be pauses
 
 
-@dataclass(frozen=True)
-class LateRank:
+class LateRank(NamedTuple):
     """A rank for which the others wait.
 
     `late_ns` is by how much in the median step of those in which it is late, the part `in_steps` of all. This costs

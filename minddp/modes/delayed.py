@@ -111,14 +111,9 @@ class DelayedAllReduce:
         if self._under_way is not None:  # an exception has ended the last backward before its end was called
             self._on_backward_end()
         self._backward_end.reset()
-        missing = [view for param, view in zip(self.params, self._views, strict=True) if param.grad is None]
-        if len(missing) == len(self.params):
-            self._buffer.zero_()
-        elif missing:
-            torch._foreach_zero_(missing)
         for param, view in zip(self.params, self._views, strict=True):
             if param.grad is None:
-                param.grad = view
+                param.grad = view.zero_()
 
     # ------------------------------------------------------------------ during backward
 

@@ -28,7 +28,7 @@ from minddp.core.events import EventKind
 from minddp.core.reducer import Reducer
 from minddp.modes.delayed import DelayedAllReduce
 from minddp.modes.divisor import Divisor
-from minddp.options import Options
+from minddp.options import Options, exclude
 from minddp.replicas.placement import Placement
 from minddp.transport.protocols import Transport
 from minddp.watchdog.guard import Guard
@@ -95,8 +95,7 @@ class UnevenInputs(Joinable):
             (tunes, 'bucket_cap_mb="auto"', "a rank without inputs makes no steps to be observed"),
             (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
         ):
-            if is_on:
-                raise ValueError(f"`join` and {option} exclude each other: {why}.")
+            exclude("`join`", {option: is_on}, why)
         return Shadow(self)
 
     @property

@@ -122,7 +122,14 @@ class MixedPrecision(Mode):
         _cast_grads(self._params.values())
         self._is_lowered = self._awaits_backward = False
         if versions != self._versions:
-            raise self._overwritten(versions)
+            pairs = zip(self._params, versions, self._versions, strict=True)
+            names = [name for name, now, then in pairs if now != then]
+            raise RuntimeError(
+                f"Parameters were written to between a forward and the end of its backward, while mixed_precision "
+                f"had them replaced by copies in {self.param_dtype}, so the new values are lost: "
+                f"{', '.join(names)}. Load checkpoints and step optimizers after backward; evaluate under "
+                f"torch.no_grad()."
+            )
 
     before_unpack = restore
 
@@ -134,16 +141,6 @@ class MixedPrecision(Mode):
     def _keep(self, param: Any, original: torch.Tensor, low: torch.Tensor | None) -> None:
         param._fp_param = original
         param._mp_param = original.new_empty(0, dtype=self.param_dtype) if low is None else low
-
-    def _overwritten(self, versions: list[int]) -> RuntimeError:
-        names = [
-            name for name, now, then in zip(self._params, versions, self._versions, strict=True) if now != then
-        ]
-        return RuntimeError(
-            f"Parameters were written to between a forward and the end of its backward, while mixed_precision had "
-            f"them replaced by copies in {self.param_dtype}, so the new values are lost: {', '.join(names)}. Load "
-            f"checkpoints and step optimizers after backward; evaluate under torch.no_grad()."
-        )
 
 
 class MeanAfterSum:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from minddp.platform.cores import read_if_there
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 def boot_id() -> str:
     """The running kernel's own number: equal in all its processes and containers. Empty where there is none."""
-    return read_if_there(BOOT_ID)
+    return read_if_there(Path("/proc/sys/kernel/random/boot_id"))
 
 
 def host_identity(*namespaces: str) -> str:

@@ -49,12 +49,11 @@ def launch(nproc: int, module: str, arguments: Sequence[str], max_restarts: int 
     """
     from torch.distributed.launcher.api import elastic_launch
 
-    config = local_config(nproc, max_restarts)
     disabled = logging.root.manager.disable
     logging.disable()  # what torch's launcher logs `RanksFailed` and `Stopped` say once
     try:
         with told_by_torch():
-            elastic_launch(config, sys.executable)("-m", module, *arguments)
+            elastic_launch(local_config(nproc, max_restarts), sys.executable)("-m", module, *arguments)
     finally:
         logging.disable(disabled)
 

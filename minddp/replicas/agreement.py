@@ -47,6 +47,7 @@ class Replica:
     ) -> Replica:
         """`further` are options by name that are to be equal, too."""
         caps = options.caps
+        first_caps = caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
         return cls(
             reduced=[_described(name, tensor) for name, tensor in reduced],
             others=[_described(name, tensor) for name, tensor in others],
@@ -56,9 +57,7 @@ class Replica:
                 "static_graph": options.static_graph,
                 "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
                 "reduction": getattr(options.reduction, "__qualname__", options.reduction),
-                "the buckets' first capacities in bytes": list(
-                    caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
-                ),
+                "the buckets' first capacities in bytes": list(first_caps),
                 "DDP_SET_LAST_BUCKET_CAP": options.small_last_bucket,
                 **further,
             },

@@ -69,7 +69,7 @@ class _FlatMessage:
     """Tensors of one device, and what carries them: `wire`, uint8."""
 
     def __init__(self, tensors: list[torch.Tensor]):
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        sizes = [tensor.nbytes for tensor in tensors]
         self._tensors = tensors
         self._are_plain = not any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
         with torch.inference_mode(False):  # it may be kept for steps that are none of inference
@@ -100,11 +100,10 @@ def _chunks(tensors: Sequence[torch.Tensor], coalesce_bytes: int) -> Iterator[li
         chunk: list[torch.Tensor] = []
         nbytes = 0
         for tensor in sorted(here, key=lambda tensor: -tensor.element_size()):
-            size = tensor.numel() * tensor.element_size()
-            if chunk and nbytes + size > coalesce_bytes:
+            if chunk and nbytes + tensor.nbytes > coalesce_bytes:
                 yield chunk
                 chunk, nbytes = [], 0
             chunk.append(tensor)
-            nbytes += size
+            nbytes += tensor.nbytes
         if chunk:
             yield chunk

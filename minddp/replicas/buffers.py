@@ -6,8 +6,7 @@ Nothing averages them: rank 0's are broadcast at construction and, without a hoo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,8 +18,7 @@ from minddp.transport.protocols import Transport
 KEPT_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class BufferHook:
+class BufferHook(NamedTuple):
     """Synchronises buffers in its own way: `function(state, {name: buffer})`. See `register_buffer_hook`."""
 
     state: Any

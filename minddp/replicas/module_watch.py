@@ -78,12 +78,11 @@ class ModuleWatch:
 
     def _search(self) -> None:
         """Find out what has changed. Other submodules are no harm as such: they are remembered."""
-        self._known |= {
-            id(param): param for name, param in self._module.named_parameters() if name in self._ignored
-        }
+        named = dict(self._module.named_parameters())
+        self._known |= {id(param): param for name, param in named.items() if name in self._ignored}
         strays = [
             f"`{name}` {'did not require grad' if id(param) in self._frozen else 'was not there'}"
-            for name, param in self._module.named_parameters()
+            for name, param in named.items()
             if param.requires_grad and id(param) not in self._known and isinstance(param, nn.Parameter)
         ]
         if strays:
@@ -91,5 +90,5 @@ class ModuleWatch:
                 f"Parameters require grad that are not reduced: {', '.join(strays)} when the module was wrapped. "
                 f"Wrap it after changing it, or name them in `_ddp_params_and_buffers_to_ignore`."
             )
-        if all(isinstance(param, nn.Parameter) for param in self._module.parameters()):
+        if all(isinstance(param, nn.Parameter) for param in named.values()):
             self._remember()  # else tensors stand in for a while (`functional_call`); do not keep them

@@ -42,9 +42,8 @@ class ProcessGroupTransport:
         self.store = None if store is None else dist.PrefixStore("minddp", store)
         self._is_python_group = type(group) is not _Group
         backend = None if self._is_python_group else backend_for(group, torch.device("cpu"))
-        self._spin_wait = (
-            spin_wait_among(self.world_size) if backend is not None and backend.name() == "gloo" else None
-        )
+        is_gloo = backend is not None and backend.name() == "gloo"
+        self._spin_wait = spin_wait_among(self.world_size) if is_gloo else None
 
     @property
     def waits_again(self) -> bool:
@@ -82,7 +81,7 @@ class ProcessGroupTransport:
         _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
 
-    def sum_in_order(self, _tensor: torch.Tensor, _order: AdditionOrder) -> Work | None:
+    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
         return None
 
     def all_to_all(

@@ -116,9 +116,8 @@ class DriftCheck(Check):
         notes: Notes = []
         while self._new and (is_last or self._new[0][1] is not self._open):
             step, record = self._new.popleft()
-            notes.append(
-                (step, {k: part.prints() if isinstance(part, Reading) else part for k, part in record.items()})
-            )
+            read = {what: part.prints() if isinstance(part, Reading) else part for what, part in record.items()}
+            notes.append((step, read))
         return notes
 
     def compare(self, number: int, notes: Step) -> Iterable[Finding]:

@@ -36,9 +36,6 @@ from minddp.watchdog.watched_transport import WatchedTransport
 _log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
-_ALL_IS_SAID = (
-    "These are all; no need to set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
-)
 _NOT_FINALIZED = (
     "Expected to have finalized the prior backward pass before starting a new one: `.grad` holds gradients that "
     "are not averaged. Call finalize_backward(), or leave `require_manual_backward_finalization` at False."
@@ -142,7 +139,8 @@ class UnfinishedReduction(OptimizerGuard):
                 f"{_FACT}{_why(reducer.expectation)}.\n"
                 f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, missing))}\n"
                 f"Parameters which did not receive grad for rank {rank}: {listed}\n"
-                f"{self._frozen(missing)}{elsewhere}{_ALL_IS_SAID}"
+                f"{self._frozen(missing)}{elsewhere}These are all; no need to set the environment variable "
+                f"TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
                 f"{remedy}Until that is mended `.grad` on rank {rank} holds gradients that are not averaged."
             )
         )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,8 +26,7 @@ MOST_KEPT = 1024  # steps; older ones are dropped if notes are not read in time
 BETWEEN, FORWARD, BACKWARD, OPTIMIZER, ACCUMULATION, WAITED = range(6)
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The steps that rank 0 compares: `steps` that were looked at, or fewer within `most_s`, and then a pause.
 
     A rank is reported if it is late in the same phase in at least `in_a_row` windows for `lasts_s`, or thrice as

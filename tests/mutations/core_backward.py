@@ -240,8 +240,8 @@ MUTATIONS = (
     Mutation(
         "count down what is expected of all backwards",
         "expectation/static_graph.py",
-        "return list(self._hook_counts)",
-        "return self._hook_counts",
+        "else list(self._hook_counts)",
+        "else self._hook_counts",
         f"{_STATIC}::test_hooks_are_counted_in_the_first_backward_and_expected_in_all_others",
     ),
     Mutation(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from minddp.transport.hierarchical.host_exchange import HostExchange, Hosts, Lane
 from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
-from minddp.transport.protocols import AdditionOrder, Transport, Work
+from minddp.transport.protocols import Transport
 from minddp.transport.shared_memory import rendezvous
 from minddp.transport.shared_memory.peer_sockets import Peer
 from minddp.transport.shared_memory.rendezvous import CannotConnect
@@ -25,11 +25,8 @@ from minddp.transport.shared_memory.shared_memory_transport import (
 class HierarchicalTransport(SharedMemoryTransport):
     """All-reduces in the memory of each host and between the hosts; all else is left to the process group."""
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        return ProcessGroupTransport.broadcast(self, tensor, source)
-
-    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
-        return ProcessGroupTransport.sum_in_order(self, tensor, order)
+    broadcast = ProcessGroupTransport.broadcast
+    sum_in_order = ProcessGroupTransport.sum_in_order
 
 
 def connect_hosts(

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -127,8 +127,7 @@ class Lane:
         return all(crossing.done() for crossing in self._in_flight)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of our chunk that crosses: `parts[r]` is its memory in the bucket of the host's local rank r."""
 
     parts: Sequence[torch.Tensor]

@@ -11,8 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -104,8 +103,7 @@ class Communicator:
                 self._one_call_at_a_time.release()
 
 
-@dataclass(frozen=True)
-class InFlight:
+class InFlight(NamedTuple):
     """A collective that was enqueued at the time `since`. Complete once the device has passed `done`."""
 
     operation: str

@@ -173,9 +173,8 @@ class Exchange:
     def _reduce(self) -> None:
         """Reduce our chunk of every all-reduce with all addends. See [Note: all-reduce in shared memory]."""
         while (addends := self._tracker.next_to_reduce()) is not None:
-            start, stop = chunk_bounds(
-                self._rank, len(addends), addends[0].numel, DTYPES[addends[0].dtype].itemsize
-            )
+            numel, itemsize = addends[0].numel, DTYPES[addends[0].dtype].itemsize
+            start, stop = chunk_bounds(self._rank, len(addends), numel, itemsize)
             if start < stop:
                 order = self._own(addends).order
                 all_reduce_chunk(self._chunks(addends, start, stop), owner=self._rank, order=order)

@@ -7,14 +7,13 @@ import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from minddp.transport.shared_memory import messages
 from minddp.transport.shared_memory.messages import Message, WakeUp
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """Another rank. `process` is a descriptor that becomes readable when its process ends, where there are such."""
 
     socket: socket.socket

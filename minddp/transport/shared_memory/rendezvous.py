@@ -148,11 +148,9 @@ def _peer(connection: socket.socket) -> Peer:
 
 def _process_descriptor(process: int) -> int | None:
     """`None` on systems without such descriptors, and for processes of a container that are not visible here."""
-    if process == 0 or not hasattr(os, "pidfd_open"):
-        return None
     try:
         return os.pidfd_open(process)
-    except OSError:
+    except (AttributeError, OSError):
         return None
 
 

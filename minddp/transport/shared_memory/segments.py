@@ -23,10 +23,6 @@ class Segment(mmap.mmap):
 
     number: int = -1
 
-    @property
-    def address(self) -> int:
-        return tensor_over(self, torch.uint8, 1).data_ptr()
-
 
 def create(nbytes: int) -> int:
     """The descriptor of new memory, all zero. It is reserved now, so that no later access can run out of memory.

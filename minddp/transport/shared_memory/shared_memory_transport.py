@@ -97,12 +97,9 @@ class SharedMemoryTransport(ProcessGroupTransport):
         is_plain = self._may_carry(tensor) and not tensor.is_quantized
         if not (is_plain and 0 < tensor.nbytes <= MAX_BROADCAST_BYTES):
             return super().broadcast(tensor, source)
-        tensor = tensor.detach()
-        is_source = self.rank == source
-        collective = (
-            self._exchange.broadcast(tensor) if is_source else self._exchange.receive_broadcast(tensor, source)
-        )
-        return SharedWork(collective, self._engine)
+        if self.rank == source:
+            return SharedWork(self._exchange.broadcast(tensor.detach()), self._engine)
+        return SharedWork(self._exchange.receive_broadcast(tensor.detach(), source), self._engine)
 
     def _may_carry(self, tensor: torch.Tensor) -> bool:
         """Equal on every rank, as is all that decides how a tensor travels: it must be equal in any collective."""
@@ -131,7 +128,7 @@ class SharedMemoryTransport(ProcessGroupTransport):
                 f"Rank {self.rank} found no room for {nbytes:,} bytes of shared memory ({error}). Free some, or "
                 f'pass transport="process_group".'
             ) from error
-        self._segments[segment.address] = segment
+        self._segments[segments.tensor_over(segment, torch.uint8, 1).data_ptr()] = segment
         weakref.finalize(segment, self._dropped.append, made.number).atexit = False
         return segment
 
