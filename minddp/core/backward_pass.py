@@ -167,6 +167,7 @@ class BackwardPass:
             )
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
         reduction = reducing.launch(bucket, is_last=index == len(self.groups_left) - 1)
+        self.events.emit(EventKind.LAUNCH_END, index)
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction

@@ -32,6 +32,7 @@ class EventKind(enum.Enum):
     PACK_END = "packed"  # bucket: that group is in the bucket, and scaled
     BUCKET_READY = "bucket ready"  # bucket: its last gradient has arrived and is packed and scaled
     BUCKET_LAUNCHED = "bucket launched"  # bucket: its all-reduce begins, or its communication hook is called
+    LAUNCH_END = "launch ends"  # bucket: backward goes on
     COMM_HOOK_RETURNED = "comm hook returned"  # bucket: the communication hook has given its future
     BUCKET_COMPLETED = "bucket completed"  # bucket: the collective itself is complete
     GRADIENTS_COMPLETE = "gradients complete"  # no subject: autograd is done, what is under way is waited for

@@ -1,11 +1,17 @@
-"""What the thread that trains waits for outside the wrapper: batches of a `DataLoader`, and a device.
+"""What the thread that trains waits for outside the wrapper: batches of a `DataLoader`, a device, and a core.
 
 Methods of torch's classes are replaced while a recording runs: those that fetch a batch emit events, and those of a
 tensor that give the host a value of a device add up for how long, by the line of the script that calls them.
+
+[Note: core time]
+On a CPU messages use the cores on which ranks compute. A launch costs backward the time for which its thread has a
+core meanwhile, and afterwards threads of the transport want that core. Other ranks want it, too, but in forward as
+well as in backward: only for what backward waits longer than forward, for as much computing, it waits for messages.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from minddp.core.events import EventKind
 from minddp.platform import streams
 from minddp.platform.clock_offset import now_ns
+from minddp.platform.cores import CoreClock, CoreTime
 
 FETCHING = ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__"))
 WAITING = ("item", "tolist", "cpu", "numpy", "to", "__bool__", "__int__", "__float__")
@@ -67,6 +74,39 @@ class HostWatch:
     def add(self, where: str, ns: int) -> None:
         _, times, before_ns = self._waits.get(where, HostWait(where, 0, 0))
         self._waits[where] = HostWait(where, times + 1, before_ns + ns)
+
+
+class CoreWatch:
+    """What messages take from the core of the thread that makes it. See [Note: core time]."""
+
+    KINDS: ClassVar[set[EventKind]] = {
+        EventKind.FORWARD_BEGIN,
+        EventKind.BACKWARD_BEGIN,
+        EventKind.BUCKET_LAUNCHED,
+        EventKind.LAUNCH_END,
+        EventKind.GRADIENTS_COMPLETE,
+    }
+
+    def __init__(self) -> None:
+        self._read = CoreClock().read
+        self._last: dict[EventKind, CoreTime] = {}
+        self._launches_ns: list[int] = []
+        self._crowded_ns: list[float] = []
+
+    def see(self, kind: EventKind) -> None:
+        """An event of one of `KINDS`."""
+        now = self._last[kind] = self._read()
+        earlier, begin = self._last.get(EventKind.FORWARD_BEGIN), self._last.get(EventKind.BACKWARD_BEGIN)
+        if kind is EventKind.LAUNCH_END:
+            self._launches_ns.append(now.since(self._last.get(EventKind.BUCKET_LAUNCHED, now)).had_ns)
+        elif kind is EventKind.GRADIENTS_COMPLETE and earlier is not None and begin is not None:
+            forward, backward = begin.since(earlier), now.since(begin)
+            usual_ns = backward.had_ns * forward.waited_ns / max(1, forward.had_ns)
+            self._crowded_ns.append(max(0.0, backward.waited_ns - usual_ns))
+
+    def medians_ns(self) -> tuple[float, float]:
+        """What a launch takes, and how long backward waits for cores that messages have."""
+        return statistics.median(self._launches_ns or [0]), statistics.median(self._crowded_ns or [0])
 
 
 def _fetching(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -218,6 +218,8 @@ def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
         complete=part.complete,
         passes=passes,
         peak_bytes=recording.peak_bytes,
+        launch_ns=recording.launch_ns,
+        crowded_ns=recording.crowded_ns,
     )
 
 

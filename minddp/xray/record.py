@@ -32,7 +32,7 @@ from minddp.core.plan import BucketPlan
 from minddp.forecast.gradient_clock import DeviceClock
 from minddp.platform import streams
 from minddp.platform.clock_offset import clock_identity, now_ns
-from minddp.xray.host import HostWatch
+from minddp.xray.host import CoreWatch, HostWatch
 from minddp.xray.recording import MODULE, Layout, RankRecording, Stamped
 from minddp.xray.sources import Source
 
@@ -68,7 +68,7 @@ class Recorder:
             self._device_clock.seconds(self._first_stamp, self._first_stamp)  # waits for the device to reach it
             self._first_ns = now_ns()
         self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
-        self._host = HostWatch(self._emit)
+        self._host, self._core = HostWatch(self._emit), CoreWatch()
         self._host.start()
         self._optimizer_hooks: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(partial(self._emit, EventKind.OPTIMIZER_BEGIN)),
@@ -94,6 +94,7 @@ class Recorder:
         for hook in self._optimizer_hooks:
             hook.remove()
         host_waits = self._host.stop()
+        launch_ns, crowded_ns = self._core.medians_ns()
         events, dropped = self._read_ring()
         layouts = tuple(layout for module in range(len(self._watched)) for layout in self._layouts(events, module))
         self._watched = []
@@ -116,6 +117,8 @@ class Recorder:
             modules=tuple(modules),
             peak_bytes=streams.peak_memory_bytes(self._source.device),
             host_waits=host_waits,
+            launch_ns=launch_ns,
+            crowded_ns=crowded_ns,
         )
 
     def _await_completions(self) -> None:
@@ -136,7 +139,10 @@ class Recorder:
         """See [Note: the cost of recording] and [Note: times on a GPU]."""
         append, serial, clock = self._ring.append, self._serial, now_ns
         if self._device_clock is None:
-            return lambda event: append((serial(), clock(), event, None, module))
+            kinds, see = self._core.KINDS, self._core.see
+            return lambda event: append(
+                (serial(), clock(), event, see(event.kind) if event.kind in kinds else None, module)
+            )
         stamp, gradients = self._device_clock.stamp, (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
         return lambda event: append(
             (serial(), clock(), event, None if event.kind in gradients else stamp(), module)

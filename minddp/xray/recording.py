@@ -54,6 +54,8 @@ class RankRecording:
     `first_step` is the number of the first step in it, `clock` the offset to the first rank's clock, `error` the
     exception that ended the recording, if any. `findings` are what the guard had found by then. `adds_after_ns`:
     see `Transport.adds_after_s`. `modules` are named where there are several. `peak_bytes`: see `streams.py`.
+    `launch_ns` is what a launch costs backward, `crowded_ns` for how long a backward waits for cores that messages
+    have: see [Note: core time].
 
     [Note: several modules]
     Each numbers its parameters and buckets from 0. In one recording the subjects of module m are moved by
@@ -79,6 +81,8 @@ class RankRecording:
     modules: tuple[str, ...] = ()
     peak_bytes: int = 0
     host_waits: tuple[HostWait, ...] = ()
+    launch_ns: float = 0.0
+    crowded_ns: float = 0.0
 
     def plan_at(self, t_ns: int, module: int = 0) -> BucketPlan:
         """The plan that was in use at `t_ns`; the first one if that was earlier."""

@@ -8,9 +8,10 @@ the model of `forecast/step_model.py`. After backward a rank waits for each buck
 on as recorded. Its next step begins when it is done, so a rank that is late in one phase makes the others wait in
 the next backward, wherever that phase lies. Buffers are waited for, too: no rank has them before rank 0 sends them.
 
-What a message, packing and copying cost is fitted to the recording (`Costs`), and what a bucket costs the thread
-that trains. Left out: communication slows down backward where both need the same cores, and small messages may
-travel side by side. Playing the recording unchanged shows how far to trust the rest.
+What a message, packing and copying cost is fitted to the recording (`Costs`). A launch costs the thread that trains
+what it took, and the time for which backward waited for cores that messages had grows and shrinks with that of all
+messages: see [Note: core time]. Left out: small messages may travel side by side. Playing the recording unchanged
+shows how far to trust the rest.
 
 A step is measured from one last arrival to the next; one more step, equal to the first, is played before it.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import enum
 import statistics
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -93,14 +94,13 @@ class Costs:
     messages: int
     pack: Link = FREE
     copy: Link = FREE
-    launch_ns: float = 0.0  # for which backward stands still at each bucket
     wake_ns: float = 0.0  # from an arrival until its rank goes on
     separates_latency: bool = True
 
 
 def costs_of(steps: Sequence[Step]) -> Costs | None:
     """Fitted to all buckets of complete steps. None if no message was seen to complete."""
-    wires, packs, copies, launches, wakes = _Samples(), _Samples(), _Samples(), [0.0], [0.0]
+    wires, packs, copies, wakes = _Samples(), _Samples(), _Samples(), [0.0]
     for step in steps:
         for rank in step.ranks:
             for bucket in rank.buckets:
@@ -112,7 +112,6 @@ def costs_of(steps: Sequence[Step]) -> Costs | None:
                 for span in about:
                     if span.activity is Activity.EXPOSED and wire is not None:
                         wakes.append(span.end_ns - max(span.begin_ns, min(wire.end_ns, span.end_ns)))
-            launches += _shortest_launch_ns(rank)
     if not wires.link:
         return None
     return Costs(
@@ -120,7 +119,6 @@ def costs_of(steps: Sequence[Step]) -> Costs | None:
         sum(map(len, wires.values())),
         packs.link or FREE,
         copies.link or FREE,
-        statistics.median(launches[1:] or launches),
         statistics.median(wakes[1:] or wakes),
         wires.separates_latency,
     )
@@ -139,16 +137,6 @@ def _as_long_in_all(link: Link, steps: Sequence[Step]) -> Link:
                 ratios.append(sum(length_ns for _, length_ns in wires) / fitted_ns)
     ratio = max(statistics.median(ratios), 1e-6)
     return replace(link, latency_s=link.latency_s * ratio, bytes_per_s=link.bytes_per_s / ratio)
-
-
-def _shortest_launch_ns(rank: RankStep) -> list[int]:
-    """From a launch to what backward does next, where that is soonest: it computes little between."""
-    if not rank.complete:
-        return []
-    moments = sorted([*rank.ready_ns.values(), _complete_ns(rank)])
-    launched = [bucket.launched_ns for bucket in rank.buckets if bucket.launched_ns is not None]
-    found = [moments[min(bisect_right(moments, t_ns), len(moments) - 1)] - t_ns for t_ns in launched]
-    return [max(0, min(found))] if found else []
 
 
 class _Samples(dict[int, list[float]]):
@@ -227,6 +215,14 @@ def _play(step: Step, t: int, begins: Sequence[int], costs: Costs, change: Chang
     return replace(step, ranks=tuple(its.played(arrivals) for its in players))
 
 
+def _longer_ns(rank: RankStep, plan: BucketPlan, costs: Costs) -> float:
+    """By how much backward is longer with the buckets of `plan`."""
+    more = len(plan.buckets) - len(rank.plan.buckets)
+    then_s, recorded_s = (sum(costs.wire.seconds(b.nbytes) for b in one.buckets) for one in (plan, rank.plan))
+    crowded_ns = rank.crowded_ns * (then_s / recorded_s - 1) if recorded_s else 0.0
+    return more * (rank.launch_ns + 1e9 * costs.pack.latency_s) + crowded_ns
+
+
 class _Player:
     """One rank in a step that is played: `compute` first, until its gradients are complete."""
 
@@ -235,9 +231,7 @@ class _Player:
         self._phases = {span.begin_ns: phase for span, phase in busy(rank)}
         self._factors = {phase: change.factors.get((t, rank.rank, phase), 1.0) for phase in Phase}
         backward_ns = sum(span.length_ns for span, phase in busy(rank) if phase is Phase.BACKWARD)
-        more = len(plan.buckets) - len(rank.plan.buckets)
-        bucket_ns = more * (costs.launch_ns + 1e9 * costs.pack.latency_s)
-        self._factors[Phase.BACKWARD] *= max(0.0, 1 + bucket_ns / max(1, backward_ns))
+        self._factors[Phase.BACKWARD] *= max(0.0, 1 + _longer_ns(rank, plan, costs) / max(1, backward_ns))
         self.recorded = [span for span in rank.spans if span.end_ns <= _complete_ns(rank)]
         self._ends_ns = [span.end_ns for span in self.recorded]
         self.spans: list[Span] = []  # these, as played

@@ -47,7 +47,7 @@ class Activity(enum.Enum):
     FORWARD = "forward"
     BUFFERS = "buffers"  # rank 0's are broadcast, within forward
     REBUILD = "rebuild"  # of the buckets, within forward
-    LOSS = "loss"  # from the end of forward to the beginning of backward
+    LOSS = "after forward"  # until backward begins
     BACKWARD = "backward"
     EXPOSED = "stands still"  # see [Note: exposed communication]
     COPY_BACK = "copy back"  # averages go where the optimizer reads them
@@ -127,7 +127,8 @@ class RankStep:
     `ready_ns` gives for each parameter when its gradient arrived; at `gradients_complete_ns` backward has nothing
     left to compute. A step that ended with an error, or whose backward has no recorded end, is not `complete`.
     Where there are several modules, it has `passes`, and the buckets are theirs one after the other. `peak_bytes`:
-    the most memory that its process had taken by the end of the recording; 0 if that is not known.
+    the most memory that its process had taken by the end of the recording; 0 if that is not known. `launch_ns` and
+    `crowded_ns` are those of its recording.
     """
 
     rank: int
@@ -142,6 +143,8 @@ class RankStep:
     complete: bool
     passes: tuple[Pass, ...] = ()
     peak_bytes: int = 0
+    launch_ns: float = 0.0
+    crowded_ns: float = 0.0
 
     @property
     def length_ns(self) -> int:

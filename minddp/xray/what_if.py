@@ -31,7 +31,7 @@ WITHOUT = {Phase.BETWEEN: "data ready: no time between steps", Phase.OPTIMIZER: 
 WITHOUT_LOADER = {Phase.DATA: "data ready: no wait for the loader", Phase.BETWEEN: "only the loader between steps"}
 STANDS_OUT = 0.1, 12.0  # a delay: more than this share of a step, and times the quartile of all costs
 EARLY = (Phase.BETWEEN, Phase.OPTIMIZER, Phase.DATA)  # before a backward, they lie in the step before
-_ALSO = ("between forward and backward", "in the data loader")
+_ALSO = (Activity.LOSS.value, "in the data loader")
 NAMES = dict(zip(Phase, ("between steps", *PHASES[1:], *_ALSO), strict=True))
 Factors = Mapping[tuple[int, int, Phase], float]
 

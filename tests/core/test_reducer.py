@@ -45,8 +45,22 @@ def test_the_events_of_a_step() -> None:
     ddp.step(X)
     assert ddp.take_events() == [
         "backward begins",
-        *["parameter ready: 1", "packing begins: 0", "packed: 0", "bucket ready: 0", "bucket launched: 0"],
-        *["parameter ready: 0", "packing begins: 1", "packed: 1", "bucket ready: 1", "bucket launched: 1"],
+        *[
+            "parameter ready: 1",
+            "packing begins: 0",
+            "packed: 0",
+            "bucket ready: 0",
+            "bucket launched: 0",
+            "launch ends: 0",
+        ],
+        *[
+            "parameter ready: 0",
+            "packing begins: 1",
+            "packed: 1",
+            "bucket ready: 1",
+            "bucket launched: 1",
+            "launch ends: 1",
+        ],
         "gradients complete",
         *["bucket waited: 0", "bucket unpacked: 0"],
         *["bucket waited: 1", "bucket unpacked: 1"],

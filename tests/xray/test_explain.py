@@ -23,7 +23,7 @@ def test_the_table_adds_up() -> None:
     text = printed(Analysis(recording([Rank(), Rank(late_ms=2)], layout([[1], [2]]), steps=2)))
     rows = {line[:22].strip(): line[22:].split() for line in text.splitlines() if "%" in line}
     parts = [activity.value for activity in Activity if activity.value in rows]
-    assert parts == ["forward", "loss", "backward", "stands still", "copy back", "optimizer", "other"]
+    assert parts == ["forward", "after forward", "backward", "stands still", "copy back", "optimizer", "other"]
     columns = [[float(rows[name][2 * k]) for name in parts] for k in range(2)]
     steps = [float(rows["a step"][2 * k]) for k in range(2)]
     assert [sum(column) for column in columns] == pytest.approx(steps, abs=0.05)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from minddp.core.events import EventKind
 from minddp.platform import streams
-from minddp.xray.host import FETCHING, WAITING, HostWait, HostWatch
+from minddp.platform.cores import CoreClock, CoreTime
+from minddp.xray.host import FETCHING, WAITING, CoreWatch, HostWait, HostWatch
 
 
 class Numbers(Dataset[int]):
@@ -98,3 +99,35 @@ def test_nothing_waits_on_the_cpu() -> None:
 
 def test_a_wait_is_plain_data() -> None:
     assert HostWait(*HostWait(".item() at train.py:3", 2, 10)) == HostWait(".item() at train.py:3", 2, 10)
+
+
+# ---------------------------------------------------------------------- cores
+
+FORWARD, BACKWARD, END = EventKind.FORWARD_BEGIN, EventKind.BACKWARD_BEGIN, EventKind.GRADIENTS_COMPLETE
+LAUNCH = (EventKind.BUCKET_LAUNCHED, EventKind.LAUNCH_END)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "times", "medians_ns"),
+    [
+        ((), (), (0, 0)),
+        ((*LAUNCH, *LAUNCH, *LAUNCH), ((0, 0), (3, 9), (10, 9), (15, 9), (20, 9), (29, 9)), (5, 0)),
+        ((FORWARD, BACKWARD, END), ((0, 0), (10, 5), (30, 15)), (0, 0)),  # waits as long as forward does
+        ((FORWARD, BACKWARD, END), ((0, 0), (10, 5), (30, 40)), (0, 25)),
+        ((FORWARD, BACKWARD, END), ((0, 0), (10, 0), (30, 7)), (0, 7)),
+        ((FORWARD, BACKWARD, END), ((0, 0), (10, 90), (30, 91)), (0, 0)),
+        ((BACKWARD, END, LAUNCH[1]), ((0, 0), (10, 5), (20, 5)), (0, 0)),  # begun in the middle
+    ],
+)
+def test_what_messages_take_from_a_core(
+    kinds: Sequence[EventKind],
+    times: Sequence[tuple[int, int]],
+    medians_ns: tuple[float, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = iter(times)
+    monkeypatch.setattr(CoreClock, "read", lambda _clock: CoreTime(*next(script)))
+    watch = CoreWatch()
+    for kind in kinds:
+        watch.see(kind)
+    assert watch.medians_ns() == medians_ns

@@ -35,7 +35,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     (rank,) = step.ranks
     assert milliseconds(rank.parts_ns) == {
         "forward": 10,
-        "loss": 1,
+        "after forward": 1,
         "backward": 21,
         "stands still": 2.5,  # 32 to 35, less the half that copies bucket 0
         "copy back": 1,
@@ -165,11 +165,11 @@ def test_accumulation_makes_one_step_of_several_forwards() -> None:
     (step,) = steps_of_rank(alone([*local, *synchronised, *end]))
     assert [(span.activity.value, span.begin_ns / MS, span.end_ns / MS) for span in step.spans] == [
         ("forward", 0, 4),
-        ("loss", 4, 6),
+        ("after forward", 4, 6),
         ("backward", 6, 9),  # a local backward has no event at its end: it lasts to its last gradient
         ("other", 9, 12),
         ("forward", 12, 16),
-        ("loss", 16, 17),
+        ("after forward", 16, 17),
         ("backward", 17, 22),
         ("stands still", 22, 23),
         ("other", 23, 25),
@@ -185,7 +185,7 @@ def test_parts_of_forward_are_distinguished() -> None:
         "forward": 1 + 1 + 3,
         "rebuild": 2,
         "buffers": 2,
-        "loss": 1,
+        "after forward": 1,
         "backward": 2,
         "other": 1,
     }

@@ -34,7 +34,7 @@ def found(made: Analysis, part: str) -> WhatIf:
         (Rank(other_ms=6), "between steps"),
         (Rank(data_ms=5), "in the data loader"),
         (Rank(forward_ms=15), "in forward"),
-        (Rank(loss_ms=6), "between forward and backward"),
+        (Rank(loss_ms=6), "after forward"),
         (Rank(backward_ms=25), "in backward"),
         (Rank(optimizer_ms=7), "in the optimizer"),
     ],

@@ -43,7 +43,7 @@ def test_the_last_ranks_wait_is_communication_and_the_others_wait_for_it() -> No
     step = analysis(Rank(), Rank(loss_ms=6), sizes=[[2], [2]]).typical
     assert words.headline(step) == (
         "A step takes 48.0 ms; communication costs 8.00 ms of it and rank 0 waits 5.00 ms for rank 1 "
-        "(loss: 5.00 ms longer)."
+        "(after forward: 5.00 ms longer)."
     )
 
 
@@ -51,7 +51,7 @@ def test_advice_says_what_is_gained_and_whether_that_is_noise() -> None:
     made = analysis(Rank(copy_ms=2), Rank(copy_ms=2, loss_ms=9), sizes=[[1] * 4, [1] * 8], steps=2)
     first, *others = words.advice_sentences(made)
     assert first.startswith("A wire 10 times as fast: ")
-    assert any("Rank 1 as quick as the others between forward and backward: 8.00 ms (" in one for one in others)
+    assert any("Rank 1 as quick as the others after forward: 8.00 ms (" in one for one in others)
     assert any(one.endswith(" `DistributedDataParallel(model, gradient_as_bucket_view=True)`") for one in others)
     assert "noise" not in "".join([first, *others])
     slower = analysis(Rank(copy_ms=2), Rank(copy_ms=2, loss_ms=29), sizes=[[1] * 4, [1] * 8])
