@@ -68,12 +68,9 @@ class Trainer:
             return range(self.world.rank, self.world.rank + 1)
         return self.ddp.logical_ranks.here
 
-    def optimizer_step(self) -> Tensor:
-        """Forward and backward for all samples of a step, then one step of the optimizer. Collective.
-
-        Returns this rank's mean loss, a scalar that still lies on the device.
-        """
-        losses, passes = [], self.settings.accumulate
+    def optimizer_step(self) -> None:
+        """Forward and backward for all samples of a step, then one step of the optimizer. Collective."""
+        passes = self.settings.accumulate
         for i in range(passes):
             # With logical ranks there is one pass for each, and DDP decides which of them communicates.
             for share in self.shares if self.settings.logical_ranks is None else self.ddp.shares():
@@ -81,7 +78,8 @@ class Trainer:
                 # Gradients of all but the last pass stay here. The forward belongs inside, too: it is there that
                 # DDP decides whether the coming backward communicates.
                 with self.ddp.no_sync() if i < passes - 1 else nullcontext():
-                    losses.append(self._forward_backward(batch, share))
+                    loss = self._forward(self.forward, batch, share, self.averages)
+                    self.precision.backward(loss / passes)
                 if self.settings.survive and share == self.shares[-1]:
                     self.averages.spread()
             self.batches.advance()
@@ -91,12 +89,6 @@ class Trainer:
         self.gradient_norm = self.precision.step(self.optimizer, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return torch.stack(losses).mean()
-
-    def _forward_backward(self, batch: Batch, share: int) -> Tensor:
-        loss = self._forward(self.forward, batch, share, self.averages)
-        self.precision.backward(loss / self.settings.accumulate)
-        return loss.detach()
 
     def _forward(self, model: nn.Module, batch: Batch, share: int, averages: Averages) -> Tensor:
         """The loss of one batch, counted in `averages`."""
