@@ -18,14 +18,12 @@ that does the simplest thing there is, average this gradient, in operations that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from minddp.options import MIB
 
@@ -39,22 +37,6 @@ def set_skipped(is_skipped: bool) -> None:
     others = [path for path in trace_rules.SKIP_DIRS if path not in ours]
     trace_rules.SKIP_DIRS[:] = [*others, *ours] if is_skipped else others
     trace_rules._recompile_re()
-
-
-@contextmanager
-def active(module: Any) -> Iterator[None]:
-    """`with active(module)`: dynamo takes it for the active data-parallel one. An inner one takes over for a while.
-
-    It is set on torch's class alone. Where `install` has put minddp's in its place, dynamo asks minddp's, which
-    answers what torch's says: to set it on minddp's would invalidate Python's caches of all its methods twice in
-    every forward.
-    """
-    before = TorchDDP._active_ddp_module
-    TorchDDP._active_ddp_module = module
-    try:
-        yield
-    finally:
-        TorchDDP._active_ddp_module = before
 
 
 def python_reducer_is_wanted() -> bool:
