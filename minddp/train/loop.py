@@ -231,7 +231,8 @@ class Run:
             record["loss_scale"] = trainer.precision.scaler.get_scale()
         self.training_s = trainer.batches.waited_s = 0.0
         self._append("training", **record)
-        self._say(training_line(record, trainer.progress, trainer.task.targets_are))
+        done = self.settings.progress(trainer.step, trainer.elapsed_s)
+        self._say(training_line(record, done, trainer.task.targets_are))
 
     def _validate(self) -> bool:
         """Validate and record it; True if it is the best so far. Collective."""

@@ -20,7 +20,7 @@ from minddp.platform import streams
 from minddp.train.batches import Batch, Batches, Position, validation_batches
 from minddp.train.checkpoint import decisive_settings
 from minddp.train.metrics import Averages, Means
-from minddp.train.optimizer import learning_rate, make_optimizer, progress
+from minddp.train.optimizer import learning_rate, make_optimizer
 from minddp.train.precision import Precision
 from minddp.train.settings import Settings, SettingsError, arguments_for
 from minddp.train.task import Task, load_task
@@ -58,10 +58,6 @@ class Trainer:
         self.flops_per_target = self._rehearse()
 
     @property
-    def progress(self) -> float:
-        return progress(self.settings, self.step, self.elapsed_s)
-
-    @property
     def shares(self) -> range:
         """The shares of each step that this rank computes."""
         if self.settings.logical_ranks is None:
@@ -83,7 +79,8 @@ class Trainer:
                 if self.settings.survive and share == self.shares[-1]:
                     self.averages.spread()
             self.batches.advance()
-        rate = learning_rate(self.settings, self.num_shares, self.step, self.progress)
+        done = self.settings.progress(self.step, self.elapsed_s)
+        rate = learning_rate(self.settings, self.num_shares, self.step, done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.gradient_norm = self.precision.step(self.optimizer, self.model)
