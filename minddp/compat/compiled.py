@@ -50,9 +50,8 @@ def take_over(ddp: Any) -> None:
     torch._inductor.config._fuse_ddp_communication = True  # type: ignore[assignment]
     torch._inductor.config._fuse_ddp_bucket_size = ddp.bucket_bytes_cap // MIB  # type: ignore[assignment]
     ddp._reducer.hooks.remove()
-    ddp._accum_grad_hooks = [
-        param.register_post_accumulate_grad_hook(_averaging(ddp)) for param in ddp._reducer.params
-    ]
+    average = _averaging(ddp)
+    ddp._accum_grad_hooks = [param.register_post_accumulate_grad_hook(average) for param in ddp._reducer.params]
 
 
 def _averaging(ddp: Any) -> Callable[[nn.Parameter], None]:

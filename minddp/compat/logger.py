@@ -79,14 +79,13 @@ class Logger(dist.Logger):
 
     def _set_construction_data(self, ddp: Any) -> None:
         plan = ddp._reducer.plan
+        dtypes = {CPP_NAMES.get(param.dtype, str(param.dtype).removeprefix("torch.")) for param in plan.params}
         if ddp.static_graph:
             self._set_static_graph()
         self._strs |= {
             "module_name": type(ddp.module).__name__,
             "device_ids": _joined(ddp.device_ids or ()),
-            "dtypes": _joined(
-                sorted({CPP_NAMES.get(p.dtype, str(p.dtype).removeprefix("torch.")) for p in plan.params})
-            ),
+            "dtypes": _joined(sorted(dtypes)),
             "bucket_sizes": _joined(bucket.nbytes for bucket in plan.buckets),
             "initial_bucket_size_limits": _joined(bucket.cap_bytes for bucket in plan.buckets),
         }

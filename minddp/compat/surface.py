@@ -98,7 +98,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
         in every forward.
         """
         before = TorchDDP._active_ddp_module
-        TorchDDP._active_ddp_module = self
+        TorchDDP._active_ddp_module = self  # type: ignore[assignment]
         try:
             yield
         finally:
@@ -160,9 +160,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
     ) -> None:
         if not callable(hook):
             raise AssertionError(f"hook must be callable, got {type(hook).__name__}")
-        self.register_buffer_hook(
-            state, hook, after_forward=comm_hook_location is _BufferCommHookLocation.POST_FORWARD
-        )
+        after_forward = comm_hook_location is _BufferCommHookLocation.POST_FORWARD
+        self.register_buffer_hook(state, hook, after_forward=after_forward)
 
     @property
     def buffer_hook(self) -> _BufferCommHook:
@@ -173,10 +172,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
         hook = self._buffers_in_step.hook
         if not isinstance(hook, BufferHook):
             raise AttributeError("There is no buffer hook.")
-        location = _BufferCommHookLocation
-        return _BufferCommHook(
-            hook.function, hook.state, location.POST_FORWARD if hook.after_forward else location.PRE_FORWARD
-        )
+        location = _BufferCommHookLocation["POST_FORWARD" if hook.after_forward else "PRE_FORWARD"]
+        return _BufferCommHook(hook.function, hook.state, location)
 
     named_module_buffers = property(attrgetter("_buffers_in_step.named"))
     modules_buffers = property(attrgetter("_buffers_in_step.tensors"))
