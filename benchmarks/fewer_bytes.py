@@ -115,9 +115,11 @@ def bytes_per_step(trainer: Trainer, steps: int = 4) -> float:
 
 def train(trainer: Trainer, steps: int) -> tuple[float, list[float]]:
     """The loss of validation after `steps`, and that of each step, on average over the ranks. Collective."""
-    losses = torch.stack([trainer.optimizer_step() for _ in range(steps)])
-    dist.all_reduce(losses)
-    return trainer.validate().loss, (losses / HOSTS).tolist()
+    losses = []
+    for _ in range(steps):
+        trainer.optimizer_step()
+        losses.append(trainer.averages.over_ranks().loss)
+    return trainer.validate().loss, losses
 
 
 # ------------------------------------------------------------------ tables

@@ -10,6 +10,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from minddp.platform.launcher import Stopped
+
 #: A module, whose `main(arguments)` runs the subcommand and returns the exit status, and what it is for.
 COMMANDS = {
     "train": ("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
@@ -26,24 +28,23 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand that `argv` (default: the command line) begins with; returns the exit status.
 
-    If the reader of its output has ended, as in `minddp doctor | head`, that is the status of SIGPIPE.
+    If a signal has stopped its ranks, that is 128 and the signal's number, as a shell reports it; so it is if the
+    reader of its output has ended, as in `minddp doctor | head`.
     """
     try:
         try:
             return run_subcommand(argv)
         finally:
             sys.stdout.flush()
+    except Stopped as stopped:
+        return 128 + stopped.signal_number
     except BrokenPipeError:
-        if not _is_closed(sys.stdout.fileno()):
+        poll = select.poll()
+        poll.register(sys.stdout, 0)  # that it is closed is reported in any case
+        if not poll.poll(0):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-
-
-def _is_closed(pipe: int) -> bool:
-    poll = select.poll()
-    poll.register(pipe, 0)  # errors are reported in any case
-    return bool(poll.poll(0))
 
 
 def run_subcommand(argv: Sequence[str] | None) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from minddp.platform.launcher import RanksFailed, Stopped, launch
+from minddp.platform.launcher import RanksFailed, launch
 from minddp.train.metrics import MetricsLog
 
 RANKS = 2
@@ -42,8 +42,6 @@ def main(arguments: Sequence[str]) -> int:
     except RanksFailed as error:
         print(f"minddp demo: {error}")
         return 1
-    except Stopped as stopped:
-        return 128 + stopped.signal_number
     found = differences(*(settings.out / wrapper for wrapper in WRAPPERS))
     equal = f"yes, {settings.steps} steps: every loss and all parameters"
     print(f"3. Bits equal: {'NO: ' + '; '.join(found[:5]) if found else equal}")

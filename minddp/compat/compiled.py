@@ -18,14 +18,12 @@ that does the simplest thing there is, average this gradient, in operations that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from minddp.options import MIB
 
@@ -41,22 +39,6 @@ def set_skipped(is_skipped: bool) -> None:
     trace_rules._recompile_re()
 
 
-@contextmanager
-def active(module: Any) -> Iterator[None]:
-    """`with active(module)`: dynamo takes it for the active data-parallel one. An inner one takes over for a while.
-
-    It is set on torch's class alone. Where `install` has put minddp's in its place, dynamo asks minddp's, which
-    answers what torch's says: to set it on minddp's would invalidate Python's caches of all its methods twice in
-    every forward.
-    """
-    before = TorchDDP._active_ddp_module
-    TorchDDP._active_ddp_module = module
-    try:
-        yield
-    finally:
-        TorchDDP._active_ddp_module = before
-
-
 def python_reducer_is_wanted() -> bool:
     from torch._dynamo.utils import get_optimize_ddp_mode
 
@@ -68,9 +50,8 @@ def take_over(ddp: Any) -> None:
     torch._inductor.config._fuse_ddp_communication = True  # type: ignore[assignment]
     torch._inductor.config._fuse_ddp_bucket_size = ddp.bucket_bytes_cap // MIB  # type: ignore[assignment]
     ddp._reducer.hooks.remove()
-    ddp._accum_grad_hooks = [
-        param.register_post_accumulate_grad_hook(_averaging(ddp)) for param in ddp._reducer.params
-    ]
+    average = _averaging(ddp)
+    ddp._accum_grad_hooks = [param.register_post_accumulate_grad_hook(average) for param in ddp._reducer.params]
 
 
 def _averaging(ddp: Any) -> Callable[[nn.Parameter], None]:

@@ -7,7 +7,7 @@ them through `ddp._get_ddp_logging_data()`.
 Helpers in C++, such as `dist._compute_bucket_assignment_by_size`, take a logger in which to note that they have
 failed, and it must be torch's. So this class derives from torch's. Torch's logger in turn wants torch's reducer: it
 gets one over a dummy parameter that takes part in nothing but counting iterations. Errors noted in C++ are found in
-the base class's data; everything else is minddp's own.
+the base class's data, as are the communication hook and `join`; everything else is minddp's own.
 """
 
 from __future__ import annotations
@@ -79,14 +79,13 @@ class Logger(dist.Logger):
 
     def _set_construction_data(self, ddp: Any) -> None:
         plan = ddp._reducer.plan
+        dtypes = {CPP_NAMES.get(param.dtype, str(param.dtype).removeprefix("torch.")) for param in plan.params}
         if ddp.static_graph:
             self._set_static_graph()
         self._strs |= {
             "module_name": type(ddp.module).__name__,
             "device_ids": _joined(ddp.device_ids or ()),
-            "dtypes": _joined(
-                sorted({CPP_NAMES.get(p.dtype, str(p.dtype).removeprefix("torch.")) for p in plan.params})
-            ),
+            "dtypes": _joined(sorted(dtypes)),
             "bucket_sizes": _joined(bucket.nbytes for bucket in plan.buckets),
             "initial_bucket_size_limits": _joined(bucket.cap_bytes for bucket in plan.buckets),
         }
@@ -175,12 +174,6 @@ class Logger(dist.Logger):
         """True if every backward so far has left the same parameters unused."""
         self._notice_unused()
         return self._graph_is_static
-
-    def _set_comm_hook_name(self, comm_hook: str) -> None:
-        self._strs["comm_hook"] = comm_hook
-
-    def _set_uneven_input_join(self) -> None:
-        self._ints["join_uneven_inputs"] = 1
 
     def _set_static_graph(self) -> None:
         self._ints["static_graph"] = int(self._ddp.static_graph)

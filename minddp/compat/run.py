@@ -11,7 +11,6 @@ that start their own ranks, and for other launchers, there is `minddp exec`.
 from __future__ import annotations
 
 import os
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from minddp.compat import on_cpu
 from minddp.compat.execute import add_options, environment_of
 from minddp.compat.install import install
-from minddp.platform.launcher import RanksFailed, Stopped, told_by_torch
+from minddp.platform.launcher import RanksFailed, told_by_torch
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,9 +42,9 @@ def make_parser(command: str, description: str) -> ArgumentParser:
 
 
 def launch(parser: ArgumentParser, options: Namespace) -> int:
-    """Start the ranks, and wait for their end; returns the exit status, and says what was wrong."""
+    """Start the ranks, and wait for their end; returns the exit status, or exits and says what was wrong."""
     if mistake := find_mistake(options):
-        return _say(parser, mistake, status=2)
+        parser.exit(2, f"{parser.prog}: {mistake}\n")
     os.environ.update(environment_of(parser, options))
     # Here too, for ranks that are forked from this process (--run-path --start-method fork).
     if options.on_cpu:
@@ -57,9 +56,7 @@ def launch(parser: ArgumentParser, options: Namespace) -> int:
             record(torchrun.run)(options)
     except RanksFailed as error:  # killed by a signal, it is 128 and the signal's number, as a shell reports it
         status = error.exit_status if error.exit_status > 0 else 128 - error.exit_status
-        return _say(parser, str(error), status=status)
-    except Stopped as stopped:
-        return 128 + stopped.signal_number
+        parser.exit(status, f"{parser.prog}: {error}\n")
     return 0
 
 
@@ -74,8 +71,3 @@ def find_mistake(options: Namespace) -> str | None:
     if not options.module and not options.no_python and not script.exists():
         return f"There is no script {str(script)!r} in {Path.cwd()}. For a module, add -m."
     return None
-
-
-def _say(parser: ArgumentParser, message: str, *, status: int) -> int:
-    print(f"{parser.prog}: {message}", file=sys.stderr)
-    return status

@@ -25,7 +25,6 @@ MOMENTS = {
     "backward_compute_time_end": EventKind.GRADIENTS_COMPLETE,
     "backward_comm_time_end": EventKind.BACKWARD_END,
 }
-TIMED = frozenset(MOMENTS.values())
 SPANS = {
     "forward_compute_time": (EventKind.FORWARD_BEGIN, EventKind.FORWARD_END),
     "backward_compute_time": (EventKind.FORWARD_END, EventKind.GRADIENTS_COMPLETE),
@@ -71,7 +70,7 @@ class SampledIteration:
             self.params_ready.append(event.subject)
         if kind is EventKind.BUCKET_LAUNCHED:
             self.num_buckets_reduced += 1
-        if kind in TIMED and kind not in self.moments:
+        if kind in MOMENTS.values() and kind not in self.moments:
             self.moments[kind] = Moment.now(self._device)
 
     def unix_ns(self) -> dict[str, int]:

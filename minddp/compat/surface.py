@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ from minddp.replicas.placement import copies_on_side_stream, reduced_parameters,
 
 
 class _ActiveModule:
-    """The module whose forward is running, or `None`. Torch's class remembers it; see `compiled.active`."""
+    """The module whose forward is running, or `None`. Torch's class remembers it; see `_inside_ddp_forward`."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         return TorchDDP._active_ddp_module
@@ -89,8 +89,20 @@ class DistributedDataParallel(core.DistributedDataParallel):
         with self._inside_ddp_forward():
             return super()._run_module(*inputs, **kwargs)
 
-    def _inside_ddp_forward(self) -> AbstractContextManager[None]:
-        return compiled.active(self)
+    @contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        """Dynamo takes this module for the active data-parallel one. An inner one takes over for a while.
+
+        It is set on torch's class alone. Where `install` has put minddp's in its place, dynamo asks minddp's, which
+        answers what torch's says: to set it on minddp's would invalidate Python's caches of all its methods twice
+        in every forward.
+        """
+        before = TorchDDP._active_ddp_module
+        TorchDDP._active_ddp_module = self  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            TorchDDP._active_ddp_module = before
 
     @classmethod
     def _get_active_ddp_module(cls) -> Any:
@@ -148,9 +160,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
     ) -> None:
         if not callable(hook):
             raise AssertionError(f"hook must be callable, got {type(hook).__name__}")
-        self.register_buffer_hook(
-            state, hook, after_forward=comm_hook_location is _BufferCommHookLocation.POST_FORWARD
-        )
+        after_forward = comm_hook_location is _BufferCommHookLocation.POST_FORWARD
+        self.register_buffer_hook(state, hook, after_forward=after_forward)
 
     @property
     def buffer_hook(self) -> _BufferCommHook:
@@ -161,16 +172,12 @@ class DistributedDataParallel(core.DistributedDataParallel):
         hook = self._buffers_in_step.hook
         if not isinstance(hook, BufferHook):
             raise AttributeError("There is no buffer hook.")
-        location = _BufferCommHookLocation
-        return _BufferCommHook(
-            hook.function, hook.state, location.POST_FORWARD if hook.after_forward else location.PRE_FORWARD
-        )
+        location = _BufferCommHookLocation["POST_FORWARD" if hook.after_forward else "PRE_FORWARD"]
+        return _BufferCommHook(hook.function, hook.state, location)
 
     named_module_buffers = property(attrgetter("_buffers_in_step.named"))
     modules_buffers = property(attrgetter("_buffers_in_step.tensors"))
-
-    def _sync_buffers(self) -> None:
-        self._synchronize_buffers()
+    _sync_buffers = core.DistributedDataParallel._synchronize_buffers
 
     def _sync_module_buffers(self, authoritative_rank: int) -> None:
         self._reducer.backward_end.futures += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
@@ -254,10 +261,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
     use_side_stream_for_tensor_copies = property(lambda _: copies_on_side_stream())
     bucket_bytes_cap_list = property(lambda self: list(self._options.caps.each_bytes))
     bucket_bytes_cap_default = property(lambda self: self._options.caps.first_bytes < self.bucket_bytes_cap)
-
-    @property
-    def is_multi_device_module(self) -> bool:
-        return len({param.device for param in self._module_parameters}) > 1
+    is_multi_device_module = property(lambda self: len({param.device for param in self._module_parameters}) > 1)
 
     # ------------------------------------------------------------------ what torch's class has, for any wrapper
     # These only ask for members that are here, too, and pass them on: to the reducer, the logger, the module.

@@ -19,7 +19,7 @@ from minddp.doctor.examination import Examination
 from minddp.doctor.findings import Report, show
 from minddp.doctor.store_connection import Place, UsageError, place_of
 from minddp.platform import streams
-from minddp.platform.launcher import RanksFailed, Stopped, launch
+from minddp.platform.launcher import RanksFailed, launch
 from minddp.platform.time_limits import Unfinished, call_with_limit
 
 DEFAULT_RANKS = 2
@@ -82,8 +82,6 @@ def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
         if error.exit_status != 1:  # else a report says what is broken
             _complain(error)
         return 1
-    except Stopped as stopped:
-        return 128 + stopped.signal_number
     return 0
 
 

@@ -70,9 +70,8 @@ def show(report: Report, console: Console) -> None:
         style = f"bold {STYLES[finding.severity]}"
         grid.add_row(Text(finding.severity.value, style), finding.check, Text(finding.fact + remedy))
     worst = max((finding.severity for finding in report.findings), key=list(Severity).index)
-    console.print(
-        Text(f"{report.title}\n", "bold"), grid, Text(f"\n{_conclusion(report)}", f"bold {STYLES[worst]}")
-    )
+    conclusion = Text(f"\n{_conclusion(report)}", f"bold {STYLES[worst]}")
+    console.print(Text(f"{report.title}\n", "bold"), grid, conclusion)
 
 
 def _conclusion(report: Report) -> str:

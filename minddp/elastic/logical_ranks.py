@@ -129,7 +129,9 @@ class LogicalRanks(Mode):
             RuntimeError: a share has had no backward, or more than one.
         """
         self._guard.put_up()
-        reducing, here = self._share_reducing, self.here
+        reducing, here = self._reducer.reducing, self.here
+        assert isinstance(reducing, ShareReducing)
+        reducing.begin_step(here[0])
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
         self._before_step = buffers, earlier
@@ -181,33 +183,23 @@ class LogicalRanks(Mode):
 
     # ------------------------------------------------------------------ gradients
 
-    @property
-    def _share_reducing(self) -> ShareReducing:
-        reducing = self._reducer.reducing
-        assert isinstance(reducing, ShareReducing)
-        return reducing
-
     def _begin(self, share: int, buffers: Sequence[torch.Tensor]) -> None:
         """Let this share find what it would find on a rank of its own."""
         for param in self._params:
             param.grad = None
-        if share == self.here[0]:
-            self._share_reducing.begin_step(share)
-        else:
+        if share != self.here[0]:
             self._overwrite_buffers(buffers)
         seed_all(self._seed, self.step, share)
         self._computing = share
         self._passes_before = self._reducer.num_passes
 
     def _take_grads(self, share: int) -> list[torch.Tensor]:
-        """This share's gradients, zeros where there is none; `.grad` is None then."""
+        """This share's gradients, zeros where there is none."""
         grads = [param.grad for param in self._params]
         brought = [index for index, grad in enumerate(grads) if grad is not None]
         if not brought:
             raise RuntimeError(f"Share {share} has brought no gradient: call backward once for each share.")
         self._reducer.expectation.hold(brought)
-        for param in self._params:
-            param.grad = None
         return [
             torch.zeros_like(param) if grad is None else grad.detach()
             for param, grad in zip(self._params, grads, strict=True)

@@ -17,7 +17,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -336,9 +335,7 @@ class Step:
         self._term.step = self.number
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """True if the step is to come again: a rank was lost before it counted."""
         has_counted = self._ranks.step > self.number
         if error is None:

@@ -15,11 +15,8 @@ from minddp.train.settings import SettingsError
 
 # Not the library's own code: packages installed beside it, its tests, and generated tables.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 SEPARATOR = b"\0"  # ends a file; Python source never contains it
-
-
-def standard_library() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
 
 
 def source_files(root: Path, suffix: str = ".py") -> list[str]:

@@ -36,7 +36,7 @@ def task(
         )
     if width % heads:
         raise SettingsError(f"--task-options: width={width} does not split into heads={heads} of equal size.")
-    root = Path(folder).expanduser() if folder else corpus.standard_library()
+    root = Path(folder).expanduser() if folder else corpus.STANDARD_LIBRARY
     texts = corpus.load_corpus(root, corpus_mib * 2**20, suffix)
     training, held_out = (corpus.ByteWindows(text, context) for text in texts)
     if len(held_out) == 0:

@@ -46,7 +46,7 @@ def draw(log: MetricsLog, path: Path, targets_are: str) -> str:
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     losses, rates = figure.subplots(2, sharex=True)
-    training, validation = list(log.records("training")), list(log.records("validation"))
+    training, validation = log.records("training"), log.records("validation")
     losses.plot([r["step"] for r in training], [r["loss"] for r in training], label="training", lw=1)
     losses.plot([r["step"] for r in validation], [r["loss"] for r in validation], "o-", label="validation")
     losses.set_ylabel("loss")

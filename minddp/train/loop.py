@@ -142,7 +142,7 @@ class Run:
         trainer, settings = self.trainer, self.settings
         self.log.tracker = Tracker(settings) if settings.track and self.world.is_main else None
         self.world.agreed(lambda: self._take_folder(checkpoint is None) if self.world.is_main else None)
-        self._event("start", ranks=self.world.size, restarts=self.world.restarts)
+        self._append("event", what="start", ranks=self.world.size, restarts=self.world.restarts)
         self._say(self._facts())
         num_ranks = 0 if checkpoint is None else len(checkpoint["random_states"])
         if num_ranks not in (0, self.world.size):
@@ -203,7 +203,7 @@ class Run:
         if state is not None:
             self.saver.save(state, is_best=is_best, began=began)
         self.saved_at_s = self.trainer.elapsed_s
-        self._event("checkpoint")
+        self._append("event", what="checkpoint")
 
     def _log_training(self) -> None:
         """Record the averages since the last record. Collective. Raises FloatingPointError for an infinite loss."""
@@ -217,7 +217,6 @@ class Run:
         record = {
             "step": trainer.step,
             "epoch": trainer.batches.position.epoch,
-            "elapsed_s": round(trainer.elapsed_s, 3),
             "loss": means.loss,
             "accuracy": means.accuracy,
             "learning_rate": trainer.optimizer.param_groups[0]["lr"],
@@ -231,15 +230,15 @@ class Run:
         if trainer.precision.scaler.is_enabled():
             record["loss_scale"] = trainer.precision.scaler.get_scale()
         self.training_s = trainer.batches.waited_s = 0.0
-        self._append("training", record)
-        self._say(training_line(record, trainer.progress, trainer.task.targets_are))
+        self._append("training", **record)
+        done = self.settings.progress(trainer.step, trainer.elapsed_s)
+        self._say(training_line(record, done, trainer.task.targets_are))
 
     def _validate(self) -> bool:
         """Validate and record it; True if it is the best so far. Collective."""
         trainer = self.trainer
         means = trainer.validate()
-        where = {"step": trainer.step, "elapsed_s": round(trainer.elapsed_s, 3)}
-        self._append("validation", where | dataclasses.asdict(means))
+        self._append("validation", **dataclasses.asdict(means))
         self._say(validation_line(trainer.step, means, trainer.task.targets_are))
         is_best = means.loss < trainer.best_loss
         trainer.best_loss = min(means.loss, trainer.best_loss)
@@ -254,14 +253,11 @@ class Run:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail when it ends
                 self.signals.received = signal.SIGPIPE
 
-    def _event(self, what: str, **more: Any) -> None:
-        where = {"step": self.trainer.step, "elapsed_s": round(self.trainer.elapsed_s, 3)}
-        self._append("event", where | {"what": what, **more})
-
-    def _append(self, kind: str, record: dict[str, Any]) -> None:
+    def _append(self, kind: str, **record: Any) -> None:
+        now = {"step": self.trainer.step, "elapsed_s": round(self.trainer.elapsed_s, 3)}
         if self.world.is_main and self.failure is None:
             try:
-                self.log.append(kind=kind, **record)
+                self.log.append(kind=kind, **now | record)
             except RunError as error:
                 self.failure = error
 
@@ -278,7 +274,7 @@ class Run:
 
     def _end(self, reason: str) -> None:
         """Return when all is written, on every rank: a launcher may kill ranks when one has ended. Collective."""
-        self._event("stop", reason=reason)
+        self._append("event", what="stop", reason=reason)
         self.world.agreed(lambda: self._flush(draws=reason == "finished"))
         if self.saver.costs_s:
             self._say(self._advice())
@@ -359,7 +355,7 @@ class SurvivingRun(Run):
         else:
             if generation != self._generation and self.world.is_main:
                 self.log.forget_after(trainer.step - 1)
-                self._event("generation", number=generation, ranks=self.world.size)
+                self._append("event", what="generation", number=generation, ranks=self.world.size)
                 self._say(f"From step {trainer.step} on with {self.world.size} ranks.")
             self._between_steps(reason)
         self._generation = generation

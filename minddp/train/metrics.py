@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,11 +92,9 @@ class MetricsLog:
         if self.tracker is not None:
             self.tracker.log(record)
 
-    def records(self, kind: str) -> Iterator[dict[str, Any]]:
-        for line in self.path.read_text().splitlines():
-            record = json.loads(line)
-            if record["kind"] == kind:
-                yield record
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        every = map(json.loads, self.path.read_text().splitlines())
+        return [record for record in every if record["kind"] == kind]
 
     def forget_after(self, step: int) -> None:
         """Drop records of later steps, and a line that was cut off: a resumed run writes them again."""

@@ -60,11 +60,3 @@ def learning_rate(settings: Settings, num_shares: int, step: int, done: float) -
     """Of optimizer step `step` (the first is 0), when `done` in [0, 1] of the run is: warm-up times decay."""
     warm_up = min(1.0, (step + 1) / (settings.warmup_steps + 1))
     return warm_up * SCHEDULES[settings.schedule](done) * peak_learning_rate(settings, num_shares)
-
-
-def progress(settings: Settings, step: int, elapsed_s: float) -> float:
-    """How much of the run is done, in [0, 1], by the limit that is nearer.
-
-    Without a time limit the clock has no influence, so runs can be repeated to the bit.
-    """
-    return min(1.0, max(step / settings.limit_steps, elapsed_s / settings.limit_s))

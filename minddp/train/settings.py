@@ -167,6 +167,13 @@ class Settings:
         """Optimizer steps the run may take; infinite when only time limits it."""
         return math.inf if self.steps is None else self.steps
 
+    def progress(self, step: int, elapsed_s: float) -> float:
+        """How much of the run is done, in [0, 1], by the limit that is nearer.
+
+        Without a time limit the clock has no influence, so runs can be repeated to the bit.
+        """
+        return min(1.0, max(step / self.limit_steps, elapsed_s / self.limit_s))
+
 
 def step_range(text: str | None) -> range:
     """`FIRST:LAST` as a range of steps, none for None. Raises ValueError for anything else."""

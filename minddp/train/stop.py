@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from minddp.train.settings import Settings
-
-if TYPE_CHECKING:
-    from minddp.train.world import World
+from minddp.train.world import World
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 CANNOT_WRITE = 1000  # in the place of a signal's number: rank 0 cannot write its files

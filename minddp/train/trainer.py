@@ -20,7 +20,7 @@ from minddp.platform import streams
 from minddp.train.batches import Batch, Batches, Position, validation_batches
 from minddp.train.checkpoint import decisive_settings
 from minddp.train.metrics import Averages, Means
-from minddp.train.optimizer import learning_rate, make_optimizer, progress
+from minddp.train.optimizer import learning_rate, make_optimizer
 from minddp.train.precision import Precision
 from minddp.train.settings import Settings, SettingsError, arguments_for
 from minddp.train.task import Task, load_task
@@ -58,22 +58,15 @@ class Trainer:
         self.flops_per_target = self._rehearse()
 
     @property
-    def progress(self) -> float:
-        return progress(self.settings, self.step, self.elapsed_s)
-
-    @property
     def shares(self) -> range:
         """The shares of each step that this rank computes."""
         if self.settings.logical_ranks is None:
             return range(self.world.rank, self.world.rank + 1)
         return self.ddp.logical_ranks.here
 
-    def optimizer_step(self) -> Tensor:
-        """Forward and backward for all samples of a step, then one step of the optimizer. Collective.
-
-        Returns this rank's mean loss, a scalar that still lies on the device.
-        """
-        losses, passes = [], self.settings.accumulate
+    def optimizer_step(self) -> None:
+        """Forward and backward for all samples of a step, then one step of the optimizer. Collective."""
+        passes = self.settings.accumulate
         for i in range(passes):
             # With logical ranks there is one pass for each, and DDP decides which of them communicates.
             for share in self.shares if self.settings.logical_ranks is None else self.ddp.shares():
@@ -81,22 +74,18 @@ class Trainer:
                 # Gradients of all but the last pass stay here. The forward belongs inside, too: it is there that
                 # DDP decides whether the coming backward communicates.
                 with self.ddp.no_sync() if i < passes - 1 else nullcontext():
-                    losses.append(self._forward_backward(batch, share))
+                    loss = self._forward(self.forward, batch, share, self.averages)
+                    self.precision.backward(loss / passes)
                 if self.settings.survive and share == self.shares[-1]:
                     self.averages.spread()
             self.batches.advance()
-        rate = learning_rate(self.settings, self.num_shares, self.step, self.progress)
+        done = self.settings.progress(self.step, self.elapsed_s)
+        rate = learning_rate(self.settings, self.num_shares, self.step, done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.gradient_norm = self.precision.step(self.optimizer, self.model)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return torch.stack(losses).mean()
-
-    def _forward_backward(self, batch: Batch, share: int) -> Tensor:
-        loss = self._forward(self.forward, batch, share, self.averages)
-        self.precision.backward(loss / self.settings.accumulate)
-        return loss.detach()
 
     def _forward(self, model: nn.Module, batch: Batch, share: int, averages: Averages) -> Tensor:
         """The loss of one batch, counted in `averages`."""

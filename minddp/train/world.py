@@ -160,9 +160,8 @@ def log_with_rank(settings: Settings, rank: int) -> None:
 def meet(rank: int, size: int, limit_s: float) -> dist.Store:
     """The store of the group, once all ranks have come to it. Raises RunError that names those that have not."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     limit = datetime.timedelta(seconds=limit_s)
-    is_master = rank == 0 and not is_held_by_agent
     try:
         store = dist.TCPStore(host, port, is_master=is_master, timeout=limit, wait_for_workers=False)
     except RuntimeError as error:

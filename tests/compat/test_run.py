@@ -92,7 +92,9 @@ def test_a_signal_ends_the_job_without_a_traceback(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_reported_in_one_line_and_start_nothing(arguments: list[str], message: str, capfd) -> None:
-    assert main(["run", *arguments]) == 2
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", *arguments])
+    assert stopped.value.code == 2
     error = capfd.readouterr().err.strip()
     assert error.startswith("minddp run: ")
     assert message in error
@@ -114,5 +116,7 @@ def test_the_exit_status_is_that_of_a_shell(exitcode: int, status: int, monkeypa
     monkeypatch.setattr(command.torchrun, "run", fail)
     monkeypatch.setattr(command, "install", lambda: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert main(["run", script.__file__]) == status
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", script.__file__])
+    assert stopped.value.code == status
     assert capsys.readouterr().err == "minddp run: Rank 7 has failed.\n"

@@ -90,15 +90,15 @@ MUTATIONS = (
     Mutation(
         "clip before averaging",
         "train/trainer.py",
-        "        return loss.detach()\n",
-        "        nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm or 1e9)\n"
-        "        return loss.detach()\n",
+        "                    self.precision.backward(loss / passes)\n",
+        "                    self.precision.backward(loss / passes)\n"
+        "                    nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm or 1e9)\n",
         f"{_ONE_RANK}::test_the_norm_is_that_of_the_whole_gradient_before_it_is_clipped",
     ),
     Mutation(
         "sum the accumulated passes",
         "train/trainer.py",
-        "self.precision.backward(loss / self.settings.accumulate)",
+        "self.precision.backward(loss / passes)",
         "self.precision.backward(loss)",
         f"{_ONE_RANK}::test_accumulated_passes_are_a_mean",
     ),

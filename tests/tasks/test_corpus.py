@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minddp.tasks.corpus import ByteWindows, load_corpus, source_files, split_by_file, standard_library
+from minddp.tasks.corpus import STANDARD_LIBRARY, ByteWindows, load_corpus, source_files, split_by_file
 from minddp.train.settings import SettingsError
 
 
@@ -55,7 +55,7 @@ def test_no_source_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_is_enough_to_train_on() -> None:
-    training, held_out = load_corpus(standard_library(), limit_bytes=2**20)
+    training, held_out = load_corpus(STANDARD_LIBRARY, limit_bytes=2**20)
     assert len(training) == 2**20
     assert len(held_out) > 50_000
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from minddp.train.optimizer import learning_rate, peak_learning_rate, progress
+from minddp.train.optimizer import learning_rate, peak_learning_rate
 from minddp.train.settings import Settings
 
 
@@ -39,11 +39,11 @@ def test_the_decay_by_progress(schedule: Any, expected: dict[float, float]) -> N
 
 
 def test_progress_is_measured_by_the_nearer_limit() -> None:
-    assert progress(Settings(steps=10), step=4, elapsed_s=1e9) == 0.4  # no clock in a run limited by steps
-    assert progress(Settings(minutes=1.0), step=4, elapsed_s=45) == 0.75
-    assert progress(Settings(steps=10, minutes=1.0), step=4, elapsed_s=45) == 0.75
-    assert progress(Settings(steps=10, minutes=1.0), step=9, elapsed_s=45) == 0.9
-    assert progress(Settings(minutes=1.0), step=4, elapsed_s=61) == 1.0
+    assert Settings(steps=10).progress(step=4, elapsed_s=1e9) == 0.4  # no clock in a run limited by steps
+    assert Settings(minutes=1.0).progress(step=4, elapsed_s=45) == 0.75
+    assert Settings(steps=10, minutes=1.0).progress(step=4, elapsed_s=45) == 0.75
+    assert Settings(steps=10, minutes=1.0).progress(step=9, elapsed_s=45) == 0.9
+    assert Settings(minutes=1.0).progress(step=4, elapsed_s=61) == 1.0
 
 
 def test_the_rate_scales_by_a_rule() -> None:
