@@ -55,9 +55,23 @@ MUTATIONS = (
     Mutation(
         "let buckets cost nothing",
         "xray/replay.py",
-        "1 + bucket_ns / max(1",
+        "1 + _longer_ns(rank, plan, costs) / max(1",
         "1 + 0 / max(1",
         f"{_REPLAY}::test_more_buckets_take_time_of_backward",
+    ),
+    Mutation(
+        "let crowded cores cost nothing",
+        "xray/replay.py",
+        "rank.crowded_ns * (then_s / recorded_s - 1) if recorded_s else 0.0",
+        "0.0",
+        f"{_REPLAY}::test_more_buckets_take_time_of_backward",
+    ),
+    Mutation(
+        "take all waits for a core for those of messages",
+        "xray/host.py",
+        "backward.had_ns * forward.waited_ns / max(1, forward.had_ns)",
+        "0.0",
+        "tests/xray/test_host.py::test_what_messages_take_from_a_core",
     ),
     Mutation(
         "add in shared memory at the launch",

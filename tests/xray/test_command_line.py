@@ -36,7 +36,8 @@ def test_steps_that_mean_nothing_are_refused(text: str, capsys: pytest.CaptureFi
 
 
 def test_a_missing_script_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["no_such_script.py"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["no_such_script.py"])
     assert "There is no script 'no_such_script.py'" in capsys.readouterr().err
 
 
