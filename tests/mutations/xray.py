@@ -71,7 +71,7 @@ MUTATIONS = (
         "xray/host.py",
         "backward.had_ns * forward.waited_ns / max(1, forward.had_ns)",
         "0.0",
-        "tests/xray/test_host.py::test_what_messages_take_from_a_core",
+        "xray/test_host.py::test_what_messages_take_from_a_core",
     ),
     Mutation(
         "add in shared memory at the launch",
