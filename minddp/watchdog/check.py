@@ -83,6 +83,9 @@ ranks; one optimizer made at most so many steps since the last call |
         """Those since the last call, by the guard's thread. `is_last`: the wrapper is gone, or the process ends."""
         return []
 
+    def let_go(self) -> None:
+        """The wrapper is gone, and its parameters must be free at once: refer to none of them from now on."""
+
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
         """All ranks have noted something of this number: `notes[rank]`. Called on rank 0 by the guard's thread."""
         return ()

@@ -56,6 +56,12 @@ class Exchange:
             self.board.open(f"minddp/guard/{name}")
             self.board.start(self.turn, EVERY_S, "minddp/guard")
 
+    def abandon(self) -> None:
+        """The guard is gone. The thread ends by itself, and until then keeps no parameter alive."""
+        self.board.closing.set()
+        for check in self._checks.values():
+            check.let_go()
+
     def close(self) -> None:
         """Make the last exchange, which takes `LAST_S` seconds at most."""
         self.board.close(2 * LAST_S)

@@ -60,7 +60,7 @@ class Guard(Mode):
         ]
         # The hooks stay, and do nothing: garbage may be collected while an optimizer goes through all hooks, and
         # fails if one goes missing then.
-        weakref.finalize(self, self.exchange.board.closing.set).atexit = False
+        weakref.finalize(self, self.exchange.abandon).atexit = False
         self._group_end = transport.when_group_ends(weakly(self.close))
 
     def close(self) -> None:

@@ -247,9 +247,16 @@ MUTATIONS = (
     Mutation(
         "remove hooks while an optimizer calls them",
         "watchdog/guard.py",
-        "weakref.finalize(self, self.exchange.board.closing.set)",
+        "weakref.finalize(self, self.exchange.abandon)",
         "weakref.finalize(self, self._hooks[0].remove)",
         f"{_GUARD}::test_a_guard_may_be_collected_while_an_optimizer_calls_its_hooks",
+    ),
+    Mutation(
+        "keep parameters alive for the last turn",
+        "watchdog/exchange.py",
+        "            check.let_go()",
+        "            pass",
+        f"{_GUARD}::test_checks_that_are_abandoned_refer_to_no_parameter",
     ),
     Mutation(
         "look at steps after the end",

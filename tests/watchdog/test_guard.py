@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from unittest import mock
 
@@ -16,7 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import minddp
 from minddp.watchdog.check import EVERY, FIRST, Check, ReplicasDrift
-from minddp.watchdog.drift import DriftCheck
+from minddp.watchdog.drift import DriftCheck, checks_of_drift
+from minddp.watchdog.exchange import Exchange
 from minddp.watchdog.guard import Guard
 from tests.fakes import FakeTransport
 from tests.ranks import RankPool, take_findings
@@ -163,6 +166,44 @@ def threads_left(rank: int) -> list[bool]:
 
 def test_the_thread_begins_with_training_and_ends_with_the_guard(ranks: Callable[[int], RankPool]) -> None:
     assert ranks(2).run(threads_left) == [[True, False, True]] * 2
+
+
+def parameters_left(rank: int) -> int:
+    """How many parameters outlive their wrapper while the guard's thread makes its last turn."""
+    goes_on, turn, others = threading.Event(), Exchange.turn, guards_threads()
+
+    def long_turn(exchange: Exchange, is_last: bool = False) -> None:
+        goes_on.wait(30)
+        turn(exchange, is_last)
+
+    with mock.patch.object(Exchange, "turn", long_turn):
+        ddp = wrap()
+        train(rank, ddp, sgd(ddp))
+        params = [weakref.ref(param) for param in ddp.parameters()]
+        del ddp
+        gc.collect()
+        left = sum(param() is not None for param in params)
+        (thread,) = guards_threads() - others  # it has not ended yet
+        goes_on.set()
+        thread.join(10)
+    return left
+
+
+def test_a_wrapper_that_is_gone_keeps_no_memory(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(2).run(parameters_left) == [0, 0]
+
+
+def test_checks_that_are_abandoned_refer_to_no_parameter() -> None:
+    params = [(str(place), nn.Parameter(torch.ones(100))) for place in range(4)]
+    seen = [weakref.ref(param) for _, param in params]
+    checks = checks_of_drift(params, starts_equal=True)
+    exchange = Exchange(0, 2, checks, dist.HashStore(), raises=False)
+    params.clear()
+    gc.collect()
+    assert all(param() is not None for param in seen)
+    exchange.abandon()
+    gc.collect()
+    assert all(param() is None for param in seen)
 
 
 class Steps(Check):
