@@ -1,4 +1,4 @@
-"""minddp: PyTorch's DistributedDataParallel, written again from nothing in readable Python.
+"""minddp: PyTorch's DistributedDataParallel, rewritten from scratch in readable Python.
 
     import minddp
     ddp = minddp.DistributedDataParallel(model)   # instead of torch.nn.parallel.DistributedDataParallel

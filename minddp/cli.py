@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_subcommand(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="minddp",
-        description="PyTorch's DistributedDataParallel, written again from nothing in readable Python.",
+        description="PyTorch's DistributedDataParallel, rewritten from scratch in readable Python.",
         epilog="\n".join(f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
         + "\n\nminddp COMMAND --help says more about each.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -183,13 +183,13 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._transport_kind = transport
         if self._options.tunes_buckets:
             clock_of(param.device for param in module.parameters())  # raises where nothing can be timed
-        self._meet(delayed, trigger)
-        self._connect()
+        self._synchronize_replicas(delayed, trigger)
+        self._build_reducer()
         self._guard = self._strategies.guard(self._reducer, self.device, starts_equal=self._options.init_sync)
         if self._mixed_precision is not None:
             self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 
-    def _meet(self, delayed: dict[str, nn.Parameter], trigger: Any) -> None:
+    def _synchronize_replicas(self, delayed: dict[str, nn.Parameter], trigger: Any) -> None:
         """The other ranks: see that they have the same model, and give them rank 0's weights."""
         init_sync, kind = self._options.init_sync, self._transport_kind
         self._transport = self._open_transport("process_group" if isinstance(kind, str) else kind)
@@ -204,7 +204,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         elif self._delayed is not None:
             self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
 
-    def _connect(self) -> None:
+    def _build_reducer(self) -> None:
         """Reducer and hooks: with the transport all that a pickle leaves behind."""
         ignored, sparse = self.parameters_to_ignore, sparse_parameters(self.module)
         self._registered_hook: CommHook | None = None
@@ -463,7 +463,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._guard.call("communication_hook", checked.name, state)
         watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
         by_hook = HookReducing(checked, self._reducer.events, watch_future)
-        self._reducer.reducing = self._strategies.tested(by_hook, self._reducer)
+        self._reducer.reducing = self._strategies.with_finite_check(by_hook, self._reducer)
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
         """Step each bucket's parameters as soon as its averages are there; see `modes/optimizer_overlap.py`.
@@ -552,7 +552,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._reducer.expect(self._strategies.expectation(self._reducer.hooks))
 
     def move_to_group(self, process_group: dist.ProcessGroup) -> None:
-        """Go on with the ranks of another group, whatever has become of the last backward.
+        """Go on with the ranks of another group, however the last backward has ended.
 
         To be called on all its ranks between steps. Communication hooks keep the group that they know. After an
         exception, what gradients that are views hold is undefined in buckets that were under way: clear them.
@@ -561,7 +561,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self.process_group = process_group
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
-        all_reduce = self._strategies.tested(self._strategies.all_reduce(self._transport), self._reducer)
+        all_reduce = self._strategies.with_finite_check(self._strategies.all_reduce(self._transport), self._reducer)
         self._reducer.change_ranks(self._transport, self._reducer.reducing if self._registered_hook else all_reduce)
         if self._logical_ranks is not None:  # some ranks may be new, and have other buckets
             self._reducer.store.begin_anew(self._transport.allocate)
@@ -607,7 +607,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self.process_group = _get_default_group()
         self._transport_kind = "process_group"
         self._transport = self._open_transport(self._transport_kind)
-        self._connect()
+        self._build_reducer()
         self._guard = self._strategies.guard(self._reducer, self.device)
 
     # ------------------------------------------------------------------ what can be asked

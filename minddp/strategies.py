@@ -72,7 +72,7 @@ class Strategies:
             UnfinishedReduction(params, names, serial_number(names, transport)),
             [RpcGradients(params, names), *filter(None, (aliasing, self.mixed_precision))],
         )
-        reducer.reducing = self.tested(reducer.reducing, reducer)
+        reducer.reducing = self.with_finite_check(reducer.reducing, reducer)
         return reducer
 
     @property
@@ -110,7 +110,7 @@ class Strategies:
             return FindUnused(params, hooks, skips_buckets=skips_buckets)
         return Expectation(params)
 
-    def tested(self, reducing: Reducing, reducer: Reducer) -> Reducing:
+    def with_finite_check(self, reducing: Reducing, reducer: Reducer) -> Reducing:
         """`reducing`, tested if `check_finite` asks for it."""
         return CheckFinite(reducing, reducer) if self.options.check_finite else reducing
 
@@ -121,7 +121,7 @@ class Strategies:
             return None
         named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
         checks = checks_of_drift(named, starts_equal=starts_equal)
-        if not has_streams(device) and self.options.logical_ranks is None:  # uneven deals are late by right
+        if not has_streams(device) and self.options.logical_ranks is None:  # shares are dealt unevenly on purpose
             checks["slow_rank"] = SlowRank()
         guard = Guard(named, transport, checks, raises=on_drift == "raise", num_passes=reducer.num_passes)
         reducer.modes.append(guard)

@@ -74,5 +74,5 @@ class ReducerFacade:
         self._reducer.events.on_error = lambda error: logger.set_error_and_log(str(error))
 
     def _reset_state(self) -> None:
-        """Forget the last backward, whatever has become of it, and the order of the first."""
+        """Forget the last backward, however it has ended, and the order of the first."""
         self._reducer.change_ranks(self._reducer.transport, self._reducer.reducing)

@@ -47,8 +47,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     _ddp_sink_clone = False  # outputs are never cloned: nothing is wrapped around them
 
-    def _connect(self) -> None:
-        super()._connect()
+    def _build_reducer(self) -> None:
+        super()._build_reducer()
         self._comm_hooks: list[tuple[Callable, object]] = []
         self._use_python_reducer = compiled.python_reducer_is_wanted()
         self._accum_grad_hooks: list[RemovableHandle] = []

@@ -251,7 +251,7 @@ class Reducer:
     # ------------------------------------------------------------------ changed after construction
 
     def change_ranks(self, transport: Transport, reducing: Reducing) -> None:
-        """Go on with other ranks, whatever has become of the last backward. The buckets are rebuilt anew."""
+        """Go on with other ranks, however the last backward has ended. The buckets are rebuilt anew."""
         self.transport, self.reducing = transport, reducing
         if self.current is not None:
             self.current.drop()

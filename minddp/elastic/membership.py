@@ -11,7 +11,7 @@ taken for lost, as after a long stop: it knocks and joins again. So does a new p
     ---------------------  ---------------------------------------------------------------------
     ids                    a counter
     process/M, beat/M      member M: where it runs; a number that changes while it lives
-    left/M                 member M, if it ends in order
+    left/M                 member M, if it exits cleanly
     knocks                 members that have asked to join, in order, and the step that each was at then
     here/G/M               member M, for generation G: the step that it is at; whether it has the state
     generation/G           decided once: members, source, ...

@@ -6,8 +6,8 @@ all the time, so there is nothing to pack; bucket options and communication hook
 
 As torch, the buffer is truly divided by the number of ranks, also under `no_sync`: what has been reduced already
 is equal everywhere, and dividing and summing it again leaves it as it is. Unlike torch, the end of backward waits
-for the all-reduce, a gradient that has been put elsewhere is fetched back, and one that comes too late, or whose
-sign never comes, is an error.
+for the all-reduce, a gradient that has been put elsewhere is fetched back, and one that comes too late, or is
+never triggered, is an error.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class UnevenInputs(Joinable):
         delays = self._delayed is not None
         for is_on, option, why in (
             (skips, "skip_all_reduce_unused_params", "a rank without inputs cannot know which buckets others skip"),
-            (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient to give the sign"),
+            (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient that triggers it"),
             (tunes, 'bucket_cap_mb="auto"', "a rank without inputs makes no steps to be observed"),
             (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
         ):

@@ -2,7 +2,7 @@
 
 [Note: altered modules]
 Construction settles which parameters are reduced: those that the module has and that require grad. One that is
-added later, or set to require grad later, is trained by each rank on its own, and the ranks part in silence (torch
+added later, or set to require grad later, is trained by each rank on its own, and replicas diverge silently (torch
 does not notice). To look at every parameter in every step would cost about as much as all hooks together. So a
 forward looks at `FEW` submodules, in turn. What is done to a whole model, such as unfreezing it, is noticed in the
 next forward; what is done to one of n submodules, within n / FEW forwards. The first two forwards look at all:
@@ -58,7 +58,7 @@ class ModuleWatch:
         self._remember()
 
     def look(self, *, everywhere: bool = False) -> None:
-        """Once in each forward that trains; `everywhere` if something is the matter already.
+        """Once in each forward that trains; `everywhere` if something is known to be wrong.
 
         Raises:
             RuntimeError: a parameter requires grad but is not reduced. See [Note: altered modules].

@@ -7,7 +7,7 @@ also order memory: what was written before one was sent can be read once it has 
 lock to pass it on.
 
 When a process ends, by whatever signal, the kernel closes its sockets, which wakes all peers; if a forked child
-keeps them open, the descriptor of the process does. A rank that ends in order sends `Leaving` with its reason. A
+keeps them open, the descriptor of the process does. A rank that exits cleanly sends `Leaving` with its reason. A
 rank that is only late has the group's time limit. `make_progress` never waits for room in a socket, so no two ranks
 can wait for each other: the next `ChunksDone` replaces one that could not be sent. `launch` may wait for room,
 since the other ranks always make progress.
@@ -138,7 +138,7 @@ class Exchange:
         return bool(events)
 
     def leave(self) -> None:
-        """Take leave of the peers; what is still in flight fails."""
+        """Disconnect from the peers; what is still in flight fails."""
         self._fail("The wrapper was dropped while this all-reduce was in flight.", reason_for_peers="")
         self._sockets.close()
         self._segments.clear()
