@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, get_args
 from unittest import mock
@@ -23,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 from torch.optim import SGD
 
 from benchmarks.display import progress
-from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
+from benchmarks.harness import Estimate, Times, compare, estimate, gathered, median_ms, timed_race
 from benchmarks.launch import DeviceName
 from benchmarks.own_model import own_workload
 from benchmarks.question import Options, RaceOptions
@@ -36,7 +38,7 @@ from reference.ladder import rungs
 SettingName = Literal["default", "views", "static", "batched", "views_static", "find_unused"]
 TransportName = Literal["process_group", "shared_memory", "auto"]
 LadderName = Literal["naive", "flat", "overlapped", "bucketed", "automatic"]
-OtherName = Literal["replicate", "fully_shard", "zero", "deepspeed_1", "deepspeed_2", LadderName]
+OtherName = Literal["replicate", "fully_shard", "zero", "deepspeed_1", "deepspeed_2", "torchft", LadderName]
 Step = Callable[[], object]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -47,9 +49,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "views_static": {"gradient_as_bucket_view": True, "static_graph": True},
     "find_unused": {"find_unused_parameters": True},
 }
-
-#: What is not raced in the process group that the others share, and why.
-ELSEWHERE = {"torchft": "its quorum did not come together when it was tried on one host, and this was not pursued"}
 
 ALONE = "one rank alone"
 FLOOR = "no wrapper"
@@ -86,8 +85,8 @@ class FieldOptions(Options):
     """A model of your own in place of the workloads: file.py:make or package.module:make. make() returns a module
     and a function loss(model), which returns a scalar."""
     others: tuple[OtherName, ...] = get_args(OtherName)
-    """Other ways to train: torch's `replicate`, `fully_shard` and `ZeroRedundancyOptimizer`, DeepSpeed where it is
-    installed, and the rungs of the reference ladder."""
+    """Other ways to train: torch's `replicate`, `fully_shard` and `ZeroRedundancyOptimizer`, DeepSpeed and torchft
+    where they are installed, and the rungs of the reference ladder."""
     device: DeviceName = "cpu"
     """With "cuda", a GPU for each rank, and NCCL."""
 
@@ -110,18 +109,19 @@ def supported(settings: Sequence[SettingName]) -> tuple[SettingName, ...]:
 def available(others: Sequence[OtherName]) -> tuple[OtherName, ...]:
     """Those of `others` that can run here; prints the reason for each of the rest."""
     reasons: dict[str, str] = {name: reason for name in others if (reason := obstacle(name))}
-    for name, reason in (reasons | ELSEWHERE).items() if os.environ.get("RANK", "0") == "0" else ():
+    for name, reason in reasons.items() if os.environ.get("RANK", "0") == "0" else ():
         print(f"Left out: {name}, because {reason}.")
     return tuple(name for name in others if name not in reasons)
 
 
 def obstacle(name: OtherName) -> str | None:
     """Why this one of the others cannot run here, if so."""
+    package = name.partition("_")[0]
     try:
-        if name.startswith("deepspeed"):
-            importlib.import_module("deepspeed")
+        if package in ("deepspeed", "torchft"):
+            importlib.import_module(package)
     except ImportError as error:
-        return f"{error}: pip install deepspeed"
+        return f"{error}: pip install {package}"
     return None
 
 
@@ -184,6 +184,8 @@ def other(name: str) -> Contestant:
         return contestant("torch ZeroRedundancyOptimizer", wrap=NativeDDP, step=step_of_zero)
     if name.startswith("deepspeed"):
         return contestant(f"DeepSpeed ZeRO-{name[-1]}", step=partial(step_of_deepspeed, int(name[-1])))
+    if name == "torchft":
+        return contestant("torchft DDP", step=step_of_torchft)
     rung, step = rungs(cap_bytes=25 * 2**20)[name], step_then_synchronize
     return contestant(f"reference {name}", wrap=rung, step=step)
 
@@ -330,6 +332,35 @@ def step_of_deepspeed(stage: int, model: nn.Module, task: Workload, rank: int) -
     def step() -> None:
         engine.backward(loss(engine))
         engine.step()
+
+    return step
+
+
+def step_of_torchft(model: nn.Module, task: Workload, rank: int) -> Step:
+    """Each rank is a group of replicas by itself; in each step they form a quorum by a lighthouse of rank 0's."""
+    os.environ.setdefault("RUST_LOG", "error")  # or each quorum is a line
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.coordination import LighthouseServer
+    from torchft.ddp import DistributedDataParallel as FaultTolerantDDP
+    from torchft.optim import OptimizerWrapper
+
+    world, limit, host = dist.get_world_size(), timedelta(seconds=30), "localhost"
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=world) if rank == 0 else None
+    address = gathered(lighthouse and f"http://{host}:{lighthouse.address().rpartition(':')[2]}")[0]
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    settings: dict[str, Any] = {"store_addr": host, "store_port": store.port, "lighthouse_addr": address}
+    settings |= {"rank": 0, "world_size": 1, "hostname": host, "replica_id": f"rank {rank}", "timeout": limit}
+    group = ProcessGroupGloo(timeout=limit)
+    manager = Manager(group, None, None, world, init_sync=False, use_async_quorum=False, **settings)
+    atexit.register(lambda: (manager.shutdown(), store, lighthouse))
+    ddp = FaultTolerantDDP(manager, model)
+    optimizer = OptimizerWrapper(manager, SGD(model.parameters(), lr=task.learning_rate))
+    loss = task.objective(rank, device_of(model))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(ddp).backward()
+        optimizer.step()
 
     return step
 
