@@ -19,13 +19,14 @@ from benchmarks.contestants import (
     OtherName,
     Raced,
     SettingName,
+    available,
     race_workload,
 )
 from benchmarks.question import RaceOptions
 from benchmarks.workloads import workload
 from tests.ranks import RankPool
 
-OTHERS = tuple(name for name in get_args(OtherName) if not name.startswith("deepspeed"))
+OTHERS = available(get_args(OtherName))
 
 
 def field_of(settings: Sequence[str], transports: Sequence[str], others: Sequence[str]) -> list[Contestant]:
