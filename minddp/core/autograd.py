@@ -46,6 +46,7 @@ class GradientHooks:
         self.params = params
         self.handler = handler
         self.on_error: Callable[[Exception], object] = _do_nothing
+        self._follows_conversions = False
         self._lock = threading.RLock()
         self._install()
 
@@ -67,9 +68,22 @@ class GradientHooks:
             self._fire(param)
 
     def renew(self) -> None:
-        """Move to the accumulators that the parameters have now: one whose dtype has changed has a new one."""
-        self.remove()
+        """Hook also the new accumulators of parameters whose dtype has changed. Old ones stay, for older graphs."""
+        self._follows_conversions = True
+        before = dict(zip(self.accumulators, self._handles, strict=True))
         self._install()
+        for node in before.keys() & self.accumulators:
+            before[node].remove()
+
+    def check(self, name: str) -> None:
+        """After a backward without any hook: raise an error if the first parameter, `name`, has been converted."""
+        param, hooked = self.params[0], self.accumulators[0]
+        if not self._follows_conversions and param.requires_grad and get_gradient_edge(param).node is not hooked:
+            raise RuntimeError(
+                f"Gradients of this backward are not averaged: parameters, such as `{name}`, were converted or "
+                f"moved (`.to`, `.double`, `.cpu`) after the module was wrapped, if only back and forth. Clear the "
+                f"gradients, and wrap the module again, on every rank."
+            )
 
     def remove(self) -> None:
         """Detach from the parameters. May be called twice."""

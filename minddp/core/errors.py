@@ -52,7 +52,8 @@ def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
         f"marked as ready twice: its gradient was accumulated more than once in this backward. That happens "
         f"when it is used outside `forward`, when several reentrant `checkpoint` calls share it, or when it "
         f"was found unused and then used in a nested backward. Use checkpoint(..., use_reentrant=False), or "
-        f"static_graph=True if every iteration has the same graph."
+        f"static_graph=True if every iteration has the same graph. With mixed_precision also when a loss joins "
+        f"forwards from before and after a backward or `autograd.grad`: run all forwards of a loss first."
     )
 
 

@@ -190,11 +190,12 @@ class Reducer:
                 self._enter(Phase.ACCUMULATING)
 
     def _on_backward_end(self, is_nested: bool) -> None:
-        if self.current is None or self.phase is Phase.REDUCING:
-            self.expectation.backward_was_empty()  # it has reached no parameter, or ends a second time
-            return
         with self.events.reporting():
-            if self.current.all_launched:
+            if self.current is None or self.phase is Phase.REDUCING:
+                self.expectation.backward_was_empty()  # it has reached no parameter, or ends a second time
+                if self.phase is Phase.ARMED:
+                    self.hooks.check(self.plan.params[0].name)
+            elif self.current.all_launched:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self._end_pass(self.current)
             elif is_nested:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -196,6 +198,31 @@ def test_a_second_backward_through_one_graph_stays_local() -> None:
     assert torch.equal(ddp.module.bias.grad, torch.tensor([2.0, 2.0]))
     ddp.step(X)
     assert ddp.transport.count("all_reduce") == 2
+
+
+@pytest.mark.parametrize("convert", [nn.Module.double, nn.Module.bfloat16, lambda module: module.double().float()])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=repr)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_parameters_that_were_converted_after_wrapping_are_an_error(
+    convert: Callable[[nn.Module], nn.Module], options: dict[str, Any], steps_before: int
+) -> None:
+    """Also if the conversion was undone: their hooks are at nodes that autograd has replaced."""
+    ddp = FakeDDP(nn.Linear(2, 2), **options)
+    for _ in range(steps_before):
+        ddp.step(X)
+    convert(ddp.module)
+    with pytest.raises(RuntimeError, match="not averaged: parameters, such as `weight`, were converted or moved"):
+        ddp.step(X.to(ddp.module.weight.dtype))
+
+
+def test_a_backward_that_reaches_no_parameter_is_no_error() -> None:
+    ddp = FakeDDP(nn.Linear(2, 2))
+    x = X.clone().requires_grad_()
+    for _ in range(2):
+        torch.autograd.grad(ddp(x).sum(), x)
+    ddp.module.weight.requires_grad_(False)
+    torch.autograd.grad(ddp(x).sum(), x)
+    assert ddp.transport.calls == []
 
 
 def test_two_forwards_then_one_backward() -> None:

@@ -216,6 +216,65 @@ def _odd(rank: int) -> None:
     assert has_grads(ddp, averages)
 
 
+def _penalized(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, forwards_first: bool) -> torch.Tensor:
+    """The square of a gradient at the inputs joined with the output of another forward."""
+    output = model(x.requires_grad_())
+    other = model(y) if forwards_first else None
+    (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    return grad.float().square().sum() + (model(y) if other is None else other).float().square().sum()
+
+
+def _penalty(rank: int, wrap: Wrap, forwards_first: bool) -> None:
+    with streams_of_a_cpu():
+        ddp = wrap(Net(), mixed_precision=_MixedPrecision(**BF16))
+        for step in range(2):
+            train(ddp, rank, step)  # of which torch's first brings garbage
+            ddp.zero_grad()
+        _penalized(ddp, inputs(ddp, rank), inputs(ddp, rank, 1), forwards_first=forwards_first).backward()
+
+
+@pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, minddp.DistributedDataParallel])
+def test_a_loss_of_forwards_before_and_after_autograd_grad_is_an_error(ranks: Any, wrap: Wrap) -> None:
+    """The parameters were restored between them, so each forward has accumulators of its own."""
+    with pytest.raises(RankFailure, match="Expected to mark a variable ready only once"):
+        ranks(2).run(_penalty, wrap, False)
+
+
+def _penalty_is_averaged(rank: int) -> None:
+    ddp = build(BF16)
+
+    def run(model: nn.Module, rank: int) -> None:
+        _penalized(model, inputs(model, rank), inputs(model, rank, 1), forwards_first=True).backward()
+
+    averages = averages_of(ddp.module, BF16, run)
+    run(ddp, rank)
+    for param, average in zip(ddp.parameters(), averages, strict=True):  # equal but for the order of additions
+        assert average is None or torch.allclose(param.grad, average, rtol=0.02, atol=0.02)
+
+
+def test_a_penalty_on_gradients_is_averaged_if_all_forwards_come_first(ranks: Any) -> None:
+    ranks(2).run(_penalty_is_averaged)
+
+
+def _through_an_older_graph(rank: int) -> None:
+    ddp = build(BF16)
+
+    def run(model: nn.Module, rank: int) -> None:
+        one = model(inputs(model, rank))
+        x = inputs(model, rank, 1).requires_grad_()
+        torch.autograd.grad(model(x).sum(), x)
+        model(x)
+        one.float().square().sum().backward()
+
+    averages = averages_of(ddp.module, BF16, run)
+    run(ddp, rank)
+    assert has_grads(ddp, averages)
+
+
+def test_a_graph_that_is_older_than_the_last_forward_is_reduced(ranks: Any) -> None:
+    ranks(2).run(_through_an_older_graph)
+
+
 def test_tied_recomputed_and_unused_parameters(ranks: Any) -> None:
     ranks(2).run(_odd)
 

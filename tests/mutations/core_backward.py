@@ -37,8 +37,8 @@ MUTATIONS = (
     Mutation(
         "leave hooks on old accumulators",
         "core/autograd.py",
-        "        self.remove()\n        self._install()",
-        "        self.remove()",
+        "        self._install()\n        for",
+        "        for",
         "core/test_autograd.py::test_hooks_move_to_the_accumulators_of_another_dtype",
     ),
     Mutation(
