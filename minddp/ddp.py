@@ -220,6 +220,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._mixed_precision,
         )
         self._reducer = self._strategies.reducer(self._transport)
+        self._reducer.modes.append(self._divisor)
         params = self._reducer.params
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in ignored]

@@ -27,6 +27,8 @@ class OverlappedOptimizer(Mode):
         ValueError: an optimizer that minimises by calling the model again (LBFGS).
     """
 
+    cannot_add = "the overlapped optimizer would step on it again. Compute one loss from all outputs"
+
     def __init__(self, optimizer: torch.optim.Optimizer, modes: list[Mode]):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model in its step, so it cannot be stepped in backward.")
