@@ -572,6 +572,8 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._guard.close()
             self._reducer.modes.remove(self._guard)
         self._guard = self._strategies.guard(self._reducer, self.device)
+        if self._guard is not None and (hook := self._registered_hook) is not None:
+            self._guard.call("communication_hook", hook.name, hook.state)
 
     def follow(self, plan: BucketPlan) -> None:
         """Bucket by `plan` for good; see `plan_from_groups`. To be called on every rank, between steps.
