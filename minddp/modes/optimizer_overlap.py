@@ -42,7 +42,7 @@ class OverlappedOptimizer(Mode):
         groups = [{**whole, "params": [param for param in whole["params"] if param in chosen]} for whole in wholes]
         if stepped := [group for group in groups if group["params"]]:
             piece = object.__new__(type(self._optimizer))  # shares the state; copy.copy drops attributes
-            hooks = {"_optimizer_step_pre_hooks": {}, "_optimizer_step_post_hooks": {}}
+            hooks: dict[str, Any] = {"_optimizer_step_pre_hooks": {}, "_optimizer_step_post_hooks": {}}
             vars(piece).update(vars(self._optimizer), param_groups=stepped, **hooks)
             type(piece).step(piece)
         for whole, group in zip(wholes, groups, strict=True):
