@@ -220,6 +220,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._mixed_precision,
         )
         self._reducer = self._strategies.reducer(self._transport)
+        self._reducer.modes.append(self._divisor)
         params = self._reducer.params
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in ignored]
@@ -571,6 +572,8 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._guard.close()
             self._reducer.modes.remove(self._guard)
         self._guard = self._strategies.guard(self._reducer, self.device)
+        if self._guard is not None and (hook := self._registered_hook) is not None:
+            self._guard.call("communication_hook", hook.name, hook.state)
 
     def follow(self, plan: BucketPlan) -> None:
         """Bucket by `plan` for good; see `plan_from_groups`. To be called on every rank, between steps.

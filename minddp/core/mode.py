@@ -10,6 +10,9 @@ from minddp.core.bucket import GradientBucket
 class Mode:
     """Called by the reducer, in the order of these methods. Each does nothing unless overridden."""
 
+    #: Why a second backward of one forward cannot add to the gradients of the first, if so.
+    cannot_add = ""
+
     def armed(self) -> None:
         """A forward has returned whose backward will be reduced. Called in the thread of the forward."""
 

@@ -175,6 +175,9 @@ class Reducer:
         """A backward comes in at the outputs: the one that the user called, not one nested in it."""
         is_over = self.phase is Phase.IDLE and not self.backward_end.is_awaited
         if is_rest and is_over and self.expectation.ends_with_each_backward:
+            reasons = [mode.cannot_add for mode in self.modes if mode.cannot_add]
+            if reasons and any(param.grad is not None for param in self.params):
+                raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reasons[0]}.")
             self._enter(Phase.ARMED)
         if self.phase is Phase.ARMED and not self.backward_end.is_awaited_here:
             for mode in self.modes:

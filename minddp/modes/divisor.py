@@ -18,11 +18,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from minddp.core.mode import Mode
 from minddp.platform import streams
 from minddp.transport.protocols import Transport, Work
 
+_SUMMED = 'with reduction="sum" it would be summed again. Compute one loss from all outputs'
+_WEIGHED = "`weigh` was for that one. Compute one loss from all outputs, or call `weigh` before each backward"
 
-class Divisor:
+
+class Divisor(Mode):
     """`for_this_backward()` is what each rank divides its gradients by, before they are summed."""
 
     def __init__(self, transport: Transport, reduction: object):
@@ -53,6 +57,7 @@ class Divisor:
         with self._aside(device):
             total = torch.tensor([weight], dtype=torch.float64, device=device)
             self._weights = (self._transport.all_reduce(total), total, weight)
+        self.cannot_add = ""
 
     def for_this_backward(self) -> float | None:
         """The divisor of the backward that begins now, and of no other; `None` where the sum itself is wanted.
@@ -62,6 +67,7 @@ class Divisor:
         """
         active, self._active = self._active, None
         weights, self._weights = self._weights, None
+        self.cannot_add = _WEIGHED if weights is not None else _SUMMED if self._reduction == "sum" else ""
         if weights is not None:
             work, sum_on_device, weight = weights
             with self._aside(sum_on_device.device):

@@ -10,8 +10,6 @@ must know of all gradients that they are finite before any parameter moves.
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -27,6 +25,8 @@ class OverlappedOptimizer(Mode):
         ValueError: an optimizer that minimises by calling the model again (LBFGS).
     """
 
+    cannot_add = "the overlapped optimizer would step on it again. Compute one loss from all outputs"
+
     def __init__(self, optimizer: torch.optim.Optimizer, modes: list[Mode]):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model in its step, so it cannot be stepped in backward.")
@@ -38,15 +38,16 @@ class OverlappedOptimizer(Mode):
     def after_unpack(self, bucket: GradientBucket) -> None:
         """One step of those of the bucket's parameters that the optimizer has."""
         chosen = set(bucket.params)
-        groups = [
-            {**group, "params": [param for param in group["params"] if param in chosen]}
-            for group in self._optimizer.param_groups
-        ]
-        piece = copy.copy(self._optimizer)  # shares the state, by parameter
-        piece.param_groups = [group for group in groups if group["params"]]
-        piece._optimizer_step_pre_hooks = OrderedDict()
-        if piece.param_groups:
-            piece.step()
+        wholes = self._optimizer.param_groups
+        groups = [{**whole, "params": [param for param in whole["params"] if param in chosen]} for whole in wholes]
+        if stepped := [group for group in groups if group["params"]]:
+            piece = object.__new__(type(self._optimizer))  # shares the state; copy.copy drops attributes
+            hooks: dict[str, Any] = {"_optimizer_step_pre_hooks": {}, "_optimizer_step_post_hooks": {}}
+            vars(piece).update(vars(self._optimizer), param_groups=stepped, **hooks)
+            type(piece).step(piece)
+        for whole, group in zip(wholes, groups, strict=True):
+            if changed := [name for name in whole if name != "params" and group[name] is not whole[name]]:
+                raise RuntimeError(f"An optimizer whose step changes {changed} of a group must step after backward")
 
     def remove(self) -> None:
         """Let the optimizer's own `step` work again."""

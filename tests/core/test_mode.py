@@ -63,7 +63,7 @@ END = ["before unpack", "after unpack 0", "after unpack 1", "closed"]
 
 
 def test_the_tests_cover_every_callback_of_a_mode() -> None:
-    callbacks = {name for name in vars(Mode) if not name.startswith("_")}
+    callbacks = {name for name, member in vars(Mode).items() if callable(member) and not name.startswith("_")}
     assert callbacks == vars(RecordsCalls).keys() & callbacks
 
 

@@ -55,6 +55,64 @@ def test_each_output_may_have_its_backward(ranks: Any, order: str, shares: bool)
                 torch.testing.assert_close(one, other, msg=f"rank {rank}, step {step}", rtol=1e-4, atol=1e-4)
 
 
+def one_by_one(rank: int, how: str, weighs_again: bool, clears: bool) -> list[float]:
+    """`.grad`, or the overlapped optimizer's steps, after backwards through two outputs of 1 and 10 times a sum."""
+    layer = nn.Linear(1, 1, bias=False)
+    ddp = minddp.DistributedDataParallel(
+        nn.Sequential(layer, Twice()), find_unused_parameters=True, reduction="sum" if how == "sum" else "mean"
+    )
+    nn.init.zeros_(layer.weight)
+    if how == "overlap":
+        ddp.overlap_optimizer(torch.optim.SGD(ddp.parameters(), lr=1.0))
+    for step in range(2):  # the second one not weighted
+        ddp.zero_grad()
+        if how == "weigh" and step == 0:
+            ddp.weigh([3.0, 1.0][rank])
+        once, tenfold = ddp(torch.tensor([[rank + 1.0]]))
+        once.sum().backward(retain_graph=True)
+        if step == 0 and weighs_again:
+            ddp.weigh([1.0, 3.0][rank])
+        if clears:
+            ddp.zero_grad()
+        tenfold.sum().backward()
+        if how == "weigh" and step == 0:
+            first = layer.weight.grad.item()
+    return [first if how == "weigh" else 0.0, (layer.weight if how == "overlap" else layer.weight.grad).item()]
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, 10 * x
+
+
+def message_of(rank: int, how: str) -> str:
+    with pytest.raises(RuntimeError, match="holds the result of another backward of this forward") as info:
+        one_by_one(rank, how, False, False)
+    return str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("sum", "be summed again"), ("weigh", "`weigh` was for that"), ("overlap", "step on it again")],
+)
+def test_what_cannot_be_added_to_the_first_gradients_is_an_error(ranks: Any, how: str, reason: str) -> None:
+    assert all(reason in message for message in ranks(2).run(message_of, how))
+
+
+@pytest.mark.parametrize(
+    ("how", "weighs_again", "clears", "expected"),
+    [
+        ("sum", False, True, [0.0, 30.0]),
+        ("weigh", True, False, [1.25 + 17.5, 16.5]),
+        ("overlap", False, True, [0.0, -33.0]),
+    ],
+)
+def test_what_can_be_added_or_is_cleared_is_not(
+    ranks: Any, how: str, weighs_again: bool, clears: bool, expected: list[float]
+) -> None:
+    assert ranks(2).run(one_by_one, how, weighs_again, clears) == [expected] * 2
+
+
 @pytest.mark.parametrize("order", ["b", "bb"])
 def test_a_second_backward_through_the_same_outputs_stays_local_as_in_torch(ranks: Any, order: str) -> None:
     ours, theirs = (

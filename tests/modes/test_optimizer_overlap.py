@@ -113,6 +113,46 @@ def test_an_optimizer_that_evaluates_the_model_is_refused() -> None:
         OverlappedOptimizer(torch.optim.LBFGS(layers().parameters()), [])
 
 
+class CountsInGroup(torch.optim.SGD):
+    """As schedule-free optimizers: a value of the group is part of the state."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.param_groups[0]["k"] = 0
+
+    def step(self, closure: None = None) -> None:
+        self.param_groups[0]["k"] += 1
+
+
+class HasAttribute(torch.optim.SGD):
+    factor = 1.0
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.detach().sub_(self.factor * param.grad)
+
+
+def test_an_optimizer_that_keeps_state_in_its_groups_is_refused() -> None:
+    model = layers()
+    handle = OverlappedOptimizer(CountsInGroup(model.parameters()), [])
+    model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"changes \['k'\] of a group"):
+        handle.after_unpack(SimpleNamespace(params=[model[1].weight]))
+
+
+def test_an_optimizers_own_attributes_count() -> None:
+    """`Optimizer.__getstate__` leaves them out."""
+    model = layers()
+    optimizer = HasAttribute(model.parameters(), lr=0.1)
+    optimizer.factor = 2.0
+    model(torch.ones(2, 8)).sum().backward()
+    weight = model[1].weight
+    expected = weight.detach() - 2.0 * weight.grad
+    OverlappedOptimizer(optimizer, []).after_unpack(SimpleNamespace(params=[weight]))
+    assert torch.equal(weight, expected)
+
+
 def test_each_bucket_is_stepped_when_it_is_unpacked() -> None:
     model = layers()
     ddp = FakeDDP(model, bucket_cap_mb_list=[0])

@@ -88,8 +88,8 @@ MUTATIONS = (
     Mutation(
         "step all parameters with each bucket",
         "modes/optimizer_overlap.py",
-        '[param for param in group["params"] if param in chosen]',
-        'group["params"]',
+        '[param for param in whole["params"] if param in chosen]',
+        'whole["params"]',
         "modes/test_optimizer_overlap.py::test_only_the_chosen_parameters_are_stepped",
     ),
     Mutation(

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
@@ -335,6 +336,20 @@ def test_the_group_can_shrink_and_grow(ranks) -> None:
         assert results["rebuilt"] == (True, False)
         assert [results["group"], results["together"], results.get("alone", True)] == [True] * 3
         assert results["world_size"] == (1 if rank == 0 else 2)
+
+
+def moved_with_a_hook(rank: int) -> tuple[str | None, bool]:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    state = PostLocalSGDState(None, None, start_localSGD_iter=2)
+    ddp.register_comm_hook(state, post_localSGD_hook)
+    ddp.move_to_group(dist.new_group([0, 1]))
+    drift = ddp.guard.checks["drift"]
+    return drift._hook, drift._is_over
+
+
+def test_the_guard_of_another_group_knows_the_hook(ranks) -> None:
+    """It reported the replicas of local SGD, which differ on purpose."""
+    assert ranks(2).run(moved_with_a_hook) == [("post_localSGD_hook", True)] * 2
 
 
 # ------------------------------------------------------------------ copies, and being the active module
