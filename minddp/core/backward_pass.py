@@ -96,6 +96,7 @@ class BackwardPass:
         self.packed: list[int] = []
         self.reductions: list[Reduction | None] = []
         self._group_of = store.group_of
+        self._packing_modes = [mode for mode in modes if type(mode).before_pack is not Mode.before_pack]
         self._reducing = weakref.ref(reducing)
         self._on_all_launched = weakly(on_all_launched)
         self._on_ready_twice = weakly(on_ready_twice)
@@ -137,7 +138,7 @@ class BackwardPass:
     def _pack_group(self, group: int) -> None:
         """All gradients of a pack group are there. See [Note: pack groups]."""
         index, group_in_bucket = self.store.groups[group]
-        for mode in self.modes:
+        for mode in self._packing_modes:
             mode.before_pack(self.store.members[group])
         self.events.emit(EventKind.PACK_BEGIN, index)
         with torch.set_grad_enabled(False):  # backward(create_graph=True) enables it; no_grad() takes twice as long
