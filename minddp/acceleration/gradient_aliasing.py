@@ -95,7 +95,7 @@ class BucketAliasing:
             return False
         if param.grad is None or param.grad.stride() != view.stride() or not is_held_by_parameter_alone(param):
             return False
-        param.grad = view_of(self._flat, self._slots[k], param)
+        param.grad = view_of(self._flat, self._slots[k], view)
         self._aliased = True
         return True
 

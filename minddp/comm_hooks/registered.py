@@ -139,7 +139,7 @@ class CommHook:
         return future
 
     def result_of(self, future: torch._C.Future, bucket: GradientBucket) -> torch.Tensor:
-        """Wait for the hook's tensor and check that it fits the bucket."""
+        """Wait for the hook's tensor, contiguous, and check that it fits the bucket."""
         try:
             value = future.wait()
         except Exception as error:
@@ -152,7 +152,7 @@ class CommHook:
                 f"The communication hook `{self.name}` must give a tensor of {bucket.wire.numel()} elements for "
                 f"bucket {bucket.spec.index}, but gave {got}."
             )
-        return tensor
+        return tensor if bucket.spec.sparse else tensor.resolve_neg().contiguous()
 
     def _blamed_for(self, error: Exception, bucket: int) -> None:
         """Let the error, whose type scripts may go by, say where it comes from."""

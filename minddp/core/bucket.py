@@ -126,7 +126,7 @@ class Bucket:
         dtype = self.dtypes.travelling or self.spec.dtype
         self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)
         self.wire = to_wire(self.flat)
-        self.views = self.views_into(self.wire)
+        self.views = [view_of(self.flat, *of) for of in zip(self.spec.slots, self.params, strict=True)]
         self.groups = [self._group_of(places) for places in places_by_group(self.spec)]
         self.aliasing = self._make_aliasing(self) if self._make_aliasing is not None else None
         self._addresses = [view.data_ptr() for view in self.views]
@@ -144,9 +144,12 @@ class Bucket:
         )
 
     def views_into(self, wire: torch.Tensor) -> list[torch.Tensor]:
-        """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`."""
+        """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`.
+
+        In the strides of `views`: a parameter's own may be others by now (`.to(memory_format=...)`).
+        """
         flat = from_wire(wire, self.spec)
-        return [view_of(flat, slot, param) for slot, param in zip(self.spec.slots, self.params, strict=True)]
+        return [view_of(flat, slot, view) for slot, view in zip(self.spec.slots, self.views, strict=True)]
 
     def move_grads_in(self) -> None:
         for param, view in zip(self.params, self.views, strict=True):

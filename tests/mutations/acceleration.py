@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         "make the view itself the gradient",
         "acceleration/gradient_aliasing.py",
-        "param.grad = view_of(self._flat, self._slots[k], param)",
+        "param.grad = view_of(self._flat, self._slots[k], view)",
         "param.grad = view",
         f"{_ALIASING}::test_an_alias_is_a_tensor_of_its_own",
     ),
