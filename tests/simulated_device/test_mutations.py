@@ -116,10 +116,10 @@ MUTATIONS = (
     ),
     Misorder(
         *("step the optimizer on another stream", "modes/optimizer_overlap.py"),
-        "            piece.step()\n",
+        "            type(piece).step(piece)\n",
         "            module = torch.get_device_module(bucket.spec.device)\n"
         "            with module.stream(module.Stream()):\n"
-        "                piece.step()\n",
+        "                type(piece).step(piece)\n",
         *("overlap_optimizer", "race: "),
     ),
     # ------------------------------------------------------------------ a buffer used again too soon
