@@ -130,13 +130,18 @@ def inside_another_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def call_when_gradient_enters(output: Any, callback: Callable[..., None], *args: Any) -> bool:
+def call_when_gradient_enters(
+    output: Any, callback: Callable[..., None], *args: Any, before_other_hooks: bool = False
+) -> bool:
     """Call the method `callback` whenever a backward reaches a tensor within `output`. False if there is none.
 
     It gets `args` and True if this very tensor is reached for the first time. It is then in the backward that the
     user called. The parameters' own hooks do not know which that is: under reentrant checkpointing they fire in
     nested backwards, and the end of a nested backward is not the end. The method's object is referenced weakly,
     since the output may outlive the wrapper.
+
+    An in-place operation on a view gives the view another node, which the hook does not follow. The tensor that it
+    is a view of keeps its node, so that one is hooked, too.
     """
     call = weakly(callback)
     tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
@@ -147,8 +152,13 @@ def call_when_gradient_enters(output: Any, callback: Callable[..., None], *args:
         unreached.discard(place)
         call(*args, is_first)
 
-    for place, tensor in enumerate(tensors):
-        tensor.register_hook(unserializable_hook(partial(on_gradient, place)))
+    bases = [tensor._base for tensor in tensors if tensor._is_view()]
+    for place, tensor in enumerate([*tensors, *(base for base in bases if base.grad_fn is not None)]):
+        handle = tensor.register_hook(unserializable_hook(partial(on_gradient, place)))
+        if before_other_hooks:
+            hooks = tensor._backward_hooks  # torch calls them in the order of insertion
+            for other in [key for key in hooks if key != handle.id]:
+                hooks[other] = hooks.pop(other)
     return bool(tensors)
 
 

@@ -57,6 +57,16 @@ def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
     )
 
 
+def second_backward(name: str) -> RuntimeError:
+    """The error for a gradient from a further output of a static graph whose reduction has ended."""
+    return RuntimeError(
+        f"Trying to backward a second time through one forward with static_graph=True: the first backward has been "
+        f"reduced, and the gradient of `{name}`, from another output, would stay local to this rank. Add the "
+        f"losses of all outputs and call backward once, or pass find_unused_parameters=True instead of "
+        f"static_graph=True."
+    )
+
+
 def still_running() -> RuntimeError:
     """The error for a forward within a backward of the same wrapper."""
     return RuntimeError(

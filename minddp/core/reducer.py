@@ -26,7 +26,7 @@ from minddp.core.backward_end import BackwardEnd
 from minddp.core.backward_pass import ALLOWED, WITH_GUARD, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.errors import Unfinished, cannot_finalize, ready_twice, still_running
+from minddp.core.errors import Unfinished, cannot_finalize, ready_twice, second_backward, still_running
 from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
@@ -96,7 +96,8 @@ class Reducer:
         for mode in self.modes:
             mode.armed()
         self.expectation.armed(output, is_first=is_first)
-        self.backward_end.watch(output)
+        # In the recorded backward, callbacks that hooks of the output queue for the end read averages, as in torch.
+        self.backward_end.watch(output, before_other_hooks=self.expectation.is_recording)
 
     def ensure_finished(self) -> None:
         """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
@@ -135,6 +136,8 @@ class Reducer:
         """The gradient of `param` has been accumulated, and counting it is not all there is to do."""
         if self.phase is Phase.IDLE and not self.backward_end.is_awaited:
             # no_sync, a second backward through one graph, or through an earlier forward
+            if self.expectation.is_static and self.backward_end.is_rest_here:
+                raise second_backward(self.plan.params[param].name)
             self.events.emit(EventKind.GRADIENT_KEPT, param)
         elif self.phase is Phase.ARMED:
             self._open_pass(param)
@@ -201,8 +204,8 @@ class Reducer:
             elif self.current.all_launched:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self._end_pass(self.current)
-            elif is_nested:
-                return  # the outer backward brings more
+            elif is_nested or self.phase is Phase.INCOMPLETE:
+                return  # the outer backward brings more, or has brought no more
             elif self.expectation.is_recording and self.backward_end.came_in_at_outputs:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self.reduce_recorded()

@@ -242,7 +242,7 @@ class LogicalRanks(Mode):
 
     # ------------------------------------------------------------------ the optimizer waits for all shares
 
-    def _incomplete(self) -> Exception:
+    def _incomplete(self, _optimizer: torch.optim.Optimizer) -> Exception:
         return RuntimeError(
             f"An optimizer is about to step before all shares {list(self.here)} of rank "
             f"{self._reducer.transport.rank} were computed. Step after the loop over `ddp.shares()`, and do not "

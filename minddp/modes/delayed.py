@@ -160,7 +160,7 @@ class DelayedAllReduce:
         if self._arrived:
             self._guard.put_up()
 
-    def _not_reduced(self) -> RuntimeError:
+    def _not_reduced(self, _optimizer: torch.optim.Optimizer) -> RuntimeError:
         return RuntimeError(
             f"Gradients of delayed parameters have arrived, but not the gradient of `param_to_hook_all_reduce`, so "
             f"they are not reduced: {', '.join(self._arrived)}. Every loss that uses them must use it, too."

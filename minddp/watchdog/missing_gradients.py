@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from minddp.core.autograd import weakly
@@ -64,12 +64,12 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
 
 
 class OptimizerGuard:
-    """While up, an optimizer that would step on `params` meets `error()`. See [Note: unfinished reduction].
+    """While up, an optimizer that would step on `params` meets `error(it)`. See [Note: unfinished reduction].
 
     `error` is a method, whose object is referenced weakly. It returns `None` if the optimizer may step.
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception | None]):
+    def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[Optimizer], Exception | None]):
         self._guarded = {id(param) for param in params}
         self._make_error = weakly(error)
         # Weakly, since this may be collected at any moment, also while an optimizer calls its hooks.
@@ -85,8 +85,8 @@ class OptimizerGuard:
             self._handle.remove()
             self._handle = None
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if steps_on(optimizer, self._guarded) and (error := self._make_error()) is not None:
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if steps_on(optimizer, self._guarded) and (error := self._make_error(optimizer)) is not None:
             raise error
 
 
@@ -145,8 +145,8 @@ class UnfinishedReduction(OptimizerGuard):
             )
         )
 
-    def _error_of_step(self) -> Exception | None:
-        """For an optimizer. `None` if backward still runs, or what an exception has left in `.grad` is cleared."""
+    def _error_of_step(self, optimizer: Optimizer) -> Exception | None:
+        """`None` while backward runs, or if the optimizer's gradients were cleared after an exception."""
         reducer = self._reducer()
         if reducer is None or reducer.current is None:
             return None
@@ -154,8 +154,8 @@ class UnfinishedReduction(OptimizerGuard):
             return self.error(reducer)
         if not reducer.backward_end.is_over_here:
             return None
-        arrived = reducer.current.ready_order
-        if not arrived or any(self._params[param].grad is None for param in arrived):
+        left = {id(param) for param in self._params if param.grad is not None and bool(param.grad.any())}
+        if not steps_on(optimizer, left):
             return None
         missing = [self._names[param] for param in reducer.current.missing()]
         return reducer.events.report(

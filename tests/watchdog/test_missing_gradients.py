@@ -23,7 +23,7 @@ from minddp.watchdog import inquiry, missing_gradients
 from minddp.watchdog.missing_gradients import OptimizerGuard, UnfinishedReduction
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import logged
-from tests.modules import Heads, Scales
+from tests.modules import Explosive, Heads, Scales
 
 X = torch.ones(1, 2)
 FACT = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -33,6 +33,29 @@ FACT = "Expected to have finished reduction in the prior iteration before starti
 def _no_guards_of_earlier_tests() -> None:
     """Exceptions keep wrappers, and these their guards, until the garbage collector runs."""
     gc.collect()
+
+
+class LeavesOut(nn.Module):
+    """A backward, which may explode, leaves `unused` out and brings no gradient for `undefined`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.unused, self.undefined = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+        self.explosive = Explosive()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return WithoutGradient.apply(self.last(self.explosive(self.first(x))), self.undefined)
+
+
+class WithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+        return x + param
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
 
 
 class ExpectationOf(Expectation):
@@ -197,7 +220,7 @@ def test_local_gradients_may_be_stepped_on() -> None:
 class Owner:
     """Of a guard."""
 
-    def error(self) -> Exception:
+    def error(self, optimizer: torch.optim.Optimizer) -> Exception:
         return RuntimeError("guarded")
 
 
@@ -298,6 +321,38 @@ def test_a_script_may_drop_the_gradients_of_an_interrupted_backward_and_go_on() 
     optimizer.step()
     ddp.step(X)
     optimizer.step()
+
+
+@pytest.mark.parametrize("changed", [{"find_unused_parameters": True}, {"static_graph": True}], ids=str)
+@pytest.mark.parametrize("num_steps_before", [0, 2])
+def test_parameters_without_gradient_do_not_pass_for_cleared_ones(
+    changed: dict[str, bool], num_steps_before: int
+) -> None:
+    """After an exception, in the first backward or later: one parameter is unused, another one's is undefined."""
+    module = LeavesOut()
+    ddp = FakeDDP(module, **changed)
+    for _ in range(num_steps_before):
+        ddp.step(X)
+        module.zero_grad()
+    module.explosive.arm()
+    with pytest.raises(KeyError):
+        ddp.step(X)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    with pytest.raises(RuntimeError, match="An exception has ended backward"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def test_each_optimizer_has_to_clear_its_gradients() -> None:
+    ddp = interrupted()
+    cleared, other = (torch.optim.SGD([param], lr=1.0) for param in ddp.module.parameters())
+    cleared.zero_grad()
+    cleared.step()
+    with pytest.raises(RuntimeError, match="An exception has ended backward"):
+        other.step()
+    other.zero_grad(set_to_none=False)
+    other.step()
 
 
 def test_an_optimizer_may_step_within_backward() -> None:
