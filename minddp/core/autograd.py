@@ -30,7 +30,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import unserializable_hook
 
 
-def _do_nothing(_argument: object) -> None: ...
+def _do_nothing(*_arguments: object) -> None: ...
 
 
 class GradientHooks:
@@ -112,12 +112,26 @@ def will_be_reached(accumulator: Node) -> bool:
         return False  # autograd.grad() was asked for this very gradient: it is returned, and not accumulated
 
 
-def call_at_end_of_backward(callback: Callable[[], Any]) -> None:
-    """Call back when the backward that is running has computed everything; not if it raises.
+def call_at_end_of_backward(callback: Callable[[], Any], on_failure: Callable[[], Any] = _do_nothing) -> None:
+    """Call `callback` when the backward that is running has computed everything, or `on_failure` if it raises.
 
     Inside a nested backward (reentrant checkpointing) this means the nested one.
     """
-    Variable._execution_engine.queue_callback(callback)
+    Variable._execution_engine.queue_callback(_EndCallback(callback, on_failure))
+
+
+class _EndCallback:
+    """The engine calls it at the end of a backward. After an exception the engine frees it without a call."""
+
+    def __init__(self, callback: Callable[[], Any], on_failure: Callable[[], Any]):
+        self._callback, self._on_failure = callback, on_failure
+
+    def __call__(self) -> None:
+        self._on_failure = _do_nothing
+        self._callback()
+
+    def __del__(self) -> None:
+        self._on_failure()
 
 
 def current_backward() -> int:
@@ -152,11 +166,11 @@ def call_when_gradient_enters(
         unreached.discard(place)
         call(*args, is_first)
 
-    bases = [tensor._base for tensor in tensors if tensor._is_view()]
-    for place, tensor in enumerate([*tensors, *(base for base in bases if base.grad_fn is not None)]):
+    bases = [base for tensor in tensors if (base := tensor._base) is not None and base.grad_fn is not None]
+    for place, tensor in enumerate([*tensors, *bases]):
         handle = tensor.register_hook(unserializable_hook(partial(on_gradient, place)))
         if before_other_hooks:
-            hooks = tensor._backward_hooks  # torch calls them in the order of insertion
+            hooks: Any = tensor._backward_hooks  # torch calls them in the order of insertion
             for other in [key for key in hooks if key != handle.id]:
                 hooks[other] = hooks.pop(other)
     return bool(tensors)

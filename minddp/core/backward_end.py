@@ -24,16 +24,23 @@ from minddp.core import autograd
 class BackwardEnd:
     """Calls `on_begin(is_rest)` when a gradient enters at the outputs, and `on_end(is_nested)` after a backward.
 
-    `is_rest`: it enters at another output of the forward whose backward was awaited last.
+    `is_rest`: it enters at another output of the forward whose backward was awaited last. `on_failure()` is called
+    in place of `on_end` if the backward raises.
 
-    Both are methods; their object is referenced weakly by the outputs. `came_in_at_outputs`: a gradient has entered
+    They are methods; their object is referenced weakly by the outputs. `came_in_at_outputs`: a gradient has entered
     there, or cannot be seen to. `futures` (what has a method `wait`, such as those of a buffer hook) are waited for
     before backward returns.
     """
 
-    def __init__(self, on_end: Callable[[bool], None], on_begin: Callable[[bool], None] | None = None):
+    def __init__(
+        self,
+        on_end: Callable[[bool], None],
+        on_begin: Callable[[bool], None] | None = None,
+        on_failure: Callable[[], None] | None = None,
+    ):
         self._on_begin = autograd.weakly(on_begin) if on_begin is not None else None
         self._on_end = autograd.weakly(on_end)
+        self._on_failure = autograd.weakly(on_failure) if on_failure is not None else lambda: None
         self._awaited: set[int] = set()
         self._entered = self._entered_again = -1  # the backward at whose end the pass ends; one that came later
         self._forward_was_nested = False
@@ -69,7 +76,7 @@ class BackwardEnd:
         if backward in self._awaited:
             return False
         self._awaited.add(backward)
-        autograd.call_at_end_of_backward(partial(self._end, backward))
+        autograd.call_at_end_of_backward(partial(self._end, backward), self._on_failure)
         return True
 
     def _end(self, backward: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from minddp.core.autograd import weakly
 from minddp.core.bucket import GradientBucket
@@ -67,7 +68,9 @@ class BackwardPass:
     more than 1 where a static graph gives one parameter several gradients. `ready_order` are the parameters that
     are ready, in that order. `params_left[g]` is how many parameters pack group g waits for, `groups_left[b]` how
     many pack groups bucket b waits for; `packed` are the groups that have been packed. `reductions[b]` is `None`
-    where a bucket was skipped; buckets from `len(reductions)` on have not been launched.
+    where a bucket was skipped; buckets from `len(reductions)` on have not been launched. `is_refused`: an error was
+    raised because gradients are missing, so further ones come too late. `grads_left` are references to the
+    parameters' gradients at the moment of an exception.
 
     The engine refers to the pass by the hooks, so the pass refers only weakly to what may refer to the wrapper: to
     the methods of the reducer, `on_all_launched()` and `on_ready_twice(param)`, and to `reducing`, which may hold a
@@ -95,6 +98,8 @@ class BackwardPass:
         self.ready_order: list[int] = []
         self.packed: list[int] = []
         self.reductions: list[Reduction | None] = []
+        self.is_refused = False
+        self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None
         self._group_of = store.group_of
         self._packing_modes = [mode for mode in modes if type(mode).before_pack is not Mode.before_pack]
         self._reducing = weakref.ref(reducing)

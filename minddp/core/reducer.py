@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from torch.utils.weak import TensorWeakRef
+
 from minddp.core import autograd
 from minddp.core.backward_end import BackwardEnd
 from minddp.core.backward_pass import ALLOWED, WITH_GUARD, BackwardPass, Phase
@@ -63,7 +65,7 @@ class Reducer:
         self.phase = Phase.IDLE
         self.current: BackwardPass | None = None
         self.num_passes = 0
-        self.backward_end = BackwardEnd(self._on_backward_end, self._on_gradient_enters)
+        self.backward_end = BackwardEnd(self._on_backward_end, self._on_gradient_enters, self.on_failure)
         self._finalizes_at_end = True
         self._slow_hook = autograd.weakly(self._on_hook)
         hooks.on_error = autograd.weakly(self.events.report)
@@ -145,6 +147,8 @@ class Reducer:
         elif self.phase is Phase.ACCUMULATING:
             self._await_end()  # also of the outer backward, if the first hook was in a nested one
             self.expectation.record(param)
+        elif self.phase is Phase.INCOMPLETE and self.current is not None and self.current.is_refused:
+            self.events.emit(EventKind.GRADIENT_KEPT, param)  # to the end, or cleared gradients would come back
         elif self.phase is Phase.INCOMPLETE:  # a further backward brings more
             self._enter(Phase.ACCUMULATING)
             self._await_end()
@@ -246,6 +250,7 @@ class Reducer:
         try:
             current.wait_and_unpack()
         except BaseException:
+            self.on_failure()
             self.unfinished.guard(self)
             raise
         if observes_order:
@@ -254,6 +259,11 @@ class Reducer:
         self.unfinished.settled(self.transport)
         self.backward_end.wait_for_futures()
         self.events.emit(EventKind.BACKWARD_END)
+
+    def on_failure(self) -> None:
+        """An exception has ended the backward: note which gradients it leaves behind."""
+        if self.current is not None:
+            self.current.grads_left = {p: TensorWeakRef(p.grad) for p in self.params if p.grad is not None}
 
     # ------------------------------------------------------------------ changed after construction
 

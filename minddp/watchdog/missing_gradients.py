@@ -129,6 +129,7 @@ class UnfinishedReduction(OptimizerGuard):
         if reducer.phase is Phase.REDUCING:
             return reducer.events.report(RuntimeError(_NOT_FINALIZED))
         assert reducer.current is not None, "there is nothing to finish"
+        reducer.current.is_refused = True
         reducer.events.emit(EventKind.ERROR)
         missing, rank = reducer.current.missing(), reducer.transport.rank
         listed = self._listed(missing)
@@ -152,9 +153,13 @@ class UnfinishedReduction(OptimizerGuard):
             return None
         if reducer.phase in (Phase.INCOMPLETE, Phase.REDUCING):
             return self.error(reducer)
-        if not reducer.backward_end.is_over_here:
-            return None
-        left = {id(param) for param in self._params if param.grad is not None and bool(param.grad.any())}
+        if reducer.current.grads_left is None and reducer.backward_end.is_over_here:
+            reducer.on_failure()  # the engine's thread has yet to free its callback
+        left = {
+            id(param)
+            for param, reference in (reducer.current.grads_left or {}).items()
+            if (grad := param.grad) is not None and reference() is grad and bool(grad.any())
+        }
         if not steps_on(optimizer, left):
             return None
         missing = [self._names[param] for param in reducer.current.missing()]

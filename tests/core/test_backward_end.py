@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from minddp.core.backward_end import BackwardEnd
+from tests.modules import Hidden
 
 
 class Owner:
@@ -92,17 +94,50 @@ def test_the_end_of_a_nested_backward_is_reported_as_nested() -> None:
     assert owner.log == ["asked", "asked", "nested end", "end"]
 
 
-def test_within_a_nested_forward_the_end_of_its_backward_is_the_end() -> None:
+@pytest.mark.parametrize("hides", [False, True])
+def test_within_a_nested_forward_the_end_of_its_backward_is_the_end(hides: bool) -> None:
     """The whole module is in a reentrant checkpoint: its forward runs again in a backward."""
     owner = Owner()
 
     def module(x: torch.Tensor) -> torch.Tensor:
         output = asking(owner)(x)
+        owner.backward_end.watch(Hidden(output) if hides else output)
+        return output
+
+    checkpoint(module, source(), use_reentrant=True).sum().backward()
+    assert owner.log == [*([] if hides else ["begin"]), "asked", "end"]
+
+
+def test_within_a_nested_forward_a_checkpoint_has_a_nested_end() -> None:
+    owner = Owner(asks_on_begin=True)
+
+    def module(x: torch.Tensor) -> torch.Tensor:
+        output = checkpoint(asking(owner), x, use_reentrant=True)
         owner.backward_end.watch(output)
         return output
 
     checkpoint(module, source(), use_reentrant=True).sum().backward()
-    assert owner.log == ["begin", "asked", "end"]
+    assert owner.log == ["begin", "asked", "asked", "nested end", "end"]
+
+
+def test_the_end_of_a_backward_is_called_or_its_failure() -> None:
+    class Failing(Owner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backward_end = BackwardEnd(self.on_end, on_failure=self.on_failure)
+
+        def on_failure(self) -> None:
+            self.log.append("failure")
+
+    owner = Failing()
+    asking(owner)(source()).sum().backward()
+    gc.collect()
+    assert owner.log == ["asked", "end"]
+    x = source()
+    x.register_hook(lambda _grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        asking(owner)(x * 1).sum().backward()
+    assert owner.log == ["asked", "end", "asked", "failure"]
 
 
 def test_the_beginning_is_reported_first() -> None:

@@ -219,6 +219,11 @@ def test_gradients_are_those_of_the_bare_module_where_torchs_are_not(
     assert [is_close(*pair) for pair in zip(torchs, averages, strict=True)] == torch_is_right
 
 
+def test_torch_keeps_the_gradients_of_a_second_backward_local(ranks: Any) -> None:
+    one, other = ranks(2).run(play, TorchDDP, TwoHeads, backward_each, STATIC)
+    assert [is_close(*pair) for pair in zip(one, other, strict=True)] == [False] * STEPS
+
+
 def raised_by_second_backward(rank: int, wrapper: Callable[..., nn.Module]) -> str:
     ddp = wrapper(TwoHeads(), static_graph=True)
     with pytest.raises(RuntimeError, match="backward") as error:

@@ -30,6 +30,16 @@ FAULTS = {
         calm_steps=0,
         lines=(Line("fail", ("backward", 2)), Line("share", (0,))),
     ),
+    "gradients come back that were cleared after an error for missing ones": Script(
+        86,
+        2,
+        "process_group",
+        ("half_frozen",),
+        Options(),
+        calm_steps=0,
+        goes_on=True,
+        lines=(Line("drop", (0,)), Line("train"), Line("backward_outside", (0, "before"))),
+    ),
 }
 
 

@@ -70,6 +70,20 @@ MUTATIONS = (
         f"{_END}::test_within_a_nested_forward_the_end_of_its_backward_is_the_end",
     ),
     Mutation(
+        "take any end for that of the backward that has entered",
+        "core/backward_end.py",
+        "is_nested = backward != self._entered",
+        "is_nested = False",
+        f"{_END}::test_within_a_nested_forward_a_checkpoint_has_a_nested_end",
+    ),
+    Mutation(
+        "report no failure of a backward",
+        "core/autograd.py",
+        "        self._on_failure()\n",
+        "        pass\n",
+        f"{_END}::test_the_end_of_a_backward_is_called_or_its_failure",
+    ),
+    Mutation(
         "ask for the end twice",
         "core/backward_end.py",
         "if backward in self._awaited:",
@@ -100,8 +114,8 @@ MUTATIONS = (
     Mutation(
         "await an end no more while it is called",
         "core/backward_end.py",
-        "        try:\n            self._on_end(",
-        "        try:\n            self._awaited.discard(backward)\n            self._on_end(",
+        "        try:\n            if self._entered in self._awaited:",
+        "        try:\n            self._awaited.discard(backward)\n            if self._entered in self._awaited:",
         f"{_END}::test_an_end_is_awaited_until_it_has_been_called",
     ),
     Mutation(

@@ -189,7 +189,7 @@ MUTATIONS = (
     Mutation(
         "end with a nested backward",
         "core/reducer.py",
-        "            elif is_nested:\n",
+        "            elif is_nested or self.phase is Phase.INCOMPLETE:\n",
         "            elif False:\n",
         f"{_REDUCER}::test_the_first_gradient_may_come_in_a_nested_backward",
     ),

@@ -367,11 +367,28 @@ def test_an_optimizer_may_step_within_backward() -> None:
 
 
 def test_another_thread_may_step_meanwhile() -> None:
-    """As a communication hook does whose future steps an optimizer; only the forward's thread knows better."""
+    """As a communication hook does whose future steps an optimizer."""
+    module = Scales([0, 1])
+    ddp = FakeDDP(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    steps: list[None] = []
+
+    def step_in_another_thread(_param: torch.Tensor) -> None:
+        with ThreadPoolExecutor(1) as other:
+            steps.append(other.submit(optimizer.step).result())
+
+    module.scales[0].register_post_accumulate_grad_hook(step_in_another_thread)
+    ddp.step(X)
+    assert len(steps) == 1
+
+
+def test_gradients_of_another_backward_may_be_stepped_on_after_an_exception() -> None:
+    """Of another wrapper that shares the parameters, perhaps."""
     ddp = interrupted()
-    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=1.0)
-    with ThreadPoolExecutor(1) as other:
-        other.submit(optimizer.step).result()
+    ddp.module.zero_grad()
+    for param in ddp.module.parameters():
+        param.grad = torch.ones_like(param)
+    torch.optim.SGD(ddp.module.parameters(), lr=1.0).step()
 
 
 def test_the_optimizer_is_stopped_after_reductions_that_failed() -> None:
