@@ -121,8 +121,8 @@ MUTATIONS = (
     Mutation(
         "reduce what comes again through one output",
         "core/backward_end.py",
-        "self._on_begin(at_new_tensor and forward == self._last_awaited)",
-        "self._on_begin(forward == self._last_awaited)",
+        "is_rest = at_new_tensor and forward == self._last_awaited",
+        "is_rest = forward == self._last_awaited",
         f"{_FIND_UNUSED}::test_a_second_backward_through_the_same_output_stays_local",
     ),
     Mutation(
