@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from minddp.platform.time_limits import value_now
+
 _log = logging.getLogger(__name__)
 FILE_LIMIT_S = 1.0  # a store's file that a launcher has removed is waited for, by default for half an hour
 
@@ -61,8 +63,8 @@ class Board:
 
     def read(self, *key: object) -> Any:
         """`None` if there is no value."""
-        name = self.key(*key)
-        return pickle.loads(self.store.get(name)) if self.store.check([name]) else None
+        value = value_now(self.store, self.key(*key))
+        return None if value is None else pickle.loads(value)
 
     def write(self, value: Any, *key: object) -> None:
         self.store.set(self.key(*key), pickle.dumps(value))  # type: ignore[arg-type]  # torch's stub
