@@ -15,11 +15,8 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from minddp.core.autograd import weakly
 from minddp.core.backward_pass import Phase
@@ -28,9 +25,9 @@ from minddp.core.expectation import Expectation
 from minddp.core.reducer import Reducer
 from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
-from minddp.watchdog.check import steps_on
 from minddp.watchdog.diagnosis import interrupted
 from minddp.watchdog.inquiry import gathering
+from minddp.watchdog.optimizer_steps import StepWatcher, steps_on
 from minddp.watchdog.watched_transport import WatchedTransport
 
 _log = logging.getLogger(__name__)
@@ -63,29 +60,19 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
     )
 
 
-class OptimizerGuard:
+class OptimizerGuard(StepWatcher):
     """While up, an optimizer that would step on `params` meets `error()`. See [Note: unfinished reduction].
 
     `error` is a method, whose object is referenced weakly. It returns `None` if the optimizer may step.
     """
 
+    put_up, lift_guard = StepWatcher.watch_steps, StepWatcher.ignore_steps
+
     def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[], Exception | None]):
         self._guarded = {id(param) for param in params}
         self._make_error = weakly(error)
-        # Weakly, since this may be collected at any moment, also while an optimizer calls its hooks.
-        self._hook = weakly(self._before_step)
-        self._handle: RemovableHandle | None = None
 
-    def put_up(self) -> None:
-        if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(self._hook)
-
-    def lift_guard(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if steps_on(optimizer, self._guarded) and (error := self._make_error()) is not None:
             raise error
 

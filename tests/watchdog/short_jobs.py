@@ -1,7 +1,7 @@
 """Short jobs whose watchdog makes its turns a hundred times as often: its threads are at work when the jobs end.
 
-`python -m tests.watchdog.short_jobs 200` runs so many, in turn by each launcher and with each end, and tells of those
-that did not end with status 0, or printed something.
+`python -m tests.watchdog.short_jobs 200` runs so many, in turn by each launcher and with each end, and tells of
+those that did not end with status 0, or printed something.
 """
 
 from __future__ import annotations
