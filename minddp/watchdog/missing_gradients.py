@@ -32,6 +32,7 @@ from minddp.watchdog.watched_transport import WatchedTransport
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
+DROP_LIMIT_S = 60.0  # for all ranks to drop a backward that an exception has cut short
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _NOT_FINALIZED = (
     "Expected to have finalized the prior backward pass before starting a new one: `.grad` holds gradients that "
@@ -100,7 +101,14 @@ class UnfinishedReduction(OptimizerGuard):
             transport.agree_to_drop()
         elif transport.store is not None and num_launched:  # the same, without a diagnosis
             key = f"minddp/dropped/{self.serial}/{num_passes}/{num_launched}"
-            gathering(transport.store, key, transport.rank, transport.world_size)(math.inf)
+            try:
+                gathering(transport.store, key, transport.rank, transport.world_size, DROP_LIMIT_S)(math.inf)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"{interrupted(num_passes, transport.rank, ())}, and the next forward drops it, which all "
+                    f"ranks have to do. {error} Let an exception in backward end the script, or see that it comes "
+                    f"on every rank."
+                ) from error
 
     def warn(self, missing: Sequence[int], rank: int) -> None:
         """A further backward may still bring the gradients. Once for each set of parameters."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from minddp.core.errors import ready_twice
 from minddp.core.events import EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.reducer import Reducer
-from minddp.watchdog import inquiry, missing_gradients
+from minddp.watchdog import missing_gradients
 from minddp.watchdog.missing_gradients import OptimizerGuard, UnfinishedReduction
 from minddp.watchdog.optimizer_steps import _watchers
 from tests.fakes import FakeDDP, FakeTransport
@@ -283,12 +282,13 @@ def interrupted() -> FakeDDP:
 
 def test_an_interrupted_backward_is_dropped_by_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where waits are not watched: the next all-reduce would meet one that another rank has launched."""
-    monkeypatch.setattr(inquiry, "default_pg_timeout", datetime.timedelta(seconds=0.01))
+    monkeypatch.setattr(missing_gradients, "DROP_LIMIT_S", 0.01)
     unfinished, store = reduction_of("a"), dist.HashStore()
     here, other = (FakeTransport(2, rank=rank, store=store) for rank in (0, 1))
     unfinished.agree_to_drop(here, 1, num_launched=0)
     for transport, num_launched in ((here, 1), (other, 2)):
-        with pytest.raises(RuntimeError, match="Some rank has not come"):
+        absent = f"Rank {1 - transport.rank} has not come within 0.01 s"
+        with pytest.raises(RuntimeError, match=rf"backward 1 on rank {transport.rank}, .*{absent}.*every rank"):
             unfinished.agree_to_drop(transport, 1, num_launched)
     unfinished.agree_to_drop(here, 1, num_launched=2)
 
