@@ -14,6 +14,7 @@ import pytest
 
 from minddp.core.backward_pass import WITH_GUARD, WITH_PASS, Phase
 from minddp.core.reducer import Reducer
+from minddp.watchdog.optimizer_steps import _watchers
 
 TRANSITIONS = (
     "arm",
@@ -53,7 +54,7 @@ class ReducerState(NamedTuple):
         return cls(
             phase=reducer.phase,
             has_pass=reducer.current is not None,
-            has_guard=reducer.unfinished._handle is not None,
+            has_guard=id(reducer.unfinished) in _watchers(),
             all_launched=reducer.current is not None and reducer.current.all_launched,
             finalizes_at_end=reducer.phase is not Phase.IDLE and reducer._finalizes_at_end,
             end_is_awaited=reducer.backward_end.is_awaited,
@@ -102,5 +103,5 @@ def check_pass(reducer: Reducer) -> None:
 
 
 def check_guard(reducer: Reducer) -> None:
-    guarded = reducer.unfinished._handle is not None
+    guarded = id(reducer.unfinished) in _watchers()
     assert guarded == (reducer.phase in WITH_GUARD), f"in phase {reducer.phase.name} there is a guard: {guarded}"

@@ -12,6 +12,7 @@ from minddp.elastic.connections import Connections
 from minddp.elastic.membership import Generation, Membership
 from minddp.transport.protocols import Transport
 from minddp.watchdog import WatchedTransport
+from minddp.watchdog.board import AT_EXIT_S
 
 BEAT_EVERY_S = 0.25
 LOOK_EVERY_S = 0.1
@@ -58,9 +59,9 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """A thread that is inside the store while the interpreter shuts down would crash it."""
+        """The interpreter may end next, and aborts if a thread is inside the store then."""
         self._stopping.set()
-        self._thread.join(1.0)
+        self._thread.join(AT_EXIT_S)
 
     def _run(self) -> None:
         beats, next_beat = 0, 0.0

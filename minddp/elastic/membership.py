@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 from minddp.platform.host import host_identity, is_running
+from minddp.platform.time_limits import value_now
 
 
 @dataclass(frozen=True)
@@ -132,4 +133,5 @@ class Membership:
         return self.store.multi_get([f"beat/{member}" for member in members])  # type: ignore[attr-defined]
 
     def read(self, key: str) -> str | None:
-        return self.store.get(key).decode() if self.store.check([key]) else None
+        value = value_now(self.store, key)
+        return None if value is None else value.decode()

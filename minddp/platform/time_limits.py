@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 POLL_S = 0.05
+NO_VALUE = "minddp: no value"
 
 
 class Unfinished(Exception):
@@ -51,4 +52,15 @@ def values_within(store: dist.Store, key_of_rank: Mapping[int, str], limit_s: fl
     deadline = time.monotonic() + limit_s
     while not store.check(list(key_of_rank.values())) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return {rank: store.get(key) for rank, key in key_of_rank.items() if store.check([key])}
+    found = {rank: value_now(store, key) for rank, key in key_of_rank.items()}
+    return {rank: value for rank, value in found.items() if value is not None}
+
+
+def value_now(store: dist.Store, key: str) -> bytes | None:
+    """The value under `key`, or `None` if there is none. Another rank may delete the key at any time.
+
+    `get` waits for a key that was deleted after a `check`, or returns an empty value. To compare a missing key with
+    text that is not empty returns that text, and makes no key.
+    """
+    value = store.compare_set(key, NO_VALUE, NO_VALUE)
+    return None if value == NO_VALUE.encode() else value

@@ -12,14 +12,17 @@ from typing import Any
 
 import torch.distributed as dist
 
+from minddp.platform.time_limits import value_now
+
 _log = logging.getLogger(__name__)
+AT_EXIT_S = 10.0  # for a turn to end: a thread that is inside the store then aborts the process
 FILE_LIMIT_S = 1.0  # a store's file that a launcher has removed is waited for, by default for half an hour
 
 
 class Board:
     """Values under the keys of a store that begin with a name, and a thread of this rank that looks after them.
 
-    It ends before the interpreter, which it would crash. All but `close` raise RuntimeError if the store has ended.
+    It ends before the interpreter. All but `close` raise RuntimeError if the store has ended.
     """
 
     def __init__(self, store: dist.Store, rank: int):
@@ -38,7 +41,7 @@ class Board:
     def start(self, turn: Callable[[bool], None], every_s: float, thread_name: str) -> None:
         """Call `turn(False)` in a thread, again and again, and `turn(True)` once the board is closed."""
         self._thread = threading.Thread(target=self._run, args=(turn, every_s), name=thread_name, daemon=True)
-        atexit.register(self.close)
+        atexit.register(self.close, AT_EXIT_S)
         self._thread.start()
 
     def close(self, limit_s: float = 1.0) -> None:
@@ -61,8 +64,8 @@ class Board:
 
     def read(self, *key: object) -> Any:
         """`None` if there is no value."""
-        name = self.key(*key)
-        return pickle.loads(self.store.get(name)) if self.store.check([name]) else None
+        value = value_now(self.store, self.key(*key))
+        return None if value is None else pickle.loads(value)
 
     def write(self, value: Any, *key: object) -> None:
         self.store.set(self.key(*key), pickle.dumps(value))  # type: ignore[arg-type]  # torch's stub

@@ -9,11 +9,9 @@ is called, unless optimizers step without synchronised backwards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 FIRST = 20  # steps, each of which is looked at
 EVERY = 23  # steps, of later ones
@@ -28,11 +26,6 @@ def is_looked_at(step: int) -> bool:
 def looked_at_before(step: int) -> int:
     """How many steps before this one are."""
     return step if step < FIRST else FIRST + (step - 1) // EVERY - (FIRST - 1) // EVERY
-
-
-def steps_on(optimizer: torch.optim.Optimizer, ids: Collection[int]) -> bool:
-    """True if it steps one of the parameters that have these ids."""
-    return any(id(param) in ids for group in optimizer.param_groups for param in group["params"])
 
 
 class ReplicasDrift(RuntimeError):

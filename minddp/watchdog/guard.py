@@ -10,19 +10,19 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from minddp.core.autograd import weakly
 from minddp.core.mode import Mode
 from minddp.platform import streams
 from minddp.transport.protocols import Transport
-from minddp.watchdog.check import ALONE, Check, is_looked_at, steps_on
+from minddp.watchdog.check import ALONE, Check, is_looked_at
 from minddp.watchdog.exchange import Exchange
+from minddp.watchdog.optimizer_steps import StepWatcher, steps_on
 
 _log = logging.getLogger(__name__)
 
 
-class Guard(Mode):
+class Guard(Mode, StepWatcher):
     """Calls `checks` around the steps of a module whose reduced parameters are `params`.
 
     Its exchange begins with the first synchronised backward, which is the same on all ranks: a copy of the wrapper
@@ -54,18 +54,12 @@ class Guard(Mode):
         device = params[0][1].device if params else torch.device("cpu")
         self._stream_device = device if streams.has_streams(device) else None
         self._guarded = {id(param) for _, param in params}
-        self._hooks = [
-            register_optimizer_step_pre_hook(weakly(self._on_optimizer_begins)),
-            register_optimizer_step_post_hook(weakly(self._on_optimizer_over)),
-        ]
-        # The hooks stay, and do nothing: garbage may be collected while an optimizer goes through all hooks, and
-        # fails if one goes missing then.
+        self.watch_steps()
         weakref.finalize(self, self.exchange.abandon).atexit = False
         self._group_end = transport.when_group_ends(weakly(self.close))
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self.ignore_steps()
         self.exchange.close()
 
     def before_forward(
@@ -122,7 +116,7 @@ class Guard(Mode):
                 self._failed.append(check)
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)
 
-    def _on_optimizer_begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not steps_on(optimizer, self._guarded):
             return
         if not self._in_backward:  # else each bucket has a step of its own
@@ -134,6 +128,6 @@ class Guard(Mode):
             if self._steps_alone == ALONE:
                 self.exchange.open(f"{self._name}/alone")
 
-    def _on_optimizer_over(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.looks and steps_on(optimizer, self._guarded):
             self.call("optimizer_over", optimizer)

@@ -23,6 +23,7 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
+from minddp.platform import wording
 from minddp.platform.host import host_identity, is_running
 from minddp.watchdog.board import Board
 from minddp.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
@@ -93,7 +94,8 @@ class Inquiry:
     def gather(self, occasion: str) -> Callable[[float], bool]:
         """See `gathering`; each rank has one occasion at a time."""
         board = self._board
-        return gathering(board.store, board.key("gathered", occasion), self._rank, self._world_size)
+        limit_s = default_pg_timeout.total_seconds()
+        return gathering(board.store, board.key("gathered", occasion), self._rank, self._world_size, limit_s)
 
     def _absent(self, rank: int) -> RankState | None:
         """What is known of a rank that cannot answer. A process on another host is known only to have left."""
@@ -123,12 +125,11 @@ class Inquiry:
             self._board.write(state, "answer", question, self._rank)
 
 
-def gathering(store: dist.Store, key: str, rank: int, world_size: int) -> Callable[[float], bool]:
+def gathering(store: dist.Store, key: str, rank: int, world_size: int, limit_s: float) -> Callable[[float], bool]:
     """Count this rank at `key`, once. Returns a function that waits for so many seconds: True once all are counted.
 
-    It raises RuntimeError once torch's default time limit has passed since this call.
+    It raises RuntimeError once `limit_s` seconds have passed since this call.
     """
-    limit_s = default_pg_timeout.total_seconds()
     if store.add(f"{key} by {rank}", 1) == 1:  # a rank whose wait was interrupted comes again
         store.add(key, 1)
     end = time.monotonic() + limit_s
@@ -137,7 +138,8 @@ def gathering(store: dist.Store, key: str, rank: int, world_size: int) -> Callab
         deadline = time.monotonic() + seconds
         while store.add(key, 0) < world_size:
             if time.monotonic() >= end:
-                raise RuntimeError(f"Some rank has not come within {limit_s:g} s.")
+                absent = [other for other in range(world_size) if not store.check([f"{key} by {other}"])]
+                raise RuntimeError(f"{wording.subject(absent, 'has', 'have')} not come within {limit_s:g} s.")
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)

@@ -15,11 +15,9 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.optim import Optimizer
 
 from minddp.core.autograd import weakly
 from minddp.core.backward_pass import Phase
@@ -28,13 +26,14 @@ from minddp.core.expectation import Expectation
 from minddp.core.reducer import Reducer
 from minddp.platform.time_limits import values_within
 from minddp.transport.protocols import Transport
-from minddp.watchdog.check import steps_on
 from minddp.watchdog.diagnosis import interrupted
 from minddp.watchdog.inquiry import gathering
+from minddp.watchdog.optimizer_steps import StepWatcher, steps_on
 from minddp.watchdog.watched_transport import WatchedTransport
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
+DROP_LIMIT_S = 60.0  # for all ranks to drop a backward that an exception has cut short
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _NOT_FINALIZED = (
     "Expected to have finalized the prior backward pass before starting a new one: `.grad` holds gradients that "
@@ -63,29 +62,19 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
     )
 
 
-class OptimizerGuard:
+class OptimizerGuard(StepWatcher):
     """While up, an optimizer that would step on `params` meets `error(it)`. See [Note: unfinished reduction].
 
     `error` is a method, whose object is referenced weakly. It returns `None` if the optimizer may step.
     """
 
+    put_up, lift_guard = StepWatcher.watch_steps, StepWatcher.ignore_steps
+
     def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[Optimizer], Exception | None]):
         self._guarded = {id(param) for param in params}
         self._make_error = weakly(error)
-        # Weakly, since this may be collected at any moment, also while an optimizer calls its hooks.
-        self._hook = weakly(self._before_step)
-        self._handle: RemovableHandle | None = None
 
-    def put_up(self) -> None:
-        if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(self._hook)
-
-    def lift_guard(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         if steps_on(optimizer, self._guarded) and (error := self._make_error(optimizer)) is not None:
             raise error
 
@@ -113,7 +102,14 @@ class UnfinishedReduction(OptimizerGuard):
             transport.agree_to_drop()
         elif transport.store is not None and num_launched:  # the same, without a diagnosis
             key = f"minddp/dropped/{self.serial}/{num_passes}/{num_launched}"
-            gathering(transport.store, key, transport.rank, transport.world_size)(math.inf)
+            try:
+                gathering(transport.store, key, transport.rank, transport.world_size, DROP_LIMIT_S)(math.inf)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"{interrupted(num_passes, transport.rank, ())}, and the next forward drops it, which all "
+                    f"ranks have to do. {error} Let an exception in backward end the script, or see that it comes "
+                    f"on every rank."
+                ) from error
 
     def warn(self, missing: Sequence[int], rank: int) -> None:
         """A further backward may still bring the gradients. Once for each set of parameters."""

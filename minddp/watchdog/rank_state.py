@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+import minddp
 from minddp.core.reducer import Reducer
 
-LIBRARIES = ("torch", "minddp", "threading", "contextlib")  # not the script's own code
+INSTALLED = {"site-packages", "dist-packages"}  # folders of code that is not the script's own
 SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
 
 
@@ -55,11 +59,21 @@ def state_of(reducer: Reducer, *, accumulates: bool) -> RankState:
 
 
 def where_is_main_thread() -> str:
-    """`train.py:57 in evaluate`: the innermost frame of the main thread that is not a library's."""
+    """`train.py:57 in evaluate`: the innermost frame of the main thread outside of libraries, if there is one."""
     frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in LIBRARIES:
+    while frame is not None and _is_of_a_library(frame.f_code.co_filename):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
         return "an unknown place"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_of_a_library(path: str) -> bool:
+    """True for the standard library, minddp and torch, wherever they are, and all that is installed."""
+    folders = [Path(module.__file__ or "").parent for module in (os, minddp, torch)]
+    return (
+        path.startswith("<frozen ")
+        or not INSTALLED.isdisjoint(Path(path).parts)
+        or any(Path(path).is_relative_to(folder) for folder in folders)
+    )

@@ -5,7 +5,8 @@ A rank may be slow for a good reason: it evaluates, saves or compiles. So a long
 Each `limit_s` seconds the ranks are asked for their states, and at once if a rank leaves or its process ends. If
 the wait can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Else the
 diagnosis is logged after 1, 2, 4, 8, ... times `limit_s`, and in between if the picture has changed, until the
-group's own time limit, when torch's error is raised with the latest diagnosis.
+group's own time limit, when torch's error is raised with the latest diagnosis. A rank that has logged it says when
+its wait has ended after all.
 
 [Note: a backward that is dropped]
 An exception that one rank's script catches cuts its backward short, and its next all-reduce would meet one that the
@@ -72,6 +73,7 @@ class WatchedTransport:
         self._transport = transport
         self._limit_s = limit_s
         self._number = self._num_settled = self._num_waits = 0
+        self._reported = -1  # the last wait that this rank has reported
         self._drops = False
         self._stuck = ""  # why, once this rank has raised it, or `end_waits` was called
         self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)
@@ -137,6 +139,8 @@ class WatchedTransport:
                 # What a rank has sent before it left may still arrive; once this rank has given up, it need not.
                 if reason is not None and (self._stuck or not completes_within(look_every_s)):
                     raise Stuck(self._inquiry.settle(reason))
+            if self._reported == self._num_waits:
+                _log.warning("Rank %d went on after a wait of %.0f s.", self.rank, time.monotonic() - start)
         except Stuck as stuck:
             self._stuck = str(stuck)
             raise
@@ -164,6 +168,7 @@ class WatchedTransport:
             return diagnosis.text
         interval = turn.bit_length()  # 1, 2-3, 4-7, 8-15, ...
         if interval and self._inquiry.claims(f"report {self._num_waits} {interval} {diagnosis.picture}"):
+            self._reported = self._num_waits
             _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
         return None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import minddp
-from minddp.watchdog import Stuck
+from minddp.watchdog import Stuck, missing_gradients
 from tests.ranks import RankPool
 
 FAULTY, FAILS_IN, STEPS = 1, 2, 5
@@ -97,3 +98,28 @@ def test_a_backward_of_which_nothing_was_launched_may_be_left_out_by_one_rank(ra
     interrupted = ranks(2).run(train, [FAULTY], "process_group", IN_ONE)
     assert [(len(trail), ended) for trail, ended in interrupted] == [(STEPS, "went on")] * 2
     assert interrupted == ranks(2).run(train, [FAULTY], "process_group", IN_ONE, True)
+
+
+def raise_after_the_last_launch(rank: int) -> str:
+    """Waits are not watched. The other rank has ended the step as if nothing had happened."""
+    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
+    inputs = torch.ones(2, 3, requires_grad=True)
+    if rank == FAULTY:
+        inputs.register_hook(lambda grad: 1 / 0)
+    with mock.patch.object(missing_gradients, "DROP_LIMIT_S", 0.5):
+        try:
+            ddp(inputs * 1).sum().backward()
+            return "stepped"
+        except ZeroDivisionError:
+            try:
+                ddp(inputs)
+            except RuntimeError as error:
+                return str(error)
+    return "went on"
+
+
+def test_a_rank_that_raises_after_its_last_launch_does_not_wait_for_half_an_hour(ranks: Any) -> None:
+    stepped, error = ranks(2).run(raise_after_the_last_launch)
+    assert stepped == "stepped"
+    assert error.startswith("An exception has ended backward 1 on rank 1, and")
+    assert "Rank 0 has not come within 0.5 s" in error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,15 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from minddp.core.backward_pass import Phase
 from minddp.core.errors import ready_twice
 from minddp.core.events import EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.reducer import Reducer
-from minddp.watchdog import inquiry, missing_gradients
+from minddp.watchdog import missing_gradients
 from minddp.watchdog.missing_gradients import OptimizerGuard, UnfinishedReduction
+from minddp.watchdog.optimizer_steps import _watchers
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import logged
 from tests.modules import Explosive, Heads, Scales
@@ -205,7 +205,7 @@ def test_a_complete_backward_raises_no_guard() -> None:
     for _ in range(3):
         ddp.step(X)
         torch.optim.SGD(module.parameters(), lr=1.0).step()
-        assert ddp.reducer.unfinished._handle is None
+        assert id(ddp.reducer.unfinished) not in _watchers()
 
 
 def test_local_gradients_may_be_stepped_on() -> None:
@@ -250,22 +250,34 @@ def test_a_guard_refers_to_its_owner_weakly_and_goes_with_it() -> None:
 
 def test_a_guard_may_be_collected_while_an_optimizer_steps() -> None:
     """The garbage collector may run at any moment, also while an unrelated optimizer calls its hooks."""
-    module = Heads()
-    param = nn.Parameter(torch.ones(1))
+
+    class Collects(OptimizerGuard):
+        def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+            guards.clear()
+
+    param, owner = nn.Parameter(torch.ones(1)), Owner()
     param.grad = torch.ones(1)
-    optimizer = torch.optim.SGD([param], lr=1.0)
-    owner = Owner()
-    guards = [OptimizerGuard(list(module.parameters()), owner.error)]
-    guards[0].put_up()
-    handle = register_optimizer_step_pre_hook(lambda *_: guards.clear())
-    guards.append(OptimizerGuard(list(module.parameters()), owner.error))
-    guards[1].put_up()
-    try:
-        optimizer.step()
-    finally:
-        handle.remove()
-        guards.clear()
+    guards = [Collects([], owner.error), OptimizerGuard([param], owner.error)]
+    for guard in guards:
+        guard.put_up()
+    del guard
+    torch.optim.SGD([param], lr=1.0).step()
     assert param.item() == 0
+
+
+def test_a_guard_that_is_collected_while_it_is_up_leaves_no_hook_behind() -> None:
+    def up() -> OptimizerGuard:
+        guard = OptimizerGuard([], owner.error)
+        guard.put_up()
+        return guard
+
+    owner = Owner()
+    first = up()
+    before = len(_global_optimizer_pre_hooks)
+    for _ in range(20):
+        up()
+    assert len(_global_optimizer_pre_hooks) == before
+    first.lift_guard()
 
 
 def test_a_static_graph_that_changes_stops_the_optimizer() -> None:
@@ -293,12 +305,13 @@ def interrupted() -> FakeDDP:
 
 def test_an_interrupted_backward_is_dropped_by_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where waits are not watched: the next all-reduce would meet one that another rank has launched."""
-    monkeypatch.setattr(inquiry, "default_pg_timeout", datetime.timedelta(seconds=0.01))
+    monkeypatch.setattr(missing_gradients, "DROP_LIMIT_S", 0.01)
     unfinished, store = reduction_of("a"), dist.HashStore()
     here, other = (FakeTransport(2, rank=rank, store=store) for rank in (0, 1))
     unfinished.agree_to_drop(here, 1, num_launched=0)
     for transport, num_launched in ((here, 1), (other, 2)):
-        with pytest.raises(RuntimeError, match="Some rank has not come"):
+        absent = f"Rank {1 - transport.rank} has not come within 0.01 s"
+        with pytest.raises(RuntimeError, match=rf"backward 1 on rank {transport.rank}, .*{absent}.*every rank"):
             unfinished.agree_to_drop(transport, 1, num_launched)
     unfinished.agree_to_drop(here, 1, num_launched=2)
 
