@@ -472,11 +472,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
 
         Raises:
-            ValueError: an optimizer that cannot be stepped piece by piece, or `check_finite`.
+            ValueError: an optimizer that cannot be stepped piece by piece, or has parameters that are not in a
+                bucket of this wrapper; or `check_finite`.
         """
         why = "parameters would be stepped before it is known that all gradients are finite"
         exclude("`overlap_optimizer`", {"check_finite": self._options.check_finite}, why)
-        return OverlappedOptimizer(optimizer, self._reducer.modes)
+        return OverlappedOptimizer(optimizer, self.module, self._reducer.params, self._reducer.modes)
 
     # ------------------------------------------------------------------ replicas and their buffers
 
