@@ -35,6 +35,7 @@ from minddp.core.autograd import recorded
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan
+from minddp.core.reduction import Reducing
 from minddp.elastic.logical_ranks import LogicalRanks
 from minddp.forecast import AutoBuckets, clock_of
 from minddp.modes.delayed import DelayedAllReduce, delayed_parameters, names_of
@@ -462,9 +463,16 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._registered_hook = checked
         if self._guard is not None:
             self._guard.call("communication_hook", checked.name, state)
-        watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
-        by_hook = HookReducing(checked, self._reducer.events, watch_future)
-        self._reducer.reducing = self._strategies.with_finite_check(by_hook, self._reducer)
+        self._reducer.reducing = self._reducing()
+
+    def _reducing(self) -> Reducing:
+        """Reduces buckets over the present transport, by the communication hook if there is one."""
+        if (hook := self._registered_hook) is None:
+            reducing = self._strategies.all_reduce(self._transport)
+        else:
+            watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
+            reducing = HookReducing(hook, self._reducer.events, watch_future)
+        return self._strategies.with_finite_check(reducing, self._reducer)
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
         """Step each bucket's parameters as soon as its averages are there; see `modes/optimizer_overlap.py`.
@@ -472,11 +480,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
 
         Raises:
-            ValueError: an optimizer that cannot be stepped piece by piece, or `check_finite`.
+            ValueError: an optimizer that cannot be stepped piece by piece, or has parameters that are not in a
+                bucket of this wrapper; or `check_finite`.
         """
         why = "parameters would be stepped before it is known that all gradients are finite"
         exclude("`overlap_optimizer`", {"check_finite": self._options.check_finite}, why)
-        return OverlappedOptimizer(optimizer, self._reducer.modes)
+        return OverlappedOptimizer(optimizer, self.module, self._reducer.params, self._reducer.modes)
 
     # ------------------------------------------------------------------ replicas and their buffers
 
@@ -562,8 +571,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self.process_group = process_group
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
-        all_reduce = self._strategies.with_finite_check(self._strategies.all_reduce(self._transport), self._reducer)
-        self._reducer.change_ranks(self._transport, self._reducer.reducing if self._registered_hook else all_reduce)
+        self._reducer.change_ranks(self._transport, self._reducing())
         if self._logical_ranks is not None:  # some ranks may be new, and have other buckets
             self._reducer.store.begin_anew(self._transport.allocate)
         if self._delayed is not None:

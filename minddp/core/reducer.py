@@ -272,7 +272,7 @@ class Reducer:
         self.transport, self.reducing = transport, reducing
         if self.current is not None:
             self.current.drop()
-            self.store.release()  # the old ranks may yet write into what is on its way
+        self.store.release()  # the old ranks may yet write into what is on its way
         self.store.make_buckets(transport.allocate)
         self.backward_end.reset()
         self.store.await_another_order()

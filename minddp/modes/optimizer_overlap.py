@@ -10,9 +10,11 @@ must know of all gradients that they are finite before any parameter moves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
@@ -21,19 +23,43 @@ from minddp.core.mode import Mode
 class OverlappedOptimizer(Mode):
     """Steps any of torch's optimizers piece by piece. Its state and its learning rates are the optimizer's own.
 
+    `params` are those of `module` that have a bucket.
+
     Raises:
-        ValueError: an optimizer that minimises by calling the model again (LBFGS).
+        ValueError: an optimizer that minimises by calling the model again (LBFGS), or has parameters that are
+            trained and have no bucket.
     """
 
     cannot_add = "the overlapped optimizer would step on it again. Compute one loss from all outputs"
 
-    def __init__(self, optimizer: torch.optim.Optimizer, modes: list[Mode]):
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        module: nn.Module,
+        params: Sequence[nn.Parameter],
+        modes: list[Mode],
+    ):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the model in its step, so it cannot be stepped in backward.")
         self._optimizer = optimizer
+        self._module = module
+        self._params = {id(param): param for param in params}
         self._modes = modes
+        self.armed()
         modes.append(self)
         self._guard = optimizer.register_step_pre_hook(_refuse)
+
+    def armed(self) -> None:
+        """Refuse parameters that no bucket steps; groups may have been added since the last forward."""
+        groups = enumerate(self._optimizer.param_groups)
+        places = [(index, param) for index, group in groups for param in group["params"]]
+        if left := [(i, param) for i, param in places if param.requires_grad and id(param) not in self._params]:
+            names = {id(param): f"`{name}`" for name, param in self._module.named_parameters()}
+            listed = [names.get(id(p), f"a parameter of shape {tuple(p.shape)} in group {i}") for i, p in left]
+            raise ValueError(
+                f"`overlap_optimizer` steps the parameters of each bucket, and these have none, so they would "
+                f"never be stepped: {', '.join(listed)}. Give them an optimizer of their own."
+            )
 
     def after_unpack(self, bucket: GradientBucket) -> None:
         """One step of those of the bucket's parameters that the optimizer has."""

@@ -77,7 +77,11 @@ def test_equal_bits_in_parameters_and_state(ranks: Callable[[int], RankPool], na
 def overlapped() -> tuple[nn.Module, torch.optim.Optimizer, OverlappedOptimizer]:
     model = layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, optimizer, OverlappedOptimizer(optimizer, [])
+    return model, optimizer, overlap(optimizer, model)
+
+
+def overlap(optimizer: torch.optim.Optimizer, model: nn.Module) -> OverlappedOptimizer:
+    return OverlappedOptimizer(optimizer, model, list(model.parameters()), [])
 
 
 def test_the_loop_must_not_step_again() -> None:
@@ -110,7 +114,7 @@ def test_only_the_chosen_parameters_are_stepped() -> None:
 
 def test_an_optimizer_that_evaluates_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match="LBFGS evaluates the model"):
-        OverlappedOptimizer(torch.optim.LBFGS(layers().parameters()), [])
+        overlap(torch.optim.LBFGS((model := layers()).parameters()), model)
 
 
 class CountsInGroup(torch.optim.SGD):
@@ -135,7 +139,7 @@ class HasAttribute(torch.optim.SGD):
 
 def test_an_optimizer_that_keeps_state_in_its_groups_is_refused() -> None:
     model = layers()
-    handle = OverlappedOptimizer(CountsInGroup(model.parameters()), [])
+    handle = overlap(CountsInGroup(model.parameters()), model)
     model(torch.ones(2, 8)).sum().backward()
     with pytest.raises(RuntimeError, match=r"changes \['k'\] of a group"):
         handle.after_unpack(SimpleNamespace(params=[model[1].weight]))
@@ -149,14 +153,14 @@ def test_an_optimizers_own_attributes_count() -> None:
     model(torch.ones(2, 8)).sum().backward()
     weight = model[1].weight
     expected = weight.detach() - 2.0 * weight.grad
-    OverlappedOptimizer(optimizer, []).after_unpack(SimpleNamespace(params=[weight]))
+    overlap(optimizer, model).after_unpack(SimpleNamespace(params=[weight]))
     assert torch.equal(weight, expected)
 
 
 def test_each_bucket_is_stepped_when_it_is_unpacked() -> None:
     model = layers()
     ddp = FakeDDP(model, bucket_cap_mb_list=[0])
-    handle = OverlappedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ddp.reducer.modes)
+    handle = overlapped_in(ddp, torch.optim.SGD(model.parameters(), lr=0.1))
     before = [param.clone() for param in model.parameters()]
     ddp.step(torch.ones(2, 8))
     after = [param.clone() for param in model.parameters()]
@@ -164,3 +168,66 @@ def test_each_bucket_is_stepped_when_it_is_unpacked() -> None:
     handle.remove()
     ddp.step(torch.ones(2, 8))
     assert all(map(torch.equal, after, model.parameters()))
+
+
+# ------------------------------------------------------------------ parameters that no bucket steps
+
+
+def overlapped_in(ddp: FakeDDP, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
+    return OverlappedOptimizer(optimizer, ddp.module, ddp.reducer.params, ddp.reducer.modes)
+
+
+def test_a_parameter_outside_of_the_wrapper_is_refused() -> None:
+    """It would never be stepped, and `step` is refused."""
+    ddp, head = FakeDDP(layers()), nn.Linear(8, 3)
+    optimizer = torch.optim.SGD([{"params": ddp.module.parameters()}, {"params": head.parameters()}], lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"a parameter of shape \(3, 8\) in group 1, .* of shape \(3,\) in group 1"
+    ):
+        overlapped_in(ddp, optimizer)
+    optimizer.step()  # is not refused
+    assert not [mode for mode in ddp.reducer.modes if isinstance(mode, OverlappedOptimizer)]
+
+
+def test_frozen_parameters_are_no_harm_until_they_are_trained() -> None:
+    model = layers()
+    model[0].requires_grad_(False)
+    ddp = FakeDDP(model)
+    overlapped_in(ddp, torch.optim.SGD(model.parameters(), lr=0.1))
+    ddp.step(torch.ones(2, 8))
+    model[0].bias.requires_grad_()
+    with pytest.raises(ValueError, match=r"`0\.bias`"):
+        ddp(torch.ones(2, 8))
+
+
+def test_a_group_that_is_added_later_is_refused_by_the_next_forward() -> None:
+    ddp, head = FakeDDP(layers()), nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=0.1)
+    overlapped_in(ddp, optimizer)
+    ddp.step(torch.ones(2, 8))
+    optimizer.add_param_group({"params": head.weight})
+    with pytest.raises(ValueError, match=r"a parameter of shape \(3, 8\) in group 1"):
+        ddp(torch.ones(2, 8))
+
+
+def _delayed_or_ignored(rank: int, how: str) -> str:
+    model = layers()
+    options: dict[str, Any] = {}
+    if how == "ignored":
+        minddp.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["3.bias"])
+    else:
+        options["delay_all_reduce_named_params"] = [("3.bias", model[3].bias)]
+        options["param_to_hook_all_reduce"] = model[0].weight
+    ddp = minddp.DistributedDataParallel(model, **options)
+    with pytest.raises(ValueError) as error:
+        ddp.overlap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("how", ["ignored", "delayed"])
+def test_parameters_that_the_wrapper_leaves_out_of_its_buckets_are_refused(
+    ranks: Callable[[int], RankPool], how: str
+) -> None:
+    for text in ranks(2).run(_delayed_or_ignored, how):
+        assert "`3.bias`" in text
+        assert "2.bias" not in text

@@ -84,8 +84,8 @@ MUTATIONS = (
     Mutation(
         "pack into memory that a reduction of other ranks writes to",
         "core/reducer.py",
-        "            self.store.release()  #",
-        "            pass  #",
+        "        self.store.release()  #",
+        "        pass  #",
         f"{_REDUCER}::test_what_is_under_way_when_the_ranks_change_writes_to_no_bucket",
     ),
     Mutation(

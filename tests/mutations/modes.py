@@ -100,6 +100,13 @@ MUTATIONS = (
         "modes/test_optimizer_overlap.py::test_the_loop_must_not_step_again",
     ),
     Mutation(
+        "overlap an optimizer of parameters without a bucket",
+        "modes/optimizer_overlap.py",
+        "if param.requires_grad and id(param) not in self._params]",
+        "if False]",
+        "modes/test_optimizer_overlap.py::test_a_parameter_outside_of_the_wrapper_is_refused",
+    ),
+    Mutation(
         "go on stepping in backward",
         "modes/optimizer_overlap.py",
         "            self._modes.remove(self)",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -350,6 +352,40 @@ def moved_with_a_hook(rank: int) -> tuple[str | None, bool]:
 def test_the_guard_of_another_group_knows_the_hook(ranks) -> None:
     """It reported the replicas of local SGD, which differ on purpose."""
     assert ranks(2).run(moved_with_a_hook) == [("post_localSGD_hook", True)] * 2
+
+
+def own_average(_state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer().div_(2)
+    return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+def moved_from_a_stuck_group(rank: int, hooked: bool, options: dict[str, Any]) -> list[float]:
+    """A gradient of each step after the move; the old transport must be free then."""
+    ddp = minddp.DistributedDataParallel(TwoLayers(), process_group=dist.new_group([0, 1]), **options)
+    if hooked:
+        ddp.register_comm_hook(None, own_average)
+    ddp(batch(rank)).sum().backward()
+    old = ddp._transport
+    old.end_waits("the old group is stuck")
+    old = [weakref.ref(old), weakref.ref(old._transport)]
+    ddp.move_to_group(dist.new_group([0, 1]))
+    seen = []
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).sum().backward()
+        seen.append(ddp.module.first.weight.grad.sum().item())
+    gc.collect()
+    assert [ref() for ref in old] == [None, None]
+    return seen
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"check_finite": True}], ids=repr)
+def test_a_group_that_is_stuck_is_left_behind(ranks, hooked: bool, options: dict[str, Any]) -> None:
+    """With a hook each launch raised again."""
+    first, second = ranks(2).run(moved_from_a_stuck_group, hooked, options)
+    assert first == second
+    assert len(set(first)) > 1
 
 
 # ------------------------------------------------------------------ copies, and being the active module
