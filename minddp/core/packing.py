@@ -176,13 +176,18 @@ def _check_gradient(
             f"Expected {dtype}, got {grad.dtype} as the gradient of `{name}`. "
             f"Convert the module's dtype before wrapping it, not after."
         )
-    if looks_at_strides and grad.stride() != view.stride() and grad.numel() > 0:
+    if looks_at_strides and _strides(grad) != _strides(view) and grad.numel() > 0:
         warnings.warn(
             f"Grad strides do not match bucket view strides for `{name}`: {grad.stride()} against "
             f"{view.stride()} at sizes {tuple(grad.shape)}. The result is right, but copying is slow; "
             f"give the gradient the parameter's memory format.",
             stacklevel=2,
         )
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Those of dimensions with several elements; others mean nothing."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def places_by_group(spec: BucketSpec) -> list[list[int]]:

@@ -175,6 +175,17 @@ def test_strides_that_differ_are_a_warning_once_and_still_right() -> None:
     assert torch.equal(bucket.views[0], param.grad * (1 / WORLD))
 
 
+def test_strides_of_dimensions_with_one_element_mean_nothing() -> None:
+    param = torch.nn.Parameter(torch.randn(4, 3, 1, 1))  # the weight of a convolution with a kernel of one pixel
+    param.grad = torch.randn(4, 3, 1, 1).to(memory_format=torch.channels_last)
+    assert param.grad.stride() != param.stride()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bucket = bucket_of([param])
+        pack(bucket, RESIDENT)
+    assert torch.equal(bucket.views[0], param.grad * (1 / WORLD))
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_gradient_of_another_dtype_is_an_error_in_every_step(is_first: bool) -> None:
     param = parameter(torch.randn(3))
