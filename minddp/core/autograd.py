@@ -48,12 +48,16 @@ class GradientHooks:
         self.on_error: Callable[[Exception], object] = _do_nothing
         self._follows_conversions = False
         self._lock = threading.RLock()
+        self.accumulators: list[Node] = []
         self._install()
 
     def _install(self) -> None:
         # The engine has a thread for each device.
         fire = self._fire_one_by_one if len({param.device for param in self.params}) > 1 else self._fire
-        self.accumulators: list[Node] = [get_gradient_edge(param).node for param in self.params]
+        self.accumulators = [
+            get_gradient_edge(param).node if param.requires_grad else self.accumulators[i]  # frozen since
+            for i, param in enumerate(self.params)
+        ]
         self._handles = [node.register_hook(partial(fire, i)) for i, node in enumerate(self.accumulators)]
 
     def _fire(self, param: int, *_from_engine: object) -> None:

@@ -207,6 +207,20 @@ def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
     hooks.remove()
 
 
+def test_hooks_of_frozen_parameters_stay_where_they_are() -> None:
+    params = two_params()
+    recorder = Recorder(params)
+    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
+    params[1].requires_grad_(False)
+    params[0].data = params[0].data.double()
+    hooks.renew()
+    (params[0] * params[1]).backward()
+    params[1].requires_grad_(True)
+    (params[0] * params[1]).backward()
+    assert recorder.fired == [0, 1, 0] or recorder.fired == [0, 0, 1]
+    hooks.remove()
+
+
 def test_an_error_in_a_hook_is_reported_and_raised() -> None:
     params = two_params()
     reported: list[Exception] = []
