@@ -17,6 +17,7 @@ from minddp.core.expectation import Expectation
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import DivisorOfBackward, MeanBeforeSum, Reducing
+from minddp.core.unfinished import UnfinishedReduction
 from minddp.elastic.logical_ranks import ShareReducing
 from minddp.expectation.find_unused import FindUnused
 from minddp.expectation.static_graph import StaticGraph
@@ -31,7 +32,6 @@ from minddp.transport.protocols import Transport
 from minddp.watchdog.drift import checks_of_drift
 from minddp.watchdog.finite import CheckFinite
 from minddp.watchdog.guard import Guard
-from minddp.watchdog.missing_gradients import UnfinishedReduction
 from minddp.watchdog.slow_rank import SlowRank
 
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "acceleration": {"platform", "core"},
     "options": set(),
     "replicas": {"platform", "options", "core", "transport.protocols"},
-    "modes": {"platform", "options", "watchdog", "core", "replicas", "transport.protocols"},
+    "modes": {"platform", "options", "core", "replicas", "transport.protocols"},
     "comm_hooks": {"platform", "core", "transport.protocols"},
     "watchdog": {"platform", "core", "forecast", "transport.protocols"},
     "elastic": {"platform", "core", "replicas", "watchdog", "transport.protocols"},

@@ -3,40 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
 
-from minddp.transport.protocols import Transport
-
-if TYPE_CHECKING:
-    from minddp.core.reducer import Reducer
-
-
-class Unfinished(Protocol):
-    """What happens with gradients that are not averaged; see watchdog/missing_gradients.py."""
-
-    serial: str  # names the wrapper, the same on every rank
-
-    def warn(self, missing: Sequence[int], rank: int) -> None:
-        """A further backward may still bring the gradients of these parameters."""
-        ...
-
-    def guard(self, reducer: Reducer) -> None:
-        """Keep optimizers from stepping on the reducer's gradients until `lift_guard`."""
-        ...
-
-    def lift_guard(self) -> None: ...
-
-    def settled(self, transport: Transport) -> None:
-        """All ranks have made the same collectives: a backward has been finalized, or is the first to come."""
-        ...
-
-    def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
-        """An exception has cut a backward short after some buckets: return once all ranks drop theirs, or raise."""
-        ...
-
-    def error(self, reducer: Reducer) -> Exception:
-        """The error for a forward that comes before the last backward is complete or finalized."""
-        ...
+from minddp.platform import wording
 
 
 def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
@@ -85,3 +53,8 @@ def cannot_finalize(*, is_required: bool, is_incomplete: bool) -> RuntimeError:
     else:
         why = "but no gradient reduction requires finalization: it has been finalized, or ran under no_sync()."
     return RuntimeError(f"finalize_backward() called {why}")
+
+
+def interrupted(backward: int, rank: int, missing: Sequence[str]) -> str:
+    before = f" before the gradients of {wording.names(missing)} had arrived" if missing else ""
+    return f"An exception has ended backward {backward} on rank {rank}{before}"

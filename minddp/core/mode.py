@@ -20,6 +20,9 @@ class Mode:
         """A gradient has entered at the outputs; none has reached a parameter yet. Not called where outputs are
         hidden in objects that are not searched for tensors."""
 
+    def shadow_begins(self) -> None:
+        """This rank has run out of inputs, and joins a backward of the others with zeros. See modes/join.py."""
+
     def opened(self, param: int) -> None:
         """The gradient of `param` is the first of this backward to arrive; none is packed yet."""
 

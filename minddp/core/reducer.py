@@ -28,12 +28,13 @@ from minddp.core.backward_end import BackwardEnd
 from minddp.core.backward_pass import ALLOWED, WITH_GUARD, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.errors import Unfinished, cannot_finalize, ready_twice, second_backward, still_running
+from minddp.core.errors import cannot_finalize, ready_twice, second_backward, still_running
 from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
 from minddp.core.plan import BucketPlan
 from minddp.core.reduction import Reducing
+from minddp.core.unfinished import UnfinishedReduction
 from minddp.transport.protocols import Transport
 
 
@@ -50,7 +51,7 @@ class Reducer:
         store: BucketStore,
         expectation: Expectation,
         reducing: Reducing,
-        unfinished: Unfinished,
+        unfinished: UnfinishedReduction,
         modes: Sequence[Mode] = (),
     ):
         self.hooks = hooks

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from minddp.platform.time_limits import Unfinished, call_with_limit, values_within
+from minddp.platform.store import values_within
+from minddp.platform.time_limits import Unfinished, call_with_limit
 
 FAREWELL_S = 5.0  # how long a rank that has failed waits for the outcomes of the others
 SILENT = "no answer"

@@ -21,13 +21,13 @@ from minddp.core.mode import Mode
 from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import Reduction
+from minddp.core.unfinished import OptimizerGuard
 from minddp.elastic.addition_tree import Node, carries, deal
 from minddp.elastic.random_state import random_state_is_kept, seed_all
 from minddp.elastic.tree_sum import TreeSums
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.transport.protocols import Transport
-from minddp.watchdog.missing_gradients import OptimizerGuard
 
 
 class Held(NamedTuple):

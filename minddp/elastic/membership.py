@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 from minddp.platform.host import host_identity, is_running
-from minddp.platform.time_limits import value_now
+from minddp.platform.store import value_now
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch import nn
 
 from minddp.core import autograd
 from minddp.core.backward_end import BackwardEnd
+from minddp.core.unfinished import OptimizerGuard
 from minddp.options import Options, exclude
 from minddp.replicas import broadcast as replicas
 from minddp.transport.protocols import Transport, Work
-from minddp.watchdog.missing_gradients import OptimizerGuard
 
 
 def delayed_parameters(

@@ -31,7 +31,6 @@ from minddp.modes.divisor import Divisor
 from minddp.options import Options, exclude
 from minddp.replicas.placement import Placement
 from minddp.transport.protocols import Transport
-from minddp.watchdog.guard import Guard
 
 
 class UnevenInputs(Joinable):
@@ -47,7 +46,6 @@ class UnevenInputs(Joinable):
     _divisor: Divisor
     _placement: Placement
     _delayed: DelayedAllReduce | None
-    _guard: Guard | None
 
     synchronize: Callable[..., None]
     _synchronizes_buffers: Callable[..., bool]
@@ -147,8 +145,6 @@ class Shadow(JoinHook):
                 ddp._synchronize_buffers()
         ddp.require_forward_param_sync = step.is_synchronised
         if step.is_synchronised:
-            if ddp._guard is not None:
-                ddp._guard.begin()
             shadow_backward(reducer)
 
     def post_hook(self, is_last_joiner: bool) -> None:
@@ -164,6 +160,8 @@ def shadow_backward(reducer: Reducer) -> None:
     """Take part, with zeros, in a backward of the other ranks: the same collectives in the same order."""
     observes_order = reducer.awaits_order
     reducer.num_passes += 1
+    for mode in reducer.modes:
+        mode.shadow_begins()
     under_way = []
     for bucket in (buckets := reducer.buckets):
         zeros = torch.zeros_like(bucket.wire)

@@ -1,18 +1,15 @@
-"""Time limits for what has none of its own: calls, and waits for keys of a store."""
+"""A time limit for calls that have none of their own."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-import torch.distributed as dist
-
 T = TypeVar("T")
 POLL_S = 0.05
-NO_VALUE = "minddp: no value"
 
 
 class Unfinished(Exception):
@@ -45,22 +42,3 @@ def call_with_limit(call: Callable[[], T], limit_s: float, useless_because: Call
         if reason := useless_because():
             raise Unfinished(reason)
     return future.result()
-
-
-def values_within(store: dist.Store, key_of_rank: Mapping[int, str], limit_s: float) -> dict[int, bytes]:
-    """The values under these keys, as soon as all are set; those that are set after `limit_s` seconds."""
-    deadline = time.monotonic() + limit_s
-    while not store.check(list(key_of_rank.values())) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    found = {rank: value_now(store, key) for rank, key in key_of_rank.items()}
-    return {rank: value for rank, value in found.items() if value is not None}
-
-
-def value_now(store: dist.Store, key: str) -> bytes | None:
-    """The value under `key`, or `None` if there is none. Another rank may delete the key at any time.
-
-    `get` waits for a key that was deleted after a `check`, or returns an empty value. To compare a missing key with
-    text that is not empty returns that text, and makes no key.
-    """
-    value = store.compare_set(key, NO_VALUE, NO_VALUE)
-    return None if value == NO_VALUE.encode() else value

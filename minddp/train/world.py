@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from minddp.elastic import Session, join
 from minddp.platform import streams
-from minddp.platform.time_limits import values_within
+from minddp.platform.store import values_within
 from minddp.train.cluster import rank_variables, world_sizes
 from minddp.train.settings import Failed, Refused, RunError, Settings, SettingsError
 

@@ -78,3 +78,14 @@ class Transport(Protocol):
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The tensors of all ranks in rank order; shapes and dtypes must be equal on all ranks. Blocks."""
+
+
+@runtime_checkable
+class DropsTogether(Protocol):
+    """A transport that counts its collectives: ranks drop an interrupted backward together, or not at all."""
+
+    def settle(self) -> None:
+        """All ranks have made the same collectives so far."""
+
+    def agree_to_drop(self) -> None:
+        """Return once all ranks drop the collectives that have been made since `settle`, or raise an error."""

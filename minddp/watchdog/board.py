@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from minddp.platform.time_limits import value_now
+from minddp.platform.store import value_now
 
 _log = logging.getLogger(__name__)
 AT_EXIT_S = 10.0  # for a turn to end: a thread that is inside the store then aborts the process

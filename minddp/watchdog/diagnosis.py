@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from minddp.core.errors import interrupted
 from minddp.platform import wording
 from minddp.watchdog.rank_state import EXITED, SILENT, RankState
 
@@ -42,11 +43,6 @@ def diagnose(states: States) -> Diagnosis:
     found = [*(found or _all_wait(present, furthest)), *_waiting_ranks(present)]
     table = [f"  rank {rank}: {_line(state)}" for rank, state in sorted(states.items())]
     return Diagnosis("\n".join([" ".join(found), *table]), is_certain)
-
-
-def interrupted(backward: int, rank: int, missing: Sequence[str]) -> str:
-    before = f" before the gradients of {wording.names(missing)} had arrived" if missing else ""
-    return f"An exception has ended backward {backward} on rank {rank}{before}"
 
 
 def _steps_dropped_by_some(states: States) -> Iterator[str]:

@@ -13,11 +13,11 @@ import torch
 
 from minddp.core.autograd import weakly
 from minddp.core.mode import Mode
+from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.platform import streams
 from minddp.transport.protocols import Transport
 from minddp.watchdog.check import ALONE, Check, is_looked_at
 from minddp.watchdog.exchange import Exchange
-from minddp.watchdog.optimizer_steps import StepWatcher, steps_on
 
 _log = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ class Guard(Mode, StepWatcher):
             self.call("buffers_synchronised", self._step, synchronised)
         self.call("before_forward", self._step, inputs, kwargs)
 
-    def begin(self) -> None:
-        """In the first backward that is reduced, also on a rank that has joined."""
+    def shadow_begins(self) -> None:
+        """Begin with the first backward that is reduced, also on a rank that has joined."""
         self.exchange.open(self._name)
 
     def opened(self, param: int) -> None:
@@ -89,7 +89,7 @@ class Guard(Mode, StepWatcher):
         self._step = self.exchange.step = step + 1
         self.looks = is_looked_at(step)
         if self.looks:
-            self.begin()
+            self.shadow_begins()
             self.call("backward_begins", step, max(self._optimizer_steps.values(), default=0))
             self._optimizer_steps.clear()
 

@@ -23,14 +23,13 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from minddp.platform import wording
 from minddp.platform.host import host_identity, is_running
+from minddp.platform.store import POLL_S, gathering
 from minddp.watchdog.board import Board
 from minddp.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
 
 READ_EVERY_S = 1.0
 ANSWER_LIMIT_S = 3 * READ_EVERY_S
-POLL_S = 0.05
 
 
 class Inquiry:
@@ -123,26 +122,3 @@ class Inquiry:
     def _answer(self, question: int) -> None:
         if (state := self._state()) is not None:
             self._board.write(state, "answer", question, self._rank)
-
-
-def gathering(store: dist.Store, key: str, rank: int, world_size: int, limit_s: float) -> Callable[[float], bool]:
-    """Count this rank at `key`, once. Returns a function that waits for so many seconds: True once all are counted.
-
-    It raises RuntimeError once `limit_s` seconds have passed since this call.
-    """
-    if store.add(f"{key} by {rank}", 1) == 1:  # a rank whose wait was interrupted comes again
-        store.add(key, 1)
-    end = time.monotonic() + limit_s
-
-    def all_come_within(seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while store.add(key, 0) < world_size:
-            if time.monotonic() >= end:
-                absent = [other for other in range(world_size) if not store.check([f"{key} by {other}"])]
-                raise RuntimeError(f"{wording.subject(absent, 'has', 'have')} not come within {limit_s:g} s.")
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
-
-    return all_come_within

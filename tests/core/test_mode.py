@@ -31,6 +31,9 @@ class RecordsCalls(Mode):
     def backward_begins(self) -> None:
         self.log.append("backward begins")
 
+    def shadow_begins(self) -> None:
+        self.log.append("shadow begins")
+
     def opened(self, param: int) -> None:
         self.log.append(f"opened by {param}")
 
@@ -211,8 +214,8 @@ def test_a_nested_backward_does_not_begin_again() -> None:
     assert [line.split()[0] for line in log[2:]] == ["opened", *["before"] * 5, *["after"] * 4, "closed"]
 
 
-def test_a_rank_without_inputs_calls_no_callbacks() -> None:
+def test_a_rank_without_inputs_calls_one_callback() -> None:
     ddp, recorder = with_recorder(Scales([0, 1]))
     shadow_backward(ddp.reducer)
-    assert recorder.take() == []
+    assert recorder.take() == ["shadow begins"]
     assert ddp.transport.count("all_reduce") == 2

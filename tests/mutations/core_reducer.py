@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
-_MISSING = "watchdog/test_missing_gradients.py"
+_MISSING = "core/test_unfinished.py"
 _MODE = "core/test_mode.py"
 _REDUCER = "core/test_reducer.py"
 _FIND_UNUSED = "expectation/test_find_unused.py"

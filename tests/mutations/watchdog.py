@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
-_MISSING = "watchdog/test_missing_gradients.py"
+_MISSING = "core/test_unfinished.py"
 _LATENESS = "forecast/test_lateness.py"
 _SLOW = "watchdog/test_slow_rank.py"
 
@@ -55,28 +55,28 @@ MUTATIONS = (
     ),
     Mutation(
         "let optimizers step on what is not averaged",
-        "watchdog/missing_gradients.py",
+        "core/unfinished.py",
         "if steps_on(optimizer, self._guarded) and",
         "if False and",
         f"{_MISSING}::test_the_optimizer_is_stopped_in_the_same_iteration",
     ),
     Mutation(
         "stop every optimizer",
-        "watchdog/missing_gradients.py",
+        "core/unfinished.py",
         "if steps_on(optimizer, self._guarded) and",
         "if True and",
         f"{_MISSING}::test_an_unrelated_optimizer_is_not_stopped",
     ),
     Mutation(
         "warn of the same parameters each time",
-        "watchdog/missing_gradients.py",
+        "core/unfinished.py",
         "if tuple(missing) not in self._warned_of:",
         "if True:",
         f"{_MISSING}::test_each_set_of_missing_parameters_is_one_warning",
     ),
     Mutation(
         "blame parameters that are not frozen",
-        "watchdog/missing_gradients.py",
+        "core/unfinished.py",
         "if not self._params[param].requires_grad]",
         "]",
         f"{_MISSING}::test_parameters_that_have_been_frozen_are_named",
@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stop optimizers on gradients that were dropped",
-        "watchdog/missing_gradients.py",
+        "core/unfinished.py",
         "        if not steps_on(optimizer, left):",
         "        if False:",
         f"{_MISSING}::test_a_script_may_drop_the_gradients_of_an_interrupted_backward_and_go_on",
@@ -190,7 +190,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gather without the others",
-        "watchdog/inquiry.py",
+        "platform/store.py",
         "while store.add(key, 0) < world_size:",
         "while False:",
         "watchdog/test_inquiry.py::test_ranks_gather",
@@ -218,7 +218,7 @@ MUTATIONS = (
     ),
     Mutation(
         "drop alone where waits are not watched",
-        "watchdog/missing_gradients.py",
+        "core/unfinished.py",
         "transport.store is not None and num_launched:",
         "False:",
         f"{_MISSING}::test_an_interrupted_backward_is_dropped_by_all_ranks_or_none",
@@ -246,7 +246,7 @@ MUTATIONS = (
     ),
     Mutation(
         "remove hooks while an optimizer calls them",
-        "watchdog/optimizer_steps.py",
+        "core/optimizer_steps.py",
         "watchers.valuerefs()",
         "watchers.data.values()",
         f"{_GUARD}::test_a_guard_may_be_collected_while_an_optimizer_calls_its_hooks",

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import minddp
-from minddp.watchdog import Stuck, missing_gradients
+from minddp.core import unfinished
+from minddp.watchdog import Stuck
 from tests.ranks import RankPool
 
 FAULTY, FAILS_IN, STEPS = 1, 2, 5
@@ -106,7 +107,7 @@ def raise_after_the_last_launch(rank: int) -> str:
     inputs = torch.ones(2, 3, requires_grad=True)
     if rank == FAULTY:
         inputs.register_hook(lambda grad: 1 / 0)
-    with mock.patch.object(missing_gradients, "DROP_LIMIT_S", 0.5):
+    with mock.patch.object(unfinished, "DROP_LIMIT_S", 0.5):
         try:
             ddp(inputs * 1).sum().backward()
             return "stepped"

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.host import boot_id
-from minddp.platform.time_limits import values_within
+from minddp.platform.store import values_within
 from minddp.transport.protocols import Transport
 
 

@@ -15,21 +15,22 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
 
 from minddp.core.autograd import weakly
 from minddp.core.backward_pass import Phase
+from minddp.core.errors import interrupted
 from minddp.core.events import EventKind
 from minddp.core.expectation import Expectation
-from minddp.core.reducer import Reducer
-from minddp.platform.time_limits import values_within
-from minddp.transport.protocols import Transport
-from minddp.watchdog.diagnosis import interrupted
-from minddp.watchdog.inquiry import gathering
-from minddp.watchdog.optimizer_steps import StepWatcher, steps_on
-from minddp.watchdog.watched_transport import WatchedTransport
+from minddp.core.optimizer_steps import StepWatcher, steps_on
+from minddp.platform.store import gathering, values_within
+from minddp.transport.protocols import DropsTogether, Transport
+
+if TYPE_CHECKING:
+    from minddp.core.reducer import Reducer
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
@@ -94,11 +95,11 @@ class UnfinishedReduction(OptimizerGuard):
         self.put_up()
 
     def settled(self, transport: Transport) -> None:
-        if isinstance(transport, WatchedTransport):
+        if isinstance(transport, DropsTogether):
             transport.settle()
 
     def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
-        if isinstance(transport, WatchedTransport):
+        if isinstance(transport, DropsTogether):
             transport.agree_to_drop()
         elif transport.store is not None and num_launched:  # the same, without a diagnosis
             key = f"minddp/dropped/{self.serial}/{num_passes}/{num_launched}"

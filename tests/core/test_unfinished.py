@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,14 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from minddp.core import unfinished as unfinished_module
 from minddp.core.backward_pass import Phase
 from minddp.core.errors import ready_twice
 from minddp.core.events import EventStream
 from minddp.core.expectation import Expectation
+from minddp.core.optimizer_steps import _watchers
 from minddp.core.reducer import Reducer
-from minddp.watchdog import missing_gradients
-from minddp.watchdog.missing_gradients import OptimizerGuard, UnfinishedReduction
-from minddp.watchdog.optimizer_steps import _watchers
+from minddp.core.unfinished import OptimizerGuard, UnfinishedReduction, ask_what_is_missing
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import logged
 from tests.modules import Explosive, Heads, Scales
@@ -101,7 +102,7 @@ def test_the_error_has_torchs_phrases_and_names_parameters_and_ranks(
         asked.append(question)
         return "Elsewhere.\n"
 
-    monkeypatch.setattr(missing_gradients, "ask_what_is_missing", ask)
+    monkeypatch.setattr(unfinished_module, "ask_what_is_missing", ask)
     unfinished, transport = reduction_of("a", "b", "c.bias"), FakeTransport(5, rank=3)
     error = unfinished.error(reducer_that_misses([0, 2], transport, static, finds, num_passes=7))
     text = str(error)
@@ -305,7 +306,7 @@ def interrupted() -> FakeDDP:
 
 def test_an_interrupted_backward_is_dropped_by_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where waits are not watched: the next all-reduce would meet one that another rank has launched."""
-    monkeypatch.setattr(missing_gradients, "DROP_LIMIT_S", 0.01)
+    monkeypatch.setattr(unfinished_module, "DROP_LIMIT_S", 0.01)
     unfinished, store = reduction_of("a"), dist.HashStore()
     here, other = (FakeTransport(2, rank=rank, store=store) for rank in (0, 1))
     unfinished.agree_to_drop(here, 1, num_launched=0)
@@ -416,3 +417,32 @@ def test_the_optimizer_is_stopped_after_reductions_that_failed() -> None:
         ddp.step(X)
     with pytest.raises(RuntimeError, match="An exception has ended backward 1 on rank 0, so"):
         torch.optim.SGD(module.parameters(), lr=1.0).step()
+
+
+# ------------------------------------------------------------------ the other ranks are asked
+
+
+def test_ranks_exchange_what_is_missing() -> None:
+    store = dist.HashStore()
+    ranks = [FakeTransport(3, rank=rank, store=store) for rank in range(3)]
+    first = ask_what_is_missing("pass 1", "a, b", ranks[2], patience_s=0.0)
+    assert first.splitlines() == [
+        f"Rank {rank} reports nothing missing: its gradients are complete and it waits, or it is late."
+        for rank in (0, 1)
+    ]
+    second = ask_what_is_missing("pass 1", "c", ranks[0], patience_s=0.0)
+    assert "Rank 1 reports nothing missing" in second
+    assert "did not receive grad for rank 2: a, b" in second
+    later = ask_what_is_missing("pass 2", "c", ranks[0], patience_s=0.0)
+    assert later.count("reports nothing missing") == 2, "what was said of another pass does not count"
+
+
+def test_there_may_be_no_store_and_no_other_rank() -> None:
+    assert ask_what_is_missing("pass 1", "a", FakeTransport(2)) == ""
+    assert ask_what_is_missing("pass 1", "a", FakeTransport(1, store=dist.HashStore())) == ""
+
+
+def test_a_rank_that_misses_nothing_is_waited_for_only_so_long() -> None:
+    begin = time.monotonic()
+    ask_what_is_missing("pass 1", "a", FakeTransport(2, store=dist.HashStore()), patience_s=0.1)
+    assert time.monotonic() - begin >= 0.1
