@@ -8,11 +8,13 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import socket
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 import minddp
-from tests.ranks import RankPool
+from minddp.platform import ranks
+from tests.ranks import on_one_thread
 
 TRANSPORTS = ("process_group", "shared_memory")
 SETTLED_S = 30.0  # for threads to make their last turn
@@ -128,8 +131,18 @@ def growth(rank: int, mode: str, transport: str, count: int) -> dict[str, int]:
     return {name: after[name] - before[name] for name in before if after[name] != before[name]}
 
 
+def join_group(rank: int, num_ranks: int, _rendezvous: str, *, port: int) -> None:
+    """By a TCPStore, as under a launcher: each clone of a FileStore reads all that has ever been written."""
+    os.environ["RES_OPTIONS"] = "attempts:0"  # else the store's server asks a name server who connects
+    on_one_thread(rank)
+    ranks.join_group(rank, num_ranks, f"tcp://127.0.0.1:{port}")
+
+
 def growth_of_modes(transport: str, count: int) -> Iterator[tuple[str, list[dict[str, int]]]]:
-    pool = RankPool(2)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pool = ranks.RankPool(2, partial(join_group, port=port))
     try:
         for mode in OPTIONS:
             yield mode, pool.run(growth, mode, transport, count)
