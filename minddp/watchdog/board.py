@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -76,6 +76,12 @@ class Board:
 
     def delete(self, *key: object) -> None:
         self.store.delete_key(self.key(*key))
+
+    def leave(self, world_size: int, keys: Iterable[tuple[object, ...]]) -> None:
+        """Once, after the last use. The last rank deletes `keys`: a process may wrap hundreds of modules."""
+        if self.add(1, "gone") == world_size:
+            for key in (*keys, ("gone",)):
+                self.delete(*key)
 
     def add(self, number: int, *key: object) -> int:
         """The sum of all that has been added there."""

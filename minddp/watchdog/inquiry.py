@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
@@ -119,16 +120,8 @@ class Inquiry:
         if is_last:
             self._board.write(replace(self._state() or RankState(), absence=LEFT), "left", self._rank)
             self.alarm()
-            if self._board.add(1, "gone") == self._world_size:
-                self._clear()
-
-    def _clear(self) -> None:
-        """All ranks have left. A process may wrap hundreds of modules, and the store outlives them."""
-        for key in ("asked", "alarms", "gone"):
-            self._board.delete(key)
-        for rank in range(self._world_size):
-            self._board.delete("left", rank)
-            self._board.delete("process", rank)
+            of_ranks = product(("left", "process"), range(self._world_size))
+            self._board.leave(self._world_size, [("asked",), ("alarms",), *of_ranks])
 
     def _answer(self, question: int) -> None:
         if (state := self._state()) is not None:

@@ -274,9 +274,9 @@ MUTATIONS = (
     ),
     Mutation(
         "leave a wrapper's keys in the store",
-        "watchdog/inquiry.py",
-        "                self._clear()",
-        "                pass",
+        "watchdog/board.py",
+        'self.add(1, "gone") == world_size',
+        "False",
         "watchdog/test_inquiry.py::test_the_last_rank_to_leave_clears_the_store",
     ),
     Mutation(
