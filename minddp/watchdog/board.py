@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import logging
 import pickle
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -41,7 +41,7 @@ class Board:
     def start(self, turn: Callable[[bool], None], every_s: float, thread_name: str) -> None:
         """Call `turn(False)` in a thread, again and again, and `turn(True)` once the board is closed."""
         self._thread = threading.Thread(target=self._run, args=(turn, every_s), name=thread_name, daemon=True)
-        atexit.register(self.close, AT_EXIT_S)
+        self._at_exit = weakref.finalize(self, _end, self.closing, self._thread)
         self._thread.start()
 
     def close(self, limit_s: float = 1.0) -> None:
@@ -60,7 +60,7 @@ class Board:
         except Exception:
             _log.warning("The watchdog has failed, and looks for nothing from now on.", exc_info=True)
         finally:
-            atexit.unregister(self.close)
+            self._at_exit.detach()
 
     def read(self, *key: object) -> Any:
         """`None` if there is no value."""
@@ -77,12 +77,23 @@ class Board:
     def delete(self, *key: object) -> None:
         self.store.delete_key(self.key(*key))
 
+    def leave(self, world_size: int, keys: Iterable[tuple[object, ...]]) -> None:
+        """Once, after the last use. The last rank deletes `keys`: a process may wrap hundreds of modules."""
+        if self.add(1, "gone") == world_size:
+            for key in (*keys, ("gone",)):
+                self.delete(*key)
+
     def add(self, number: int, *key: object) -> int:
         """The sum of all that has been added there."""
         return self.store.add(self.key(*key), number)
 
     def key(self, *parts: object) -> str:
         return "/".join([self.name, *map(str, parts)])
+
+
+def _end(closing: threading.Event, thread: threading.Thread) -> None:
+    closing.set()
+    thread.join(AT_EXIT_S)
 
 
 def _is_in_a_file(store: dist.Store) -> bool:

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
@@ -118,6 +119,8 @@ class Inquiry:
         if is_last:
             self._board.write(replace(self._state() or RankState(), absence=LEFT), "left", self._rank)
             self.alarm()
+            of_ranks = product(("left", "process"), range(self._world_size))
+            self._board.leave(self._world_size, [("asked",), ("alarms",), *of_ranks])
 
     def _answer(self, question: int) -> None:
         if (state := self._state()) is not None:

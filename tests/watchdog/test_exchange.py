@@ -65,3 +65,17 @@ def test_a_finding_reaches_all_ranks_once() -> None:
     assert [[(one.step, one.ranks, one.text) for one in of_rank] for of_rank in found] == [
         [(0, (1,), "a finding")]
     ] * 3
+
+
+def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None:
+    """Rank 0 leaves first, and has nothing to compare."""
+    store = dist.HashStore()
+    exchanges = [
+        Exchange(rank, 2, {"scripted": Scripted([(0, "a")] * rank)}, store, raises=False) for rank in range(2)
+    ]
+    for one in exchanges:
+        one.board.open("test")
+    before = store.num_keys()
+    for one in exchanges:
+        one.turn(is_last=True)
+    assert store.num_keys() == before

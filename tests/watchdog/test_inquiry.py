@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from minddp.watchdog import board, inquiry
 from minddp.watchdog.inquiry import Inquiry
-from minddp.watchdog.rank_state import SILENT
+from minddp.watchdog.rank_state import LEFT, SILENT, RankState
 
 
 def test_a_store_whose_file_is_gone_does_not_keep_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +61,16 @@ def test_who_does_not_answer_is_not_waited_for_once_there_is_no_need(
 ) -> None:
     monkeypatch.setattr(inquiry, "ANSWER_LIMIT_S", 3600.0)
     assert [state.absence for state in two[0].ask(lambda: True).values()] == [SILENT, SILENT]
+
+
+def test_the_last_rank_to_leave_clears_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may wrap hundreds of modules, one after the other."""
+    monkeypatch.setattr(inquiry, "READ_EVERY_S", 0.01)
+    store = dist.HashStore()
+    two = [Inquiry(store, rank, 2, RankState) for rank in range(2)]
+    two[0].close()
+    state = two[1]._absent(0)
+    assert state is not None
+    assert state.absence == LEFT
+    two[1].close()
+    assert store.num_keys() == len(["opened by rank 0", "opened by rank 1"])

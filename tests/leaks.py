@@ -1,0 +1,156 @@
+"""Everything of a process that outlives a wrapper if it is left behind, counted before and after many wrappers.
+
+`python -m tests.leaks 200` makes so many wrappers of every mode, and prints by how much each number has grown.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import MixedPrecision  # as torch's wrapper takes it
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+import minddp
+from minddp.platform import ranks
+from tests.ranks import on_one_thread
+
+TRANSPORTS = ("process_group", "shared_memory")
+SETTLED_S = 30.0  # for threads to make their last turn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def delayed(net: Net) -> dict[str, Any]:
+    later = [(name, param) for name, param in net.named_parameters() if name.startswith("second")]
+    return {"delay_all_reduce_named_params": later, "param_to_hook_all_reduce": net.first.weight}
+
+
+OPTIONS: dict[str, Callable[[Net], dict[str, Any]]] = {
+    "default": lambda net: {},
+    "find_unused_parameters": lambda net: {"find_unused_parameters": True},
+    "static_graph": lambda net: {"static_graph": True},
+    "views": lambda net: {"gradient_as_bucket_view": True},
+    "mixed_precision": lambda net: {
+        "mixed_precision": MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    },
+    "check_finite": lambda net: {"check_finite": True},
+    "logical_ranks": lambda net: {"logical_ranks": 2},
+    "delayed": delayed,
+    "comm_hook": lambda net: {},
+    "overlap_optimizer": lambda net: {},
+    "an exception": lambda net: {"stuck_after_s": None},
+}
+
+
+def wrap_and_train(mode: str, transport: str) -> None:
+    """One wrapper from its construction to two steps, after which nothing refers to it."""
+    net = Net()
+    ddp = minddp.DistributedDataParallel(net, transport=transport, **OPTIONS[mode](net))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    if mode == "comm_hook":
+        ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    elif mode == "overlap_optimizer":
+        ddp.overlap_optimizer(optimizer)
+    for _ in range(2):
+        inputs = torch.ones(2, 8, requires_grad=True)
+        for _ in ddp.shares() if mode == "logical_ranks" else range(1):
+            if mode == "an exception":
+                inputs.register_hook(lambda grad: 1 / 0)
+            try:
+                ddp(inputs * 1).sum().backward()
+            except ZeroDivisionError:
+                return
+        if mode != "overlap_optimizer":
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def survey() -> dict[str, int]:
+    """How many there are in this process and in the group's store."""
+    hooks = [hooks for name, hooks in vars(torch_module).items() if name.startswith("_global") and "hooks" in name]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {
+        "hooks before optimizer steps": len(torch_optimizer._global_optimizer_pre_hooks),
+        "hooks after optimizer steps": len(torch_optimizer._global_optimizer_post_hooks),
+        "hooks of all modules": sum(len(each) for each in hooks if isinstance(each, dict)),
+        "threads": threading.active_count(),
+        "file descriptors": len(os.listdir("/proc/self/fd")),
+        "shared segments": sum("memfd:" in line or "/dev/shm" in line for line in maps),
+        "functions at exit": atexit._ncallbacks(),
+        "finalizers": len(weakref.finalize._registry),  # type: ignore[attr-defined]
+        "groups": len(dist.distributed_c10d._world.pg_map),
+        "keys of the store": dist.distributed_c10d._get_default_store().num_keys(),
+    }
+
+
+def settle(num_threads: int) -> None:
+    """Wait for the threads of wrappers that are gone: for `SETTLED_S` at most, and for those of all ranks."""
+    gc.collect()
+    end = time.monotonic() + SETTLED_S
+    while threading.active_count() > num_threads and time.monotonic() < end:
+        time.sleep(0.02)
+    dist.barrier()
+
+
+def growth(rank: int, mode: str, transport: str, count: int) -> dict[str, int]:
+    """By how much each number has grown after `count` wrappers; the first ones are not counted."""
+    num_threads = threading.active_count()
+    for _ in range(2):
+        wrap_and_train(mode, transport)
+    settle(num_threads)
+    before = survey()
+    for _ in range(count):
+        wrap_and_train(mode, transport)
+    settle(before["threads"])
+    after = survey()
+    dist.barrier()
+    return {name: after[name] - before[name] for name in before if after[name] != before[name]}
+
+
+def join_group(rank: int, num_ranks: int, _rendezvous: str, *, port: int) -> None:
+    """By a TCPStore, as under a launcher: each clone of a FileStore reads all that has ever been written."""
+    os.environ["RES_OPTIONS"] = "attempts:0"  # else the store's server asks a name server who connects
+    on_one_thread(rank)
+    ranks.join_group(rank, num_ranks, f"tcp://127.0.0.1:{port}")
+
+
+def growth_of_modes(transport: str, count: int) -> Iterator[tuple[str, list[dict[str, int]]]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pool = ranks.RankPool(2, partial(join_group, port=port))
+    try:
+        for mode in OPTIONS:
+            yield mode, pool.run(growth, mode, transport, count)
+    finally:
+        pool.kill()
+
+
+if __name__ == "__main__":
+    for transport in TRANSPORTS:
+        for mode, found in growth_of_modes(transport, int(sys.argv[1])):
+            print(f"{mode} over {transport}:", *found, flush=True)
