@@ -38,7 +38,7 @@ _KINDS: dict[str, set[str]] = {
     "sparse": {"clip", "optimizer", "put_grads", "restore_grads", "weight_decay", "hessian", "call_at_end"},
     "overlap": {"again", "two_forwards", "heads", "windows", "clip", "wrap_again", "share", "backward_outside"}
     | {"call_at_end", "fail_and_step"},
-    "double": {"copy_wrapper", "comm_hook", "keep_in_hook"},
+    "double": {"copy_wrapper", "comm_hook"} | _KEEPING,
 }
 
 Draw = Callable[[random.Random], tuple[Any, ...]]
@@ -70,7 +70,10 @@ _ARGS: dict[str, Draw] = {
     "straight": _nothing,
     "output_as": _any_of(*OUTPUTS),
     "change_output": _any_of(*IN_PLACE),
-    "heads": _any_of("in order", "reversed", "at once"),
+    "heads": _both(
+        _any_of("two heads", "with parameter", "with input", "with view"),
+        _any_of("in order", "reversed", "at once"),
+    ),
     "keep_outputs": _any_of("wrapper", "module"),
     "hook_forward": _both(_layer, _any_of("layer", "module", "kept")),
     "hook_output": _any_of("output", "module", "input"),
@@ -94,7 +97,7 @@ _ARGS: dict[str, Draw] = {
     "keep_in_hook": _layer,
     "call_at_end": _both(
         _layer,
-        _any_of("weight", "module", "output", "input"),
+        _any_of("weight", "module", "input", "output", "inside"),
         _any_of("read", "halve", "clip"),
         _any_of(False, True),
     ),
@@ -195,7 +198,9 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
         lines += [Line("reuse", _ARGS["reuse"](rng)), Line("train")]
     for _ in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6)) - len(lines) // 2):
         may_be_trouble = not differs_by_rank and rng.random() < 1 / 3
-        line = _line(rng, options, left_out, may_be_trouble=may_be_trouble or (records and not lines))
+        if records and not lines:
+            may_be_trouble = True
+        line = _line(rng, options, left_out, records, is_first=not lines, may_be_trouble=may_be_trouble)
         if line.name == "restore_grads":
             lines += [Line("keep_grads", ("tensors",)), Line("train")]
         steps = rng.choice((0, 1, 1, 1, 1, 2))
@@ -206,23 +211,32 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
     return lines
 
 
-def _line(rng: random.Random, options: Options, left_out: set[str], *, may_be_trouble: bool) -> Line:
+def _line(
+    rng: random.Random, options: Options, left_out: set[str], records: bool, *, is_first: bool, may_be_trouble: bool
+) -> Line:
     names = [name for name in _ARGS if name not in left_out]
     while True:
         [name] = rng.choices(names, [_WEIGHTS.get(name, 1) for name in names])
         line = Line(name, _ARGS[name](rng))
-        if _is_defined(line, options) and (may_be_trouble or not _is_trouble(line, options)):
+        is_defined = _is_defined(line, options, records=records, is_first=is_first)
+        if is_defined and (may_be_trouble or not _is_trouble(line, options)):
             return line
 
 
-def _is_defined(line: Line, options: Options) -> bool:
-    """False where gradients are views, and a callback or hook looks at them while they are on their way."""
-    if not options.gradient_as_bucket_view:
-        return True
-    return (line.name != "call_at_end" or line.args[-1]) and (line.name, *line.args[2:]) != (
-        "hook_backward",
-        "read",
-    )
+def _is_defined(line: Line, options: Options, *, records: bool, is_first: bool) -> bool:
+    """False where torch and minddp differ deliberately, see docs/differences.md, or where gradients are on their way.
+
+    `records`: a static graph records the first backward of the script.
+    """
+    name, args, views = line.name, line.args, options.gradient_as_bucket_view
+    if name == "call_at_end":  # torch's own callback comes first in a backward that is recorded
+        _, by, does, late = args
+        reads_means = records and is_first and by != "output"
+        return late or (does == "halve" and not views) or (does == "read" and reads_means)
+    if options.find_unused_parameters or records:  # torch copies outputs
+        if args in (("with view",), ("twice",)) or (name == "hook_forward" and args[1] == "kept"):
+            return False
+    return not (views and name == "hook_backward" and args[2] == "read")
 
 
 def _is_trouble(line: Line, options: Options) -> bool:

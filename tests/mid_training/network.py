@@ -182,7 +182,7 @@ class Network(nn.Module):
             x = x + torch.tanh(_apply(use, nn.Sequential(*(self.layers[index] for index in use.layers)), x))
         if self.fails_at >= len(self.route):
             x = self._pass_stop(x)
-        if self.output == "two heads":
+        if self.output == "two heads":  # which share no parameter
             return self.head(x.detach()), x
         return OUTPUTS[self.output](self, batch, self.head(x), x)
 

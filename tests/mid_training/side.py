@@ -160,8 +160,7 @@ class Side:
 
     def outputs_of(self, output: Any) -> list[torch.Tensor]:
         """The tensors in what forward has returned, also where a wrapper does not find them."""
-        outputs = list(output.tensors) if isinstance(output, OpaqueOutput) else tensors_in(output)
-        return [tensor.float() for tensor in outputs] if self.script.in_double else outputs
+        return list(output.tensors) if isinstance(output, OpaqueOutput) else tensors_in(output)
 
     def loss(self, outputs: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack([output.square().mean() for output in outputs]).sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -147,15 +148,16 @@ def thaw(side: Side) -> list[torch.Tensor]:
 
 
 def call_at_end(side: Side, layer: int, by: str, does: str, late: bool) -> list[torch.Tensor]:
-    """From now on a hook queues a callback for the end of backward, which will "read", "halve" or "clip" gradients.
+    """A step in which a hook queues a callback for the end of backward, to "read", "halve" or "clip" gradients.
 
-    `by` is the hook: that of a "weight" of the layer, its full backward hook ("module"), or one at the wrapper's
-    "output" or "input". If `late` the callback queues another one that does it, behind all that were queued before.
+    `by` is the hook: that of a "weight" of the layer, its full backward hook ("module"), or one at the "input", at
+    the wrapper's "output" or, "inside" the wrapper, at the module's. If `late` the callback queues another one that
+    does it, behind all that were queued before.
     """
     queue = torch.autograd.Variable._execution_engine.queue_callback
+    params = list(side.named_params.values())
 
     def act() -> None:
-        params = list(side.named_params.values())
         if does == "read":
             side.kept += _copies(params)
         elif does == "clip":
@@ -168,15 +170,23 @@ def call_at_end(side: Side, layer: int, by: str, does: str, late: bool) -> list[
     def on_grad(*_from_engine: object) -> None:
         queue((lambda: queue(act)) if late else act)
 
-    if by == "output":
-        side.on_output.append(lambda output: output.register_hook(on_grad))
-    elif by == "input":
-        side.on_input.append(lambda x: x.register_hook(on_grad))
-    elif by == "module":
-        side.handles.append(side.layer(layer).register_full_backward_hook(on_grad))
-    else:
-        side.handles += [param.register_hook(on_grad) for param in side.params_of(layer)[:1]]
-    return []
+    def on_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        for tensor in side.outputs_of(output)[:1]:
+            tensor.register_hook(on_grad)
+
+    with contextlib.ExitStack() as hooks:
+        if by == "module":
+            hooks.enter_context(side.layer(layer).register_full_backward_hook(on_grad))
+        elif by == "weight":
+            for param in side.params_of(layer)[:1]:
+                hooks.enter_context(param.register_hook(on_grad))
+        elif by == "inside":
+            hooks.enter_context(side.model.register_forward_hook(on_output))
+        else:
+            actions = side.on_input if by == "input" else side.on_output
+            actions.append(lambda tensor: tensor.register_hook(on_grad))
+            hooks.callback(actions.pop)
+        return side.train()
 
 
 def hook_backward(side: Side, layer: int, of: str, does: str) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,21 +35,25 @@ def change_output(side: Side, how: str) -> list[torch.Tensor]:
     return outputs
 
 
-def heads(side: Side, order: str) -> list[torch.Tensor]:
-    """Two outputs that share no parameter, with a backward for each: "in order", "reversed", or one "at once"."""
+def heads(side: Side, kind: str, order: str) -> list[torch.Tensor]:
+    """Outputs of that kind, see `Network`, with a backward for each: "in order", "reversed", or one "at once".
+
+    An input that is an output has a graph of its own.
+    """
     side.zero()
-    before, side.model.output = side.model.output, "two heads"
+    before, side.model.output = side.model.output, kind
+    batch = side.batch()
     try:
-        outputs = side.forward()
+        outputs = side.outputs_of(side.ddp(replace(batch, x=batch.x.requires_grad_() * 1.0)))
     finally:
         side.model.output = before
-    losses = [side.loss([output]) for output in outputs]
+    losses = [side.loss([output]) for output in outputs if output.requires_grad]
     if order == "at once":
         side.wants_step = True
         torch.autograd.backward(losses)
     else:
         for loss in losses if order == "in order" else losses[::-1]:
-            side.backward(loss)
+            side.backward(loss, retain_graph=True)
     return outputs
 
 
