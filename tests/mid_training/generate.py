@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tests.mid_training.changes.gradients import HOOKS_AFTER
+from tests.mid_training.changes.outputs import IN_PLACE
 from tests.mid_training.changes.routes import REUSES
-from tests.mid_training.network import LAYERS
+from tests.mid_training.network import LAYERS, OUTPUTS
 from tests.mid_training.script import TRANSPORTS, Line, Script
 from tests.parity.scenario import Options
 
@@ -26,6 +28,18 @@ _WORLD_SIZES = (2,) * 17 + (3, 3, 4)
 _REENTRANT = {how for how in REUSES if "reentrant" in how or "nested" in how}
 
 _KEEPING = {"keep_grads", "keep_in_hook", "restore_grads"}
+_FAILING = {"fail", "fail_and_step"}
+
+#: Scripts of a kind of their own, and what they leave out. "sparse": one layer has sparse gradients, which many
+#: changes cannot treat. "overlap": minddp's backward steps the optimizer, so a line has one backward, and nothing
+#: changes gradients after it. "double": minddp computes in float64, by `mixed_precision`.
+_KINDS: dict[str, set[str]] = {
+    "ordinary": set(),
+    "sparse": {"clip", "optimizer", "put_grads", "restore_grads", "weight_decay", "hessian", "call_at_end"},
+    "overlap": {"again", "two_forwards", "heads", "windows", "clip", "wrap_again", "share", "backward_outside"}
+    | {"call_at_end", "fail_and_step"},
+    "double": {"copy_wrapper", "comm_hook"} | _KEEPING,
+}
 
 Draw = Callable[[random.Random], tuple[Any, ...]]
 
@@ -54,14 +68,25 @@ _ARGS: dict[str, Draw] = {
     "drop_on_rank": _both(_layer, lambda rng: (rng.randrange(4),)),
     "reorder": _layer,
     "straight": _nothing,
-    "output_as": _any_of("tuple", "dict", "dataclass", "object", "tensor"),
+    "output_as": _any_of(*OUTPUTS),
+    "change_output": _any_of(*IN_PLACE),
+    "heads": _both(
+        _any_of("two heads", "with parameter", "with input", "with view"),
+        _any_of("in order", "reversed", "at once"),
+    ),
+    "keep_outputs": _any_of("wrapper", "module"),
+    "hook_forward": _both(_layer, _any_of("layer", "module", "kept")),
+    "hook_output": _any_of("output", "module", "input"),
     "again": _nothing,
     "asks": _both(_any_of("before forward", "before backward", "instead"), _any_of("all", "layer")),
     "penalise": _nothing,
+    "hessian": _any_of("before", "loss"),
+    "inside_checkpoint": _any_of("reentrant", "checkpoint"),
     "create_graph": _nothing,
     "two_forwards": _any_of("summed", "in order", "reversed"),
     "abandon": _nothing,
     "fail": _both(_any_of("forward", "backward"), _layer),
+    "fail_and_step": _both(_layer, _any_of(True, False)),
     "windows": lambda rng: tuple(rng.randrange(4) for _ in range(rng.randrange(1, 4))),
     "backward_in_no_sync": _nothing,
     "weight_decay": _layer,
@@ -70,6 +95,13 @@ _ARGS: dict[str, Draw] = {
     "hook_before": _layer,
     "hook_after": _both(_layer, _any_of(*HOOKS_AFTER)),
     "keep_in_hook": _layer,
+    "call_at_end": _both(
+        _layer,
+        _any_of("weight", "module", "input", "output", "inside"),
+        _any_of("read", "halve", "clip"),
+        _any_of(False, True),
+    ),
+    "hook_backward": _both(_layer, _any_of("layer", "module"), _any_of("halve", "read")),
     "remove_hooks": _nothing,
     "keep_grads": _any_of("tensors", "detached", "rows"),
     "forget_grads": _nothing,
@@ -84,6 +116,9 @@ _ARGS: dict[str, Draw] = {
     "load_state": _nothing,
     "comm_hook": _any_of("allreduce", "fp16_compress", "set_buffer"),
     "copy_wrapper": _nothing,
+    "copy_on_rank": lambda rng: (rng.randrange(4),),
+    "move_group": _nothing,
+    "overlap": _nothing,
     "wrap_again": _nothing,
     "share": _layer,
 }
@@ -105,11 +140,19 @@ def script_from(seed: int) -> Script:
     """The script of that number."""
     rng = random.Random(seed)
     options = _options(rng)
-    kinds = list(LAYERS)
+    kind = rng.choice(["ordinary"] * 12 + ["sparse", "sparse", "overlap", "double"])
+    if kind == "sparse":
+        options = replace(options, gradient_as_bucket_view=False)
+    left_out = {"norm", "sparse"} if kind == "double" else {"sparse"}
+    kinds = [layer for layer in LAYERS if layer not in left_out]
     layers = ("large", *(rng.choice(kinds) for _ in range(rng.randrange(1, 4))))
-    lines = tuple(_lines(rng, options))
+    if kind == "sparse":
+        layers = (*layers[:-1], "sparse")
+    calm_steps = rng.choice((0, 4, 4, 5) if options.static_graph else (0, 4, 4, 4, 5, 5))
+    records = options.static_graph and not calm_steps
+    lines = tuple(_lines(rng, options, kind, records=records))
     keeps_views = options.gradient_as_bucket_view and any(line.name in _KEEPING for line in lines)
-    goes_on = not keeps_views and rng.random() < 0.4
+    goes_on = not (keeps_views or records) and rng.random() < 0.4
     world_size = rng.choice(_WORLD_SIZES)
     transport = rng.choice(TRANSPORTS if world_size > 2 else TRANSPORTS[:2])
     return Script(
@@ -118,15 +161,16 @@ def script_from(seed: int) -> Script:
         transport=transport,
         layers=tuple(rng.sample(layers, len(layers))),
         options=options,
-        calm_steps=rng.choice((4, 4, 5)),
+        calm_steps=calm_steps,
         lines=lines,
         goes_on=goes_on,
         accelerated=rng.random() < 0.8,
+        in_double=kind == "double",
     )
 
 
 def _options(rng: random.Random) -> Options:
-    finding, static = rng.choice(((False, False),) * 3 + ((True, False),) * 2 + ((False, True),))
+    finding, static = rng.choice(((False, False),) * 3 + ((True, False),) * 2 + ((False, True),) * 2)
     drawn = Options(
         bucket_cap_mb_list=rng.choice((None, None, *_CAP_LISTS_MB)),
         gradient_as_bucket_view=rng.random() < 0.3,
@@ -137,34 +181,62 @@ def _options(rng: random.Random) -> Options:
     return Options(**{name: getattr(drawn, name) for name in Options.offered()})
 
 
-def _lines(rng: random.Random, options: Options) -> list[Line]:
-    """Two to six changes, each followed by one or two ordinary steps, or at once by the next one."""
-    lines: list[Line] = []
-    differs_by_rank = options.find_unused_parameters and rng.random() < 0.3
-    left_out = {"again", "abandon", "two_forwards"} if differs_by_rank else {"drop_on_rank"}
+def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) -> list[Line]:
+    """Two to six changes, each followed by one or two ordinary steps, or at once by the next one.
+
+    `records`: the first backward of the script is the one that a static graph records.
+    """
+    lines = [Line("overlap")] if kind == "overlap" else []
+    differs_by_rank = options.find_unused_parameters and rng.random() < (0.8 if kind == "sparse" else 0.3)
+    left_out = _KINDS[kind] | {"overlap"}
+    left_out |= (
+        {"again", "abandon", "two_forwards", "heads", "inside_checkpoint"} if differs_by_rank else {"drop_on_rank"}
+    )
     if options.gradient_as_bucket_view:
-        left_out |= {"fail"} if rng.random() < 0.5 else _KEEPING  # see [Note: after an error]
+        left_out |= _FAILING if rng.random() < 0.5 else _KEEPING  # see [Note: after an error]
     if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all optimisations are in use
         lines += [Line("reuse", _ARGS["reuse"](rng)), Line("train")]
     for _ in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6)) - len(lines) // 2):
-        line = _line(rng, options, left_out, may_be_trouble=not differs_by_rank and rng.random() < 1 / 3)
+        may_be_trouble = not differs_by_rank and rng.random() < 1 / 3
+        if records and not lines:
+            may_be_trouble = True
+        line = _line(rng, options, left_out, records, is_first=not lines, may_be_trouble=may_be_trouble)
         if line.name == "restore_grads":
             lines += [Line("keep_grads", ("tensors",)), Line("train")]
         steps = rng.choice((0, 1, 1, 1, 1, 2))
         # A backward that failed is over with the next forward. Until then a backward of another wrapper on a shared
         # layer belongs to it, in torch's old wrapper as in minddp's; torch has a new one here: see
         # [Note: after an error].
-        lines += [line] + [Line("train")] * (max(steps, 1) if line.name == "fail" else steps)
+        lines += [line] + [Line("train")] * (max(steps, 1) if line.name in _FAILING else steps)
     return lines
 
 
-def _line(rng: random.Random, options: Options, left_out: set[str], *, may_be_trouble: bool) -> Line:
+def _line(
+    rng: random.Random, options: Options, left_out: set[str], records: bool, *, is_first: bool, may_be_trouble: bool
+) -> Line:
     names = [name for name in _ARGS if name not in left_out]
     while True:
         [name] = rng.choices(names, [_WEIGHTS.get(name, 1) for name in names])
         line = Line(name, _ARGS[name](rng))
-        if may_be_trouble or not _is_trouble(line, options):
+        is_defined = _is_defined(line, options, records=records, is_first=is_first)
+        if is_defined and (may_be_trouble or not _is_trouble(line, options)):
             return line
+
+
+def _is_defined(line: Line, options: Options, *, records: bool, is_first: bool) -> bool:
+    """False where torch and minddp differ deliberately, see docs/differences.md, or where gradients are on their way.
+
+    `records`: a static graph records the first backward of the script.
+    """
+    name, args, views = line.name, line.args, options.gradient_as_bucket_view
+    if name == "call_at_end":  # torch's own callback comes first in a backward that is recorded
+        _, by, does, late = args
+        reads_means = records and is_first and by != "output"
+        return late or (does == "halve" and not views) or (does == "read" and reads_means)
+    if options.find_unused_parameters or records:  # torch copies outputs
+        if args in (("with view",), ("twice",)) or (name == "hook_forward" and args[1] == "kept"):
+            return False
+    return not (views and name == "hook_backward" and args[2] == "read")
 
 
 def _is_trouble(line: Line, options: Options) -> bool:
@@ -175,9 +247,9 @@ def _is_trouble(line: Line, options: Options) -> bool:
         options.static_graph,
         options.gradient_as_bucket_view,
     )
-    if static and name in ("reuse", "checkpoint", "penalise", "backward_outside", "copy_wrapper", "output_as"):
+    if static and name in ("reuse", "checkpoint", "backward_outside", "copy_wrapper"):
         return True
-    if finding and name in ("output_as", "two_forwards", "abandon"):
+    if finding and (name in ("two_forwards", "abandon", "heads", "inside_checkpoint") or args == ("object",)):
         return True
     return (
         (name == "reuse" and args[1] in _REENTRANT)

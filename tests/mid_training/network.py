@@ -49,6 +49,14 @@ class Embedding(nn.Module):
         return x + self.table(self.tokens)
 
 
+class SparseEmbedding(Embedding):
+    """Its table's gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH, sparse=True)
+
+
 class Halves(nn.Module):
     """One weight, used through two views of it."""
 
@@ -113,6 +121,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "transposed": Transposed,
     "embedding": Embedding,
     "half_frozen": _half_frozen,
+    "sparse": SparseEmbedding,
 }
 
 
@@ -148,8 +157,8 @@ class Network(nn.Module):
     """Layers that map (batch, WIDTH) to the same, and a head.
 
     `route` says which layers the input passes; `straight` is the route that uses each once. `output` is what
-    forward returns: "tensor", "tuple", "dict", "dataclass" or "object". `fails_at` is the stop of the route
-    before which forward fails (`fails_in` "forward") or before which backward does.
+    forward returns, a key of `OUTPUTS`. `fails_at` is the stop of the route before which forward fails (`fails_in`
+    "forward") or before which backward does.
     """
 
     def __init__(self, layers: Sequence[str]):
@@ -173,21 +182,32 @@ class Network(nn.Module):
             x = x + torch.tanh(_apply(use, nn.Sequential(*(self.layers[index] for index in use.layers)), x))
         if self.fails_at >= len(self.route):
             x = self._pass_stop(x)
-        return self._packed(self.head(x), x)
+        if self.output == "two heads":  # which share no parameter
+            return self.head(x.detach()), x
+        return OUTPUTS[self.output](self, batch, self.head(x), x)
 
     def _pass_stop(self, x: torch.Tensor) -> torch.Tensor:
         if self.fails_in == "forward":
             raise Interrupted("the script interrupts this forward")
         return _Fuse.apply(x) if self.fails_in == "backward" else x
 
-    def _packed(self, main: torch.Tensor, hidden: torch.Tensor) -> Any:
-        return {
-            "tensor": lambda: main,
-            "tuple": lambda: (main, [hidden, None]),
-            "dict": lambda: {"main": main, "aux": hidden, "count": 3},
-            "dataclass": lambda: Output(main, hidden),
-            "object": lambda: OpaqueOutput(main, hidden),
-        }[self.output]()
+
+#: What forward returns, from the module, its input, the head's result and what the head was given.
+OUTPUTS: dict[str, Callable[[Network, Batch, torch.Tensor, torch.Tensor], Any]] = {
+    "tensor": lambda model, batch, main, hidden: main,
+    "tuple": lambda model, batch, main, hidden: (main, [hidden, None]),
+    "dict": lambda model, batch, main, hidden: {"main": main, "aux": hidden, "count": 3},
+    "dataclass": lambda model, batch, main, hidden: Output(main, hidden),
+    "object": lambda model, batch, main, hidden: OpaqueOutput(main, hidden),
+    "with parameter": lambda model, batch, main, hidden: (main, model.head.weight),
+    "with input": lambda model, batch, main, hidden: (main, batch.x),
+    "with buffers": lambda model, batch, main, hidden: (
+        main,
+        [b for b in model.buffers() if b.is_floating_point()],
+    ),
+    "with view": lambda model, batch, main, hidden: (main, main.view(-1)),
+    "twice": lambda model, batch, main, hidden: [main, main],
+}
 
 
 def _apply(use: Use, module: nn.Module, x: torch.Tensor) -> torch.Tensor:

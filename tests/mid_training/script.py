@@ -32,6 +32,8 @@ class Script:
 
     `layers` are keys of `network.LAYERS`. `calm_steps` ordinary steps come before `lines`. After an error the
     script ends, unless it `goes_on`. `accelerated` is False where minddp's accelerations are switched off.
+    `in_double`: minddp computes in float64, by its `mixed_precision`. Torch's is wrong in its first steps, so the
+    control is torch without it, and results are equal but for rounding.
     """
 
     seed: int
@@ -43,6 +45,7 @@ class Script:
     lines: tuple[Line, ...] = ()
     goes_on: bool = False
     accelerated: bool = True
+    in_double: bool = False
 
     def program(self) -> tuple[Line, ...]:
         """All lines, the calm ones included."""
@@ -53,7 +56,7 @@ class Script:
         head += [f"layers={self.layers!r}", f"options={self.options!r}"]
         head += [
             f"{name}={getattr(self, name)!r}"
-            for name in ("calm_steps", "goes_on", "accelerated")
+            for name in ("calm_steps", "goes_on", "accelerated", "in_double")
             if getattr(self, name) != getattr(type(self), name)
         ]
         lines = "".join(f"        {line!r},\n" for line in self.lines)

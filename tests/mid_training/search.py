@@ -117,7 +117,9 @@ def smaller(script: Script) -> Iterator[Script]:
     for index in range(len(script.layers)) if len(script.layers) > 1 else ():
         yield replace(script, layers=script.layers[:index] + script.layers[index + 1 :])
     for name in Options.offered():
-        if getattr(script.options, name) != getattr(Options, name):
+        # Without find_unused_parameters torch hangs where one rank leaves a layer out.
+        is_needed = name == "find_unused_parameters" and any(line.name == "drop_on_rank" for line in script.lines)
+        if not is_needed and getattr(script.options, name) != getattr(Options, name):
             yield replace(script, options=replace(script.options, **{name: getattr(Options, name)}))
     if script.world_size > 2:
         transport = "process_group" if script.transport == "hierarchical" else script.transport

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _MixedPrecision
 
-from tests.mid_training.network import VOCABULARY, WIDTH, Network, OpaqueOutput
+from tests.mid_training.network import VOCABULARY, WIDTH, Network, OpaqueOutput, Use
 from tests.parity.hooks import HOOKS
 from tests.parity.models import Batch
 from tests.parity.steps import tensors_in
@@ -41,25 +42,30 @@ class Unwrapped(nn.Module):
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Every hook of these scripts computes the mean."""
 
+    process_group = None
 
-def subject_of(name: str, transport: str) -> Callable[..., nn.Module]:
+    def _update_process_group(self, group: Any) -> None: ...
+
+
+def subject_of(name: str, script: Script) -> Callable[..., nn.Module]:
     """What makes the wrapper under test; `name` is "module:class"."""
     module, _, attribute = name.partition(":")
     wrapper = getattr(importlib.import_module(module), attribute)
-
-    def wrap(model: nn.Module, **options: Any) -> nn.Module:
-        more = {} if issubclass(wrapper, TorchDDP) else {"transport": transport}
-        return wrapper(model, **options, **more)
-
-    return wrap
+    more: dict[str, Any] = {} if issubclass(wrapper, TorchDDP) else {"transport": script.transport}
+    if more and script.in_double:
+        more["mixed_precision"] = _MixedPrecision(param_dtype=torch.float64, reduce_dtype=torch.float64)
+    return lambda model, **options: wrapper(model, **options, **more)
 
 
 class Side:
     """A model, the wrapper around it, and all that a script may set up around them.
 
     `zeroing` is what a step does to gradients first: "none", "zeros" or "keep". `kept` are tensors that the
-    script holds on to, `grads_once` those that were gradients at the last `keep_grads`. `wants_step` tells that a
-    synchronised backward has run since the last optimizer's step.
+    script holds on to, `grads_once` those that were gradients at the last `keep_grads`. `on_output` and `on_input`
+    are called with the first output and with the input of each forward. `overlapped` is the handle of an optimizer
+    that minddp's backward steps. `recorded` is the way through the model that a static graph has recorded.
+    `wants_step` tells that a synchronised backward has run since the last optimizer's
+    step.
     """
 
     def __init__(self, wrap: Callable[..., nn.Module], script: Script):
@@ -74,6 +80,10 @@ class Side:
         self.kept: list[torch.Tensor] = []
         self.grads_once: dict[str, torch.Tensor | None] = {}
         self.handles: list[Any] = []
+        self.on_output: list[Callable[[torch.Tensor], Any]] = []
+        self.on_input: list[Callable[[torch.Tensor], Any]] = []
+        self.overlapped: Any = None
+        self.recorded: tuple[tuple[Use, ...], str] | None = None
         self.turn = 0
         self.wants_step = False
 
@@ -96,6 +106,11 @@ class Side:
         """The layer of that number, modulo their number: a shrunk script stays valid."""
         return self.model.layers[index % len(self.model.layers)]
 
+    @property
+    def is_subject(self) -> bool:
+        """True of minddp's side, for changes that torch's wrapper does not have."""
+        return not isinstance(self.ddp, (TorchDDP, Unwrapped))
+
     def params_of(self, index: int) -> list[nn.Parameter]:
         return [param for param in self.layer(index).parameters() if param.requires_grad]
 
@@ -107,6 +122,13 @@ class Side:
             return torch.optim.SGD(params, lr=0.05, momentum=0.9, foreach=False)
         return torch.optim.SGD(params, lr=0.05, momentum=0.9)
 
+    def use_optimizer(self, kind: str) -> None:
+        """Go on with a new optimizer, overlapped like the one before."""
+        self.optimizer = self.new_optimizer(kind)
+        if self.overlapped is not None:
+            self.overlapped.remove()
+            self.overlapped = self.ddp.overlap_optimizer(self.optimizer)
+
     # ------------------------------------------------------------------ the parts of a step
 
     def batch(self, nth: int = 0) -> Batch:
@@ -115,7 +137,9 @@ class Side:
         x = torch.randn(BATCH_SIZE, WIDTH, generator=generator)
         tokens = torch.randint(VOCABULARY, (BATCH_SIZE,), generator=generator)
         # Reentrant checkpoints pass no gradient on unless their input wants one.
-        x.requires_grad_(any(use.how in ("reentrant", "nested") for use in self.model.route))
+        x.requires_grad_(bool(self.on_input) or any(use.how in ("reentrant", "nested") for use in self.model.route))
+        for act in self.on_input:
+            act(x)
         return Batch(x, tokens, self.rank, self.turn)
 
     def zero(self) -> None:
@@ -128,7 +152,11 @@ class Side:
         self.keeps_grads_once = False
 
     def forward(self, nth: int = 0) -> list[torch.Tensor]:
-        return self.outputs_of(self.ddp(self.batch(nth)))
+        outputs = self.outputs_of(self.ddp(self.batch(nth)))
+        if outputs[0].requires_grad:
+            for act in self.on_output:
+                act(outputs[0])
+        return outputs
 
     def outputs_of(self, output: Any) -> list[torch.Tensor]:
         """The tensors in what forward has returned, also where a wrapper does not find them."""
@@ -140,6 +168,8 @@ class Side:
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         self.wants_step = True
         loss.backward(**options)
+        if self.script.options.static_graph and self.recorded is None:
+            self.recorded = self.model.route, self.model.output
 
     def train(self) -> list[torch.Tensor]:
         self.zero()
@@ -151,7 +181,8 @@ class Side:
         self.wants_step = False
         if self.clips:
             nn.utils.clip_grad_norm_([p for p in self.named_params.values() if p.grad is not None], 0.1)
-        self.optimizer.step()
+        if self.overlapped is None:
+            self.optimizer.step()
 
     # ------------------------------------------------------------------ after an error
 
@@ -159,7 +190,7 @@ class Side:
         """Give up the step that has failed: no gradients, nothing that fails again."""
         self.model.fails_in = None
         if straight:
-            self.model.route, self.model.output = self.model.straight, "tensor"
+            self.model.route, self.model.output = self.recorded or (self.model.straight, "tensor")
             self.remove_hooks()
             for layer, kind in zip(self.model.layers, self.script.layers, strict=True):
                 layer.requires_grad_(True)
@@ -169,17 +200,18 @@ class Side:
         self.kept, self.grads_once = [], {}
         for param in self.named_params.values():
             param.grad = None
-        self.optimizer = self.new_optimizer("sgd")
+        self.use_optimizer("sgd")
 
     def remove_hooks(self) -> None:
         for handle in self.handles:
             handle.remove()
-        self.handles = []
+        self.handles, self.on_output, self.on_input = [], [], []
 
-    def start_over(self) -> None:
+    def start_over(self, **more: Any) -> None:
         """A new wrapper around the model as it is now: torch's old one would raise after a backward that failed."""
-        self.ddp._remove_autograd_hooks()
-        self.ddp = self.wrap(self.model, init_sync=False)
+        if isinstance(self.ddp, TorchDDP):
+            self.ddp._remove_autograd_hooks()
+        self.ddp = self.wrap(self.model, **more)
         if self.hook_name is not None:
             self.register_hook(self.hook_name)
 
@@ -207,7 +239,7 @@ class Side:
         for name, param in self.named_params.items():
             has_grad = torch.tensor(float(param.grad is not None))
             total = torch.zeros_like(param) if param.grad is None else param.grad.detach().clone()
-            total = total.detach().contiguous()
+            total = total.to_dense().contiguous()
             dist.all_reduce(has_grad, group=group)
             dist.all_reduce(total, group=group)
             means[name] = total / dist.get_world_size() if has_grad else None

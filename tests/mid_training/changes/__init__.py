@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tests.mid_training.changes import backwards, gradients, routes, surroundings
+from tests.mid_training.changes import backwards, gradients, outputs, routes, surroundings
 
 if TYPE_CHECKING:
     from tests.mid_training.side import Side
@@ -23,6 +23,7 @@ CHANGES: dict[str, Callable[..., list[torch.Tensor]]] = {
     for change in (
         train,
         *routes.CHANGES,
+        *outputs.CHANGES,
         *backwards.CHANGES,
         *gradients.CHANGES,
         *surroundings.CHANGES,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tests.mid_training.network import Interrupted
 from tests.parity.models import InterruptedBackward
@@ -60,6 +62,35 @@ def penalise(side: Side) -> list[torch.Tensor]:
     return [slope]
 
 
+def hessian(side: Side, how: str) -> list[torch.Tensor]:
+    """A Hessian-vector product by `autograd.grad`, "before" the backward; or gradients that the "loss" contains."""
+    side.zero()
+    outputs = side.forward()
+    loss = side.loss(outputs)
+    wanted = [param for param in side.model.parameters() if param.requires_grad]
+    grads = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
+    norm = sum(grad.square().sum() for grad in grads if grad is not None and grad.requires_grad)
+    if how == "loss":
+        side.backward(loss + norm)
+        return outputs
+    products = torch.autograd.grad(norm, wanted, retain_graph=True, allow_unused=True)
+    side.backward(loss)
+    return outputs + [product for product in products if product is not None]
+
+
+def inside_checkpoint(side: Side, how: str) -> list[torch.Tensor]:
+    """A step in which the wrapper's whole forward is in a checkpoint, "reentrant" or not, and so runs twice."""
+    side.zero()
+    batch = side.batch()
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(side.outputs_of(side.ddp(replace(batch, x=x))))
+
+    outputs = list(checkpoint(forward, batch.x.detach().requires_grad_(), use_reentrant=how == "reentrant"))
+    side.backward(side.loss(outputs))
+    return outputs
+
+
 def create_graph(side: Side) -> list[torch.Tensor]:
     """Backward leaves gradients that are part of a graph; the script drops that graph before it goes on.
 
@@ -99,16 +130,50 @@ def fail(side: Side, where: str, stop: int) -> list[torch.Tensor]:
     Gradients are undefined then: what is on its way may land in them at any moment.
     """
     side.zero()
+    _fails(side, where, stop)
+    for param in side.named_params.values():
+        param.grad = None
+    return []
+
+
+def _fails(side: Side, where: str, stop: int) -> bool:
+    """A step without the optimizer's that fails at a stop of the route. True if it has."""
     side.model.fails_in, side.model.fails_at = where, stop % (len(side.model.route) + 1)
     try:
         side.loss(side.forward()).backward()
     except (Interrupted, InterruptedBackward):
-        pass
+        return True
     finally:
         side.model.fails_in = None
+    return False
+
+
+def fail_and_step(side: Side, stop: int, clears: bool) -> list[torch.Tensor]:
+    """A backward fails, and the script steps the optimizer all the same, with or without clearing the gradients.
+
+    Torch steps on gradients that are not averaged. minddp's must be refused, unless they have been cleared.
+    """
+    side.zero()
+    failed = _fails(side, "backward", stop)
+    if clears:
+        for param in side.named_params.values():
+            param.grad = None
+    if side.is_subject and side.overlapped is None:
+        _step_after_failure(side, is_refused=failed and not clears)
     for param in side.named_params.values():
         param.grad = None
     return []
+
+
+def _step_after_failure(side: Side, *, is_refused: bool) -> None:
+    try:
+        side.optimizer.step()
+    except RuntimeError as error:
+        if not is_refused:
+            raise AssertionError("the optimizer does not step, although there is no gradient") from error
+    else:
+        if is_refused:
+            raise AssertionError("the optimizer has stepped on gradients that are not averaged")
 
 
 def windows(side: Side, *lengths: int) -> list[torch.Tensor]:
@@ -188,10 +253,13 @@ CHANGES = (
     again,
     asks,
     penalise,
+    hessian,
+    inside_checkpoint,
     create_graph,
     two_forwards,
     abandon,
     fail,
+    fail_and_step,
     windows,
     backward_in_no_sync,
     weight_decay,

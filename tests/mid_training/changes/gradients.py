@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -62,7 +64,7 @@ def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
     ]
     side.grads_once = {name: param.grad for name, param in side.named_params.items()}
     grads = [param.grad for param in side.model.parameters() if param.grad is not None]
-    side.kept += [take(grad) for grad in grads if grad.is_contiguous()]
+    side.kept += [take(grad) for grad in grads if not grad.is_sparse and grad.is_contiguous()]
     return []
 
 
@@ -115,7 +117,7 @@ def clip(side: Side) -> list[torch.Tensor]:
 
 def optimizer(side: Side, kind: str) -> list[torch.Tensor]:
     """Another optimizer."""
-    side.optimizer = side.new_optimizer(kind)
+    side.use_optimizer(kind)
     return []
 
 
@@ -145,8 +147,72 @@ def thaw(side: Side) -> list[torch.Tensor]:
     return []
 
 
+def call_at_end(side: Side, layer: int, by: str, does: str, late: bool) -> list[torch.Tensor]:
+    """A step in which a hook queues a callback for the end of backward, to "read", "halve" or "clip" gradients.
+
+    `by` is the hook: that of a "weight" of the layer, its full backward hook ("module"), or one at the "input", at
+    the wrapper's "output" or, "inside" the wrapper, at the module's. If `late` the callback queues another one that
+    does it, behind all that were queued before.
+    """
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    params = list(side.named_params.values())
+
+    def act() -> None:
+        if does == "read":
+            side.kept += _copies(params)
+        elif does == "clip":
+            nn.utils.clip_grad_norm_([param for param in params if param.grad is not None], 0.1)
+        else:
+            for param in params:
+                if param.grad is not None:
+                    param.grad = param.grad * 0.5
+
+    def on_grad(*_from_engine: object) -> None:
+        queue((lambda: queue(act)) if late else act)
+
+    def on_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        for tensor in side.outputs_of(output)[:1]:
+            tensor.register_hook(on_grad)
+
+    with contextlib.ExitStack() as hooks:
+        if by == "module":
+            hooks.enter_context(side.layer(layer).register_full_backward_hook(on_grad))
+        elif by == "weight":
+            for param in side.params_of(layer)[:1]:
+                hooks.enter_context(param.register_hook(on_grad))
+        elif by == "inside":
+            hooks.enter_context(side.model.register_forward_hook(on_output))
+        else:
+            actions = side.on_input if by == "input" else side.on_output
+            actions.append(lambda tensor: tensor.register_hook(on_grad))
+            hooks.callback(actions.pop)
+        return side.train()
+
+
+def hook_backward(side: Side, layer: int, of: str, does: str) -> list[torch.Tensor]:
+    """A full backward hook of a "layer" or of the whole "module" halves what it passes on, or reads gradients."""
+
+    def on_backward(_module: nn.Module, grads: tuple[torch.Tensor | None, ...], _of_outputs: object) -> Any:
+        if does == "halve":
+            return tuple(None if grad is None else grad * 0.5 for grad in grads)
+        side.kept += _copies(side.named_params.values())
+        return None
+
+    module = side.layer(layer) if of == "layer" else side.model
+    side.handles.append(module.register_full_backward_hook(on_backward))
+    return []
+
+
+def _copies(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Of all gradients; none is as good as an empty one."""
+    grads = [torch.empty(0) if param.grad is None else param.grad for param in params]
+    return [grad.detach().clone() for grad in grads]
+
+
 CHANGES = (
     hook_before,
+    call_at_end,
+    hook_backward,
     hook_after,
     keep_in_hook,
     remove_hooks,

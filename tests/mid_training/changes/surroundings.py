@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.mid_training.network import WIDTH
@@ -35,7 +37,7 @@ def copy_wrapper(side: Side) -> list[torch.Tensor]:
     side.kept, side.grads_once = [], {}
     side.remove_hooks()
     side.use(copy.deepcopy(side.ddp))
-    side.optimizer = side.new_optimizer("sgd")
+    side.use_optimizer("sgd")
     return []
 
 
@@ -72,4 +74,40 @@ def share(side: Side, layer: int) -> list[torch.Tensor]:
     return [output, *(param.grad for param in other.module.own.parameters())]
 
 
-CHANGES = (load_state, comm_hook, copy_wrapper, wrap_again, share)
+def copy_on_rank(side: Side, rank: int) -> list[torch.Tensor]:
+    """One rank alone makes a deep copy of its wrapper; then each rank wraps its module anew."""
+    side.kept, side.grads_once = [], {}
+    side.remove_hooks()
+    if side.rank == rank % side.script.world_size:
+        copy.deepcopy(side.ddp)
+    side.start_over()
+    side.use_optimizer("sgd")
+    return []
+
+
+@functools.cache
+def _second_group() -> dist.ProcessGroup:
+    """All ranks once more: made once in a process."""
+    return dist.new_group()
+
+
+def move_group(side: Side) -> list[torch.Tensor]:
+    """The wrapper goes on in another process group of the same ranks; the next time, in the first one again."""
+    group = _second_group()
+    if side.ddp.process_group is group:
+        group = dist.group.WORLD
+    if side.is_subject:
+        side.ddp.move_to_group(group)
+    else:
+        side.ddp._update_process_group(group)
+    return []
+
+
+def overlap(side: Side) -> list[torch.Tensor]:
+    """From now on minddp's backward steps the optimizer, bucket by bucket; torch's optimizer steps afterwards."""
+    if side.is_subject and side.overlapped is None:
+        side.overlapped = side.ddp.overlap_optimizer(side.optimizer)
+    return []
+
+
+CHANGES = (load_state, comm_hook, copy_wrapper, copy_on_rank, move_group, overlap, wrap_again, share)
