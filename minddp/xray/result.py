@@ -10,15 +10,20 @@ from pathlib import Path
 from rich.console import Console
 
 from minddp.xray.analysis import Analysis
+from minddp.xray.chrome_trace import trace_events
 from minddp.xray.explain import explain
 from minddp.xray.page import render
 from minddp.xray.recording import Recording
 
 RECORDINGS = "minddp"  # under this key in a .json file
-WRITERS: dict[str, Callable[[Sequence[Analysis]], str]] = {
-    ".html": render,
-    ".json": lambda analyses: json.dumps({RECORDINGS: [analysis.recording.to_dict() for analysis in analyses]}),
-}
+
+
+def _dump(analyses: Sequence[Analysis]) -> str:
+    recordings = [analysis.recording.to_dict() for analysis in analyses]
+    return json.dumps({RECORDINGS: recordings, "traceEvents": trace_events(analyses)})
+
+
+WRITERS: dict[str, Callable[[Sequence[Analysis]], str]] = {".html": render, ".json": _dump}
 
 
 class Comparison:

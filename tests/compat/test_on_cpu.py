@@ -207,3 +207,23 @@ def test_what_has_no_replacement_raises_and_what_has_one_means_what_it_does_on_a
         "RuntimeError: This call needs CUDA itself, and --on-cpu has no replacement for it: leave it out."
     ), done.stderr
     assert f"train.py:{len(ASK.splitlines())}: " in explained
+
+
+WARN = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("nccl", init_method="tcp://localhost:0", rank=0, world_size=1)
+model = torch.nn.Linear(2, 2).cuda()
+DistributedDataParallel(model, device_ids=[0], broadcast_buffers=False)
+torch.tensor(torch.zeros(2), device="cuda")
+torch.autocast("cuda", torch.float32)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--native"]])
+def test_a_warning_names_the_line_of_the_script(options: list[str], tmp_path: Path) -> None:
+    done = python(WARN, tmp_path, "--on-cpu", *options)
+    assert done.returncode == 0, done.stderr
+    places = re.findall(r"^(.*): (?:Future|User)Warning: ", done.stderr, re.MULTILINE)
+    assert places == [str(tmp_path / f"train.py:{line}") for line in (7, 8, 9)], done.stderr

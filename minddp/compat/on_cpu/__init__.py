@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from minddp.compat.on_cpu import calls, cuda
-from minddp.compat.on_cpu.replacement import replace
+from minddp.compat.on_cpu.replacement import replace, show_warnings_at_the_caller
 
 
 def install() -> None:
@@ -24,6 +24,7 @@ def install() -> None:
         calls.install_devices()
         calls.install_training()
         cuda.install()
+        show_warnings_at_the_caller()
         replace(torch.cuda, {"_lazy_init": _raise_unknown})
 
 
