@@ -8,7 +8,7 @@ hour later. All ranks together know the reason, and the store through which they
 | which waits are watched, and what happens when one takes too long? | `watched_transport.py` |
 | where is each rank, and what has happened? | `rank_state.py`, exchanged by `inquiry.py`; `diagnosis.py` |
 | what if the ranks do not even meet in `init_process_group`? | `meeting.py` |
-| what is looked at while nothing stops, and when? | `guard.py`, which calls each `check.py`; `optimizer_steps.py` |
+| what is looked at while nothing stops, and when? | `guard.py`, which calls each `check.py` |
 | are the replicas still equal? If not, why? | `drift.py`, by `fingerprint.py` |
 | is the wrapper used at all, and does each rank have data of its own? | `misuse.py` |
 | which rank is late, so that the others wait? | `slow_rank.py` |
