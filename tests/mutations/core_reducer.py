@@ -225,7 +225,7 @@ MUTATIONS = (
         "leave modes open when the ranks change",
         "core/reducer.py",
         "        if self.current is not None:\n            self.current.drop()\n",
-        "        if self.current is not None:\n",
+        "",
         f"{_MODE}::test_a_backward_after_which_the_ranks_change",
     ),
     Mutation(
