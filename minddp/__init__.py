@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minddp.compat.surface import DistributedDataParallel  # noqa: F401
     from minddp.core.plan import BucketPlan, BucketSpec, ParamSpec, Slot  # noqa: F401
     from minddp.platform.ranks import RankFailure, launch  # noqa: F401
+    from minddp.tools.wrapper import DistributedDataParallel  # noqa: F401
 
 # Imported on demand: `minddp --help` and `minddp exec` need no torch.
 ON_DEMAND = {
-    "minddp.compat.surface": ["DistributedDataParallel"],
+    "minddp.tools.wrapper": ["DistributedDataParallel"],
     "minddp.compat.install": ["install", "register", "unregister"],
     "minddp.core.plan": ["BucketPlan", "BucketSpec", "ParamSpec", "Slot"],
     "minddp.platform.ranks": ["RankFailure", "launch"],

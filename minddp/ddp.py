@@ -19,7 +19,7 @@ source behind each "as torch" below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -36,13 +36,11 @@ from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan
 from minddp.core.reduction import Reducing
-from minddp.elastic.logical_ranks import LogicalRanks
-from minddp.forecast import AutoBuckets, clock_of
+from minddp.extension import Extension
 from minddp.modes.delayed import DelayedAllReduce, delayed_parameters, names_of
 from minddp.modes.divisor import Divisor
 from minddp.modes.join import UnevenInputs
 from minddp.modes.mixed_precision import MixedPrecision
-from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from minddp.options import Options, check_flag, exclude, warn_of_deprecated
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.agreement import Replica, verify_replicas_agree
@@ -60,8 +58,6 @@ from minddp.replicas.placement import (
 from minddp.strategies import Strategies
 from minddp.transport import open_transport
 from minddp.transport.protocols import Transport
-from minddp.watchdog import RankState, state_of, watched
-from minddp.watchdog.guard import Guard
 
 #: Attributes that a pickle leaves out: they belong to this process and its group.
 CONNECTED = (
@@ -73,9 +69,6 @@ CONNECTED = (
     "_reducer",
     "_registered_hook",
     "_module_watch",
-    "_tuner",
-    "_guard",
-    "_logical_ranks",
 )
 
 
@@ -92,7 +85,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         broadcast_buffers: deprecated `forward_sync_buffers`; False also broadcasts no buffers at construction.
         init_sync: verify that replicas agree and broadcast rank 0's parameters and buffers.
         process_group: the ranks to average over; the default group if None.
-        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto" chooses: see `forecast/`.
+        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1.
         find_unused_parameters: parameters may go without gradient, and other ones on other ranks.
         check_reduction: deprecated; has no effect, as in torch.
         gradient_as_bucket_view: `.grad` shares memory with the buckets.
@@ -110,14 +103,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             `transport.open_transport` describes, or a `Transport` of your own. See docs/hosts.md.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks (weighted: see `weigh`), "sum", or a class of `Reducing` of your own.
-        stuck_after_s: time to wait for other ranks before a diagnosis; `None` makes none. See docs/stuck.md.
-        on_drift: what to do when training goes wrong without an error, as when replicas differ: "warn" logs a
-            warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None` does
-            not look. A rank that makes the others wait is no error, only a warning. See `watchdog/guard.py`.
-        logical_ranks: cut each batch into so many shares; same bits on any number of ranks. See `shares`.
-        check_finite: raise `FloatingPointError` on every rank at the end of a backward in which a gradient of some
-            rank has NaN or infinity, naming rank and parameter. What overflows later, in a sum or a communication
-            hook, is not seen. Not with a GradScaler, nor in a CUDA graph. See docs/not_finite.md.
+        extensions: code that attaches to this wrapper without being known to it; see `extension.py`.
 
     Attributes:
         module: the wrapped module.
@@ -139,7 +125,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float | str | None = None,
+        bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
@@ -157,10 +143,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         transport: str | Transport = "auto",
         first_bucket_cap_mb: float | None = None,
         reduction: str | Callable[[Transport], Any] = "mean",
-        stuck_after_s: float | None = 10.0,
-        on_drift: str | None = "warn",
-        logical_ranks: int | None = None,
-        check_finite: bool = False,
+        extensions: Sequence[Extension] = (),
     ):
         arguments = locals()
         super().__init__()
@@ -168,6 +151,9 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if not isinstance(module, nn.Module):
             raise TypeError(f"DistributedDataParallel wraps an nn.Module, but got {type(module).__name__}.")
         self._options = Options.checked(arguments)
+        self.extensions = tuple(extensions)
+        for extension in self.extensions:
+            extension.check(arguments)
         warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction)
         trigger = param_to_hook_all_reduce
         delayed = delayed_parameters(module, delay_all_reduce_named_params, trigger, self._options, mixed_precision)
@@ -182,11 +168,10 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self._require_manual_backward_finalization = False
         self._transport_kind = transport
-        if self._options.tunes_buckets:
-            clock_of(param.device for param in module.parameters())  # raises where nothing can be timed
         self._synchronize_replicas(delayed, trigger)
         self._build_reducer()
-        self._guard = self._strategies.guard(self._reducer, self.device, starts_equal=self._options.init_sync)
+        for extension in self.extensions:
+            extension.attach(self, starts_equal=self._options.init_sync)
         if self._mixed_precision is not None:
             self._mixed_precision.cast_buffers(module, self.parameters_to_ignore)
 
@@ -221,35 +206,12 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._mixed_precision,
         )
         self._reducer = self._strategies.reducer(self._transport)
+        self._reducer.reducing = self._reducing()
         self._reducer.modes.append(self._divisor)
         params = self._reducer.params
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in ignored]
         self._module_watch = ModuleWatch(self.module, [*params, *left_alone], ignored)
-        self._tuner: AutoBuckets | None = None
-        if self._options.tunes_buckets:
-            self._tuner = AutoBuckets(self._reducer, clock_of(param.device for param in params))
-        self._logical_ranks: LogicalRanks | None = None
-        if self._options.logical_ranks is not None:
-            self._check_logical_ranks(sparse)
-            self._logical_ranks = LogicalRanks(self._reducer, self._buffers_in_step, self._options.logical_ranks)
-
-    def _check_logical_ranks(self, sparse: Collection[str]) -> None:
-        """Raise `ValueError` if something else decides how gradients or buffers travel."""
-        others = {
-            "mixed_precision": self._mixed_precision is not None,
-            "delay_all_reduce_named_params": self._delayed is not None,
-            f"sparse gradients ({', '.join(sorted(sparse))})": bool(sparse),
-            'transport="nccl"': self._transport_kind == "nccl",
-            "forward_sync_buffers=False": bool(self._buffers_in_step.named) and not self.forward_sync_buffers,
-        }
-        exclude("`logical_ranks`", others)
-
-    def _guard_of_forward(self) -> Guard | None:
-        """The guard if it looks at this step. Of logical ranks, each rank has another number of forwards."""
-        if self._guard is None or not self._guard.looks or not torch.is_grad_enabled():
-            return None
-        return self._guard if self._logical_ranks is None or self.require_backward_grad_sync else None
 
     # ------------------------------------------------------------------ the other ranks
 
@@ -267,21 +229,16 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             broadcast_buffers=options.init_sync_buffers and bool(buffers),
             forward_sync_buffers=options.forward_sync_buffers and bool(buffers),
             mixed_precision=repr(self.mixed_precision),
-            tunes_buckets=options.tunes_buckets,
-            check_finite=options.check_finite,
+            **{name: value for extension in self.extensions for name, value in extension.agreed().items()},
         )
         agreed = verify_replicas_agree(self._transport, ours, self.device)
         self._options = replace(options, caps=agreed.bucket_caps())
 
     def _open_transport(self, kind: str | Transport) -> Transport:
         transport = kind if isinstance(kind, Transport) else open_transport(kind, self.process_group, self.device)
-        return watched(transport, self._options.stuck_after_s, self._rank_state)
-
-    def _rank_state(self) -> RankState:
-        """Called from another thread, perhaps before construction is over."""
-        if not hasattr(self, "_reducer"):
-            return RankState()
-        return state_of(self._reducer, accumulates=not self.require_backward_grad_sync)
+        for extension in self.extensions:
+            transport = extension.wrap_transport(transport, self)
+        return transport
 
     # ------------------------------------------------------------------ forward
 
@@ -296,25 +253,22 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         self._reducer.events.emit(EventKind.FORWARD_BEGIN)
         if torch.is_grad_enabled():
-            if self._logical_ranks is not None:
-                self._logical_ranks.forward_begins()
-            if (guard := self._guard_of_forward()) is not None:
-                guard.call("forward_begins")
+            for extension in self.extensions:
+                extension.pre_forward(self)
             self._module_watch.look(everywhere=self._reducer.phase is Phase.INCOMPLETE)
             self._reducer.ensure_finished()
         self._announce_to_joined_ranks()
         if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
-            if self._tuner is not None:
-                self._tuner.before_forward()
         synchronises_buffers = self._synchronizes_buffers(after_forward=False)
         if synchronises_buffers:
             self._synchronize_buffers()
         inputs, kwargs = self._placement.move(inputs, kwargs)
-        if (guard := self._guard_of_forward()) is not None:
-            broadcast = synchronises_buffers and self._buffers_in_step.hook is None
-            buffers = self._buffers_in_step.named if broadcast else {}
-            guard.before_forward(self._reducer.num_passes, buffers, inputs, kwargs)
+        if torch.is_grad_enabled():
+            is_broadcast = synchronises_buffers and self._buffers_in_step.hook is None
+            broadcast = self._buffers_in_step.named if is_broadcast else {}
+            for extension in self.extensions:
+                extension.before_module(self, broadcast, inputs, kwargs)
         if self._mixed_precision is not None:
             return self._mixed_precision.begin_forward(inputs, kwargs, self._reducer.hooks.renew)
         return inputs, kwargs
@@ -326,8 +280,9 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         if synchronises != self.require_forward_param_sync:  # asked first: to set an attribute of a module is slow
             self.require_forward_param_sync = synchronises
-        if (guard := self._guard_of_forward()) is not None:
-            guard.call("after_forward", self.require_backward_grad_sync)
+        if torch.is_grad_enabled():
+            for extension in self.extensions:
+                extension.post_forward(self)
         if synchronises:
             self._reducer.arm(output, finalize_at_end=not self.require_manual_backward_finalization)
         elif torch.is_grad_enabled():
@@ -356,24 +311,6 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             yield
         finally:
             self.require_backward_grad_sync = before
-
-    def shares(self) -> Iterator[int]:
-        """With `logical_ranks`: the shares of a step that this rank computes, each a number from 0 on.
-
-        Each has one forward and one backward within the loop, on the share's part of the batch, with a random state
-        of its own and the buffers that the step began with. After the loop `.grad` is the mean over the shares of
-        all ranks. An optimizer that steps earlier raises. See [Note: logical ranks].
-
-        Raises:
-            RuntimeError: no `logical_ranks`; or a share had no backward, or more than one.
-        """
-        if self._logical_ranks is None:
-            raise RuntimeError("There are no shares: pass logical_ranks to DistributedDataParallel.")
-        if self._join_config.enable:
-            raise RuntimeError(
-                "`shares` and `join` exclude each other: with shares every rank has the same inputs."
-            )
-        return self._logical_ranks.shares(self)
 
     @property
     def require_manual_backward_finalization(self) -> bool:
@@ -430,7 +367,6 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             ("mixed_precision", self._mixed_precision is not None, "it divides sums, all alike"),
             ("a communication hook", self._registered_hook is not None, "the hook owns the arithmetic"),
             ("delay_all_reduce_named_params", self._delayed is not None, "it divides by the number of ranks"),
-            ("logical_ranks", self._logical_ranks is not None, "every share counts the same"),
             ("join", self._join_config.enable, "a rank that has run out of inputs would have to weigh, too"),
         ):
             exclude("`weigh`", {other: is_on}, why)
@@ -450,8 +386,6 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
                 "register_comm_hook and `mixed_precision` exclude each other: a hook may step an optimizer, but "
                 "during backward parameters are low-precision copies. Compute under torch.autocast instead."
             )
-        if self._logical_ranks is not None:
-            raise RuntimeError("register_comm_hook and `logical_ranks` exclude each other: the shares' tree adds.")
         checked = CommHook.checked(state, hook)
         others = {f"a communication hook (`{checked.name}`)": self._options.reduction != "mean"}
         exclude(f'`reduction` ("{self._options.reduction}")', others, "the hook owns the arithmetic")
@@ -461,31 +395,19 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
                 f"`{self._registered_hook.name}` is registered and so cannot be `{checked.name}`."
             )
         self._registered_hook = checked
-        if self._guard is not None:
-            self._guard.call("communication_hook", checked.name, state)
         self._reducer.reducing = self._reducing()
 
     def _reducing(self) -> Reducing:
         """Reduces buckets over the present transport, by the communication hook if there is one."""
+        reducing: Reducing
         if (hook := self._registered_hook) is None:
             reducing = self._strategies.all_reduce(self._transport)
         else:
             watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
             reducing = HookReducing(hook, self._reducer.events, watch_future)
-        return self._strategies.with_finite_check(reducing, self._reducer)
-
-    def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
-        """Step each bucket's parameters as soon as its averages are there; see `modes/optimizer_overlap.py`.
-
-        The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
-
-        Raises:
-            ValueError: an optimizer that cannot be stepped piece by piece, or has parameters that are not in a
-                bucket of this wrapper; or `check_finite`.
-        """
-        why = "parameters would be stepped before it is known that all gradients are finite"
-        exclude("`overlap_optimizer`", {"check_finite": self._options.check_finite}, why)
-        return OverlappedOptimizer(optimizer, self.module, self._reducer.params, self._reducer.modes)
+        for extension in self.extensions:
+            reducing = extension.wrap_reducing(reducing, self)
+        return reducing
 
     # ------------------------------------------------------------------ replicas and their buffers
 
@@ -523,7 +445,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
 
     def _synchronizes_buffers(self, *, after_forward: bool) -> bool:
         hook = self._buffers_in_step.hook
-        if self._logical_ranks is not None:  # which does so once a step
+        if any(extension.synchronizes_buffers for extension in self.extensions):
             return False
         return self.will_sync_module_buffers() and after_forward == (hook is not None and hook.after_forward)
 
@@ -572,16 +494,10 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
         self._reducer.change_ranks(self._transport, self._reducing())
-        if self._logical_ranks is not None:  # some ranks may be new, and have other buckets
-            self._reducer.store.begin_anew(self._transport.allocate)
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)
-        if self._guard is not None:
-            self._guard.close()
-            self._reducer.modes.remove(self._guard)
-        self._guard = self._strategies.guard(self._reducer, self.device)
-        if self._guard is not None and (hook := self._registered_hook) is not None:
-            self._guard.call("communication_hook", hook.name, hook.state)
+        for extension in self.extensions:
+            extension.change_ranks(self)
 
     def follow(self, plan: BucketPlan) -> None:
         """Bucket by `plan` for good; see `plan_from_groups`. To be called on every rank, between steps.
@@ -619,15 +535,13 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         self._transport_kind = "process_group"
         self._transport = self._open_transport(self._transport_kind)
         self._build_reducer()
-        self._guard = self._strategies.guard(self._reducer, self.device)
+        for extension in self.extensions:
+            extension.attach(self, starts_equal=False)
 
     # ------------------------------------------------------------------ what can be asked
 
     plan = property(attrgetter("_reducer.plan"), doc="Which gradient travels in which bucket, in launch order.")
     events = property(attrgetter("_reducer.events"), doc="What happens in each step: `events.watch(sink)`.")
-    guard = property(attrgetter("_guard"), doc="Its `checks` look for silent trouble; add to them before training.")
-    logical_ranks = property(attrgetter("_logical_ranks"), doc="What deals the shares of each step to the ranks.")
-    tuning = property(lambda self: self._tuner and self._tuner.tuning, doc='What `bucket_cap_mb="auto"` came to.')
     device = property(attrgetter("_placement.device"))
     device_type = property(attrgetter("_placement.device.type"))
     device_ids = property(attrgetter("_placement.device_ids"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch.distributed as dist
 MIB = 1024 * 1024
 UNBOUNDED = 1 << 62  # a bucket capacity that no model reaches, in bytes
 
-CHOICES: dict[str, tuple[object, ...]] = {"reduction": ("mean", "sum"), "on_drift": ("warn", "raise", None)}
+REDUCTIONS = ("mean", "sum")
 FLAGS = (
     "find_unused_parameters",
     "gradient_as_bucket_view",
@@ -27,7 +28,6 @@ FLAGS = (
     "batched_grad_copy",
     "init_sync",
     "lazy_bucket_allocation",
-    "check_finite",
 )
 
 
@@ -89,12 +89,7 @@ class Options:
     forward_sync_buffers: bool
     small_last_bucket: bool
     reduction: str | Callable[..., Any] = "mean"
-    stuck_after_s: float | None = None
-    on_drift: str | None = None
-    logical_ranks: int | None = None
     lazy_bucket_allocation: bool = False
-    check_finite: bool = False
-    tunes_buckets: bool = False
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -118,49 +113,20 @@ class Options:
         first_cap = arguments["first_bucket_cap_mb"]
         for name in (*FLAGS, "broadcast_buffers", "forward_sync_buffers"):
             check_flag(name, arguments[name])
-        tunes_buckets = cap == "auto"
-        cap = None if tunes_buckets else cap
         _check_caps(cap, cap_list, first_cap)
-        _check_choices(arguments)
+        if arguments["reduction"] not in REDUCTIONS and not callable(arguments["reduction"]):
+            raise ValueError(f"`reduction` is 'mean' or 'sum', but got {arguments['reduction']!r}.")
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast is None else bool(broadcast)
-        options = cls(
+        return cls(
             caps=BucketCaps.from_mib(cap, cap_list, first_cap),
             reduction=arguments["reduction"],
-            stuck_after_s=arguments["stuck_after_s"],
-            on_drift=arguments["on_drift"],
-            logical_ranks=arguments["logical_ranks"],
             init_sync_buffers=True if forward is not None else legacy,
             forward_sync_buffers=legacy if forward is None else bool(forward),
             small_last_bucket=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
-            tunes_buckets=tunes_buckets,
             **{name: bool(arguments[name]) for name in FLAGS},
         )
-        if tunes_buckets:
-            options._check_tuning(cap_list, first_cap)
-        if options.logical_ranks is not None:
-            options._check_logical_ranks()
-        return options
-
-    def _check_tuning(self, cap_mb_list: object, first_cap_mb: object) -> None:
-        others = {
-            "`bucket_cap_mb_list`": cap_mb_list is not None,
-            "`first_bucket_cap_mb`": first_cap_mb is not None,
-            "`find_unused_parameters`": self.finds_unused_each_pass,  # whose order may change in every step
-        }
-        exclude('`bucket_cap_mb="auto"`', others)
-
-    def _check_logical_ranks(self) -> None:
-        others = {
-            "`check_finite`": self.check_finite,
-            "`static_graph`": self.static_graph,  # its first backward is reduced as a whole
-            "`batched_grad_copy`": self.batched_grad_copy,  # which divides
-            "`skip_all_reduce_unused_params`": self.skip_all_reduce_unused_params,
-            '`bucket_cap_mb="auto"`': self.tunes_buckets,
-            "a `reduction` of your own": callable(self.reduction),
-        }
-        exclude("`logical_ranks`", others)
 
 
 def exclude(option: str, others: Mapping[str, bool], why: str = "leave one of them out") -> None:
@@ -173,16 +139,19 @@ def exclude(option: str, others: Mapping[str, bool], why: str = "leave one of th
 def warn_of_deprecated(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None, check_reduction: bool
 ) -> None:
-    """To be called by the constructor: the warnings point to its caller."""
+    """To be called by the constructor: the warnings point to the line that calls it, or a subclass's."""
+    level = 2
+    while sys._getframe(level - 1).f_globals["__name__"].startswith("minddp."):
+        level += 1
     if broadcast_buffers is not None:
         rest = (
             "its value is ignored, since `forward_sync_buffers` is given too."
             if forward_sync_buffers is not None
             else "use `forward_sync_buffers`, which unlike it keeps the broadcast of buffers at construction."
         )
-        warnings.warn(f"`broadcast_buffers` is deprecated: {rest}", FutureWarning, stacklevel=3)
+        warnings.warn(f"`broadcast_buffers` is deprecated: {rest}", FutureWarning, stacklevel=level)
     if check_reduction:
-        warnings.warn("`check_reduction` is deprecated and has no effect.", FutureWarning, stacklevel=3)
+        warnings.warn("`check_reduction` is deprecated and has no effect.", FutureWarning, stacklevel=level)
 
 
 def check_flag(name: str, value: object) -> None:
@@ -207,20 +176,6 @@ def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first
         given.append(("first_bucket_cap_mb", first_cap_mb))
     for name, cap in given:
         if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
-            or_auto = ' or "auto"' if name == "bucket_cap_mb" else ""
-            raise TypeError(
-                f"`{name}` takes mebibytes as numbers{or_auto}, but got {cap!r} ({type(cap).__name__})."
-            )
+            raise TypeError(f"`{name}` takes mebibytes as numbers, but got {cap!r} ({type(cap).__name__}).")
         if not 0 <= cap < UNBOUNDED / MIB:
             raise ValueError(f"`{name}` takes a finite number of mebibytes, 0 or more, but got {cap!r}.")
-
-
-def _check_choices(arguments: Mapping[str, Any]) -> None:
-    for name, choices in CHOICES.items():
-        if arguments[name] not in choices and not (name == "reduction" and callable(arguments[name])):
-            raise ValueError(f"`{name}` is one of {', '.join(map(repr, choices))}, but got {arguments[name]!r}.")
-    limit_s, shares = arguments["stuck_after_s"], arguments["logical_ranks"]
-    if limit_s is not None and not limit_s > 0:
-        raise ValueError(f"`stuck_after_s` takes seconds, more than 0, or None, but got {limit_s!r}.")
-    if shares is not None and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 1):
-        raise ValueError(f"`logical_ranks` takes a number of shares, 1 or more, but got {shares!r}.")

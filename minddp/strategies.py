@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import nn
 
 from minddp.acceleration.gradient_aliasing import GradientAliasing
@@ -18,7 +17,6 @@ from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import DivisorOfBackward, MeanBeforeSum, Reducing
 from minddp.core.unfinished import UnfinishedReduction
-from minddp.elastic.logical_ranks import ShareReducing
 from minddp.expectation.find_unused import FindUnused
 from minddp.expectation.static_graph import StaticGraph
 from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
@@ -26,18 +24,13 @@ from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
 from minddp.options import Options
 from minddp.platform.acceleration_switch import acceleration_is_on
-from minddp.platform.streams import has_streams
 from minddp.replicas.agreement import serial_number
 from minddp.transport.protocols import Transport
-from minddp.watchdog.drift import checks_of_drift
-from minddp.watchdog.finite import CheckFinite
-from minddp.watchdog.guard import Guard
-from minddp.watchdog.slow_rank import SlowRank
 
 
 @dataclass(frozen=True)
 class Strategies:
-    """Makes the parts of a reducer, and its guard. Parameters in `sparse_names` have sparse gradients."""
+    """Makes the parts of a reducer. Parameters in `sparse_names` have sparse gradients."""
 
     options: Options
     named_params: Sequence[tuple[str, nn.Parameter]]
@@ -63,7 +56,7 @@ class Strategies:
         )
         store.make_buckets(transport.allocate)
         hooks = GradientHooks(params)
-        reducer = Reducer(
+        return Reducer(
             hooks,
             transport,
             store,
@@ -72,8 +65,6 @@ class Strategies:
             UnfinishedReduction(params, names, serial_number(names, transport)),
             [RpcGradients(params, names), *filter(None, (aliasing, self.mixed_precision))],
         )
-        reducer.reducing = self.with_finite_check(reducer.reducing, reducer)
-        return reducer
 
     @property
     def _grads_are_views(self) -> bool:
@@ -110,27 +101,8 @@ class Strategies:
             return FindUnused(params, hooks, skips_buckets=skips_buckets)
         return Expectation(params)
 
-    def with_finite_check(self, reducing: Reducing, reducer: Reducer) -> Reducing:
-        """`reducing`, tested if `check_finite` asks for it."""
-        return CheckFinite(reducing, reducer) if self.options.check_finite else reducing
-
-    def guard(self, reducer: Reducer, device: torch.device, *, starts_equal: bool = False) -> Guard | None:
-        """Looks for silent trouble; `None` if that is not wanted, or there are no other ranks, or no store."""
-        transport, on_drift = reducer.transport, self.options.on_drift
-        if on_drift is None or transport.world_size == 1 or transport.store is None:
-            return None
-        named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
-        checks = checks_of_drift(named, starts_equal=starts_equal)
-        if not has_streams(device) and self.options.logical_ranks is None:  # shares are dealt unevenly on purpose
-            checks["slow_rank"] = SlowRank()
-        guard = Guard(named, transport, checks, raises=on_drift == "raise", num_passes=reducer.num_passes)
-        reducer.modes.append(guard)
-        return guard
-
     def all_reduce(self, transport: Transport) -> Reducing:
         """What reduces a bucket where no communication hook does."""
-        if self.options.logical_ranks is not None:
-            return ShareReducing(transport, self.options.logical_ranks, takes_mean=self.options.reduction == "mean")
         if callable(self.options.reduction):
             return self.options.reduction(transport)
         if self.mixed_precision is not None:

@@ -89,11 +89,7 @@ def options(**changed: Any) -> Options:
         "batched_grad_copy": False,
         "first_bucket_cap_mb": None,
         "reduction": "mean",
-        "stuck_after_s": None,
         "lazy_bucket_allocation": False,
-        "on_drift": None,
-        "logical_ranks": None,
-        "check_finite": False,
     }
     return Options.checked({**defaults, **changed})
 

@@ -10,10 +10,11 @@ import warnings
 import numpy as np
 import pytest
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.options import MIB, UNBOUNDED, BucketCaps, warn_of_deprecated
+from minddp.options import MIB, UNBOUNDED, BucketCaps
 from tests.fakes import options
 
 FLAGS = (
@@ -45,6 +46,7 @@ def test_the_constructor_has_torchs_parameters_then_its_own() -> None:
         "transport",
         "first_bucket_cap_mb",
         "reduction",
+        "extensions",
         "stuck_after_s",
         "on_drift",
         "logical_ranks",
@@ -80,7 +82,7 @@ def test_numpys_bools_are_flags() -> None:
 
 @pytest.mark.parametrize("cap", ["25", "big", True, [25], 25j])
 def test_a_capacity_of_the_wrong_type_is_refused(cap: object) -> None:
-    with pytest.raises(TypeError, match='`bucket_cap_mb` takes mebibytes as numbers or "auto", but got'):
+    with pytest.raises(TypeError, match="`bucket_cap_mb` takes mebibytes as numbers, but got"):
         options(bucket_cap_mb=cap)
     with pytest.raises(TypeError, match="`bucket_cap_mb_list` takes mebibytes as numbers, but got"):
         options(bucket_cap_mb_list=[1, cap])
@@ -134,14 +136,6 @@ def test_an_empty_list_means_the_default() -> None:
     assert options(bucket_cap_mb_list=[]).caps == options().caps
 
 
-def test_buckets_that_are_tuned_begin_with_the_default() -> None:
-    chosen = options(bucket_cap_mb="auto")
-    assert chosen.tunes_buckets
-    assert not options().tunes_buckets
-    assert chosen.caps == options().caps
-    assert options(bucket_cap_mb="auto", find_unused_parameters=True, static_graph=True).tunes_buckets
-
-
 @pytest.mark.parametrize(
     ("broadcast", "forward", "expected_forward", "expected_init"),
     [
@@ -192,21 +186,24 @@ def test_torchs_switch_for_a_small_last_bucket(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("given", "texts"),
     [
-        ((None, True, False), []),
-        ((True, None, False), ["`broadcast_buffers` is deprecated: use `forward_sync_buffers`"]),
-        ((True, True, False), ["`broadcast_buffers` is deprecated: its value is ignored"]),
-        ((None, None, True), ["`check_reduction` is deprecated and has no effect"]),
+        ({"forward_sync_buffers": True}, []),
+        ({"broadcast_buffers": True}, ["`broadcast_buffers` is deprecated: use `forward_sync_buffers`"]),
+        (
+            {"broadcast_buffers": True, "forward_sync_buffers": True},
+            ["`broadcast_buffers` is deprecated: its value is ignored"],
+        ),
+        ({"check_reduction": True}, ["`check_reduction` is deprecated and has no effect"]),
     ],
 )
 def test_deprecation_warnings_point_at_the_call_of_the_constructor(
-    given: tuple[bool | None, bool | None, bool], texts: list[str]
+    given: dict[str, bool], texts: list[str]
 ) -> None:
-    def constructor() -> None:
-        warn_of_deprecated(*given)
-
+    """They precede the error that there is no process group."""
+    module = nn.Linear(1, 1)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        constructor()
+        with pytest.raises(ValueError, match="process group"):
+            minddp.DistributedDataParallel(module, **given)
         where = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
     assert len(warned) == len(texts)
     for warning, text in zip(warned, texts, strict=True):

@@ -1,4 +1,4 @@
-"""The wrapper that `minddp` exports: `minddp.ddp` with the private surface of torch's class.
+"""The wrapper taken for torch's class: that of `minddp.ddp`, with the private surface of torch's.
 
 Frameworks, torch's own tests and torch.compile use names that begin with an underscore, and attributes that mean
 something only to them. They are not needed to learn how data parallelism works, so they are here. What torch's

@@ -61,7 +61,6 @@ def delayed_parameters(
     others = {
         "`mixed_precision`": mixed_precision is not None,
         "`reduction`": options.reduction != "mean",
-        "`check_finite`": options.check_finite,
     }
     if delayed:
         exclude("`delay_all_reduce_named_params`", others)

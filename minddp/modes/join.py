@@ -84,13 +84,12 @@ class UnevenInputs(Joinable):
             ValueError: combined with an option that a rank without inputs cannot follow.
         """
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        skips, tunes = self._options.skip_all_reduce_unused_params, self._options.tunes_buckets
+        skips = self._options.skip_all_reduce_unused_params
         sums_by_active = self._options.reduction == "sum" and not self._divide_by_initial_world_size
         delays = self._delayed is not None
         for is_on, option, why in (
             (skips, "skip_all_reduce_unused_params", "a rank without inputs cannot know which buckets others skip"),
             (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient that triggers it"),
-            (tunes, 'bucket_cap_mb="auto"', "a rank without inputs makes no steps to be observed"),
             (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
         ):
             exclude("`join`", {option: is_on}, why)

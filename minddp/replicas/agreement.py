@@ -124,10 +124,10 @@ def _disagreements(rank: int, replicas: Sequence[Replica]) -> Iterator[str]:
 
 def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     differing = [
-        f"`{name}` is {value!r} on rank 0, but {theirs.get(name)!r} on rank {other}."
+        f"`{name}` is {options[0].get(name)!r} on rank 0, but {theirs.get(name)!r} on rank {other}."
         for other, theirs in enumerate(options)
-        for name, value in options[0].items()
-        if theirs.get(name) != value
+        for name in {**options[0], **theirs}
+        if theirs.get(name) != options[0].get(name)
     ]
     if differing:
         yield "\n".join(["The ranks disagree on options of DistributedDataParallel:", *differing])

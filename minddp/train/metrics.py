@@ -66,7 +66,7 @@ def waiting(ddp: nn.Module) -> dict[str, Any]:
     `late_ms` is by how much that rank is late in the steps in which it is, mostly in `late_phase`. Empty on other
     ranks than 0, before the first window of steps is complete, under torch's wrapper and on accelerators.
     """
-    check = getattr(getattr(ddp, "_guard", None), "checks", {}).get("slow_rank")
+    check = getattr(getattr(ddp, "guard", None), "checks", {}).get("slow_rank")
     if not isinstance(check, SlowRank) or check.waited_ns is None:
         return {}
     fields: dict[str, Any] = {"waited_ms": check.waited_ns / 1e6}

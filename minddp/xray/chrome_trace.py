@@ -29,7 +29,9 @@ def trace_events(analyses: Sequence[Analysis]) -> list[Event]:
         for number in [rank.rank for rank in analysis.recording.ranks]:
             name = f"{title}, rank {number}" if len(analyses) > 1 else f"rank {number}"
             for kind, text in (("process_name", name), ("thread_name", "computes")):
-                events.append({"ph": "M", "name": kind, "pid": first_pid + number, "tid": 1, "args": {"name": text}})
+                events.append(
+                    {"ph": "M", "name": kind, "pid": first_pid + number, "tid": 1, "args": {"name": text}}
+                )
         begin_ns = min(step.begin_ns for step in analysis.steps)
         for step, rank in [(step, rank) for step in analysis.steps for rank in step.ranks]:
             where = {"pid": first_pid + rank.rank, "tid": 1}

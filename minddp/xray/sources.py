@@ -89,7 +89,7 @@ class MinddpSource:
 
     def __init__(self, ddp: DistributedDataParallel):
         self._reducer = ddp._reducer
-        self._guard = ddp._guard
+        self._guard = getattr(ddp, "guard", None)
         self.title = type(ddp.module).__name__
         self.rank = self._reducer.transport.rank
         self.world_size = self._reducer.transport.world_size

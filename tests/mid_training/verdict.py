@@ -137,7 +137,7 @@ class _Play:
         except _Failed as failure:
             cause = "".join(traceback.format_exception(failure.__cause__)) if failure.__cause__ else ""
             self.report.failure = f"{where}: {failure}\n{cause}".rstrip()
-        if (guard := getattr(self.minddp.ddp, "_guard", None)) is not None:
+        if (guard := getattr(self.minddp.ddp, "guard", None)) is not None:
             guard.close()
             self.report.findings = [finding.text for finding in guard.exchange.found]
         return self.report

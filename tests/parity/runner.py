@@ -98,7 +98,7 @@ class _Run:
         return self.report
 
     def findings(self) -> list[str]:
-        guard = getattr(self.subject and self.subject.ddp, "_guard", None)
+        guard = getattr(self.subject and self.subject.ddp, "guard", None)
         if guard is not None:
             guard.close()
         return [] if guard is None else [finding.text for finding in guard.exchange.found]
