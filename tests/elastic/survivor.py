@@ -171,7 +171,7 @@ class Script:
             "construction": (session, "_connect"),
             "move": (ddp, "move_to_group"),
             "receive": (session, "_synchronize"),
-            "buffers": (ddp._logical_ranks, "_overwrite_buffers"),
+            "buffers": (ddp.logical_ranks, "_overwrite_buffers"),
         }
         for moment, (owner, name) in replaced.items():
             original = getattr(owner, name)
