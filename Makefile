@@ -29,7 +29,7 @@ chromium:  ## Install Chromium for the browser tests, as root on Debian; elsewhe
 	@command -v chromium || command -v chromium-browser || command -v google-chrome \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get && timeout 300 apt-get -qq update \
 	     && timeout 600 apt-get -qq install -y chromium >/dev/null; } \
-	|| echo "No Chromium here, and it could not be installed: tests/xray/test_browser.py will be skipped."
+	|| echo "No Chromium here, and it could not be installed: tests/tools/xray/test_browser.py will be skipped."
 
 docs: .venv/docs-installed  ## Build the site in build/site, which opens from disk: annotated source, API, all pages.
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet -f docs/site/mkdocs.yml

@@ -31,8 +31,8 @@ from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import WorkloadName, workload
 from minddp import DistributedDataParallel
 from minddp.core.plan import BucketPlan
-from minddp.forecast import Tuning
-from minddp.forecast.step_model import predicted_s
+from minddp.tools.forecast import Tuning
+from minddp.tools.forecast.step_model import predicted_s
 
 FAMILIES = {
     "torch": NativeDDP,
@@ -40,7 +40,7 @@ FAMILIES = {
     "minddp, shared memory": minddp_over("shared_memory"),
 }
 AIM = 0.10  #: the largest error of a prediction, as a share
-STEPS_UNTIL_TUNED = 32  # minddp.forecast observes 11 steps before it changes the buckets and 11 after
+STEPS_UNTIL_TUNED = 32  # minddp.tools.forecast observes 11 steps before it changes the buckets and 11 after
 
 
 @dataclass(frozen=True, kw_only=True)

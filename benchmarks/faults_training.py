@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from minddp.elastic.addition_tree import deal
+from minddp.tools.elastic.addition_tree import deal
 
 NUM_SHARES = 8
 SAMPLES = 16  # of a share

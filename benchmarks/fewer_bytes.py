@@ -29,10 +29,10 @@ from benchmarks.hosts import HOSTS, settle
 from benchmarks.namespaces import INTERFACE, limit_rate, two_hosts
 from benchmarks.question import RaceOptions, Report, report_of
 from minddp.comm_hooks import HOOKS
-from minddp.train.settings import Settings
-from minddp.train.task import load_task
-from minddp.train.trainer import Trainer
-from minddp.train.world import World
+from minddp.tools.train.settings import Settings
+from minddp.tools.train.task import load_task
+from minddp.tools.train.trainer import Trainer
+from minddp.tools.train.world import World
 
 BASELINE = "fp32, no hook"
 PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"

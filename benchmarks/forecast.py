@@ -1,4 +1,4 @@
-"""Does a step take as long as `minddp.forecast` predicts?
+"""Does a step take as long as `minddp.tools.forecast` predicts?
 
     sudo python -m benchmarks forecast       # 2 to 8 ranks on one host and on two, at three rates; three minutes
 
@@ -31,13 +31,13 @@ from benchmarks.namespaces import bytes_per_second, limit_rate, two_hosts
 from benchmarks.question import Options, report_of, write
 from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
-from minddp.forecast.auto_buckets import Observer, observed
-from minddp.forecast.cluster import Cluster, all_reduce, hop_of
-from minddp.forecast.gradient_clock import HostClock
-from minddp.forecast.link import FREE, Link, measure_link
-from minddp.forecast.scaling import Job
-from minddp.forecast.scaling import forecast as forecast_of
 from minddp.platform.cores import usable_cores
+from minddp.tools.forecast.auto_buckets import Observer, observed
+from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
+from minddp.tools.forecast.gradient_clock import HostClock
+from minddp.tools.forecast.link import FREE, Link, measure_link
+from minddp.tools.forecast.scaling import Job
+from minddp.tools.forecast.scaling import forecast as forecast_of
 from minddp.transport import open_transport
 
 WARM_UP_STEPS = 4

@@ -37,8 +37,8 @@ from benchmarks.harness import compare, estimate, gathered, schedule
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.scaling import BARRIER, on_ranks
 from benchmarks.workloads import Workload
-from minddp.forecast.gradient_clock import HostClock
-from minddp.forecast.link import Link, measure_link
+from minddp.tools.forecast.gradient_clock import HostClock
+from minddp.tools.forecast.link import Link, measure_link
 from minddp.transport import open_transport
 
 Axis = Literal["tensors", "elements", "ranks", "memory"]

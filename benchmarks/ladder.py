@@ -26,9 +26,9 @@ import minddp
 from benchmarks.launch import run_ranks
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.xray.result import Result
-from minddp.xray.sources import Source
-from minddp.xray.xray import XRay
+from minddp.tools.xray.result import Result
+from minddp.tools.xray.sources import Source
+from minddp.tools.xray.xray import XRay
 from reference.interface import DataParallel
 from reference.ladder import rungs
 

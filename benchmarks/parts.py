@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
+from minddp.acceleration import gradient_aliasing
 from torch import nn
 
 from benchmarks.contestants import Contestant, Raced, race_workload
@@ -34,11 +35,10 @@ from benchmarks.harness import in_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
-from minddp.acceleration import gradient_aliasing
 from minddp.core import packing
+from minddp.tools.xray.record import Recorder
+from minddp.tools.xray.sources import MinddpSource
 from minddp.transport import spin_wait
-from minddp.xray.record import Recorder
-from minddp.xray.sources import MinddpSource
 
 Build = Callable[..., DistributedDataParallel]  #: takes options of the constructor
 Change = Callable[[Build], DistributedDataParallel]

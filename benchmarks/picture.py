@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from minddp.platform.wording import size
-from minddp.xray import words
-from minddp.xray.analysis import Analysis
-from minddp.xray.result import Comparison, load
-from minddp.xray.timeline import Activity, RankStep, Step
+from minddp.tools.xray import words
+from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.result import Comparison, load
+from minddp.tools.xray.timeline import Activity, RankStep, Step
 
 # The colours of page.css; what moves is solid, and what waits is hatched.
 WIRE, EXPOSED, EXPOSED_PALE = "#17775f", "#c23b1e", "#fce8e1"

@@ -5,7 +5,7 @@
 
 Weak: each rank has a batch of the same size. Strong: one batch is split among the ranks. All numbers of ranks race
 in one run, in which ranks that are not needed wait in a barrier, so they can be compared round by round. The speed
-of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.forecast` foretells each
+of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.tools.forecast` foretells each
 step by the process group from one and two ranks: see `forecast.py`.
 """
 
@@ -42,9 +42,9 @@ from benchmarks.harness import compare, estimate, in_ms
 from benchmarks.own_model import has_parts, imported, own_workload
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import Workload, WorkloadName, batch_of, training_step, workload
-from minddp.forecast.cluster import Cluster, all_reduce
-from minddp.forecast.link import FREE
 from minddp.platform.cores import usable_cores
+from minddp.tools.forecast.cluster import Cluster, all_reduce
+from minddp.tools.forecast.link import FREE
 
 BARRIER, FORECAST = "barrier", "forecast, process group"
 OBSERVED_STEPS = 12

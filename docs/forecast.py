@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from minddp.core.plan import plan_from_groups
-from minddp.forecast.cluster import Cluster, all_reduce
-from minddp.forecast.link import Link
-from minddp.forecast.scaling import Job, forecast
-from minddp.xray.forecast_command import GBIT, job_of
+from minddp.tools.forecast.cluster import Cluster, all_reduce
+from minddp.tools.forecast.link import Link
+from minddp.tools.forecast.scaling import Job, forecast
+from minddp.tools.xray.forecast_command import GBIT, job_of
 
 PAGE = Path(__file__).parent / "forecast.md"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"

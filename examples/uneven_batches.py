@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minddp.watchdog.check import Check, Finding, Notes
+from minddp.tools.watchdog.check import Check, Finding, Notes
 
 
 class UnevenBatches(Check):

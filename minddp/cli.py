@@ -14,14 +14,14 @@ from minddp.platform.launcher import Stopped
 
 #: A module, whose `main(arguments)` runs the subcommand and returns the exit status, and what it is for.
 COMMANDS = {
-    "train": ("minddp.train.launch", "train a model data-parallel, on ranks that it starts itself"),
-    "run": ("minddp.compat.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
-    "exec": ("minddp.compat.execute", "the same for any command, such as another launcher"),
-    "doctor": ("minddp.doctor.doctor_command", "check, before a job, whether it will work on these machines"),
-    "xray": ("minddp.xray.command_line", "record some steps of a script: where their time goes"),
-    "forecast": ("minddp.xray.forecast_command", "predict a step on other numbers of ranks and hosts"),
-    "bench": ("minddp.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
-    "demo": ("minddp.demo", "train a small GPT for a minute, then compare with torch's DDP"),
+    "train": ("minddp.tools.train.launch", "train a model data-parallel, on ranks that it starts itself"),
+    "run": ("minddp.tools.launch.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
+    "exec": ("minddp.tools.launch.execute", "the same for any command, such as another launcher"),
+    "doctor": ("minddp.tools.doctor.doctor_command", "check, before a job, whether it will work on these machines"),
+    "xray": ("minddp.tools.xray.command_line", "record some steps of a script: where their time goes"),
+    "forecast": ("minddp.tools.xray.forecast_command", "predict a step on other numbers of ranks and hosts"),
+    "bench": ("minddp.tools.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
+    "demo": ("minddp.tools.demo", "train a small GPT for a minute, then compare with torch's DDP"),
 }
 
 

@@ -8,17 +8,17 @@ from functools import partial
 
 from torch import nn
 
-from minddp.acceleration.gradient_aliasing import GradientAliasing
 from minddp.core.autograd import GradientHooks
 from minddp.core.bucket import Allocate, Bucket, GradDtypes, GradientBucket, MakeBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.expectation import Expectation
+from minddp.core.find_unused import FindUnused
+from minddp.core.gradient_aliasing import GradientAliasing
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import DivisorOfBackward, MeanBeforeSum, Reducing
+from minddp.core.static_graph import StaticGraph
 from minddp.core.unfinished import UnfinishedReduction
-from minddp.expectation.find_unused import FindUnused
-from minddp.expectation.static_graph import StaticGraph
 from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket

@@ -36,7 +36,7 @@ def take_findings(rank: int) -> list[str]:
 
 _FINDINGS: list[str] = []
 #: Those of the watchdog's loggers that tell of a fault in a script that does not wait.
-FINDERS = ("minddp.watchdog", "minddp.watchdog.guard", "minddp.watchdog.board")
+FINDERS = ("minddp.tools.watchdog", "minddp.tools.watchdog.guard", "minddp.tools.watchdog.board")
 
 
 def _keep_findings() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from minddp import demo
-from minddp.demo import differences
-from minddp.train.checkpoint_files import CheckpointFiles, load
-from tests.train.runs import TINY_GPT, tiny, train_here
+from minddp.tools.demo import differences
+from minddp.tools.train.checkpoint_files import CheckpointFiles, load
+from tests.tools.train.runs import TINY_GPT, tiny, train_here
 
 
 @pytest.fixture

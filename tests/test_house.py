@@ -5,35 +5,42 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minddp"
-UPPER_FLOORS = ("__init__", "train", "tasks", "demo", "cli", "__main__", "xray", "compat", "doctor", "bench")
-CORE = sorted(
-    path
-    for path in PACKAGE.rglob("*.py")
-    if path.relative_to(PACKAGE).parts[0].removesuffix(".py") not in UPPER_FLOORS
-)
-
-# Which packages each package may import besides itself. `ddp.py`, `strategies.py` and UPPER_FLOORS may import all.
-MAY_IMPORT = {
+LOWER_STOREY = {  # the wrapper: which rooms each one may import besides itself. Two files may import all of them.
+    "ddp": None,
+    "strategies": None,
     "platform": set(),
     "transport": {"platform"},
     "core": {"platform", "transport.protocols"},
-    "expectation": {"platform", "core", "transport.protocols"},
-    "acceleration": {"platform", "core"},
     "options": set(),
+    "extension": {"core", "transport.protocols", "ddp"},
     "replicas": {"platform", "options", "core", "transport.protocols"},
     "modes": {"platform", "options", "core", "replicas", "transport.protocols"},
     "comm_hooks": {"platform", "core", "transport.protocols"},
-    "watchdog": {"platform", "core", "forecast", "transport.protocols"},
-    "elastic": {"platform", "core", "replicas", "watchdog", "transport.protocols"},
-    "forecast": {"platform", "core", "transport.protocols"},
+    "compat": {"platform", "options", "core", "replicas", "comm_hooks", "ddp"},
 }
+TOOLS = {  # which other tools each one may import, besides all of the wrapper
+    "forecast": set(),
+    "watchdog": {"forecast"},
+    "elastic": {"watchdog"},
+    "doctor": {"forecast"},
+    "launch": {"watchdog", "xray", "train.settings"},
+    "xray": {"forecast", "launch"},
+    "train": {"watchdog", "elastic", "xray"},
+    "tasks": {"train"},
+    "demo": {"train"},
+    "bench": set(),
+    "wrapper": {"forecast", "watchdog", "elastic"},
+}
+PATHS = sorted(PACKAGE.rglob("*.py"))
+LOWER = [path for path in PATHS if path.relative_to(PACKAGE).parts[0].removesuffix(".py") in LOWER_STOREY]
+UPPER = [path for path in PATHS if path.is_relative_to(PACKAGE / "tools") and path.parent.name != "startup"]
 
 
 def module_name(path: Path) -> str:
@@ -54,23 +61,36 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{name}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("path", CORE, ids=module_name)
-def test_the_core_never_imports_upper_floors(path: Path) -> None:
-    upper = tuple(f"minddp.{name}" for name in UPPER_FLOORS)
-    offenders = [name for name in imports_of(path) if name.startswith(upper)]
-    assert offenders == []
-
-
-@pytest.mark.parametrize("path", CORE, ids=module_name)
-def test_packages_import_only_what_they_may(path: Path) -> None:
-    package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if package in ("__init__", "ddp", "strategies"):
-        return
-    allowed = {package, *MAY_IMPORT[package]}
+def rooms_imported(path: Path) -> Iterator[str]:
+    """As in the tables above; `minddp` itself has no code to import, only names that it passes on."""
     for name in imports_of(path):
-        short = name.removeprefix("minddp.")
         if name.startswith("minddp."):
-            assert any(short == one or short.startswith(f"{one}.") for one in allowed), f"{path} imports {name}"
+            yield name.removeprefix("minddp.")
+
+
+def offenders(path: Path, room: str, allowed: set[str], names: Iterable[str]) -> list[str]:
+    return [name for name in names if not any(f"{name}.".startswith(f"{one}.") for one in (room, *allowed))]
+
+
+def test_every_file_is_on_a_storey() -> None:
+    others = {path.relative_to(PACKAGE).as_posix() for path in PATHS if path not in LOWER + UPPER}
+    facades = {"__init__.py", "__main__.py", "cli.py", "elastic.py", "xray.py"}
+    assert others == {*facades, "tools/launch/startup/sitecustomize.py"}
+
+
+@pytest.mark.parametrize("path", LOWER, ids=module_name)
+def test_no_room_below_imports_one_above(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    allowed = LOWER_STOREY[room]
+    everything = set(LOWER_STOREY)
+    assert offenders(path, room, everything if allowed is None else allowed, rooms_imported(path)) == []
+
+
+@pytest.mark.parametrize("path", UPPER, ids=module_name)
+def test_tools_import_only_what_they_may(path: Path) -> None:
+    room = path.relative_to(PACKAGE / "tools").parts[0].removesuffix(".py")
+    names = [name.removeprefix("tools.") for name in rooms_imported(path) if name.startswith("tools.")]
+    assert room == "__init__" or offenders(path, room, TOOLS[room], names) == []
 
 
 def test_minddp_and_reference_do_not_import_each_other() -> None:
@@ -89,7 +109,7 @@ def test_nothing_in_the_package_imports_tests_or_benchmarks() -> None:
 def test_no_module_of_the_core_calls_anything_when_imported_that_it_need_not() -> None:
     """At module level: definitions, imports, constants. No loops, no bare calls, no `global` anywhere."""
     allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
-    for path in CORE:
+    for path in LOWER + UPPER:
         if path.name == "__main__.py":  # run by `python -m`, imported by no module
             continue
         tree = ast.parse(path.read_text())
@@ -115,7 +135,7 @@ assert before == after
 assert not dist.is_initialized()
 new = {name.split(".")[0] for name in set(sys.modules) - had}
 assert not new & {"rich", "tyro", "sklearn", "matplotlib", "cupy", "pytest", "reference"}, new
-assert not {name for name in sys.modules if name.startswith(("minddp.train", "minddp.cli"))}
+assert not {name for name in sys.modules if name.startswith(("minddp.tools.train", "minddp.cli"))}
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
@@ -123,6 +143,6 @@ assert not {name for name in sys.modules if name.startswith(("minddp.train", "mi
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", CORE, ids=module_name)
+@pytest.mark.parametrize("path", LOWER + UPPER, ids=module_name)
 def test_every_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))

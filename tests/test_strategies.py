@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from minddp.acceleration.gradient_aliasing import GradientAliasing
 from minddp.core.bucket import Bucket, GradDtypes
 from minddp.core.expectation import Expectation
+from minddp.core.find_unused import FindUnused
+from minddp.core.gradient_aliasing import GradientAliasing
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import MeanBeforeSum
-from minddp.expectation.find_unused import FindUnused
-from minddp.expectation.static_graph import StaticGraph
+from minddp.core.static_graph import StaticGraph
 from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from minddp.xray import words
+from minddp.tools.xray import words
 from reference.collectives import algorithms
 from reference.ring import Plan
 

@@ -14,7 +14,7 @@ from benchmarks.ladder import RungSource
 from docs.learning.small_net import CAP_MIB, EXAMPLES_PER_RANK, examples_of, loss_of, small_net
 from minddp.core.events import Event, EventKind
 from minddp.core.plan import BucketPlan
-from minddp.xray import words
+from minddp.tools.xray import words
 from reference.automatic import Automatic
 from reference.bucketed import MIB, Bucketed
 from reference.flat import Flat

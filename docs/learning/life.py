@@ -13,8 +13,8 @@ from docs.learning.small_net import CAP_MIB, FOLLOWED, examples_of, loss_of, sma
 from minddp import DistributedDataParallel
 from minddp.core.bucket import Bucket
 from minddp.core.events import Event, EventKind, EventSink
-from minddp.xray import words
-from minddp.xray.timeline import Activity, RankStep, Step
+from minddp.tools.xray import words
+from minddp.tools.xray.timeline import Activity, RankStep, Step
 from reference.interface import gradient
 
 OF_A_PARAMETER = (EventKind.PARAM_READY,)

@@ -27,9 +27,9 @@ from docs.learning.quotes import ROOT, source_of
 from docs.learning.recorded import typical_step_of
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, BucketSpec
-from minddp.xray import words
-from minddp.xray.recording import RankRecording
-from minddp.xray.result import Comparison, Result, load
+from minddp.tools.xray import words
+from minddp.tools.xray.recording import RankRecording
+from minddp.tools.xray.result import Comparison, Result, load
 from reference.ring import ring_all_reduce
 
 PAGE = Path(__file__).with_name("own_run.html")

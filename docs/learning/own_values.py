@@ -17,8 +17,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from minddp import DistributedDataParallel
 from minddp.core.bucket import Bucket
 from minddp.core.events import Event, EventKind
-from minddp.xray.wrappers import Wrappers
-from minddp.xray.xray import XRay
+from minddp.tools.xray.wrappers import Wrappers
+from minddp.tools.xray.xray import XRay
 from reference.interface import gradient
 
 

@@ -26,11 +26,11 @@ from benchmarks.machine import describe
 from docs.learning import collectives
 from docs.learning.ladder import Config
 from docs.learning.small_net import FOLLOWED
-from minddp.xray import words
-from minddp.xray.analysis import Analysis
-from minddp.xray.recording import Layout, RankRecording, Recording, Stamped
-from minddp.xray.result import Comparison, Result, load
-from minddp.xray.timeline import Activity, Step
+from minddp.tools.xray import words
+from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.recording import Layout, RankRecording, Recording, Stamped
+from minddp.tools.xray.result import Comparison, Result, load
+from minddp.tools.xray.timeline import Activity, Step
 from reference.bucketed import MIB
 
 FOLDER = Path(__file__).parent / "recorded"

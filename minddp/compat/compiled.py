@@ -32,8 +32,9 @@ def set_skipped(is_skipped: bool) -> None:
     """Put minddp's files on dynamo's skip list, or take them off: compiled autograd traces through the wrapper."""
     from torch._dynamo import trace_rules
 
-    # All but models that are to be compiled.
-    ours = [str(path) for path in Path(__file__).parent.parent.iterdir() if path.name != "tasks"]
+    package = Path(__file__).parent.parent
+    folders = (*package.iterdir(), *(package / "tools").glob("*"))
+    ours = [str(path) for path in folders if path.name not in ("tools", "tasks")]  # models are to be compiled
     others = [path for path in trace_rules.SKIP_DIRS if path not in ours]
     trace_rules.SKIP_DIRS[:] = [*others, *ours] if is_skipped else others
     trace_rules._recompile_re()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from _abc import _get_dump, _reset_caches, _reset_registry
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import ModuleType
 
@@ -66,25 +66,13 @@ def install() -> ExitStack:
     """
     with ExitStack() as undo:
         undo.enter_context(register())
-        for module, name in _bound_to(TorchDDP):
+        for module, name in bound_to(TorchDDP):
             setattr(module, name, DistributedDataParallel)
             undo.callback(_give_back, module, name)
         return undo.pop_all()
 
 
-def watch_meeting(launched: Mapping[str, str]) -> None:
-    """Watch `init_process_group` for the rest of this process, a rank. See [Note: what the launcher gave]."""
-    import torch.distributed as dist
-
-    from minddp.watchdog.meeting import watching
-
-    if dist.is_available():
-        watched = watching(dist.init_process_group, launched)
-        for module, name in _bound_to(dist.init_process_group):
-            setattr(module, name, watched)
-
-
-def _bound_to(it: object) -> Iterator[tuple[ModuleType, str]]:
+def bound_to(it: object) -> Iterator[tuple[ModuleType, str]]:
     """Every global variable outside minddp that is torch's class, or function."""
     for key, module in list(sys.modules.items()):
         if key.partition(".")[0] == "minddp" or not isinstance(module, ModuleType):

@@ -9,7 +9,7 @@ where the optimizer will look.
     lies there, and nothing is done. Only with gradient_as_bucket_view.
   - *bound*: `.grad` becomes the view. Only with gradient_as_bucket_view, where it is not the view yet.
   - *aliased*: `.grad` becomes a tensor of its own over the bucket's memory, where no other reference could notice.
-    Only with an `Aliasing`, see acceleration/gradient_aliasing.py.
+    Only with an `Aliasing`, see core/gradient_aliasing.py.
   - *copied*: the average is written into the `.grad` that exists, or into a new one.
 `zero_grad(set_to_none=True)` in every step makes autograd allocate new gradients, so packing copies them.
 """

@@ -2,11 +2,11 @@
 
 | argument | extension | the tool |
 |---|---|---|
-| `stuck_after_s` | `WatchedWaits` | `watchdog/watched_transport.py` |
-| `on_drift` | `Guarded` | `watchdog/guard.py` |
-| `check_finite` | `FiniteGradients` | `watchdog/finite.py` |
-| `logical_ranks` | `Shares` | `elastic/logical_ranks.py` |
-| `bucket_cap_mb="auto"` | `TunedBuckets` | `forecast/auto_buckets.py` |
+| `stuck_after_s` | `WatchedWaits` | `tools/watchdog/watched_transport.py` |
+| `on_drift` | `Guarded` | `tools/watchdog/guard.py` |
+| `check_finite` | `FiniteGradients` | `tools/watchdog/finite.py` |
+| `logical_ranks` | `Shares` | `tools/elastic/logical_ranks.py` |
+| `bucket_cap_mb="auto"` | `TunedBuckets` | `tools/forecast/auto_buckets.py` |
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch.distributed.algorithms.join import JoinHook
 from minddp import ddp as core
 from minddp.compat import surface
 from minddp.core.reduction import Reducing
-from minddp.elastic.logical_ranks import LogicalRanks, ShareReducing
 from minddp.extension import Extension
-from minddp.forecast import AutoBuckets, clock_of
-from minddp.forecast.auto_buckets import Tuning
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from minddp.options import exclude
 from minddp.platform.streams import has_streams
 from minddp.replicas.placement import sparse_parameters
+from minddp.tools.elastic.logical_ranks import LogicalRanks, ShareReducing
+from minddp.tools.forecast import AutoBuckets, clock_of
+from minddp.tools.forecast.auto_buckets import Tuning
+from minddp.tools.watchdog import RankState, state_of, watched
+from minddp.tools.watchdog.drift import checks_of_drift
+from minddp.tools.watchdog.finite import CheckFinite
+from minddp.tools.watchdog.guard import Guard
+from minddp.tools.watchdog.slow_rank import SlowRank
 from minddp.transport.protocols import Transport
-from minddp.watchdog import RankState, state_of, watched
-from minddp.watchdog.drift import checks_of_drift
-from minddp.watchdog.finite import CheckFinite
-from minddp.watchdog.guard import Guard
-from minddp.watchdog.slow_rank import SlowRank
 
 ON_DRIFT = ("warn", "raise", None)
 AUTO = "auto"
@@ -244,11 +244,11 @@ class DistributedDataParallel(surface.DistributedDataParallel):
     that are not listed here are `minddp.ddp.DistributedDataParallel`'s.
 
     Args:
-        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto" chooses: see `forecast/`.
+        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto" chooses: see `tools/forecast/`.
         stuck_after_s: time to wait for other ranks before a diagnosis; `None` makes none. See docs/stuck.md.
         on_drift: what to do when training goes wrong without an error, as when replicas differ: "warn" logs a
             warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None` does
-            not look. A rank that makes the others wait is no error, only a warning. See `watchdog/guard.py`.
+            not look. A rank that makes the others wait is no error, only a warning. See `tools/watchdog/guard.py`.
         logical_ranks: cut each batch into so many shares; same bits on any number of ranks. See `shares`.
         check_finite: raise `FloatingPointError` on every rank at the end of a backward in which a gradient of some
             rank has NaN or infinity, naming rank and parameter. What overflows later, in a sum or a communication

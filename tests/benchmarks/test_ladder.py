@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.ladder import Config, Rung, record_all, record_rung
-from minddp.xray.reading import steps_of
-from minddp.xray.recording import Recording
-from minddp.xray.result import Comparison, load
+from minddp.tools.xray.reading import steps_of
+from minddp.tools.xray.recording import Recording
+from minddp.tools.xray.result import Comparison, load
 from reference.automatic import Automatic
 from reference.bucketed import Bucketed
 from reference.flat import Flat

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from minddp.xray.analysis import Analysis
-from minddp.xray.page.payload import payload
-from minddp.xray.result import Result
-from tests.xray.made_up import Rank, layout, recording
+from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.page.payload import payload
+from minddp.tools.xray.result import Result
+from tests.tools.xray.made_up import Rank, layout, recording
 
 MADE = recording([Rank(), Rank(late_ms=1)], layout([[1], [1]]))
 

@@ -59,5 +59,5 @@ def test_minddp_may_be_imported_before_torch(statement: str) -> None:
 
 
 def test_only_the_command_pays_for_torch() -> None:
-    program = "import sys, minddp.cli, minddp.compat.execute; sys.exit('torch' in sys.modules)"
+    program = "import sys, minddp.cli, minddp.tools.launch.execute; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=240, check=False).returncode == 0

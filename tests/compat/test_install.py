@@ -89,7 +89,7 @@ def test_modules_that_import_on_demand_are_not_made_to(importer: ModuleType) -> 
 def test_importing_minddp_imports_nothing_of_this() -> None:
     program = """
 import sys, minddp
-assert not {"minddp.compat.install", "minddp.compat.run", "minddp.compat.execute"} & set(sys.modules)
+assert not {"minddp.compat.install", "minddp.tools.launch.run", "minddp.tools.launch.execute"} & set(sys.modules)
 assert minddp.register.__module__ == "minddp.compat.install"
 try:
     minddp.nonsense

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-SOON = "import minddp.watchdog.meeting as meeting; meeting.REPORT_AFTER_S = 2.0; meeting.STORE_LIMIT_S = 3.0\n"
+SOON = (
+    "import minddp.tools.watchdog.meeting as meeting; meeting.REPORT_AFTER_S = 2.0; meeting.STORE_LIMIT_S = 3.0\n"
+)
 INIT = """
 import datetime, torch.distributed as dist
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=9))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from minddp.compat.execute import environment_of
-from minddp.compat.run import make_parser
+from minddp.tools.launch.execute import environment_of
+from minddp.tools.launch.run import make_parser
 
 SCRIPTS = Path(__file__).parent / "on_cpu_scripts"
 SAID = {

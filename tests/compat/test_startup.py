@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minddp.compat.execute import STARTUP_FOLDER, installing
+from minddp.tools.launch.execute import STARTUP_FOLDER, installing
 
 TORCH = "ready = False\nimport torch.part\nready = True\n"
 MINDDP = "import torch\ndef install():\n    print('installed, torch ready:', torch.ready)\n"
@@ -62,10 +62,10 @@ def test_minddp_may_be_what_imports_torch(packages: Path) -> None:
 def test_a_rank_can_be_asked_where_it_is(packages: Path) -> None:
     """It remembers its launcher's values, and its children have none."""
     (packages / "minddp.py").unlink()
-    (packages / "minddp" / "compat").mkdir(parents=True)
-    (packages / "minddp" / "compat" / "__init__.py").write_text("")
-    install = "def watch_meeting(launched): print('port', launched['MASTER_PORT'])\n"
-    (packages / "minddp" / "compat" / "install.py").write_text(install)
+    folder = packages / "minddp" / "tools" / "watchdog"
+    folder.mkdir(parents=True)
+    meeting = "def watch_meeting(launched): print('port', launched['MASTER_PORT'])\n"
+    (folder / "meeting.py").write_text(meeting)
     (packages / "minddp" / "__init__.py").write_text(MINDDP)
     rank = "import os; os.environ.update(MASTER_PORT='7'); import torch; "
     child = (

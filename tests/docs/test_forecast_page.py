@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from docs import forecast as page
-from minddp.forecast.link import Link
+from minddp.tools.forecast.link import Link
 
 
 def test_the_page_shows_what_is_predicted_and_was_measured():

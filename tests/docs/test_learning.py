@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.machine import describe
 from docs.learning import lessons, quotes, recorded
-from minddp.xray.timeline import Activity
+from minddp.tools.xray.timeline import Activity
 from tests.docs.links import pictures
 from tests.ranks import RankPool
 

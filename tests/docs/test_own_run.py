@@ -17,8 +17,8 @@ import torch
 from docs.learning import own_run, recorded
 from docs.learning.own_values import OfBucket, Values
 from minddp.core.plan import BucketPlan
-from minddp.xray.result import Result
-from tests.xray.made_up import Rank, layout, recording
+from minddp.tools.xray.result import Result
+from tests.tools.xray.made_up import Rank, layout, recording
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "</script><b>&\"'"

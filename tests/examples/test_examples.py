@@ -24,8 +24,8 @@ from examples.ranks_as_threads import on_threads, wrapped
 from examples.top_k_hook import TopK, top_k
 from examples.uneven_batches import UnevenBatches
 from minddp.core.plan import plan_from_groups
+from minddp.tools.watchdog import exchange
 from minddp.transport import Transport
-from minddp.watchdog import exchange
 from tests.examples.training import CAP_MB, STEPS, State, differing, network, torch_trained, train
 from tests.ranks import RankPool
 

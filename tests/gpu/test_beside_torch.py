@@ -119,7 +119,7 @@ def places_of_buckets(rank: int, options: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_buckets_stay_where_they_are(world: str, transport: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
     """A transport that still held a bucket when the next backward begins would look like a script that keeps
-    gradients, and the bucket would take new memory in every step. See minddp/acceleration/gradient_aliasing.py."""
+    gradients, and the bucket would take new memory in every step. See minddp/core/gradient_aliasing.py."""
     for places in gpu_ranks(world).run(places_of_buckets, {} if REHEARSAL else {"transport": transport}):
         assert len(places[0]) > 1
         assert all(place == places[0] for place in places), places

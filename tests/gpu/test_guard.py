@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import minddp
-from minddp.watchdog.fingerprint import Reading
+from minddp.tools.watchdog.fingerprint import Reading
 from tests.gpu.ranks import DEVICE, GpuPool
 
 FAULTY = 1

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import minddp
-from minddp.forecast.auto_buckets import OBSERVED_STEPS, WARM_UP_STEPS
+from minddp.tools.forecast.auto_buckets import OBSERVED_STEPS, WARM_UP_STEPS
 from tests.gpu.ranks import DEVICE, REHEARSAL, GpuPool
 from tests.parity.compare import difference
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import minddp
-from minddp.xray.reading import steps_of
-from minddp.xray.recording import Recording
+from minddp.tools.xray.reading import steps_of
+from minddp.tools.xray.recording import Recording
 from tests.gpu.ranks import DEVICE, REHEARSAL, GpuPool
 
 

@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     Mutation(
         "take unused on this rank for unused on all",
-        "expectation/usage_map.py",
+        "core/usage_map.py",
         "[total == 0 for total in self.sums.tolist()]",
         "[mark == 0 for mark in self._marks]",
         scenario=_FINDING,

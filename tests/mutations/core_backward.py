@@ -8,9 +8,9 @@ _PASS = "core/test_backward_pass.py"
 _END = "core/test_backward_end.py"
 _MODE = "core/test_mode.py"
 _REDUCER = "core/test_reducer.py"
-_ALIASING = "acceleration/test_gradient_aliasing.py"
-_FIND_UNUSED = "expectation/test_find_unused.py"
-_STATIC = "expectation/test_static_graph.py"
+_ALIASING = "core/test_gradient_aliasing.py"
+_FIND_UNUSED = "core/test_find_unused.py"
+_STATIC = "core/test_static_graph.py"
 
 MUTATIONS = (
     Mutation(
@@ -253,7 +253,7 @@ MUTATIONS = (
     ),
     Mutation(
         "count down what is expected of all backwards",
-        "expectation/static_graph.py",
+        "core/static_graph.py",
         "else list(self._hook_counts)",
         "else self._hook_counts",
         f"{_STATIC}::test_hooks_are_counted_in_the_first_backward_and_expected_in_all_others",

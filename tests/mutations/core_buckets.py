@@ -8,7 +8,7 @@ _PACKING = "core/test_packing.py"
 _BUCKET = "core/test_bucket.py"
 _STORE = "core/test_bucket_store.py"
 _REDUCER = "core/test_reducer.py"
-_ALIASING = "acceleration/test_gradient_aliasing.py"
+_ALIASING = "core/test_gradient_aliasing.py"
 
 MUTATIONS = (
     Mutation(

@@ -7,8 +7,8 @@ from tests.mutations.mutation import Mutation
 _MISSING = "core/test_unfinished.py"
 _MODE = "core/test_mode.py"
 _REDUCER = "core/test_reducer.py"
-_FIND_UNUSED = "expectation/test_find_unused.py"
-_STATIC = "expectation/test_static_graph.py"
+_FIND_UNUSED = "core/test_find_unused.py"
+_STATIC = "core/test_static_graph.py"
 
 MUTATIONS = (
     Mutation(

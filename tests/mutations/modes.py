@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutations.mutation import Mutation
 
 _REDUCER = "core/test_reducer.py"
-_FIND_UNUSED = "expectation/test_find_unused.py"
+_FIND_UNUSED = "core/test_find_unused.py"
 
 MUTATIONS = (
     Mutation(

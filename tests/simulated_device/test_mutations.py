@@ -59,7 +59,7 @@ MUTATIONS = (
         *("            pass  # of its buffer hook", "exception, buffer hook", "race: aten.copy_.*aten.add_"),
     ),
     Misorder(
-        *("not wait for the marks of use", "expectation/usage_map.py"),
+        *("not wait for the marks of use", "core/usage_map.py"),
         *("        self._work.wait()\n        if all", "        if all", "unused", "race: .*allreduce.*tolist"),
     ),
     Misorder(
@@ -185,7 +185,7 @@ MUTATIONS = (
         *("non_blocking=True", "non_blocking=False", "unused", "a copy between host and device"),
     ),
     Misorder(
-        *("read the marks though all are used", "expectation/usage_map.py"),
+        *("read the marks though all are used", "core/usage_map.py"),
         "        self._work.wait()\n        if all(self._marks):\n            return None\n",
         *("        self._work.wait()\n", "unused, all used", "tolist"),
     ),
@@ -195,7 +195,7 @@ MUTATIONS = (
         *("        if True:\n", "weigh", "_local_scalar_dense"),
     ),
     Misorder(
-        *("read the clock in each step", "forecast/gradient_clock.py"),
+        *("read the clock in each step", "tools/forecast/gradient_clock.py"),
         "        return streams.timed_event(self._device)\n",
         "        event = streams.timed_event(self._device)\n        event.synchronize()\n        return event\n",
         *("auto", "an event"),

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from minddp.platform import acceleration_switch
+from minddp.tools.watchdog import WatchedTransport
 from minddp.transport import process_group, spin_wait
 from minddp.transport.process_group import MAX_SPIN_BYTES, ProcessGroupTransport, _SpinningWork
 from minddp.transport.shared_memory.exchange import Exchange
@@ -24,7 +25,6 @@ from minddp.transport.spin_wait import (
     SpinWait,
     spin_wait_among,
 )
-from minddp.watchdog import WatchedTransport
 from tests.transport.threads import TIMEOUT_S, connected
 
 POLL_S = PREEMPTED_S / 10  # one poll on a core that no other process wants

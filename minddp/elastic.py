@@ -1,0 +1,11 @@
+"""The public names of `tools/elastic/`; and `python -m minddp.elastic`, its launcher."""
+
+import sys
+
+from minddp.tools.elastic import Finished, RankLost, Session, ShareLoader, Step, join
+from minddp.tools.elastic.launcher import main
+
+__all__ = ["Finished", "RankLost", "Session", "ShareLoader", "Step", "join"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Which gradients a backward will bring, beyond "all of them": unused parameters and static graphs."""

@@ -1,1 +1,0 @@
-"""Tasks that `minddp train` has built in, each a function that returns a `minddp.train.task.Task`."""

@@ -1,0 +1,71 @@
+"""`minddp demo`: train a GPT on two CPU ranks for a minute, then compare its first steps with torch's DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from minddp.platform.launcher import RanksFailed, launch
+from minddp.tools.train.metrics import MetricsLog
+
+RANKS = 2
+WRAPPERS = ("torch", "minddp")
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Train a small GPT for a minute, then repeat its first steps with torch's DDP and compare all bits.
+
+    Exit status 1 when the bits differ.
+    """
+
+    minutes: float = 1.0
+    """Time to train."""
+    steps: int = 48
+    """Steps that are repeated with each wrapper."""
+    out: Path = Path("runs/demo")
+    """Folder for the three runs; an earlier demo's are replaced."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    settings = tyro.cli(DemoSettings, prog="minddp demo", args=list(arguments))
+    try:
+        print(f"1. Train on {RANKS} ranks", flush=True)
+        train(settings.out, "--minutes", str(settings.minutes))
+        for wrapper in WRAPPERS:
+            print(f"2. The first steps again, with the DDP of {wrapper}", flush=True)
+            repeated = ("--steps", str(settings.steps), "--log-every", "1", "--validation-samples", "8")
+            train(settings.out / wrapper, *repeated, "--ddp", wrapper)
+    except RanksFailed as error:
+        print(f"minddp demo: {error}")
+        return 1
+    found = differences(*(settings.out / wrapper for wrapper in WRAPPERS))
+    equal = f"yes, {settings.steps} steps: every loss and all parameters"
+    print(f"3. Bits equal: {'NO: ' + '; '.join(found[:5]) if found else equal}")
+    return int(bool(found))
+
+
+def train(out: Path, *words: str) -> None:
+    """`minddp train` with its defaults but for these words, folder and device."""
+    launch(RANKS, "minddp", ["train", *words, "--out", str(out), "--overwrite", "--device", "cpu"])
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Where two runs differ: losses in their logs, parameters and optimizer in their last checkpoints."""
+    from torch import Tensor
+    from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    from minddp.tools.train.checkpoint_files import CheckpointFiles, load
+
+    logs = [MetricsLog(folder / "metrics.jsonl").records("training") for folder in (one, other)]
+    found = [f"the loss of step {a['step']}" for a, b in zip(*logs, strict=True) if a["loss"] != b["loss"]][:1]
+    paths = [CheckpointFiles(folder, keep=1).paths()[0] for folder in (one, other)]
+    for name in ("model", "optimizer"):
+        leaves = [tree_flatten_with_path(load(path)[name])[0] for path in paths]
+        for (where, a), (_, b) in zip(*leaves, strict=True):
+            is_same = a.numpy().tobytes() == b.numpy().tobytes() if isinstance(a, Tensor) else a == b
+            found += [] if is_same else [name + keystr(where)]
+    return found

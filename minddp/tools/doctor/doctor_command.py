@@ -1,0 +1,122 @@
+"""`minddp doctor`: start the ranks, or be one of them and print the report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import tyro
+from rich.console import Console
+
+from minddp.platform import streams
+from minddp.platform.launcher import RanksFailed, launch
+from minddp.platform.time_limits import Unfinished, call_with_limit
+from minddp.tools.doctor.examination import Examination
+from minddp.tools.doctor.findings import Report, show
+from minddp.tools.doctor.store_connection import Place, UsageError, place_of
+
+DEFAULT_RANKS = 2
+REPORT_WIDTH = 100  # without a terminal
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Check whether a distributed job will work here, and what to do if not.
+
+    Starts its own ranks on this machine. Started by torchrun, also on several hosts, it is one of the ranks:
+
+        torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m minddp doctor
+
+    If torchrun itself hangs, start one process on each host by hand, with RANK 0, 1, ...:
+
+        RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29500 minddp doctor
+
+    Exit status: 0 if nothing is broken, 1 if something is, 2 for a wrong command line.
+    """
+
+    nproc_per_node: int | None = None
+    """Ranks to start on this machine, without torchrun; by default one for each GPU, or 2 on the CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the job will compute on; by default GPUs if each rank has its own."""
+    timeout_s: float = 30.0
+    """How long to wait for other ranks, in each step."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Also write all findings, times and facts to this file."""
+
+    def __post_init__(self) -> None:
+        if self.nproc_per_node is not None and self.nproc_per_node < 1:
+            raise UsageError(f"--nproc-per-node must be at least 1, but is {self.nproc_per_node}.")
+        if not 0 < self.timeout_s < math.inf:
+            raise UsageError(f"--timeout-s must be a positive, finite number, but is {self.timeout_s}.")
+        if self.json is not None and not self.json.absolute().parent.is_dir():
+            raise UsageError(f"--json {self.json}: there is no folder {self.json.absolute().parent}.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `minddp doctor` with these arguments; returns the exit status. As a rank it ends the process."""
+    try:
+        settings = tyro.cli(Settings, prog="minddp doctor", args=list(arguments), config=(tyro.conf.DisallowNone,))
+        place = place_of(os.environ)
+    except UsageError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            _complain(error)
+        return 2
+    return start_ranks(settings, arguments) if place is None else be_rank(settings, place)
+
+
+def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
+    num_gpus = streams.num_devices("cuda") if settings.device != "cpu" else 0
+    nproc = settings.nproc_per_node or num_gpus or DEFAULT_RANKS
+    if nproc > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    try:
+        launch(nproc, "minddp", ["doctor", *arguments])
+    except RanksFailed as error:
+        if error.exit_status != 1:  # else a report says what is broken
+            _complain(error)
+        return 1
+    return 0
+
+
+def be_rank(settings: Settings, place: Place) -> NoReturn:
+    """Go through the checks as one of the ranks, and end the process, even if threads hang in it."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else REPORT_WIDTH)
+    progress = console.status(f"rank 0 of {place.world_size} at {place.endpoint} ...")
+    if place.rank == 0:
+        progress.start()
+
+    def deliver(report: Report) -> None:
+        progress.stop()
+        show(report, console)
+        if settings.json is not None and place.rank == 0:
+            written = {**asdict(report), "exit_status": report.exit_status}
+            settings.json.write_text(json.dumps(written, indent=1) + "\n")
+
+    # Discard what torch's C++ writes to standard error: stacks of errors that it also raises.
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    status = 1
+    try:
+        examination = Examination(place, settings.device, settings.timeout_s)
+        status = call_with_limit(lambda: examination.run(deliver), 8 * settings.timeout_s + 300).exit_status
+    except Unfinished as error:
+        _complain(error)
+    except KeyboardInterrupt:
+        status = 130
+    except Exception:
+        traceback.print_exc()
+    progress.stop()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _complain(error: Exception) -> None:
+    Console(stderr=True).print(f"minddp doctor: {error}", markup=False, highlight=False, soft_wrap=True)

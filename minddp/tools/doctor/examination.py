@@ -1,0 +1,155 @@
+"""The checks in their order, as every rank goes through them. Each needs the one before."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+
+from minddp.platform import streams, wording
+from minddp.platform.time_limits import Unfinished, call_with_limit
+from minddp.tools.doctor import network_verdicts, rank_verdicts
+from minddp.tools.doctor.fact_sheet import FactSheet, collect, list_interfaces, outward, own_gpu_index
+from minddp.tools.doctor.findings import Finding, Report, Severity
+from minddp.tools.doctor.measurement import Measurement, connect, measure, probe_connections
+from minddp.tools.doctor.store_connection import Place, StoreUnreachable, open_store
+from minddp.tools.doctor.store_exchange import StoreExchange, first_line
+
+CHECKS = (
+    *("rendezvous", "versions", "environment", "devices", "cores", "memory"),
+    *("interfaces", "network", "load", "collectives"),
+)
+MARGIN_S = 5.0  # for ranks that wait for a rank that waits for others
+MEASURE_LIMIT_S = 90.0
+LEAVE_LIMIT_S = 3.0
+
+
+class _Stopped(Exception):
+    """A finding makes the next checks impossible."""
+
+
+class Examination:
+    """One rank's way through the checks, and what is known so far. Each step waits at most about `limit_s`."""
+
+    def __init__(self, place: Place, wanted: rank_verdicts.Device, limit_s: float):
+        self._place = place
+        self._wanted = wanted
+        self._limit_s = limit_s
+        self._is_alone = True  # without the facts of the other ranks
+        self._exchange: StoreExchange | None = None
+        self._findings: list[Finding] = []
+        self._sheets: dict[int, FactSheet] = {}
+        self._measured: dict[int, Measurement] = {}
+
+    def run(self, deliver: Callable[[Report], None]) -> Report:
+        """All checks, as far as possible. `deliver` gets the report on rank 0, and on a rank without the others."""
+        try:
+            self._check()
+        except _Stopped:
+            pass
+        except dist.DistError as error:
+            self._is_alone = True
+            lost = f"The store at {self._place.endpoint} is lost ({first_line(error)})"
+            fact = f"{lost}: the process that hosts it has ended."
+            remedy = "See the output of rank 0 and its launcher."
+            self._findings.append(Finding("rendezvous", Severity.BROKEN, fact, remedy))
+        report = self._report()
+        if self._is_alone or self._place.rank == 0:
+            deliver(report)
+        self._leave()
+        return report
+
+    def _check(self) -> None:
+        exchange = self._meet()
+        self._call_the_roll(exchange)
+        self._findings += rank_verdicts.judge_sheets(self._sheets, self._wanted)
+        self._require(network_verdicts.judge_interfaces(self._sheets))
+        self._connect(exchange)
+        self._measure(exchange)
+
+    def _require(self, findings: Sequence[Finding]) -> None:
+        self._findings += findings
+        if any(finding.severity is Severity.BROKEN for finding in findings):
+            raise _Stopped
+
+    def _meet(self) -> StoreExchange:
+        place = self._place
+        try:
+            store = open_store(place, self._limit_s)
+        except StoreUnreachable as error:
+            addresses = outward(list_interfaces())
+            self._findings.append(network_verdicts.judge_obstacle(place, error, addresses, self._limit_s))
+            raise _Stopped from None
+        # Ranks with another WORLD_SIZE, or from before a restart, are not in this job.
+        store = dist.PrefixStore(f"minddp/tools/doctor/{place.restarts}/{place.world_size}", store)
+        self._exchange = StoreExchange(store, place.rank, place.world_size)
+        self._exchange.post("sheet", asdict(collect(place, os.environ, self._limit_s)))
+        return self._exchange
+
+    def _call_the_roll(self, exchange: StoreExchange) -> None:
+        """Rank 0 waits for the fact sheets of all; the others wait for rank 0, so that all agree on the present."""
+        place = self._place
+        if place.rank == 0:
+            exchange.post("roll", list(exchange.gather("sheet", self._limit_s)))
+        roll = exchange.gather("roll", self._limit_s + MARGIN_S, ranks=[0]).get(0)
+        self._is_alone = roll is None
+        sheets = exchange.gather("sheet", self._limit_s, roll or [place.rank])
+        self._sheets = {rank: FactSheet(**sheet) for rank, sheet in sheets.items()}
+        missing = [0] if roll is None else [rank for rank in range(place.world_size) if rank not in roll]
+        self._require([network_verdicts.judge_arrivals(place, self._sheets, missing, self._limit_s)])
+
+    def _connect(self, exchange: StoreExchange) -> None:
+        """Connect every pair of ranks by plain sockets, then by a process group, which may find another way."""
+        place, limit_s = self._place, self._limit_s
+        address = self._sheets[place.rank].gloo_address or "127.0.0.1"
+        obstacles, errors = exchange.run_on_all(
+            "probe", lambda: probe_connections(exchange, address, limit_s), 2 * limit_s
+        )
+        if not errors:
+            store = dist.PrefixStore("group", exchange.store)
+            _, errors = exchange.run_on_all(
+                "connect", lambda: connect(store, place.rank, place.world_size, self._device(), limit_s), limit_s
+            )
+        self._require([network_verdicts.judge_connections(self._sheets, obstacles, errors)])
+
+    def _measure(self, exchange: StoreExchange) -> None:
+        values, errors = exchange.run_on_all("measure", lambda: asdict(measure(self._device())), MEASURE_LIMIT_S)
+        if errors:
+            self._require([network_verdicts.judge_failed_measurement(self._sheets, errors)])
+        self._measured = {rank: Measurement(**value) for rank, value in values.items()}
+        load = rank_verdicts.judge_load(self._sheets, self._measured)
+        is_busy = load[0].severity is not Severity.FINE
+        self._findings += [*load, *network_verdicts.judge_collectives(self._measured, is_busy)]
+
+    def _device(self) -> torch.device:
+        """The device of the job; a GPU becomes the current device of this thread."""
+        if rank_verdicts.choose_device(self._sheets, self._wanted) == "cpu":
+            return torch.device("cpu")
+        device = torch.device("cuda", own_gpu_index(self._place.local_rank) or 0)
+        streams.make_current(device)
+        return device
+
+    def _report(self) -> Report:
+        place = self._place
+        scope = f"rank {place.rank} of {place.world_size}, alone, on {socket.gethostname()}"
+        if not self._is_alone:
+            hosts = len({sheet.network_identity for sheet in self._sheets.values()})
+            scope = f"{wording.count(len(self._sheets), 'rank')} on {wording.count(hosts, 'host')}"
+        checked = {finding.check for finding in self._findings}
+        not_checked = [check for check in CHECKS if check not in checked]
+        return Report(f"minddp doctor: {scope}", self._findings, not_checked, self._sheets, self._measured)
+
+    def _leave(self) -> None:
+        """End with the others: the store has to outlive every rank's last access."""
+        with suppress(Unfinished, dist.DistError):
+            if self._exchange is not None:
+                self._exchange.post("left", True)
+                limit_s = LEAVE_LIMIT_S if self._place.rank == 0 else MEASURE_LIMIT_S
+                self._exchange.gather("left", limit_s, list(self._sheets))
+            if dist.is_initialized():
+                call_with_limit(dist.destroy_process_group, LEAVE_LIMIT_S)

@@ -1,0 +1,99 @@
+"""Measurements between ranks, some seconds in all. Every rank calls these functions in the same order."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minddp.tools.doctor.fact_sheet import listen
+from minddp.tools.doctor.store_connection import CONNECT_LIMIT_S, obstacle_of
+from minddp.tools.doctor.store_exchange import StoreExchange
+from minddp.tools.forecast.gradient_clock import clock_of
+from minddp.tools.forecast.link import measure_link
+from minddp.transport import Transport
+from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.shared_memory import CannotConnect, connect_ranks
+
+PRODUCTS = 80
+WIDTH = 512
+
+
+def probe_connections(exchange: StoreExchange, address: str, limit_s: float) -> dict[str, str]:
+    """Listen at `address`, where gloo would, and connect to every other rank.
+
+    gloo connects each pair of ranks in one direction only, and its errors name an address but no reason. This tries
+    both directions of all pairs at once. Returns the obstacle by rank (as text), empty where there is none.
+    """
+    others = [rank for rank in range(exchange.world_size) if rank != exchange.rank]
+    with listen(address, backlog=exchange.world_size) as server, ThreadPoolExecutor() as threads:
+        exchange.post("listening", server.getsockname()[:2])
+        endpoints = exchange.gather("listening", limit_s)
+        obstacles = list(threads.map(lambda rank: _obstacle_to(endpoints.get(rank)), others))
+        exchange.post("probed", True)
+        exchange.gather("probed", limit_s)  # listen until every rank has tried
+    return {str(rank): obstacle for rank, obstacle in zip(others, obstacles, strict=True)}
+
+
+def _obstacle_to(endpoint: list[Any] | None) -> str:
+    if endpoint is None:
+        return "not listening"
+    try:
+        socket.create_connection((endpoint[0], endpoint[1]), CONNECT_LIMIT_S).close()
+    except OSError as error:
+        return obstacle_of(error)
+    return ""
+
+
+def connect(store: dist.Store, rank: int, world_size: int, device: torch.device, limit_s: float) -> None:
+    """Make the default process group and add up a one from each rank."""
+    limit = datetime.timedelta(seconds=limit_s)
+    backend = dist.get_default_backend_for_device(device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)
+    if total.item() != world_size:
+        raise RuntimeError(f"ones on {world_size} ranks added up to {total.item():g}")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one rank has measured.
+
+    `waited` is the share of the time in which the rank computed but had no core. `links` give, by transport, the
+    latency of an all-reduce in seconds and its bytes per second, on the slowest rank.
+    """
+
+    waited: float
+    links: dict[str, tuple[float, float]]
+
+
+def measure(device: torch.device) -> Measurement:
+    waited = _share_without_core()
+    over_group = ProcessGroupTransport(dist.distributed_c10d._get_default_group())
+    transports: dict[str, Transport] = {str(dist.get_backend()): over_group}
+    with suppress(CannotConnect):  # ranks on several hosts or on GPUs
+        transports["shared memory"] = connect_ranks(over_group, device)
+    links = {name: measure_link(transport, device, clock_of([device])) for name, transport in transports.items()}
+    return Measurement(waited, {name: (link.latency_s, link.bytes_per_s) for name, link in links.items()})
+
+
+def _share_without_core() -> float:
+    """The share of the time without a core while this thread multiplies matrices on the CPU.
+
+    Arithmetic rather than a collective, in which the rank's own threads compete for its cores.
+    """
+    left = torch.randn(WIDTH, WIDTH)
+    torch.mm(left, left)
+    dist.barrier()
+    began_s, had_core_s = time.perf_counter(), time.thread_time()
+    for _ in range(PRODUCTS):
+        torch.mm(left, left)
+    return max(0.0, 1 - (time.thread_time() - had_core_s) / (time.perf_counter() - began_s))

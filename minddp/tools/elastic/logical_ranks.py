@@ -1,0 +1,254 @@
+"""What surrounds the shares of a step: their gradients, random states, buffers, and checks that none is missed.
+
+[Note: the sums of a rank]
+A share's gradients are *held*. As soon as two neighbours in the tree are held, they are added, as a binary counter
+carries. So where the n shares of a rank are a subtree of the tree, at most log2(n) + 1 sums are held at a time;
+where they begin or end within subtrees, up to twice as many. All shares but the last run as if under no_sync. The
+last one's buckets leave in backward, as always: where a bucket is launched, the last share's gradients lie in it,
+and the held ones that the tree adds to them are added there. The sum of all is divided last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from minddp.core.backward_pass import Phase
+from minddp.core.bucket import Bucket
+from minddp.core.mode import Mode
+from minddp.core.packing import Scaling
+from minddp.core.reducer import Reducer
+from minddp.core.reduction import Reduction
+from minddp.core.unfinished import OptimizerGuard
+from minddp.replicas.broadcast import broadcast_coalesced
+from minddp.replicas.buffers import Buffers
+from minddp.tools.elastic.addition_tree import Node, carries, deal
+from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
+from minddp.tools.elastic.tree_sum import TreeSums
+from minddp.transport.protocols import Transport
+
+
+class Held(NamedTuple):
+    """The sum of the shares of `node`: a gradient for each parameter."""
+
+    node: Node
+    grads: list[torch.Tensor]
+
+
+class ShareReducing:
+    """Sums buckets over the shares instead of over the ranks. A `Reducing`."""
+
+    def __init__(self, transport: Transport, num_shares: int, *, takes_mean: bool):
+        self.tree_sums = TreeSums(transport, num_shares, 1.0 / num_shares if takes_mean else 1.0)
+        self._num_shares = num_shares
+        self.begin_step(0)
+
+    def open(self) -> Scaling:
+        self.tree_sums.begin_pass()
+        return Scaling()
+
+    def begin_step(self, first_share: int) -> None:
+        self.held: list[Held] = []
+        self._next_share = first_share
+
+    def hold(self, grads: list[torch.Tensor]) -> None:
+        """Add the gradients of the next share to what is held. Overwrites them."""
+        node = Node(self._next_share, self._next_share + 1)
+        for _ in range(self._num_carries()):
+            left = self.held.pop()
+            torch._foreach_add_(left.grads, grads)
+            node, grads = Node(left.node.first, node.stop), left.grads
+        self.held.append(Held(node, grads))
+        self._next_share += 1
+
+    def launch(self, bucket: Any, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
+        """See [Note: the sums of a rank]."""
+        assert isinstance(bucket, Bucket)
+        assert contents is None
+        params = [slot.param for slot in bucket.spec.slots]
+        grads = [[held.grads[param] for param in params] for held in self.held]
+        for _ in range(self._num_carries()):
+            torch._foreach_add_(bucket.views, grads.pop())
+        parts = [torch.empty_like(bucket.wire) for _ in grads]
+        for part, values in zip(parts, grads, strict=True):
+            torch._foreach_copy_(bucket.views_into(part), values)
+        return self.tree_sums.launch([*parts, bucket.wire], bucket.wire)
+
+    def _num_carries(self) -> int:
+        """How many of the sums that are held, from the last one on, the tree adds to the next share."""
+        return carries([held.node for held in self.held], self._next_share, self._num_shares)
+
+
+class LogicalRanks(Mode):
+    """Deals the shares of each step to the ranks, and keeps what must not depend on how they are dealt.
+
+    `step` is the number of the next step, from which the shares' random states follow; a training that is resumed
+    sets it. To construct one is collective: the seed is rank 0's `torch.initial_seed()`.
+    """
+
+    def __init__(self, reducer: Reducer, buffers: Buffers, num_shares: int):
+        self.step = 0
+        self.num_shares = num_shares
+        self.before_counting: Callable[[], object] | None = None  # called once gradients and buffers are there
+        self._reducer = reducer
+        self._params = reducer.params
+        self._buffers = buffers
+        self._guard = OptimizerGuard(self._params, self._incomplete)
+        self._averaged: list[tuple[int, int] | None] = []
+        self._passes_before = 0
+        self._computing: int | None = None  # the share whose forward is due
+        self._before_step: tuple[list[torch.Tensor], list[torch.Tensor | None]] | None = None
+        self._seed = torch.initial_seed() & 2**63 - 1
+        self.agree_on_seed(source=0)
+        reducer.modes.append(self)
+
+    def agree_on_seed(self, source: int) -> None:
+        """Take that of rank `source`. Collective."""
+        seed = torch.tensor([self._seed])
+        broadcast_coalesced(self._reducer.transport, [seed], source)
+        self._seed = int(seed.item())
+
+    @property
+    def transport(self) -> Transport:
+        return self._reducer.transport
+
+    @property
+    def here(self) -> range:
+        """The shares of this rank."""
+        return deal(self.num_shares, self.transport.world_size)[self.transport.rank]
+
+    def shares(self, wrapper: Any) -> Iterator[int]:
+        """The shares of one step that this rank computes, in order: for each one forward and one backward.
+
+        When the loop is over, gradients are the mean over all shares, and buffers are share 0's. What `.grad` held
+        before is added.
+
+        Raises:
+            RuntimeError: a share has had no backward, or more than one.
+        """
+        self._guard.put_up()
+        reducing, here = self._reducer.reducing, self.here
+        assert isinstance(reducing, ShareReducing)
+        reducing.begin_step(here[0])
+        earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
+        buffers = _copies(self._current_buffers())
+        self._before_step = buffers, earlier
+        survivors = buffers
+        with random_state_is_kept(self._params[0].device):
+            for share in here:
+                self._begin(share, buffers)
+                wrapper.require_backward_grad_sync = share == here[-1]
+                try:
+                    yield share
+                finally:
+                    wrapper.require_backward_grad_sync = True
+                    self._computing = None
+                if share == here[-1]:
+                    self._check_that_it_was_reduced(share)
+                else:
+                    reducing.hold(self._take_grads(share))
+                if share == 0:
+                    survivors = _copies(self._current_buffers())
+        self._overwrite_buffers(survivors)
+        broadcast_coalesced(self._reducer.transport, self._current_buffers())  # share 0 is rank 0's
+        for param, before in zip(self._params, earlier, strict=True):
+            if before is not None:
+                param.grad = before if param.grad is None else param.grad.add_(before)
+        if self.before_counting is not None:
+            self.before_counting()
+        self.step += 1
+        self._before_step = None
+        self._guard.lift_guard()
+
+    def undo(self) -> None:
+        """Give gradients and buffers back what they were before the step that has not counted, if there is one."""
+        if self._before_step is not None:
+            buffers, earlier = self._before_step
+            self._overwrite_buffers(buffers)
+            for param, grad in zip(self._params, earlier, strict=True):
+                param.grad = grad
+            self._before_step = None
+        self._guard.lift_guard()
+
+    def forward_begins(self) -> None:
+        """Raise unless this forward is the first of a share."""
+        if self._computing is None:
+            raise RuntimeError(
+                "With logical_ranks each share has one forward with gradients, in `for share in ddp.shares():`. "
+                "This one is outside of it, or the second one of its share. Evaluate under torch.no_grad()."
+            )
+        self._computing = None
+
+    # ------------------------------------------------------------------ gradients
+
+    def _begin(self, share: int, buffers: Sequence[torch.Tensor]) -> None:
+        """Let this share find what it would find on a rank of its own."""
+        for param in self._params:
+            param.grad = None
+        if share != self.here[0]:
+            self._overwrite_buffers(buffers)
+        seed_all(self._seed, self.step, share)
+        self._computing = share
+        self._passes_before = self._reducer.num_passes
+
+    def _take_grads(self, share: int) -> list[torch.Tensor]:
+        """This share's gradients, zeros where there is none."""
+        grads = [param.grad for param in self._params]
+        brought = [index for index, grad in enumerate(grads) if grad is not None]
+        if not brought:
+            raise RuntimeError(f"Share {share} has brought no gradient: call backward once for each share.")
+        self._reducer.expectation.hold(brought)
+        return [
+            torch.zeros_like(param) if grad is None else grad.detach()
+            for param, grad in zip(self._params, grads, strict=True)
+        ]
+
+    def _check_that_it_was_reduced(self, share: int) -> None:
+        self._reducer.ensure_finished()
+        num_passes = self._reducer.num_passes - self._passes_before
+        if num_passes != 1 or self._reducer.phase is not Phase.IDLE:
+            raise RuntimeError(
+                f"Share {share}, the last one of rank {self._reducer.transport.rank}, has had {num_passes} "
+                f"backwards that were reduced and completed: call backward once for each share, without `no_sync`."
+            )
+        if self._versions() != self._averaged:
+            raise RuntimeError(
+                f"The gradients of share {share}, the last one of rank {self._reducer.transport.rank}, have "
+                f"changed after backward had averaged them: call backward once for each share, and change "
+                f"gradients after the loop over `ddp.shares()`."
+            )
+
+    def closed(self) -> None:
+        self._averaged = self._versions()
+
+    def _versions(self) -> list[tuple[int, int] | None]:
+        """Something else after each write to a gradient in place, and for each other gradient."""
+        grads = (param.grad for param in self._params)
+        return [None if grad is None else (id(grad), grad._version) for grad in grads]
+
+    # ------------------------------------------------------------------ buffers
+
+    def _current_buffers(self) -> list[torch.Tensor]:
+        self._buffers.collect()
+        return self._buffers.tensors
+
+    def _overwrite_buffers(self, values: Sequence[torch.Tensor]) -> None:
+        buffers = self._current_buffers()
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
+            for buffer, value in zip(buffers, values, strict=True):
+                buffer.copy_(value)
+
+    # ------------------------------------------------------------------ the optimizer waits for all shares
+
+    def _incomplete(self, _optimizer: torch.optim.Optimizer) -> Exception:
+        return RuntimeError(
+            f"An optimizer is about to step before all shares {list(self.here)} of rank "
+            f"{self._reducer.transport.rank} were computed. Step after the loop over `ddp.shares()`, and do not "
+            f"leave the loop early."
+        )
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]

@@ -1,0 +1,175 @@
+"""`bucket_cap_mb="auto"`: observe some steps, compute the plan that exposes the least, adopt it, and check it.
+
+[Note: one plan for all]
+Ranks see different times, but must have one plan. Each rank's median times are gathered, the slowest rank's counts
+for each gradient, and every rank computes the plan from the same numbers, which gives the same plan.
+
+The link is fitted to what was seen of the plan in use: see [Note: calibration]. The model's prediction for the new
+plan is kept beside what is measured; if that is slower, the old plan comes back.
+
+No observed step, and none after them, waits for a device: times are read and the link is measured only between the
+last observed step and the next, once for each of the two plans.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from minddp.core.events import Event, EventKind
+from minddp.core.plan import BucketPlan
+from minddp.core.reducer import Reducer
+from minddp.tools.forecast.gradient_clock import Clock
+from minddp.tools.forecast.link import Link, measure_link
+from minddp.tools.forecast.planner import plan_buckets
+from minddp.tools.forecast.step_model import Observed, calibrated, predicted_s
+
+_log = logging.getLogger(__name__)
+WARM_UP_STEPS = 3
+OBSERVED_STEPS = 8
+WORSE = 1.02  # a plan is given up when its backward takes this much longer
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome, in seconds of one backward, medians; `measured_s` is `None` until the new plan was observed."""
+
+    link: Link
+    before: BucketPlan
+    plan: BucketPlan
+    before_s: float
+    predicted_s: float
+    seen: Observed
+    measured_s: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.measured_s is None or self.measured_s <= WORSE * self.before_s
+
+    def __str__(self) -> str:
+        measured = "not measured yet" if self.measured_s is None else f"measured {1e3 * self.measured_s:.2f} ms"
+        return (
+            f"buckets: {len(self.before.buckets)} -> {len(self.plan.buckets)}; backward: "
+            f"{1e3 * self.before_s:.2f} ms -> predicted {1e3 * self.predicted_s:.2f} ms, {measured}; link: "
+            f"{1e6 * self.link.latency_s:.0f} us + {self.link.bytes_per_s / 1e6:.0f} MB/s, "
+            f"{self.link.taken:.0%} of it taken from backward" + ("" if self.is_kept else "; undone")
+        )
+
+
+ENDS = tuple(map(Event, (EventKind.BACKWARD_BEGIN, EventKind.GRADIENTS_COMPLETE, EventKind.BACKWARD_END)))
+
+
+class Observer:
+    """An event sink that stamps whole backwards; `passes` are the stamps of each, by event. See [Note: stamps]."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.passes: list[dict[Event, Any]] = []
+        self._clock = clock
+        self._current: dict[Event, Any] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event.kind is EventKind.BACKWARD_BEGIN:
+            self._current = {}
+        if event.kind is EventKind.PARAM_READY or event in ENDS:
+            self._current[event] = self._clock.stamp()
+        if event.kind is EventKind.BACKWARD_END:
+            self.passes.append(self._current)
+
+
+def observed(stamps: Mapping[Event, Any], clock: Clock) -> Observed:
+    """The times between the stamps of one backward. Waits for its end."""
+    begin, complete, end = (stamps[event] for event in ENDS)
+    ready = {event.subject: stamp for event, stamp in stamps.items() if event.kind is EventKind.PARAM_READY}
+    ready_s = {param: clock.computed_s(begin, stamp) for param, stamp in ready.items()}
+    computed_s = max([clock.computed_s(begin, complete), *ready_s.values()])  # of any thread
+    return Observed(ready_s, computed_s, clock.seconds(begin, complete), clock.seconds(begin, end))
+
+
+class _Stage(enum.Enum):
+    WAITING = "how the buckets are rebuilt by the order of readiness"
+    OBSERVING = "the plan in use"
+    CHECKING = "the new plan"
+    DONE = "nothing"
+
+
+class AutoBuckets:
+    """Tunes the buckets of one reducer. Every rank calls `before_forward` before each forward that trains."""
+
+    def __init__(self, reducer: Reducer, clock: Clock):
+        self._reducer = reducer
+        self._clock = clock
+        self._stage = _Stage.WAITING
+        self._observer = Observer(self._clock)
+        self.tuning: Tuning | None = None
+
+    def before_forward(self) -> None:
+        """Observe, switch or check when it is time; all ranks at the same step, as they count the same backwards.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+        """
+        if self._stage is _Stage.DONE:
+            return
+        if self._clock.is_stopped:
+            raise RuntimeError(
+                f'bucket_cap_mb="auto" observes {self._stage.value}, but a step that a CUDA graph captures takes '
+                f"no time now, and its buckets could not be changed later. Take "
+                f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
+            )
+        has_seen_enough = len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
+        if self._stage is _Stage.WAITING and self._reducer.store.has_rebuilt:
+            self._observe(_Stage.OBSERVING)
+        elif self._stage is _Stage.OBSERVING and has_seen_enough:
+            self._switch()
+        elif self._stage is _Stage.CHECKING and has_seen_enough:
+            self._check()
+
+    def _observe(self, stage: _Stage) -> None:
+        self._observer = Observer(self._clock)
+        self._reducer.events.watch(self._observer)
+        self._stage = stage
+
+    def _switch(self) -> None:
+        reducer = self._reducer
+        reducer.events.unwatch(self._observer)
+        seen = self._agreed()
+        idle = measure_link(reducer.transport, reducer.params[0].device, self._clock)
+        link = calibrated(idle, reducer.plan, seen)
+        proposed = plan_buckets(reducer.plan.params, list(seen.ready_s.values()), link, seen.computed_s)
+        plan = min(reducer.plan, proposed, key=lambda plan: predicted_s(plan, link, seen))  # the old one if equal
+        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, predicted_s(plan, link, seen), seen)
+        if plan is reducer.plan:
+            self._stage = _Stage.DONE
+            _log.info("No other buckets are predicted to be faster. %s", self.tuning)
+            return
+        reducer.adopt(plan)
+        self._observe(_Stage.CHECKING)
+
+    def _check(self) -> None:
+        assert self.tuning is not None, "a plan is checked after it has been made"
+        self._reducer.events.unwatch(self._observer)
+        self.tuning = replace(self.tuning, measured_s=self._agreed().end_s)
+        if not self.tuning.is_kept:
+            self._reducer.adopt(self.tuning.before)
+        self._stage = _Stage.DONE
+        _log.info("Buckets tuned. %s", self.tuning)
+
+    def _agreed(self) -> Observed:
+        """Medians over the observed backwards, of the slowest rank. Collective. See [Note: one plan for all]."""
+        params = self._reducer.params
+        rows = []
+        for stamps in self._observer.passes[WARM_UP_STEPS:]:
+            seen = observed(stamps, self._clock)
+            ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]
+            rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])
+        medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+        own = torch.tensor(medians, dtype=torch.float64, device=params[0].device)
+        gathered = torch.stack(list(self._reducer.transport.all_gather(own)))
+        *ready_s, computed_s, complete_s, end_s = gathered.amax(0).tolist()
+        return Observed(dict(enumerate(ready_s)), computed_s, complete_s, end_s)

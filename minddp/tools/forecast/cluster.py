@@ -1,0 +1,118 @@
+"""What an all-reduce costs on any number of ranks and hosts, from what one hop costs. Pure arithmetic.
+
+[Note: hops]
+All algorithms here take a latency and a time by the byte, so `all_reduce` returns a `Link`, which the model of a
+step and the bucket planner take as it is. A hop is `inside` a host, between two of its ranks, or `between` the
+network interfaces of two hosts, each full duplex and shared by the ranks of its host.
+
+    ring          2 (n-1) hops, each of 1/n of the bytes. Ranks are numbered host by host, so once around the ring
+                  as many of the n hops cross as there are hosts. (Patarasuk and Yuan, 2009)
+    tree          two binary trees over the hosts, each for half of the bytes, and a chain within each host; all
+                  bytes go up once and down once, in pieces. (Sanders, Speck and Träff, 2009; NCCL's tree)
+    hierarchical  a ring within each host, and a ring of the hosts, one after the other
+    server        as hierarchical, but hosts send to as many servers, on machines of their own: bytes go up while
+                  the sums of those before come down. (Jiang et al., BytePS, 2020)
+
+[Note: cores]
+A GPU's messages are assumed to need no core (`cores` is None). On a CPU a core moves and adds the bytes, at the
+rate of a hop inside, wherever they go then. If a host has more ranks than cores, all that a rank computes takes
+longer by their ratio, and so does that work; the wire does not. Without a spare core that work is taken from
+backward: see [Note: what messages take from backward].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from minddp.tools.forecast.link import Link
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`ranks` on `hosts`, equally many on each; `cores` are those of one host. See [Note: hops], [Note: cores].
+
+    Raises:
+        ValueError: the ranks cannot be divided equally among the hosts.
+    """
+
+    ranks: int
+    hosts: int
+    inside: Link
+    between: Link
+    cores: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1 or self.ranks < 1 or self.ranks % self.hosts:
+            raise ValueError(f"{self.ranks} ranks cannot be divided equally among {self.hosts} hosts.")
+
+    @property
+    def crowding(self) -> float:
+        """How much longer a rank computes because it shares its core."""
+        return 1.0 if self.cores is None else max(1.0, self.ranks / self.hosts / self.cores)
+
+    @property
+    def has_spare_cores(self) -> bool:
+        return self.cores is None or self.ranks / self.hosts < self.cores
+
+
+class Hops(NamedTuple):
+    """Hops that follow each other, and how often all bytes pass a hop of either kind, at once or `in_turn`."""
+
+    inside: float
+    between: float
+    passed_inside: float
+    passed_between: float
+    in_turn: bool = False
+
+
+def ring(ranks: int, hosts: int) -> Hops:
+    passed, crossing = 2 * (ranks - 1) / ranks, hosts if hosts > 1 else 0
+    staying = ranks - crossing
+    return Hops(passed * staying, passed * crossing, passed if staying else 0.0, passed if crossing else 0.0)
+
+
+def tree(ranks: int, hosts: int) -> Hops:
+    chain, levels = ranks // hosts - 1, math.ceil(math.log2(hosts))
+    return Hops(2 * chain, 2 * levels, 2.0 if chain else 0.0, 2.0 if levels else 0.0)
+
+
+def hierarchical(ranks: int, hosts: int) -> Hops:
+    m = ranks // hosts
+    return Hops(2 * (m - 1), 2 * (hosts - 1), 2 * (m - 1) / m, 2 * (hosts - 1) / hosts, in_turn=True)
+
+
+def server(ranks: int, hosts: int) -> Hops:
+    up_and_down = 2 if hosts > 1 else 0
+    return hierarchical(ranks, hosts)._replace(between=up_and_down, passed_between=up_and_down / 2)
+
+
+ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (ring, tree, hierarchical, server)}
+
+
+def all_reduce(cluster: Cluster, algorithm: str = "ring") -> Link:
+    """What messages cost by this algorithm; `Link.taken` is their work's share. See [Note: cores]."""
+    hops = ALGORITHMS[algorithm](cluster.ranks, cluster.hosts)
+    latency_s = hops.inside * cluster.inside.latency_s * cluster.crowding + hops.between * cluster.between.latency_s
+    work_s = cluster.crowding / cluster.inside.bytes_per_s
+    inside_s = hops.passed_inside * work_s
+    handed_s = 0.0 if cluster.cores is None else hops.passed_between * work_s
+    between_s = max(hops.passed_between / cluster.between.bytes_per_s, handed_s)
+    byte_s = inside_s + between_s if hops.in_turn else max(inside_s, between_s)
+    if not byte_s:
+        return Link(latency_s, math.inf)
+    taken_s = inside_s + handed_s if hops.in_turn else max(inside_s, handed_s)
+    return Link(latency_s, 1 / byte_s, 0.0 if cluster.has_spare_cores else taken_s / byte_s)
+
+
+def hop_of(measured: Link, cluster: Cluster, algorithm: str = "ring") -> Link:
+    """The hop with which an all-reduce on `cluster` takes as long as `measured`, if all hops cost the same.
+
+    Raises:
+        ValueError: there is only one rank.
+    """
+    if cluster.ranks < 2:
+        raise ValueError("An all-reduce of one rank does not show what a hop costs: measure two ranks at least.")
+    unit = all_reduce(replace(cluster, inside=Link(1.0, 1.0), between=Link(1.0, 1.0)), algorithm)
+    return Link(measured.latency_s / unit.latency_s, measured.bytes_per_s / unit.bytes_per_s)

@@ -1,0 +1,79 @@
+"""What a message costs: a latency and a bandwidth, fitted to measured times. The one model of a link in minddp."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import torch
+
+from minddp.tools.forecast.gradient_clock import Clock
+from minddp.transport.protocols import Transport
+
+_SIZES_BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
+_REPEATS = 5
+_ITERATIONS = 50
+
+
+@dataclass(frozen=True)
+class Link:
+    """An all-reduce of n bytes, or one hop, takes `latency_s + n / bytes_per_s` seconds (Hockney, 1994).
+
+    Backward stands still for the share `taken`, from 0 to 1: see [Note: what messages take from backward].
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    taken: float = 0.0
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency_s + nbytes / self.bytes_per_s
+
+
+FREE = Link(0.0, math.inf)
+
+
+def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
+    """The link that explains best what messages of two or more sizes took, by relative error.
+
+    Sizes span orders of magnitude: in plain least squares the largest message alone would decide, and the latency
+    would be the rest of its noise. So this minimises the squares of log(fitted / measured) over the logarithms of
+    both parameters, which keeps them positive: Gauss-Newton, from the line through the ends.
+
+    Raises:
+        ValueError: fewer than two sizes.
+    """
+    if len(seconds_of_bytes) < 2:
+        raise ValueError("A latency and a bandwidth need messages of two sizes at least.")
+    nbytes = np.array(list(seconds_of_bytes), dtype=float)
+    seconds = np.array(list(seconds_of_bytes.values()))
+    terms = np.stack([np.ones_like(nbytes), nbytes], axis=1)
+    parameters = np.array([seconds[nbytes.argmin()], seconds[nbytes.argmax()] / nbytes.max()])
+    for _ in range(_ITERATIONS):
+        fitted = terms @ parameters
+        slopes = terms * parameters / fitted[:, None]
+        step, *_ = np.linalg.lstsq(slopes, np.log(seconds / fitted), rcond=None)
+        parameters *= np.exp(np.clip(step, -1.0, 1.0))
+    latency_s, s_per_byte = parameters
+    return Link(float(latency_s), float(1 / s_per_byte))
+
+
+def measure_link(transport: Transport, device: torch.device, clock: Clock) -> Link:
+    """All-reduce tensors of several sizes and fit. Collective; a fraction of a second; the same on all ranks."""
+    medians = []
+    for nbytes in _SIZES_BYTES:
+        tensor = transport.allocate(nbytes // 4, torch.float32, device).zero_()
+        stamps = [clock.stamp()]
+        for _ in range(_REPEATS):  # on a GPU all are enqueued before one is read, as in a backward
+            transport.all_reduce(tensor).wait()
+            stamps.append(clock.stamp())
+        medians.append(statistics.median(clock.seconds(*ends) for ends in itertools.pairwise(stamps)))
+    own = torch.tensor(medians, dtype=torch.float64, device=device)
+    slowest = torch.stack(list(transport.all_gather(own))).amax(0).tolist()
+    link = fit_link(dict(zip(_SIZES_BYTES, slowest, strict=True)))  # rounded otherwise on another processor
+    of_rank_0, *_ = transport.all_gather(torch.tensor(astuple(link), dtype=torch.float64, device=device))
+    return Link(*of_rank_0.tolist())

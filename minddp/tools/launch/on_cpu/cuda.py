@@ -1,0 +1,142 @@
+"""torch.cuda and torch.accelerator, answering for as many devices as there are ranks on this host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+
+from minddp.tools.launch.on_cpu.replacement import always, replace, say_once
+
+NAME = "CPU (minddp --on-cpu)"
+
+
+class Stream:
+    """In the place of torch.cuda.Stream and torch.Stream: its work is done when it is asked for."""
+
+    device_type = 1  # torch's number for CUDA
+    device_index = stream_id = cuda_stream = priority = 0
+    device = torch.device("cuda")
+    wait_event = wait_stream = synchronize = __init__ = __exit__ = always(None)
+    query = always(True)
+    is_capturing = always(False)  # torch's optimizers ask
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """In the place of torch.cuda.Event and torch.Event: a point in time."""
+
+    def __init__(self, *_: Any, **__: Any):
+        self._recorded_s: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self._recorded_s = time.perf_counter()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds. Raises RuntimeError if one of both was not recorded, as torch's."""
+        if self._recorded_s is None or end_event._recorded_s is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return (end_event._recorded_s - self._recorded_s) * 1e3
+
+    wait = synchronize = always(None)
+    query = always(True)
+
+
+class Current:
+    """The device that a script has set, and which call has seeded the CPU's generator."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self._is_seeded_by_torch = False
+
+    def set_device(self, device: Any) -> None:
+        index = device if isinstance(device, int) else torch.device(device).index
+        self.device = self.device if index is None or index < 0 else index
+
+    def seed(self, seed: int) -> None:
+        """Seed the CPU's generator, unless `torch.manual_seed` has: on a GPU only that decides what a CPU draws."""
+        if sys._getframe(1).f_globals["__name__"] == "torch.random":  # from torch.manual_seed, which seeds all
+            self._is_seeded_by_torch = True
+        elif not self._is_seeded_by_torch:
+            torch.default_generator.manual_seed(int(seed))
+
+
+def install() -> None:
+    """Replace what is known of torch.cuda and torch.accelerator. The rest of them goes on to raise."""
+    of_streams, answering = {"Stream ExternalStream": Stream, "Event": Event}, answers(Current())
+    types = {name: getattr(torch, name) for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))}
+    replace(torch, of_streams)
+    replace(torch.accelerator, answering)
+    # The capability, which means another thing in torch.accelerator, has bfloat16.
+    replace(torch.cuda, types | of_streams | answering | {"get_device_capability": always((8, 0))})
+    replace(torch.cuda.nvtx, {"mark range_pop range_push range_start range_end": always(0)})
+
+
+def answers(current: Current) -> dict[str, Any]:
+    """What functions of both modules return. All devices are one, and so are all streams."""
+    stream, context, nothing = Stream(), contextlib.nullcontext(), always(None)
+    properties = {"name": NAME, "total_memory": memory_info()[1], "multi_processor_count": os.cpu_count()}
+    return {
+        "is_available": lambda: num_devices() > 0,
+        "device_count": num_devices,
+        "current_accelerator": lambda *_, **__: torch.device("cuda") if num_devices() else None,
+        "set_device set_device_index set_device_idx": current.set_device,
+        "current_device current_device_index current_device_idx": lambda: current.device,
+        "current_stream default_stream": always(stream),
+        "device device_index device_of stream StreamContext": always(context),
+        "set_stream empty_cache synchronize init ipc_collect seed seed_all": nothing,
+        "set_per_process_memory_fraction set_sync_debug_mode": nothing,
+        "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached": nothing,
+        "reset_accumulated_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats": nothing,
+        "memory_allocated memory_reserved memory_cached device_memory_used": resident_bytes,
+        "max_memory_allocated max_memory_reserved max_memory_cached": resident_bytes,
+        "memory_stats": lambda device=None: defaultdict(int),
+        "memory_summary": lambda *_, **__: f"{NAME}: {resident_bytes()} bytes in use",
+        "mem_get_info get_memory_info": memory_info,
+        "get_device_properties": always(SimpleNamespace(**properties, major=8, minor=0, warp_size=32)),
+        "get_device_name": always(NAME),
+        "get_arch_list": always(["sm_80"]),
+        "can_device_access_peer is_initialized is_bf16_supported is_tf32_supported": always(True),
+        "is_current_stream_capturing": always(False),
+        "get_sync_debug_mode utilization": always(0),
+        "manual_seed manual_seed_all": current.seed,
+        "initial_seed": torch.initial_seed,
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+        "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
+        "get_rng_state_all": lambda: [torch.get_rng_state()] * num_devices(),
+        "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
+        "default_generators": (torch.default_generator,) * num_devices(),
+    }
+
+
+def num_devices() -> int:
+    """As CUDA_VISIBLE_DEVICES limits them; else the local world size; else 2, to be data-parallel at all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if visible:
+        return 0 if visible.startswith("-1") else len(visible.split(","))
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "2"))
+
+
+def resident_bytes(device: Any = None) -> int:
+    """This process's memory, in the place of a GPU's figures, peaks among them."""
+    say_once("memory figures are those of the process as a whole, now; there are no peaks.")
+    return psutil.Process().memory_info().rss
+
+
+def memory_info(device: Any = None) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total

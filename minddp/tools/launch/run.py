@@ -1,0 +1,73 @@
+"""`minddp run`: torchrun, but in every process of the job torch's DistributedDataParallel is minddp's.
+
+    minddp run --nproc-per-node 2 train.py --epochs 3
+    minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
+
+The options are torchrun's own, read by its parser and carried out by its launcher. All that is added is the
+environment (see `execute.py`), which reaches the ranks and whatever they spawn or start, however deep. For scripts
+that start their own ranks, and for other launchers, there is `minddp exec`.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from minddp.compat.install import install
+from minddp.platform.launcher import RanksFailed, told_by_torch
+from minddp.tools.launch import on_cpu
+from minddp.tools.launch.execute import add_options, environment_of
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a job with torchrun's options; returns 0, or the exit status of the rank that failed first."""
+    parser = make_parser(
+        "minddp run",
+        "Run a training script, unchanged, with minddp in the place of torch.nn.parallel.DistributedDataParallel. "
+        "Options not listed under minddp are torchrun's.",
+    )
+    return launch(parser, parser.parse_args(arguments))
+
+
+def make_parser(command: str, description: str) -> ArgumentParser:
+    parser = torchrun.get_args_parser()
+    parser.prog, parser.description = command, description
+    add_options(parser)
+    return parser
+
+
+def launch(parser: ArgumentParser, options: Namespace) -> int:
+    """Start the ranks, and wait for their end; returns the exit status, or exits and says what was wrong."""
+    if mistake := find_mistake(options):
+        parser.exit(2, f"{parser.prog}: {mistake}\n")
+    os.environ.update(environment_of(parser, options))
+    # Here too, for ranks that are forked from this process (--run-path --start-method fork).
+    if options.on_cpu:
+        on_cpu.install()
+    if not options.native:
+        install()
+    try:
+        with told_by_torch():
+            record(torchrun.run)(options)
+    except RanksFailed as error:  # killed by a signal, it is 128 and the signal's number, as a shell reports it
+        status = error.exit_status if error.exit_status > 0 else 128 - error.exit_status
+        parser.exit(status, f"{parser.prog}: {error}\n")
+    return 0
+
+
+def find_mistake(options: Namespace) -> str | None:
+    """What would fail on every rank, or with a traceback of the launcher's."""
+    try:
+        torchrun.parse_min_max_nnodes(options.nnodes)
+        torchrun.determine_local_world_size(options.nproc_per_node)
+    except (ValueError, RuntimeError) as error:
+        return f"{error} (--nnodes {options.nnodes} --nproc-per-node {options.nproc_per_node})."
+    script = Path(options.training_script)
+    if not options.module and not options.no_python and not script.exists():
+        return f"There is no script {str(script)!r} in {Path.cwd()}. For a module, add -m."
+    return None

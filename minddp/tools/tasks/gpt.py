@@ -1,0 +1,69 @@
+"""A small GPT over bytes, as GPT-2 (Radford et al. 2019) from torch's own layers: causal, norms first, GELU."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from minddp.tools.tasks import corpus
+from minddp.tools.train.settings import SettingsError
+from minddp.tools.train.task import Task
+
+VOCABULARY = 256  # every byte is a token: there is no tokenizer to train or to download
+
+
+def task(
+    layers: int = 3,
+    heads: int = 4,
+    width: int = 128,
+    context: int = 64,
+    dropout: float = 0.0,
+    corpus_mib: int = 16,
+    folder: str = "",
+    suffix: str = ".py",
+) -> Task:
+    """Predict the next byte of the text files below `folder`; by default, of Python's standard library.
+
+    Samples have `context` bytes; at most `corpus_mib` MiB are read.
+    """
+    if min(layers, heads, width, context, corpus_mib) < 1 or not 0 <= dropout < 1:
+        raise SettingsError(
+            "--task-options: layers, heads, width, context and corpus_mib must be at least 1, and dropout "
+            "between 0 and 1, 1 excluded."
+        )
+    if width % heads:
+        raise SettingsError(f"--task-options: width={width} does not split into heads={heads} of equal size.")
+    root = Path(folder).expanduser() if folder else corpus.STANDARD_LIBRARY
+    texts = corpus.load_corpus(root, corpus_mib * 2**20, suffix)
+    training, held_out = (corpus.ByteWindows(text, context) for text in texts)
+    if len(held_out) == 0:
+        raise SettingsError(
+            f"--task-options: context={context} is longer than the held-out text of {len(held_out.text):,} bytes; "
+            f"lower it or raise corpus_mib."
+        )
+    return Task(training, held_out, lambda: GPT(layers, heads, width, context, dropout), targets_are="bytes")
+
+
+class GPT(nn.Module):
+    def __init__(self, layers: int = 3, heads: int = 4, width: int = 128, context: int = 64, dropout: float = 0.0):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(torch.randn(context, width) / width**0.5)
+        block = partial(nn.TransformerEncoderLayer, activation="gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.ModuleList(block(width, heads, 4 * width, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        nn.init.zeros_(self.head.weight)  # the first prediction is uniform: ln 256 = 5.55 nats
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, time) int64 -> (batch, time, 256) logits; `time` is at most `context`."""
+        time = tokens.shape[1]
+        # Computed, not kept as a buffer: DDP broadcasts every buffer before a forward.
+        later = nn.Transformer.generate_square_subsequent_mask(time, tokens.device)
+        stream = self.embedding(tokens) + self.positions[:time]
+        for block in self.blocks:
+            stream = block(stream, later, is_causal=True)
+        return self.head(self.norm(stream))

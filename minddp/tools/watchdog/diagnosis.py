@@ -1,0 +1,133 @@
+"""From the states of the ranks to what has happened, in words. Pure: states in, text out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from minddp.core.errors import interrupted
+from minddp.platform import wording
+from minddp.tools.watchdog.rank_state import EXITED, SILENT, RankState
+
+_PHASES = {
+    "IDLE": "is between backwards",
+    "ARMED": "is between forward and backward",
+    "ACCUMULATING": "is in backward, or an exception has ended it",
+    "INCOMPLETE": "has ended a backward that lacks gradients",
+    "REDUCING": "has ended a backward that is not finalized yet",
+    "FINALIZING": "is at the end of backward",
+}
+States = Mapping[int, RankState]  # by rank
+
+
+class Diagnosis(NamedTuple):
+    """`is_certain`: the wait can never end, whatever the ranks do next."""
+
+    text: str
+    is_certain: bool
+
+    @property
+    def picture(self) -> str:
+        """The text without what changes from second to second: for how long ranks wait, and lines of scripts."""
+        return re.sub(r"waiting for \d+ s|\S+:\d+ in \S+", "", self.text)
+
+
+def diagnose(states: States) -> Diagnosis:
+    """Why the ranks that are present (at least one) do not go on."""
+    present = {rank: state for rank, state in states.items() if not state.absence}
+    furthest = max(state.backward for state in present.values())
+    found = [*_steps_dropped_by_some(states), *_ranks_gone(states, furthest), *_different_collectives(states)]
+    is_certain = bool(found)
+    found = found or [*_missing_gradients(present)] or [*_ranks_elsewhere(states, furthest)]
+    found = [*(found or _all_wait(present, furthest)), *_waiting_ranks(present)]
+    table = [f"  rank {rank}: {_line(state)}" for rank, state in sorted(states.items())]
+    return Diagnosis("\n".join([" ".join(found), *table]), is_certain)
+
+
+def _steps_dropped_by_some(states: States) -> Iterator[str]:
+    """Ranks that drop a backward, of which others have launched more: what they launch next would meet that."""
+    furthest = max(state.number for state in states.values())
+    dropping = {rank: state for rank, state in states.items() if state.drops and state.number < furthest}
+    for rank, state in dropping.items():
+        missing = [name for _, names in sorted(state.missing.items()) for name in names]
+        ahead = [other for other in states if states[other].number > state.number]
+        yield (
+            f"{interrupted(state.backward, rank, missing)}. Its script has caught it and goes on, {state.where}, "
+            f"but {wording.ranks(ahead)} {'has' if len(ahead) == 1 else 'have'} gone on with the collectives of "
+            f"that backward: those that meet from now on do not belong together."
+        )
+    if dropping:
+        yield "Let an exception in backward end the script, or see that it comes on every rank."
+
+
+def _ranks_gone(states: States, furthest: int) -> Iterator[str]:
+    for rank, state in states.items():
+        if state.absence and state.absence != SILENT:
+            when = f" after backward {state.backward} of {furthest}" if state.where else ""
+            hint = "; its own output says why" if state.absence == EXITED else ""
+            yield f"Rank {rank} {state.absence}{when}{hint}."
+    if any(state.absence == EXITED and state.where for state in states.values()):
+        yield "Give every rank equally many batches, or train within `ddp.join()`."
+
+
+def _different_collectives(states: States) -> Iterator[str]:
+    """The first number under which ranks have launched different collectives."""
+    for number in sorted({number for state in states.values() for number in state.recent}):
+        launched = {rank: state.recent[number] for rank, state in states.items() if number in state.recent}
+        common, *odd = wording.by_value(launched).items()
+        if odd:
+            launches = [f"{wording.ranks(ranks)} launched {what}" for what, ranks in [*odd, common]]
+            yield (
+                f"Collective {number} is not the same everywhere: {'; '.join(launches[:-1])}, {launches[-1]}. "
+                f"The ranks differ in model, options or control flow."
+            )
+            return
+
+
+def _missing_gradients(present: States) -> Iterator[str]:
+    """Ranks whose backward has ended without some gradients, and so without the collectives of their buckets."""
+    for rank, state in present.items():
+        if state.phase == "INCOMPLETE" and state.missing:
+            bucket, names = min(state.missing.items())
+            yield (
+                f"Rank {rank} has not produced gradients for {wording.names(names)} (bucket {bucket}): backward "
+                f"{state.backward} has ended there without them. Use them in the loss on every rank, or pass "
+                f"find_unused_parameters=True."
+            )
+
+
+def _ranks_elsewhere(states: States, furthest: int) -> Iterator[str]:
+    """Ranks that may still come: they compute, sleep, load data, or are a step behind."""
+    for rank, state in states.items():
+        if state.waiting_s is None and not state.absence:
+            doing = "accumulates under no_sync" if state.accumulates else _PHASES[state.phase]
+            if state.backward < furthest:
+                doing += f", at backward {state.backward} of {furthest}"
+            yield f"Rank {rank} {doing}, {state.where}."
+    if silent := [rank for rank, state in states.items() if state.absence == SILENT]:
+        yield f"{wording.subject(silent, 'does', 'do')} not answer: the host may be down or cut off."
+
+
+def _all_wait(present: States, furthest: int) -> Iterator[str]:
+    """No rank is missing. One that is a backward behind waits for what others have received."""
+    if behind := [rank for rank, state in present.items() if state.backward < furthest]:
+        yield (
+            f"{wording.subject(behind, 'waits', 'wait')} for a collective that other ranks have completed: its "
+            f"machine is overloaded, or the network to it is stuck."
+        )
+    else:
+        yield "All ranks wait in the same collective: the network between them is stuck."
+
+
+def _waiting_ranks(present: States) -> Iterator[str]:
+    if waiting := [rank for rank, state in present.items() if state.waiting_s is not None]:
+        [last, *different] = {present[rank].last for rank in waiting}
+        where = "" if different or not present[waiting[0]].recent else f" in {last}"
+        yield f"{wording.subject(waiting, 'waits', 'wait')}{where}."
+
+
+def _line(state: RankState) -> str:
+    wait = "" if state.waiting_s is None else f", waiting for {state.waiting_s:.0f} s"
+    place = f"{state.phase.lower()}, backward {state.backward}; {state.last}{wait}; {state.where} ({state.process})"
+    return "; before that: ".join(filter(None, [state.absence, place if state.where else ""]))

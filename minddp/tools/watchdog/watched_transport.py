@@ -1,0 +1,248 @@
+"""A transport that diagnoses its long waits, and ends those that can never succeed.
+
+[Note: how long to wait]
+A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
+Each `limit_s` seconds the ranks are asked for their states, and at once if a rank leaves or its process ends. If
+the wait can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Else the
+diagnosis is logged after 1, 2, 4, 8, ... times `limit_s`, and in between if the picture has changed, until the
+group's own time limit, when torch's error is raised with the latest diagnosis. A rank that has logged it says when
+its wait has ended after all.
+
+[Note: a backward that is dropped]
+An exception that one rank's script catches cuts its backward short, and its next all-reduce would meet one that the
+other ranks have launched in that backward: if the sizes agree, the gradients are silently wrong. So before a rank
+drops a backward of which it has launched something, all ranks have to drop theirs after equally many collectives;
+if some rank has launched more, all raise `Stuck`. One of which nothing was launched can be dropped: the next takes
+its place.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minddp.core.autograd import weakly
+from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
+from minddp.tools.watchdog.inquiry import Inquiry
+from minddp.tools.watchdog.rank_state import RankState, where_is_main_thread
+from minddp.transport.protocols import AdditionOrder, Transport, Work
+
+_log = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
+AT_ONCE_S = 0.001  # to a wait without a time, torch gives all time
+MAX_RECENT = 64  # collectives, to compare with those of other ranks
+
+
+class Stuck(RuntimeError):
+    """The ranks cannot go on; the message says which ranks wait for what, and the remedy."""
+
+
+def watched(transport: Transport, limit_s: float | None, state: Callable[[], RankState]) -> Transport:
+    """The transport, watched if there is a limit, and peers and a store to ask, and waits can be interrupted.
+
+    `state` is a method that reports where the module's reducer is; its object is referenced weakly.
+    """
+    if limit_s is None or transport.world_size == 1 or transport.store is None or not transport.waits_again:
+        return transport
+    return WatchedTransport(transport, transport.store, limit_s, state)
+
+
+class WatchedTransport:
+    """Every wait without a timeout of its own is watched. See [Note: how long to wait]."""
+
+    waits_again = True
+
+    def __init__(self, transport: Transport, store: dist.Store, limit_s: float, state: Callable[[], RankState]):
+        self.rank = transport.rank
+        self.world_size = transport.world_size
+        self.store = store
+        self.adds_after_s = transport.adds_after_s
+        self._transport = transport
+        self._limit_s = limit_s
+        self._number = self._num_settled = self._num_waits = 0
+        self._reported = -1  # the last wait that this rank has reported
+        self._drops = False
+        self._stuck = ""  # why, once this rank has raised it, or `end_waits` was called
+        self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)
+        self._waiting_since: float | None = None
+        self._state_of_module = weakly(state)
+        self.allocate, self.when_group_ends = transport.allocate, transport.when_group_ends
+
+    @cached_property
+    def _inquiry(self) -> Inquiry:
+        """Begun with the first collective, which all ranks make; a copy of a wrapper on one rank makes none."""
+        inquiry = Inquiry(self.store, self.rank, self.world_size, weakly(self.state))
+        weakref.finalize(self, inquiry.close)
+        self._group_end = self.when_group_ends(inquiry.close)
+        return inquiry
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        self._record("all-reduce", tensor)  # before the launch: a sparse tensor changes after it
+        return _WatchedWork(self._transport.all_reduce(tensor), self)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        self._record(f"broadcast from rank {source}", tensor)
+        return _WatchedWork(self._transport.broadcast(tensor, source), self)
+
+    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
+        work = self._transport.sum_in_order(tensor, order)
+        if work is None:
+            return None
+        self._record("sum in order", tensor)
+        return _WatchedWork(work, self)
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
+    ) -> Work:
+        self._record("all-to-all", sent[:0])  # sizes differ by rank
+        return _WatchedWork(self._transport.all_to_all(received, sent, sizes_in, sizes_out), self)
+
+    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """As a sum of parts that do not overlap, whose wait can be watched. For small tensors."""
+        parts = tensor.new_zeros(self.world_size, *tensor.shape)
+        parts[self.rank] = tensor
+        self.all_reduce(parts).wait()
+        return list(parts)
+
+    def watch_future(self, tensor: torch.Tensor, future: torch._C.Future) -> Callable[[], None]:
+        """What waits for the future that a communication hook has returned for `tensor`; an error stays in it."""
+        self._record("communication hook", tensor)
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        return partial(self.wait_until, done.wait)
+
+    def wait_until(self, completes_within: Callable[[float], bool]) -> None:
+        """Wait until `completes_within(seconds)`; if that takes long, ask the ranks.
+
+        Raises:
+            Stuck: the wait can never end, or has failed.
+        """
+        start = self._waiting_since = time.monotonic()
+        self._num_waits += 1
+        look_every_s = AT_ONCE_S if self._stuck else min(self._limit_s, LOOK_EVERY_S)
+        try:
+            while not completes_within(look_every_s):
+                reason = self._stuck or self._look(time.monotonic() - start)
+                # What a rank has sent before it left may still arrive; once this rank has given up, it need not.
+                if reason is not None and (self._stuck or not completes_within(look_every_s)):
+                    raise Stuck(self._inquiry.settle(reason))
+            if self._reported == self._num_waits:
+                _log.warning("Rank %d went on after a wait of %.0f s.", self.rank, time.monotonic() - start)
+        except Stuck as stuck:
+            self._stuck = str(stuck)
+            raise
+        except RuntimeError as error:
+            self._stuck = self._stuck or self._inquiry.settle(f"{error}\n{self._diagnose().text}")
+            raise Stuck(self._stuck) from error
+        finally:
+            self._waiting_since = None
+
+    def end_waits(self, reason: str) -> None:
+        """End the wait of this rank, and each later one, with `Stuck`. May be called by any thread."""
+        self._stuck = reason
+
+    def _look(self, waited_s: float) -> str | None:
+        """Why the wait can never end; see [Note: how long to wait] and [Note: which rank asks, and when]."""
+        occasions = self._inquiry.occasions()
+        if turn := int(waited_s / self._limit_s):
+            occasions.append(f"wait {self._num_waits} turn {turn}")
+        if occasions and (verdict := self._inquiry.verdict()):
+            return verdict
+        if not [occasion for occasion in occasions if self._inquiry.claims(occasion)]:
+            return None
+        diagnosis = self._diagnose()
+        if diagnosis.is_certain:
+            return diagnosis.text
+        interval = turn.bit_length()  # 1, 2-3, 4-7, 8-15, ...
+        if interval and self._inquiry.claims(f"report {self._num_waits} {interval} {diagnosis.picture}"):
+            self._reported = self._num_waits
+            _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
+        return None
+
+    def settle(self) -> None:
+        """All ranks have made the same collectives so far."""
+        self._num_settled = self._number
+
+    def agree_to_drop(self) -> None:
+        """Returns once all ranks do, or raises `Stuck`. See [Note: a backward that is dropped]."""
+        if self._number == self._num_settled:
+            return
+        self._drops = True  # and stays so after an error: what this rank leaves behind shows it
+        all_come_within = self._inquiry.gather(f"after collective {self._number}")
+        if not all_come_within(LOOK_EVERY_S):
+            self._inquiry.alarm()
+            self.wait_until(all_come_within)
+        self._drops = False
+        self.settle()
+
+    def state(self) -> RankState | None:
+        """This rank's state; `None` if the module is gone."""
+        state = self._state_of_module()
+        if state is None:
+            return None
+        return replace(
+            state,
+            process=f"{socket.gethostname()}, pid {os.getpid()}",
+            recent=dict(self._recent),
+            waiting_s=None if (since := self._waiting_since) is None else time.monotonic() - since,
+            where=where_is_main_thread(),
+            drops=self._drops,
+        )
+
+    def _record(self, operation: str, tensor: torch.Tensor) -> None:
+        if self._stuck:  # a script has caught the error; its next collective would meet what others launched before
+            raise Stuck(self._stuck)
+        _ = self._inquiry
+        self._number += 1
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self._recent.append((self._number, f"{operation} of {tensor.numel():,} {dtype}"))
+
+    def _diagnose(self) -> Diagnosis:
+        try:
+            return diagnose(self._inquiry.ask(lambda: bool(self._stuck)))
+        except RuntimeError as error:
+            return Diagnosis(f"The store does not answer either ({error}): the rank that hosts it has ended.", True)
+
+
+class _WatchedWork:
+    """A work whose wait is watched, unless it has a timeout."""
+
+    def __init__(self, work: Work, transport: WatchedTransport):
+        self._work = work
+        self._transport = transport
+        self.is_completed = work.is_completed
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        if timeout is None:
+            self._transport.wait_until(self._completes_within)
+        else:
+            self._work.wait(timeout)
+
+    def _completes_within(self, limit_s: float) -> bool:
+        """A work that has timed out can be waited for again."""
+        try:
+            self._work.wait(datetime.timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise
+            if not self._work.is_completed():
+                return False
+            self._work.wait(datetime.timedelta(0))  # it was completed since, or has failed by a limit of its own
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a backend's work has, such as `get_future`."""
+        return getattr(self._work, name)

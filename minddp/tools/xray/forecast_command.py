@@ -1,0 +1,172 @@
+"""`minddp forecast`: how long a step takes on other numbers of ranks and hosts, from a recording or a plan.
+
+minddp forecast runs/xray/step.json --ranks 2 4 8 16 --hosts 1 1 1 2 --rate 10
+minddp forecast --plan plan.json --rate 25 --latency 14 --ranks 8 64 512 --hosts 1 8 64
+
+A plan has a few measured numbers, as JSON: `alone_s` and `backward_s`, a step of one rank alone; `gradients`, each
+[bytes, seconds since backward began]; `inside`, a hop inside a host, [seconds, bytes per second]; perhaps `jitter`.
+They are those of `Job` and `Cluster` in `minddp/tools/forecast/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean, median, quantiles
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from minddp.core.plan import ParamSpec, plan_from_groups
+from minddp.options import BucketCaps
+from minddp.tools.forecast.cluster import ALGORITHMS, Cluster, all_reduce, hop_of
+from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.scaling import Forecast, Job, forecast
+from minddp.tools.xray.replay import Phase, busy
+from minddp.tools.xray.result import Result, load
+
+AS_IT_IS = "as it is"
+GBIT = 1e9 / 8
+QUARTILES_APART = 1.349  # those of a normal distribution, in standard deviations
+COLUMNS = (
+    "algorithm",
+    "bucket MiB",
+    "buckets",
+    "ranks",
+    "hosts",
+    "ideal ms",
+    "predicted ms",
+    "exposed",
+    "efficiency",
+)
+
+
+Row = tuple[str, str, Job, Cluster, Forecast]  # by which algorithm, with buckets of how many MiB
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `minddp forecast` with these arguments; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="minddp forecast", description=(__doc__ or "").split("\n\n")[0])
+    add = parser.add_argument
+    add("recording", nargs="?", type=Path, help="step.json of `minddp xray`")
+    add("--plan", type=Path, help="JSON of a few measured numbers, instead of a recording")
+    add("--ranks", type=int, nargs="+", default=[2, 4, 8], help="(%(default)s)")
+    add("--hosts", type=int, nargs="+", default=[1], help="for all numbers of ranks, or for each (1)")
+    add("--rate", type=positive, metavar="GBIT", help="Gbit/s of a host's network interface, in each direction")
+    add("--latency", type=positive, metavar="US", help="microseconds of a hop between hosts (as inside)")
+    add("--cores", type=positive, help="of each host, if ranks compute and add on cores (messages need none)")
+    add("--algorithm", nargs="+", choices=ALGORITHMS, default=["ring"], help="of an all-reduce (ring)")
+    add("--bucket-mb", nargs="+", default=[AS_IT_IS], help='of each bucket, in MiB, or "auto" (as recorded)')
+    options = parser.parse_args(arguments)
+    try:
+        rows = list(rows_of(options))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    Console().print(table_of(rows))
+    return 0
+
+
+def positive(text: str) -> float:
+    if not float(text) > 0:
+        raise ValueError(text)
+    return float(text)
+
+
+def rows_of(options: argparse.Namespace) -> Iterator[Row]:
+    """A forecast for each algorithm, size of buckets and number of ranks.
+
+    Raises:
+        ValueError: options that contradict each other, or a hop of unknown cost.
+    """
+    if (options.plan is None) == (options.recording is None):
+        raise ValueError("Pass either a recording or --plan.")
+    job, inside = planned(options.plan) if options.plan else recorded(options.recording, options.cores)
+    hosts = options.hosts * len(options.ranks) if len(options.hosts) == 1 else options.hosts
+    if len(hosts) != len(options.ranks):
+        raise ValueError(f"--hosts has {len(hosts)} numbers, --ranks {len(options.ranks)}: give one, or as many.")
+    if max(hosts) > 1 and options.rate is None:
+        raise ValueError("Pass --rate, that of a host's network interface.")
+    latency_s = inside.latency_s if options.latency is None else options.latency / 1e6
+    between = FREE if options.rate is None else Link(latency_s, options.rate * GBIT)
+    places = zip(options.ranks, hosts, strict=True)
+    for algorithm, bucket_mb, (ranks, on_hosts) in product(options.algorithm, options.bucket_mb, places):
+        cluster = Cluster(ranks, on_hosts, inside, between, options.cores)
+        link = all_reduce(cluster, algorithm)
+        changed = job
+        if bucket_mb == "auto":
+            changed = job.with_auto_buckets(cluster, link)
+        elif bucket_mb != AS_IT_IS:
+            changed = job.with_caps(BucketCaps.from_mib(positive(bucket_mb), None).after_rebuild())
+        found = forecast(changed, cluster, link)
+        yield algorithm, bucket_mb, changed, cluster, found
+
+
+# ---------------------------------------------------------------------- what was measured
+
+
+def planned(path: Path) -> tuple[Job, Link]:
+    """The job of a plan, with DDP's default buckets, and a hop inside a host; `ValueError` for another file."""
+    try:
+        plan = json.loads(path.read_text())
+        return job_of(**{name: of for name, of in plan.items() if name != "inside"}), Link(*plan["inside"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no plan: it needs alone_s, backward_s, gradients and inside.") from error
+
+
+def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float, jitter: float = 0.0) -> Job:
+    """Of fp32 gradients, each by its bytes and seconds since backward began, with DDP's default buckets."""
+    specs = [ParamSpec("", nbytes // 4, torch.float32, torch.device("cpu")) for nbytes, _ in gradients]
+    together = plan_from_groups(specs, [range(len(specs))], "together")
+    job = Job(alone_s, backward_s, dict(enumerate(at_s for _, at_s in gradients)), together, jitter)
+    return job.with_caps(BucketCaps.from_mib(None, None).after_rebuild())
+
+
+def recorded(path: Path, cores: float | None) -> tuple[Job, Link]:
+    """The job of the steps that X-ray would play again, by medians, and a hop, as if messages went round a ring.
+
+    Raises:
+        ValueError: no complete step of one backward on several ranks was recorded, or they had no core each.
+    """
+    result = load(path)
+    analysis = result.analysis if isinstance(result, Result) else None
+    if analysis is None or not analysis.typical.complete or analysis.typical.ranks[0].passes or not analysis.costs:
+        raise ValueError(f"{path} does not hold one recording of whole steps with one synchronised backward each.")
+    hosts = {rank.host for rank in analysis.recording.ranks}
+    cluster = Cluster(analysis.recording.world_size, len(hosts), FREE, FREE, cores)
+    if cluster.crowding > 1:
+        raise ValueError(
+            f"{cluster.ranks} ranks were recorded on {cores:g} cores: record one for each core at most."
+        )
+    ranks = [rank for step in analysis.played for rank in step.ranks]
+    alone_s = [sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in ranks]
+    backwards = [[span for span, phase in busy(rank) if phase is Phase.BACKWARD] for rank in ranks]
+    backward_s = median(sum(span.length_ns for span in spans) / 1e9 for spans in backwards)
+    ready_s = {
+        param: median(
+            (rank.ready_ns[param] - spans[0].begin_ns) / 1e9 if param in rank.ready_ns else backward_s
+            for rank, spans in zip(ranks, backwards, strict=True)
+        )
+        for param in range(len(analysis.typical.plan.params))
+    }
+    low, _, high = quantiles(alone_s * 2, method="inclusive")
+    jitter = (high - low) / QUARTILES_APART / mean(alone_s)
+    job = Job(median(alone_s), backward_s, ready_s, analysis.typical.plan, jitter, analysis.costs.copy)
+    return job, hop_of(analysis.costs.wire, cluster)
+
+
+# ---------------------------------------------------------------------- what is shown
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    for algorithm, bucket_mb, job, cluster, found in rows:
+        numbers = (len(job.plan.buckets), cluster.ranks, cluster.hosts)
+        times = (f"{1e3 * seconds:.2f}" for seconds in (found.ideal_s, found.step_s, found.exposed_s))
+        table.add_row(algorithm, bucket_mb, *map(str, numbers), *times, f"{found.efficiency:.1%}")
+    return table

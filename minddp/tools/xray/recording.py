@@ -1,0 +1,179 @@
+"""A recording: plain data, the same in memory, in a file and between ranks.
+
+A `Recording` holds a `RankRecording` for each rank that took part; that holds stamped events and the layouts by
+which they are read: which parameter travelled in which bucket, and since when. A file keeps neither the devices of
+parameters nor that a gradient is sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from minddp.core.events import EventKind
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.platform.clock_offset import ClockOffset
+from minddp.tools.xray.host import HostWait
+
+UNKNOWN_OFFSET = ClockOffset(0, None)
+MODULE = 2**24  # what one module's subjects are apart from the next one's
+FORMAT = 1  # of the dictionaries that `Recording.to_dict` makes
+
+
+class Stamped(NamedTuple):
+    """An event of `minddp.core.events` and when it happened, in nanoseconds on the clock of its rank."""
+
+    t_ns: int
+    kind: EventKind
+    subject: int = -1
+
+    @property
+    def module(self) -> int:
+        """The place of its module in `RankRecording.modules`. See [Note: several modules]."""
+        return (self.subject + 1) // MODULE
+
+    def moved(self, by: int) -> Stamped:
+        return self._replace(subject=self.subject + by)
+
+
+class Layout(NamedTuple):
+    """A bucket plan, since when it is in use, and of which module it is."""
+
+    plan: BucketPlan
+    since_ns: int = 0
+    module: int = 0
+
+
+@dataclass(frozen=True)
+class RankRecording:
+    """The events of one rank, in order of time; `dropped` counts older ones that the ring had no room for.
+
+    `first_step` is the number of the first step in it, `clock` the offset to the first rank's clock, `error` the
+    exception that ended the recording, if any. `findings` are what the guard had found by then. `adds_after_ns`:
+    see `Transport.adds_after_s`. `modules` are named where there are several. `peak_bytes`: see `streams.py`.
+    `launch_ns` is what a launch costs backward, `crowded_ns` for how long a backward waits for cores that messages
+    have: see [Note: core time].
+
+    [Note: several modules]
+    Each numbers its parameters and buckets from 0. In one recording the subjects of module m are moved by
+    m * MODULE, also the -1 of events without a subject.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    device: str
+    backend: str
+    events: tuple[Stamped, ...]
+    layouts: tuple[Layout, ...]
+    stopped_ns: int
+    clock_identity: str = ""
+    first_step: int = 0
+    capacity: int = 0
+    dropped: int = 0
+    clock: ClockOffset = UNKNOWN_OFFSET
+    error: str | None = None
+    findings: tuple[str, ...] = ()
+    adds_after_ns: int = 0
+    modules: tuple[str, ...] = ()
+    peak_bytes: int = 0
+    host_waits: tuple[HostWait, ...] = ()
+    launch_ns: float = 0.0
+    crowded_ns: float = 0.0
+
+    def plan_at(self, t_ns: int, module: int = 0) -> BucketPlan:
+        """The plan that was in use at `t_ns`; the first one if that was earlier."""
+        layouts = [layout for layout in self.layouts if layout.module == module]
+        in_use = [layout.plan for layout in layouts if layout.since_ns <= t_ns]
+        return in_use[-1] if in_use else layouts[0].plan
+
+    def on_the_clock_of_the_first_rank(self) -> RankRecording:
+        by = self.clock.offset_ns
+        return replace(
+            self,
+            events=tuple(Stamped(t + by, kind, subject) for t, kind, subject in self.events),
+            layouts=tuple(layout._replace(since_ns=layout.since_ns + by) for layout in self.layouts),
+            stopped_ns=self.stopped_ns + by,
+            clock=replace(self.clock, offset_ns=0),
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Ranks' recordings of the same steps, in rank order; `notes` for the reader; `has_plan`: see `Source`."""
+
+    title: str
+    ranks: tuple[RankRecording, ...]
+    wrapper: str = "minddp"
+    notes: tuple[str, ...] = ()
+    has_plan: bool = True
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks[0].world_size
+
+    @property
+    def clock_error_ns(self) -> int | None:
+        """The largest error between two ranks' times; `None` if it is not known."""
+        if len(self.ranks) == 1:
+            return 0
+        known = [rank.clock.error_ns for rank in self.ranks if rank.clock.error_ns is not None]
+        return max(known) if len(known) == len(self.ranks) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings, for JSON."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"format": FORMAT, **plain, "ranks": [_rank_to_dict(rank) for rank in self.ranks]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recording:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: the dictionary is of another format.
+        """
+        if data.get("format") != FORMAT:
+            raise ValueError(
+                f"This recording is of format {data.get('format')}, but this minddp reads format {FORMAT}; "
+                f"record it again."
+            )
+        ranks = tuple(_rank_from_dict(rank) for rank in data["ranks"])
+        return cls(data["title"], ranks, data["wrapper"], tuple(data["notes"]), data["has_plan"])
+
+
+def _rank_to_dict(rank: RankRecording) -> dict[str, Any]:
+    return {
+        **{field.name: getattr(rank, field.name) for field in fields(rank)},
+        "clock": [rank.clock.offset_ns, rank.clock.error_ns],
+        "layouts": [_layout_to_dict(layout) for layout in rank.layouts],
+        "events": [[t, kind.name, subject] for t, kind, subject in rank.events],
+    }
+
+
+def _rank_from_dict(data: Mapping[str, Any]) -> RankRecording:
+    nested = {
+        "clock": ClockOffset(*data["clock"]),
+        "layouts": tuple(_layout_from_dict(layout) for layout in data["layouts"]),
+        "findings": tuple(data.get("findings", ())),
+        "events": tuple(Stamped(t_ns, EventKind[kind], subject) for t_ns, kind, subject in data["events"]),
+        "modules": tuple(data.get("modules", ())),
+        "host_waits": tuple(HostWait(*wait) for wait in data.get("host_waits", ())),
+    }
+    return RankRecording(**{**data, **nested})
+
+
+def _layout_to_dict(layout: Layout) -> dict[str, Any]:
+    plan, since_ns, module = layout
+    params = [{"name": p.name, "numel": p.numel, "dtype": str(p.dtype).removeprefix("torch.")} for p in plan.params]
+    buckets = [{"params": [slot.param for slot in bucket.slots]} for bucket in plan.buckets]
+    return {"params": params, "buckets": buckets, "origin": plan.origin, "since_ns": since_ns, "module": module}
+
+
+def _layout_from_dict(data: Mapping[str, Any]) -> Layout:
+    cpu = torch.device("cpu")
+    specs = [ParamSpec(p["name"], p["numel"], getattr(torch, p["dtype"]), cpu) for p in data["params"]]
+    groups = [bucket["params"] for bucket in data["buckets"]]
+    return Layout(plan_from_groups(specs, groups, data["origin"]), data["since_ns"], data.get("module", 0))

@@ -1,0 +1,93 @@
+"""The result of a recording: to be saved, explained, and compared with others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from rich.console import Console
+
+from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.chrome_trace import trace_events
+from minddp.tools.xray.explain import explain
+from minddp.tools.xray.page import render
+from minddp.tools.xray.recording import Recording
+
+RECORDINGS = "minddp"  # under this key in a .json file
+
+
+def _dump(analyses: Sequence[Analysis]) -> str:
+    recordings = [analysis.recording.to_dict() for analysis in analyses]
+    return json.dumps({RECORDINGS: recordings, "traceEvents": trace_events(analyses)})
+
+
+WRITERS: dict[str, Callable[[Sequence[Analysis]], str]] = {".html": render, ".json": _dump}
+
+
+class Comparison:
+    """Several recordings side by side; or a single one, if it is a `Result` or an `XRay`."""
+
+    def __init__(self, results: Iterable[Result]):
+        self._results = tuple(results)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return self._results
+
+    def save(self, path: str | Path) -> None:
+        """Write a page (.html) or the recording itself (.json, see `load`), by the suffix; on the first rank only.
+
+        Raises:
+            ValueError: another suffix, or no step was recorded.
+        """
+        path = Path(path)
+        if not all(result.is_first for result in self.results):
+            return
+        if path.suffix not in WRITERS:
+            raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
+        analyses = [result.analysis for result in self.results]
+        for analysis in analyses:
+            _ = analysis.typical  # raises before anything is written, if there is no step
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(WRITERS[path.suffix](analyses), encoding="utf-8")
+
+    def explain(self, console: Console | None = None) -> None:
+        """Print where the time goes, and of a single recording also predictions; on the first rank only.
+
+        Raises:
+            ValueError: no step was recorded.
+        """
+        if all(result.is_first for result in self.results):
+            explain([result.analysis for result in self.results], console or Console())
+
+    def compare(self, *others: Comparison) -> Comparison:
+        """These recordings and others, on one scale."""
+        return Comparison(result for shown in (self, *others) for result in shown.results)
+
+
+class Result(Comparison):
+    """One recording. On other ranks than the one that `is_first` nothing is written or printed."""
+
+    def __init__(self, recording: Recording, *, is_first: bool = True):
+        super().__init__([self])
+        self.recording = recording
+        self.is_first = is_first
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        return Analysis(self.recording)
+
+
+def load(path: str | Path) -> Result | Comparison:
+    """Read a .json file that `save` has written; a `Comparison` if it holds several recordings.
+
+    Raises:
+        ValueError: the file is something else.
+    """
+    recordings = json.loads(Path(path).read_text()).get(RECORDINGS)
+    if not recordings:
+        raise ValueError(f"{path} holds no recording of minddp; pass a .json file that x-ray has saved.")
+    results = [Result(Recording.from_dict(recording)) for recording in recordings]
+    return results[0] if len(results) == 1 else Comparison(results)

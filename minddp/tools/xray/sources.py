@@ -1,0 +1,228 @@
+"""Sources of events: minddp's wrapper, which reports what it does, and torch's, which is watched from outside.
+
+[Note: what torch's wrapper shows]
+Let it take two steps before the recording: torch rebuilds its buckets after the first, without a sign.
+
+Visible from outside are forward, each gradient (a hook on each parameter), each bucket's launch and completion (a
+communication hook that only times), and the end of backward. Not visible are the wait for one bucket rather than
+the next, packing and copying back, all of which happen in C++ between two visible moments. So `reading.py` assumes
+that after backward each bucket is waited for, in order, until it completes.
+
+[Note: the hook that stays]
+A communication hook can be registered once and never removed, so it stays when the recording ends, and reduces as
+before without an event. It multiplies by 1/world_size before it sums, as torch does without a hook; but with
+`gradient_as_bucket_view` or `batched_grad_copy` torch divides, which at world sizes that are no power of two may
+differ in the last bit. A module that has a communication hook already cannot be recorded.
+
+[Note: the end of callbacks]
+A bucket's result passes through a callback in Python, on gloo's thread, which drops the callback some milliseconds
+after the result is there, when Python's lock is free. If the interpreter has begun to end by then, Python ends that
+thread within a destructor, and the process aborts ("terminate called without an active exception"). So before the
+interpreter ends all callbacks must be gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from minddp.core.autograd import tensors_in
+from minddp.core.events import EventKind, EventSink, EventStream
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.ddp import DistributedDataParallel
+
+CALLBACKS_S = 2.0  # how long to wait for the end of callbacks
+
+
+class Source(Protocol):
+    """A data-parallel wrapper, as the recorder sees it.
+
+    `topic` is equal on all ranks that are about to take the same step of the same wrapper, and differs otherwise.
+    `has_plan`: the wrapper's arguments can change its buckets. `steps_taken` counts synchronised backwards.
+    `adds_after_s`: see `Transport`.
+    """
+
+    wrapper: str
+    has_plan: bool
+    title: str
+    rank: int
+    world_size: int
+    device: torch.device
+    backend: str
+    adds_after_s: float
+
+    @property
+    def store(self) -> dist.Store | None: ...
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def steps_taken(self) -> int: ...
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What the wrapper has noticed by itself so far."""
+
+    def plan(self) -> BucketPlan:
+        """Which gradient travels in which bucket now."""
+
+    def watch(self, sink: EventSink) -> None:
+        """Send every event to `sink` from now on, until `unwatch`."""
+
+    def unwatch(self, sink: EventSink) -> None: ...
+
+
+class MinddpSource:
+    """minddp's own wrapper: its reducer reports everything itself."""
+
+    wrapper = "minddp"
+    has_plan = True
+
+    def __init__(self, ddp: DistributedDataParallel):
+        self._reducer = ddp._reducer
+        self._guard = getattr(ddp, "guard", None)
+        self.title = type(ddp.module).__name__
+        self.rank = self._reducer.transport.rank
+        self.world_size = self._reducer.transport.world_size
+        self.device = ddp.device
+        self.backend: str = dist.get_backend(ddp.process_group)
+        self.adds_after_s = self._reducer.transport.adds_after_s
+        self.store = self._reducer.transport.store
+        self.watch = self._reducer.events.watch
+        self.unwatch = self._reducer.events.unwatch
+
+    @property
+    def topic(self) -> str:
+        return f"minddp/tools/xray/{self._reducer.unfinished.serial}/{self.steps_taken}"
+
+    @property
+    def steps_taken(self) -> int:
+        return self._reducer.num_passes
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        return () if self._guard is None else tuple(finding.text for finding in self._guard.exchange.found)
+
+    def plan(self) -> BucketPlan:
+        return self._reducer.plan
+
+
+class NativeSource:
+    """torch's wrapper, watched from outside. See [Note: what torch's wrapper shows]."""
+
+    wrapper = "torch DDP"
+    has_plan = True
+    findings: tuple[str, ...] = ()
+    adds_after_s = 0.0
+
+    def __init__(self, ddp: TorchDDP):
+        if getattr(ddp, "_comm_hooks", None):
+            raise ValueError(
+                "This module has a communication hook already, and torch's wrapper takes only one, which the "
+                "recording needs. Record it with minddp's wrapper instead."
+            )
+        group: Any = ddp.process_group
+        named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
+        self._ddp = ddp
+        self._events = EventStream()
+        self.watch, self.unwatch, self._emit = self._events.watch, self._events.unwatch, self._events.emit
+        self._params = [ParamSpec(name, p.numel(), p.dtype, p.device) for name, p in named]
+        self._index_of = {param: index for index, (_, param) in enumerate(named)}
+        self._buckets: dict[int, tuple[int, ...]] = {}
+        self._in_backward = False
+        self._callbacks: list[weakref.ref[Any]] = []  # that were alive when the last bucket left
+        self.title = type(ddp.module).__name__
+        self.rank, self.world_size = group.rank(), group.size()
+        self.device = named[0][1].device
+        self.backend: str = dist.get_backend(group)
+        self.store: dist.Store | None = dist.distributed_c10d._world.pg_map.get(group, (None, None))[1]
+        self.steps_taken = 0
+        ddp.register_forward_pre_hook(lambda *_: self._emit(EventKind.FORWARD_BEGIN))
+        ddp.register_forward_hook(self._on_forward_end)
+        for param, index in self._index_of.items():
+            param.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+        atexit.register(self._await_callbacks)
+        ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))  # torch reads annotations
+
+    @classmethod
+    def of(cls, ddp: TorchDDP) -> NativeSource:
+        """The one source of this module: its hook can be registered only once."""
+        if "_minddp_xray" not in vars(ddp):
+            vars(ddp)["_minddp_xray"] = cls(ddp)
+        return vars(ddp)["_minddp_xray"]
+
+    @property
+    def topic(self) -> str:
+        return f"minddp/xray/torch/{self.title}/{self.steps_taken}"
+
+    def plan(self) -> BucketPlan:
+        """As the hook has seen it; before the first backward only the parameters are known."""
+        groups = [self._buckets[index] for index in sorted(self._buckets)]
+        return plan_from_groups(self._params, groups, "as torch's wrapper has it")
+
+    # ------------------------------------------------------------------ hooks
+
+    def _on_forward_end(self, _module: Any, _inputs: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and not self._ddp.require_backward_grad_sync:
+            self._emit(EventKind.NO_SYNC)
+        elif torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _grad: self._begin_backward())
+        self._emit(EventKind.FORWARD_END)
+
+    def _begin_backward(self) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            self._emit(EventKind.BACKWARD_BEGIN)
+            # Callbacks run in the order in which they are queued. Torch's wrapper queues its own, which waits and
+            # copies back, when its last bucket leaves: ours runs before it, and queues one that runs after it.
+            Variable._execution_engine.queue_callback(self._on_gradients_complete)
+
+    def _on_gradient(self, index: int, _param: torch.Tensor) -> None:
+        if not self._ddp.require_backward_grad_sync:
+            self._emit(EventKind.GRADIENT_KEPT, index)
+            return
+        self._begin_backward()
+        self._emit(EventKind.PARAM_READY, index)
+
+    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket as torch does without a hook. See [Note: the hook that stays]."""
+        index = bucket.index()
+        if index not in self._buckets or self._events.sink is not None:
+            self._buckets[index] = tuple(self._index_of[param] for param in bucket.parameters())
+        self._emit(EventKind.BUCKET_READY, index)
+        tensor = bucket.buffer().mul_(1 / self.world_size)
+        self._emit(EventKind.BUCKET_LAUNCHED, index)
+        group: Any = self._ddp.process_group
+        future = group.allreduce([tensor]).get_future()
+        self._emit(EventKind.LAUNCH_END, index)
+        if self._events.sink is not None:
+            future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
+        value = lambda done: done.value()[0]  # noqa: E731 (referred to below)
+        self._callbacks = [*(alive for alive in self._callbacks if alive() is not None), weakref.ref(value)]
+        return future.then(value)
+
+    def _await_callbacks(self) -> None:
+        """See [Note: the end of callbacks]."""
+        end_s = time.monotonic() + CALLBACKS_S
+        while any(alive() is not None for alive in self._callbacks) and time.monotonic() < end_s:
+            time.sleep(0.001)
+
+    def _on_gradients_complete(self) -> None:
+        self._emit(EventKind.GRADIENTS_COMPLETE)
+        Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    def _on_backward_end(self) -> None:
+        self._in_backward = False
+        self.steps_taken += 1
+        self._emit(EventKind.BACKWARD_END)

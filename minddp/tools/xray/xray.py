@@ -1,0 +1,147 @@
+"""`with minddp.xray(ddp) as x:` records the steps inside; afterwards `x` saves, explains and compares them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from minddp.ddp import DistributedDataParallel
+from minddp.tools.xray.peers import Peers
+from minddp.tools.xray.record import CAPACITY, Recorder
+from minddp.tools.xray.recording import Recording
+from minddp.tools.xray.result import Comparison, Result
+from minddp.tools.xray.sources import MinddpSource, NativeSource, Source
+
+_log = logging.getLogger(__name__)
+LIMIT_S = 30.0
+
+
+class XRay(Comparison):
+    """A recording, and its `result` when it is over.
+
+    Any ranks may record, one or all; their recordings are gathered at the end, on the first of them. See
+    [Note: which ranks record].
+
+    Args:
+        ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`. Several that
+            train together, by names: `minddp.xray({"actor": actor, "critic": critic})`.
+        title: its name in pictures; by default the module's class.
+        capacity: how many events are kept, the latest; all pictures show how many were dropped.
+        first_step: the number of the first step recorded; by default the number of synchronised backwards before.
+        save_to: files to save at the end, also if an exception ends the recording: then each rank saves its own
+            events up to that, with its number in the files' names.
+        limit_s: how long to wait at the end for other ranks that record.
+    """
+
+    def __init__(
+        self,
+        ddp: nn.Module | Source | Mapping[str, nn.Module | Source],
+        *,
+        title: str | None = None,
+        capacity: int = CAPACITY,
+        first_step: int | None = None,
+        save_to: str | Path | Sequence[str | Path] = (),
+        limit_s: float = LIMIT_S,
+    ):
+        (name, first), *others = ddp.items() if isinstance(ddp, Mapping) else [("", ddp)]
+        self._source = source_of(first)
+        self._title = title or self._source.title
+        self._recorder = Recorder(self._source, capacity, first_step)
+        self._modules = [name or f"{self._source.title} #1"]
+        self._left_out: list[str] = []
+        for name, other in others:
+            self.add(other, name)
+        self._save_to = [save_to] if isinstance(save_to, (str, Path)) else list(save_to)
+        self._limit_s = limit_s
+        self._result: Result | None = None
+
+    def __enter__(self) -> XRay:
+        self.start()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self.stop(error)
+
+    def add(self, ddp: nn.Module | Source, name: str = "") -> None:
+        """Record another wrapper that trains together with the first, perhaps under way; all ranks in one order."""
+        source = source_of(ddp)
+        number = 1 + len(self._modules) + len(self._left_out)
+        name = name if name and name not in self._modules else f"{source.title} #{number}"
+        if (source.rank, source.world_size) == (self._source.rank, self._source.world_size):
+            self._modules.append(name)
+            self._recorder.add(source)
+        else:
+            self._left_out.append(name)
+
+    def start(self) -> None:
+        """Record from now on. Between two steps, so that the first one is whole."""
+        self._result = None
+        self._peers = Peers(self._source, self._limit_s)
+        self._recorder.start()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End the recording and gather the ranks' parts, unless an `error` ends it."""
+        ours = self._recorder.stop(error, self._modules if len(self._modules) > 1 else ())
+        if error is None:
+            ranks, notes, is_first = self._peers.gather(ours)
+        else:
+            self._peers.leave()
+            alone = f"Rank {ours.rank} alone, since an exception ended the recording."
+            ranks, notes, is_first = (ours,), (alone,), True
+        left_out = [f"{name} is not recorded: its process group has other ranks." for name in self._left_out]
+        source = self._source
+        recording = Recording(self._title, ranks, source.wrapper, (*notes, *left_out), source.has_plan)
+        self._result = Result(recording, is_first=is_first)
+        for path in self._save_to:
+            if error is None:
+                self.save(path)
+            else:
+                self._save_alone(Path(path))
+
+    def _save_alone(self, path: Path) -> None:
+        own = path.with_name(f"{path.stem}.rank{self._source.rank}{path.suffix}")
+        try:
+            self.save(own)
+            _log.warning("Saved what was recorded before the exception: %s", own)
+        except Exception as failure:  # the exception that ended the recording matters more
+            _log.warning("Could not save %s: %s", own, failure)
+
+    @property
+    def result(self) -> Result:
+        """The recording.
+
+        Raises:
+            RuntimeError: it is not over.
+        """
+        if self._result is None:
+            raise RuntimeError(
+                "This x-ray has not ended yet: use its result after the `with` block, or after stop()."
+            )
+        return self._result
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return (self.result,)
+
+
+def source_of(ddp: Any) -> Source:
+    """The source of events of a wrapper; a source itself stays as it is.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(ddp, DistributedDataParallel):
+        return MinddpSource(ddp)
+    if isinstance(ddp, TorchDDP):
+        return NativeSource.of(ddp)
+    if all(hasattr(ddp, name) for name in ("watch", "unwatch", "plan", "topic")):
+        return ddp
+    raise TypeError(
+        f"minddp.xray records a DistributedDataParallel, minddp's or torch's, but got {type(ddp).__name__}. "
+        f"Wrap the module first."
+    )

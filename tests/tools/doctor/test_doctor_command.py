@@ -1,0 +1,143 @@
+"""The command as a user runs it, with real ranks. All runs start at once: they mostly import torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minddp.cli import main
+from minddp.tools.doctor.examination import CHECKS
+from minddp.tools.doctor.store_connection import OF_A_RANK
+from tests.tools.doctor.test_store_connection import free_port
+
+PATIENCE_S = 240.0
+
+# A rank that is killed in the middle of a measurement.
+DIES = """
+import os, signal, sys
+from minddp.cli import main
+from minddp.tools.doctor import examination
+measure = examination.measure
+def die(device):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(device)
+examination.measure = die
+sys.exit(main(["doctor", *sys.argv[1:]]))
+"""
+
+
+class Runs:
+    """`minddp doctor` on its own ranks, with an interface that does not exist, and with a rank that is killed."""
+
+    def __init__(self, folder: Path):
+        self.json = folder / "fine.json"
+        doctor = [sys.executable, "-m", "minddp", "doctor"]
+        by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        dies = [sys.executable, "-c", DIES, "--timeout-s", "60"]
+        self._started = {
+            "fine": self._start([*doctor, "--nproc-per-node", "2", "--json", str(self.json)]),
+            "wrong": self._start([*doctor, "--nproc-per-node", "1"], GLOO_SOCKET_IFNAME="nosuch0"),
+            "survivor": self._start(dies, RANK="0", **by_hand),
+            "victim": self._start(dies, RANK="1", **by_hand),
+        }
+        self.status: dict[str, int] = {}
+        self.output: dict[str, str] = {}
+        for name, process in self._started.items():
+            self.output[name] = process.communicate(timeout=PATIENCE_S)[0]
+            self.status[name] = process.returncode
+
+    def _start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+        return subprocess.Popen(
+            command,
+            env={**inherited, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def close(self) -> None:
+        for process in self._started.values():
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    made = Runs(tmp_path_factory.mktemp("doctor"))
+    yield made
+    made.close()
+
+
+def test_two_ranks_of_its_own_go_through_every_check(runs: Runs) -> None:
+    report = json.loads(runs.json.read_text())
+    assert runs.status["fine"] == report["exit_status"], runs.output["fine"]
+    severity_of = {finding["check"]: finding["severity"] for finding in report["findings"]}
+    assert tuple(severity_of) == CHECKS
+    assert severity_of["rendezvous"] == severity_of["versions"] == severity_of["network"] == "fine"
+    assert report["not_checked"] == []
+    assert set(report["facts"]) == set(report["measured"]) == {"0", "1"}
+    assert {"gloo", "shared memory"} <= report["measured"]["0"]["links"].keys()
+
+
+def test_the_report_is_printed_once_and_alone(runs: Runs) -> None:
+    output = runs.output["fine"]
+    assert output.startswith("minddp doctor: 2 ranks on 1 host\n\nfine  rendezvous")
+    assert output.count("rendezvous") == 1
+    assert output.splitlines()[-1].startswith("Nothing is broken")
+
+
+def test_a_broken_check_is_an_exit_status_and_no_traceback(runs: Runs) -> None:
+    assert runs.status["wrong"] == 1
+    output = runs.output["wrong"]
+    assert "BROKEN  interfaces" in output
+    assert "there is no nosuch0 there" in " ".join(output.split())
+    assert output.splitlines()[-1].endswith("collectives.")
+    assert "Traceback" not in output
+    assert "exit status" not in output
+
+
+def test_a_rank_that_is_killed_while_measuring(runs: Runs) -> None:
+    assert runs.status["survivor"] == 1, runs.output["survivor"]
+    output = " ".join(runs.output["survivor"].split())
+    assert "BROKEN collectives Measuring failed on rank 1 (pid" in output
+    assert "no answer" in output
+    assert "Not checked because of that: load." in output
+    assert runs.output["victim"] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        (["--nproc-per-node", "0"], {}),
+        (["--timeout-s", "-1"], {}),
+        (["--json", "/no/such/folder/report.json"], {}),
+        ([], {"RANK": "0"}),
+    ],
+)
+def test_bad_settings_end_before_anything_is_started(
+    words: list[str],
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        "minddp.tools.doctor.doctor_command.launch", lambda *_: pytest.fail("a process was started")
+    )
+    monkeypatch.setattr("minddp.tools.doctor.doctor_command.be_rank", lambda *_: pytest.fail("this became a rank"))
+    for name in OF_A_RANK:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        status = main(["doctor", *words])
+    except SystemExit as leaving:
+        status = leaving.code
+    assert status == 2
+    assert "".join([*words[:1], *environment])[:6] in "".join(capsys.readouterr())

@@ -1,0 +1,143 @@
+"""A rank's place from its environment, and the way to the store past real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from minddp.tools.doctor.store_connection import Place, StoreUnreachable, UsageError, open_store, place_of, resolve
+
+LIMIT_S = 1.5
+LOCALHOST = "127.0.0.1"
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"MASTER_ADDR": "left over", "PATH": "/bin"}, None),
+        (TORCHRUN, Place(3, 4, "node1", 29500, 1, hosts_store=False, restarts=2)),
+        ({**TORCHRUN, "RANK": "0"}, Place(0, 4, "node1", 29500, 1, hosts_store=False, restarts=2)),
+        (BY_HAND, Place(0, 2, "node1", 29500, hosts_store=True)),
+        ({**BY_HAND, "RANK": "1"}, Place(1, 2, "node1", 29500)),
+    ],
+)
+def test_a_place(environment: dict[str, str], place: Place | None) -> None:
+    """Without a launcher there is none; under torchrun no rank hosts the store, by hand rank 0 does."""
+    assert place_of(environment) == place
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"RANK": "0"}, "RANK=0, WORLD_SIZE=, MASTER_ADDR= and MASTER_PORT="),
+        ({**BY_HAND, "RANK": "2"}, "RANK=2, WORLD_SIZE=2,"),
+        ({**BY_HAND, "MASTER_PORT": "http"}, "MASTER_PORT=http"),
+    ],
+)
+def test_an_incomplete_place_is_an_error(environment: dict[str, str], found: str) -> None:
+    with pytest.raises(UsageError, match=found):
+        place_of(environment)
+
+
+# ---------------------------------------------------------------------- the store
+
+
+def free_port() -> int:
+    with socket.create_server((LOCALHOST, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def obstacle(place: Place) -> str:
+    """What prevents the connection; the attempt must end near its time limit."""
+    began = time.monotonic()
+    with pytest.raises(StoreUnreachable) as failure:
+        open_store(place, LIMIT_S)
+    assert time.monotonic() - began < 60, "the time limit was exceeded by far"
+    return failure.value.obstacle
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """The port of a server that sends `answer`, if any, and is not a store."""
+    with socket.create_server((LOCALHOST, 0)) as server:
+
+        def serve() -> None:
+            visitors = []
+            with suppress(OSError):
+                while True:
+                    visitors.append(server.accept()[0])
+                    visitors[-1].sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_rank_0_hosts_the_store_and_a_rank_that_was_there_first_finds_it() -> None:
+    port = free_port()
+    hosted: list[object] = []
+
+    def host_later() -> None:
+        time.sleep(1.0)
+        hosted.append(store := open_store(Place(0, 2, LOCALHOST, port, hosts_store=True), 20.0))
+        store.set("greeting", "hello")
+
+    thread = threading.Thread(target=host_later)
+    thread.start()
+    assert open_store(Place(1, 2, "localhost", port), 20.0).get("greeting") == b"hello"
+    thread.join(60)
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("", 0)) as server:
+        assert obstacle(Place(0, 2, LOCALHOST, server.getsockname()[1], hosts_store=True)) == "cannot listen"
+
+
+def test_a_port_at_which_nothing_listens() -> None:
+    assert obstacle(Place(1, 2, LOCALHOST, free_port())) == "refused"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_without_an_address(rank: int) -> None:
+    """Rank 0, too: its own store listens, but the others would not find it."""
+    assert obstacle(Place(rank, 2, "no-such-host.invalid", free_port(), hosts_store=rank == 0)) == "unknown name"
+
+
+def test_packets_that_get_lost() -> None:
+    """A listener whose queue is full: the kernel drops further attempts, as a firewall does."""
+    with socket.create_server((LOCALHOST, 0), backlog=0) as server:
+        port = server.getsockname()[1]
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex((LOCALHOST, port))
+        assert obstacle(Place(1, 2, LOCALHOST, port)) == "no answer"
+        for one in waiting:
+            one.close()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["a web server", "a silent one"])
+def test_another_service_at_that_port(answer: bytes) -> None:
+    with answering(answer) as port:
+        assert obstacle(Place(1, 2, LOCALHOST, port)) == "no store"
+
+
+def test_names_are_resolved() -> None:
+    assert LOCALHOST in resolve("localhost", 20.0)
+    with pytest.raises(OSError):
+        resolve("no-such-host.invalid", 20.0)

@@ -1,0 +1,85 @@
+"""docs/stuck.md shows real outputs: the words that `tests/watchdog` asserts, scenario by scenario."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cogapp import Cog
+
+from docs.learning.quotes import BLOCK, blocks
+from tests.tools.doctor import stuck_page
+from tests.tools.doctor.stuck_page import PAGE, anonymous, excerpt
+from tests.tools.watchdog import test_stuck
+from tests.tools.watchdog.stuck import SCENARIOS
+
+
+def shown_by(function: str) -> dict[str, str]:
+    """The outputs that calls of `function` have left on the page, by the argument of the call."""
+    call = re.compile(rf'{function}\("(.*)"\)')
+    outputs = {}
+    for code, shown in blocks(PAGE.read_text()).items():
+        match = call.fullmatch(code)
+        if match is not None:
+            outputs[match[1]] = shown.removeprefix("```text\n").removesuffix("```\n")
+    return outputs
+
+
+def proven() -> list[tuple[str, str]]:
+    """(scenario, pattern of a waiting rank's report), taken from the tests that play the scenarios."""
+    raised = test_stuck.test_waiting_ranks_raise_when_the_faulty_rank_cannot_come.pytestmark[0].args[1]
+    reported = test_stuck.test_one_waiting_rank_reports_where_the_faulty_rank_is.pytestmark[0].args[1]
+    return [*raised, *((name, re.escape(words)) for name, words in reported)]
+
+
+@pytest.mark.parametrize(("scenario", "pattern"), proven())
+def test_the_page_shows_the_asserted_words(scenario: str, pattern: str) -> None:
+    assert re.search(pattern, shown_by("played")[scenario])
+
+
+def test_every_scenario_is_on_the_page() -> None:
+    assert SCENARIOS.keys() == shown_by("played").keys()
+
+
+def test_the_doctor_on_the_page_checked_everything() -> None:
+    shown = shown_by("ran")
+    assert "collectives" in shown["minddp doctor --nproc-per-node 2"]
+    outputs = [*shown.values(), *shown_by("played").values()]
+    assert all("Traceback" not in output and output.strip() for output in outputs)
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text())
+    assert links
+    for link in links:
+        assert (PAGE.parent / link).exists(), link
+
+
+def test_cog_fills_in_what_the_functions_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stuck_page, "play", lambda name: {0: f"Stuck: rank 1 {name}.\nreports:"})
+    monkeypatch.setattr(stuck_page.time_to_diagnosis, "main", lambda: print("| a table |"))
+    old = PAGE.read_text()
+    page = tmp_path / "page.md"
+    page.write_text(re.sub(r'ran\(".*"\)', 'ran("echo done")', old))
+    assert Cog().main(["cog", "-r", "-P", "--verbosity=0", str(page)]) == 0
+    filled = blocks(page.read_text())
+    assert filled['played("dies")'] == "```text\nStuck: rank 1 dies.\n```\n"
+    assert filled["timed()"] == "| a table |\n"
+    assert filled['ran("echo done")'] == "```text\ndone\n```\n"
+    assert BLOCK.sub("", page.read_text()) == BLOCK.sub("", old)
+
+
+def test_an_excerpt_is_the_last_warning_and_the_error() -> None:
+    output = (
+        "Stuck: Rank 1 has exited.\n  rank 0: waits\nreports:\nWaited for 1 s so far. A.\nWaited for 2 s so far. B."
+    )
+    assert excerpt({0: "went on\nreports:", 2: output}) == (
+        "Waited for 2 s so far. B.\n\nStuck: Rank 1 has exited.\n  rank 0: waits\n"
+    )
+    with pytest.raises(RuntimeError, match="No rank got stuck"):
+        excerpt({0: "went on\nreports:"})
+
+
+def test_folders_of_the_build_are_left_out() -> None:
+    assert anonymous("[/build/pytorch/third_party/gloo/gloo/pair.cc:1] x") == "[gloo/pair.cc:1] x"

@@ -1,0 +1,206 @@
+"""`python -m tests.tools.elastic.chaos`: kill ranks at random moments, and compare the bits at the end.
+
+The kills come from outside, a random number of steps after each other, and some milliseconds: in a step, in a vote,
+while ranks regroup after another loss. Two in three by SIGKILL, and what has died is started again. The others stop
+a process: some for less than the silent limit, some until the others have gone on without it. The last rank is
+spared: with it the state would be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.tools.elastic.job import Job, digests
+from tests.tools.elastic.survivor import undisturbed
+
+SILENT_LIMIT_S = 2.0
+PATIENCE_S = 120.0  # between two kills, for restarted ranks to come
+
+
+@dataclass
+class Loss:
+    """Of a process, at `time_s`. `standstill_s` is how long no rank has finished a step after it.
+
+    `overlaps`: no step had been finished since the loss before.
+    """
+
+    time_s: float
+    is_stop: bool
+    overlaps: bool
+    standstill_s: float = 0.0
+
+
+@dataclass
+class Report:
+    num_steps: int = 0
+    num_generations: int = 0
+    duration_s: float = 0.0
+    is_undisturbed: bool = False
+    failures: list[int] = field(default_factory=list)  # exit codes other than that of a kill
+    losses: list[Loss] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+    def table(self) -> str:
+        rows = {
+            "ranks killed": sum(not loss.is_stop for loss in self.losses),
+            "ranks stopped": sum(loss.is_stop for loss in self.losses),
+            "of these before a step was finished after the last loss": sum(loss.overlaps for loss in self.losses),
+            "generations": self.num_generations,
+            "steps": self.num_steps,
+            "time": f"{self.duration_s:.0f} s",
+            "no step after a kill": self._standstills(is_stop=False),
+            "no step after a stop": self._standstills(is_stop=True),
+            "longest time without a step": f"{self.longest_gap()[0]:.2f} s",
+            "ranks that failed": len(self.failures),
+            "same bits as undisturbed": "yes" if self.is_undisturbed else "NO",
+        }
+        return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+    def longest_gap(self) -> tuple[float, float, float]:
+        """The longest time without a finished step, whatever the cause: in s, from when until when."""
+        done = [event["time"] for event in self.events if event["event"] == "step"]
+        return max((later - earlier, earlier, later) for earlier, later in pairwise(done))
+
+    def longest(self) -> str:
+        """What has happened in it."""
+        _, began, ended = self.longest_gap()
+        events = [event for event in self.events if began - 0.01 <= event["time"] <= ended]
+        lines = [f"{loss.time_s:8.2f} {'stop' if loss.is_stop else 'kill'}" for loss in self.losses]
+        within = [line for line in lines if began - 1 <= float(line.split()[0]) <= ended]
+        lines = [f"{e['time']:8.2f} { ({k: v for k, v in e.items() if k != 'time'}) }" for e in events]
+        return "\n".join(["Longest without a step:", *within, *lines])
+
+    def _standstills(self, *, is_stop: bool) -> str:
+        """Those of losses that came one by one: the others are over when the last one is."""
+        alone = [
+            loss.standstill_s
+            for loss, following in zip(self.losses, [*self.losses[1:], None], strict=True)
+            if loss.is_stop == is_stop and not loss.overlaps and not (following and following.overlaps)
+        ]
+        ordered = sorted(alone) or [0.0]
+        return f"{ordered[len(ordered) // 2]:.2f} s (median), {ordered[-1]:.2f} s at most"
+
+
+def kill_at_random(
+    num_kills: int, num_ranks: int, seed: int, transport: str = "auto", every_steps: float = 10.0
+) -> Report:
+    """One training of `num_ranks`, in whose last steps all kills have been made, `every_steps` on average."""
+    rng = random.Random(seed)
+    steps = int(num_kills * every_steps * 1.5) + 20
+    hold = steps - 10  # the ranks wait there if they are too fast
+    join = {"silent_limit_s": SILENT_LIMIT_S}
+    job = Job(num_ranks, restarts=num_kills, steps=steps, share_s=0.002, transport=transport, hold=hold, join=join)
+    report, began = Report(), time.time()
+    killed: set[Any] = set()
+    stopped: dict[Any, tuple[float, bool]] = {}  # process: since when, and until others have gone on without it
+    due_step, deadline = 3.0, time.monotonic() + PATIENCE_S
+    while len(report.losses) < num_kills or stopped:
+        if not job.attend() or time.monotonic() > deadline:
+            job.end()
+            raise AssertionError(job.account()[-4000:])
+        time.sleep(0.02)
+        events = job.events()
+        highest, at_work = job.highest_step(), members_at_work(events)
+        for process, (since, is_long) in list(stopped.items()):
+            if process.pid not in at_work if is_long else time.time() > since + 0.5 * SILENT_LIMIT_S:
+                del stopped[process]
+                job.kill(process, signal.SIGCONT)
+        victims = [each for each in job.alive() if each.pid in at_work and each not in {*stopped, *killed}]
+        is_due = highest >= min(due_step, hold - 1) and len(report.losses) < num_kills
+        if is_due and len(victims) > 1:
+            time.sleep(rng.random() * 0.03)
+            victim, is_stop = rng.choice(victims), rng.random() < 1 / 3
+            last_s = report.losses[-1].time_s if report.losses else began
+            overlaps = not any(event["event"] == "step" and event["time"] > last_s for event in job.events())
+            job.kill(victim, signal.SIGSTOP if is_stop else signal.SIGKILL)
+            report.losses.append(Loss(time.time(), is_stop, overlaps))
+            if is_stop:
+                stopped[victim] = time.time(), rng.random() < 1 / 2
+            else:
+                killed.add(victim)
+            gap = 0.0 if rng.random() < 1 / 4 else rng.expovariate(1 / every_steps)
+            due_step, deadline = highest + gap, time.monotonic() + PATIENCE_S
+    Path(job.folder.name, "go").touch()
+    report.events = job.wait()
+    report.failures = job.failures()
+    return judged(report, steps, began)
+
+
+def members_at_work(events: list[dict[str, Any]]) -> set[int]:
+    """The processes that have begun a step in the latest generation in which one has: they have the state."""
+    begun = [event for event in events if event["event"] == "begin"]
+    latest = max((event["generation"] for event in begun), default=0)
+    return {event["pid"] for event in begun if event["generation"] == latest}
+
+
+def judged(report: Report, steps: int, began: float) -> Report:
+    done = [event for event in report.events if event["event"] == "step"]
+    for loss in report.losses:
+        before = max((event["time"] for event in done if event["time"] <= loss.time_s), default=began)
+        after = min((event["time"] for event in done if event["time"] > loss.time_s + 0.02), default=loss.time_s)
+        loss.standstill_s = after - max(before, loss.time_s)
+    report.num_steps = len({event["step"] for event in done})
+    report.num_generations = max(event["generation"] for event in done)
+    report.duration_s = done[-1]["time"] - began
+    each_once = len({(e["pid"], e["step"]) for e in done}) == len(done)
+    found = set(digests(report.events))
+    report.is_undisturbed = found == {undisturbed(steps)} and report.num_steps == steps and each_once
+    for loss in report.losses:
+        loss.time_s -= began
+    for event in report.events:
+        event["time"] -= began
+    return report
+
+
+def draw(report: Report, path: str) -> None:
+    """Steps over time, ranks at work, each loss."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    done = [event for event in report.events if event["event"] == "step"]
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 5), height_ratios=(2, 1))
+    above.plot([event["time"] for event in done], [event["step"] for event in done], linewidth=1.5)
+    above.set_ylabel("step")
+    below.step([event["time"] for event in done], [event["world"] for event in done], where="post")
+    below.set_ylabel("ranks")
+    below.set_xlabel("s")
+    below.set_ylim(0, max(event["world"] for event in done) + 0.5)
+    for axis in (above, below):
+        for loss in report.losses:
+            axis.axvline(loss.time_s, color="tab:orange" if loss.is_stop else "tab:red", linewidth=0.6, alpha=0.7)
+    losses = f"{len(report.losses)} losses: killed (red) or stopped (orange)"
+    above.set_title(f"{losses}; {report.num_steps} steps in {report.duration_s:.0f} s")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=float, default=10.0, help="steps between two losses, on average")
+    parser.add_argument("--transport", default="auto")
+    parser.add_argument("--picture", help="a file")
+    parsed = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["RES_OPTIONS"] = "attempts:0"  # for the store's server, as minddp.tools.elastic.launcher
+    report = kill_at_random(parsed.kills, parsed.ranks, parsed.seed, parsed.transport, every_steps=parsed.every)
+    print(report.table())
+    print(report.longest())
+    if parsed.picture:
+        draw(report, parsed.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""A training that survives: the script of each rank. What it does, and its faults, are in PLAN, as JSON.
+
+Its report is a file of lines of JSON: the times of all that happens in this process, and at the end the digest of
+all bits. A fault is a process, by its number, and a moment: "forward", ... in a step.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import minddp
+from minddp.tools.elastic import session as elastic_session
+from minddp.tools.watchdog import Stuck
+from tests.tools.elastic.trainings import digest
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def batch(step: int, share: int) -> torch.Tensor:
+    return torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + share))
+
+
+def num_threads() -> int:
+    """Of this process, also those that Python does not know."""
+    return len(os.listdir("/proc/self/task"))
+
+
+class Script:
+    def __init__(self, plan: dict[str, Any], member: int):
+        self.plan = plan
+        self.member = member
+        self.report: Any = None
+        if plan["folder"] is not None:
+            self.report = open(f"{plan['folder']}/{os.getpid()}.jsonl", "a", buffering=1)  # noqa: SIM115
+        self.step = 0
+        self.struck: list[Any] = []
+        self.num_threads: dict[int, int] = {}  # by generation
+
+    def note(self, event: str, **facts: Any) -> None:
+        facts = {"event": event, "time": time.time(), "pid": os.getpid(), "member": self.member, **facts}
+        self.report.write(json.dumps(facts) + "\n")
+
+    def at(self, moment: str) -> None:
+        """Die, stop or fail here, once, if the plan says so. Members that a fault names are numbered from 1 on."""
+        for fault in self.plan.get("faults", ()):
+            is_here = (fault["member"], fault["moment"], fault["step"]) == (self.member, moment, self.step)
+            if is_here and fault not in self.struck:
+                self.struck.append(fault)
+                self.note("fault", moment=moment, signal=fault["signal"], step=self.step)
+                if fault["signal"] == "error":
+                    raise RuntimeError("a mistake")
+                if fault["signal"] == "failed attempt":
+                    self.fail_to_connect()
+                    continue
+                if fault["signal"] == "late":
+                    self.wait_for(lambda: self.session._membership.read("over/1") is not None)
+                    continue
+                if fault["signal"] == "stuck":
+                    time.sleep(0.2)  # the others have voted
+                    raise Stuck("a connection was lost, but no rank")
+                os.kill(os.getpid(), getattr(signal, fault["signal"]))
+
+    def fail_to_connect(self) -> None:
+        """Try to make a group whose other rank never comes."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        limit = datetime.timedelta(seconds=0.2)
+        with suppress(RuntimeError):
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=limit)
+
+    def hold(self) -> None:
+        """Wait within this step, if the plan says so, until some have asked to join, or the test goes on.
+
+        In the second case also in later steps; but not when ranks are lost, nor does one rank keep others waiting.
+        """
+        knocks = self.session._membership.knocks
+        if (num_knocks := self.plan.get("until_knocks")) is not None:
+            if self.step == self.plan["hold"]:
+                self.wait_for(lambda: len(knocks()) >= num_knocks)
+        elif self.step >= self.plan.get("hold", self.plan["steps"]):
+            term = self.session._term
+            is_alone = len(term.generation.members) == 1
+            self.wait_for(
+                lambda: (
+                    os.path.exists(f"{self.plan['folder']}/go")
+                    or term.is_over.is_set()
+                    or (is_alone and len(knocks()) > term.generation.num_knocks)
+                )
+            )
+
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120.0
+        while not is_so() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    # ------------------------------------------------------------------ the training itself
+
+    def build(self) -> tuple[nn.Module, Any, torch.optim.Optimizer, Any]:
+        torch.manual_seed(3)
+        model = Model()
+        ddp = minddp.DistributedDataParallel(
+            model, logical_ranks=8, transport=self.plan.get("transport", "auto"), bucket_cap_mb=0.005
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        return model, ddp, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+
+    def backward(self, ddp: Any, step: int, share: int) -> None:
+        ddp(batch(step, share)).square().mean().backward()
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+    def result(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+        state = [state[key] for state in optimizer.state.values() for key in sorted(state)]
+        return digest([*model.state_dict().values(), *state, optimizer.param_groups[0]["lr"]])
+
+    def train(self, session: minddp.elastic.Session) -> None:
+        self.session = session
+        model, ddp, optimizer, scheduler = self.build()
+        model.layers[0].weight.register_post_accumulate_grad_hook(lambda _: self.at("backward"))
+        self.hook_into(session, ddp)
+        self.note("built")
+        for step in session.steps(ddp, optimizer, last=self.plan["steps"], also=[scheduler]):
+            with step:
+                self.step = step.number
+                self.note("begin", step=step.number, generation=session.generation.number)
+                self.hold()
+                for share in ddp.shares():
+                    self.at("forward")
+                    self.backward(ddp, step.number, share)
+                    time.sleep(self.plan.get("share_s", 0.0))
+                self.at("after vote")
+                self.update(model, optimizer, scheduler)
+                self.at("end of step")
+                number, world = session.generation.number, dist.get_world_size()
+                self.note("step", step=step.number, rank=dist.get_rank(), world=world, generation=number)
+                self.num_threads[world] = max(self.num_threads.get(world, 0), num_threads())
+        self.note("end", digest=self.result(model, optimizer), threads=self.num_threads)
+
+    def hook_into(self, session: minddp.elastic.Session, ddp: minddp.DistributedDataParallel) -> None:
+        """Moments inside of the package."""
+        replaced = {
+            "vote": (session, "_vote"),
+            "regroup": (session, "_next_term"),
+            "construction": (session, "_connect"),
+            "move": (ddp, "move_to_group"),
+            "receive": (session, "_synchronize"),
+            "buffers": (ddp.logical_ranks, "_overwrite_buffers"),
+        }
+        for moment, (owner, name) in replaced.items():
+            original = getattr(owner, name)
+
+            def wrapper(*args: Any, _moment: str = moment, _original: Any = original, **kwargs: Any) -> Any:
+                if _moment != "receive" or session.generation.joined:
+                    self.at(_moment)
+                result = _original(*args, **kwargs)
+                self.at(f"after {_moment}")
+                if _moment in ("regroup", "construction", "move", "receive"):
+                    self.note(f"after {_moment}", generation=session.generation.number)
+                return result
+
+            setattr(owner, name, wrapper)
+
+
+@cache
+def undisturbed(steps: int) -> str:
+    """The digest at the end of a training on one rank, without a session."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    script = Script({"folder": None, "steps": steps}, 0)
+    model, ddp, optimizer, scheduler = script.build()
+    for step in range(steps):
+        for share in ddp.shares():
+            script.backward(ddp, step, share)
+        script.update(model, optimizer, scheduler)
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+    return script.result(model, optimizer)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plan = json.loads(os.environ["PLAN"])
+    if "mutation" in plan:
+        from tests.mutants import apply
+        from tests.mutations.elastic import IN_RANKS
+
+        apply(next(mutation for mutation in IN_RANKS if mutation.name == plan["mutation"]))
+    faulthandler.register(signal.SIGUSR1)
+    if "connect_limit_s" in plan:
+        elastic_session.CONNECT_LIMIT_S = (plan["connect_limit_s"],) * 2
+    session = minddp.elastic.join(**plan.get("join", {}))
+    Script(plan, session._membership.member).train(session)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

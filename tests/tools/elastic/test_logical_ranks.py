@@ -1,0 +1,221 @@
+"""The same bits on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import minddp
+from tests.ranks import RankPool
+from tests.tools.elastic.trainings import STEPS, Training, merged, run
+
+Ranks = Callable[[int], RankPool]
+
+
+def compare(ranks: Ranks, training: Training, world_sizes: tuple[int, ...], transport: str = "auto") -> None:
+    expected: dict[str, str] | None = None
+    for world_size in world_sizes:
+        found = merged(ranks(world_size).run(run, training, transport))
+        assert len(found) == STEPS * (training.shares + 2) + 1
+        expected = expected or found
+        differing = [name for name, value in found.items() if value != expected[name]]
+        assert not differing, f"{training} differs on {world_size} ranks: {differing[:3]}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_trainings_have_the_same_bits_on_1_to_4_ranks(ranks: Ranks, seed: int) -> None:
+    compare(ranks, Training.drawn(seed), (1, 2, 3, 4), "process_group" if seed % 2 else "auto")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_more_random_trainings(ranks: Ranks, seed: int) -> None:
+    compare(ranks, Training.drawn(seed), (1, 2, 3, 4), "process_group" if seed % 2 else "auto")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_the_same_bits_on_up_to_8_ranks(ranks: Ranks, seed: int) -> None:
+    training = Training.drawn(seed)
+    compare(ranks, training, tuple(n for n in (1, 2, 3, 4, 6, 8) if n <= training.shares))
+
+
+# ---------------------------------------------------------------------- beside torch
+
+
+def train_two_shares(rank: int, native: bool) -> list[torch.Tensor]:
+    """Two shares on two ranks, without randomness: what torch's DDP computes, too."""
+    model = Training(3, ("linear", "conv", "layer_norm", "batch_norm"), shares=2).model()
+    ddp: nn.Module = TorchDDP(model) if native else minddp.DistributedDataParallel(model, logical_ranks=2)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    for step in range(STEPS):
+        batches = Training(3, shares=2).batches(step)
+        for share in [rank] if native else ddp.shares():
+            ddp(batches[share]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def test_two_shares_on_two_ranks_have_the_bits_of_torchs_ddp(ranks: Ranks) -> None:
+    ours, theirs = ranks(2).run(train_two_shares, False), ranks(2).run(train_two_shares, True)
+    for one, other in zip(ours[0], theirs[0], strict=True):
+        assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------------- what surrounds a share
+
+
+def wrapped(**options: Any) -> minddp.DistributedDataParallel:
+    torch.manual_seed(0)
+    return minddp.DistributedDataParallel(nn.Linear(3, 2), **{"logical_ranks": 4, **options})
+
+
+def backward(ddp: minddp.DistributedDataParallel) -> None:
+    ddp(torch.ones(2, 3)).sum().backward()
+
+
+def random_states(rank: int) -> tuple[list[list[float]], bool]:
+    import random
+
+    import numpy as np
+
+    ddp, drawn = wrapped(), []
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    for share in ddp.shares():
+        drawn.append([share, torch.rand(()).item(), random.random(), np.random.rand()])
+        backward(ddp)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    return drawn, torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+def test_a_share_has_a_random_state_of_its_own_and_leaves_none_behind(ranks: Ranks) -> None:
+    (alone, is_kept), *_ = ranks(1).run(random_states)
+    dealt = ranks(3).run(random_states)
+    assert alone == [row for rows, _ in dealt for row in rows]
+    assert len({row[1] for row in alone}) == 4
+    assert is_kept
+    assert all(kept for _, kept in dealt)
+
+
+def mistakes(rank: int) -> dict[str, str]:
+    said = {}
+
+    def note(name: str, make: Callable[[], object]) -> None:
+        try:
+            make()
+        except (RuntimeError, ValueError) as error:
+            said[name] = str(error)
+
+    def forward_outside() -> None:
+        backward(wrapped())
+
+    def two_forwards() -> None:
+        ddp = wrapped()
+        for _ in ddp.shares():
+            backward(ddp)
+            backward(ddp)
+
+    def no_backward() -> None:
+        ddp = wrapped()
+        for _ in ddp.shares():
+            pass
+
+    def two_backwards() -> None:
+        ddp = wrapped()
+        for _ in ddp.shares():
+            loss = ddp(torch.ones(2, 3)).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+
+    def under_no_sync() -> None:
+        ddp = wrapped()
+        for _ in ddp.shares():
+            with ddp.no_sync():
+                backward(ddp)
+
+    def left_early() -> None:
+        ddp = wrapped()
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+        for _ in ddp.shares():
+            backward(ddp)
+            break
+        optimizer.step()
+
+    def step_within() -> None:
+        ddp = wrapped()
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+        for _ in ddp.shares():
+            backward(ddp)
+            optimizer.step()
+
+    for mistake in (
+        forward_outside,
+        two_forwards,
+        no_backward,
+        two_backwards,
+        under_no_sync,
+        left_early,
+        step_within,
+    ):
+        note(mistake.__name__, mistake)
+    note("no_shares", lambda: next(iter(wrapped(logical_ranks=None).shares())))
+    note("static_graph", lambda: wrapped(static_graph=True))
+    note("comm_hook", lambda: wrapped().register_comm_hook(None, lambda state, bucket: None))
+    note("weigh", lambda: wrapped().weigh(2.0))
+    note("zero", lambda: wrapped(logical_ranks=0))
+    return said
+
+
+EXPECTED = {
+    "forward_outside": "outside of it",
+    "two_forwards": "the second one of its share",
+    "no_backward": "backward once for each share",
+    "two_backwards": "changed after backward had averaged them",
+    "under_no_sync": "without `no_sync`",
+    "left_early": "before all shares",
+    "step_within": "before all shares",
+    "no_shares": "pass logical_ranks",
+    "static_graph": "`logical_ranks` and `static_graph` exclude each other",
+    "comm_hook": "exclude each other",
+    "weigh": "every share counts the same",
+    "zero": "1 or more",
+}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_mistakes_are_named(ranks: Ranks, world_size: int) -> None:
+    for said in ranks(world_size).run(mistakes):
+        assert said.keys() == EXPECTED.keys()
+        for name, text in EXPECTED.items():
+            assert text in said[name], name
+
+
+def five_ranks(_rank: int) -> str:
+    with pytest.raises(ValueError, match="2 logical ranks cannot be dealt to 3 ranks") as error:
+        wrapped(logical_ranks=2)
+    return str(error.value)
+
+
+def test_more_ranks_than_shares_are_refused(ranks: Ranks) -> None:
+    assert len(set(ranks(3).run(five_ranks))) == 1
+
+
+def keeps_earlier_gradients(_rank: int) -> bool:
+    ddp = wrapped(find_unused_parameters=False)
+    for param in ddp.parameters():
+        param.grad = torch.full_like(param, 5.0)
+    for _ in ddp.shares():
+        backward(ddp)
+    weight = ddp.module.weight.grad
+    return torch.equal(weight, torch.full_like(weight, 7.0))  # two rows of ones, in each share
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_grad_held_before_is_added(ranks: Ranks, world_size: int) -> None:
+    assert all(ranks(world_size).run(keeps_earlier_gradients))

@@ -1,0 +1,121 @@
+"""Which ranks train together: decisions without ranks, and the store's part with one process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import minddp
+from minddp.tools.elastic.connections import Connections
+from minddp.tools.elastic.membership import Generation, Membership, next_generation
+
+STEPS = st.dictionaries(st.integers(1, 9), st.integers(0, 3), max_size=5)
+
+
+@given(STEPS, STEPS, st.integers(1, 6))
+def test_survivors_keep_their_order_and_the_furthest_member_is_the_source(
+    survivors: dict[int, int], joiners: dict[int, int], room: int
+) -> None:
+    if not survivors and not joiners:
+        return
+    steps = {**joiners, **survivors}
+    found = next_generation(Generation(4), survivors, joiners, 7, room)
+    assert found.number == 5
+    assert found.num_knocks == 7
+    assert len(found.members) == min(room, len(steps))
+    assert found.members[: len(survivors)] == tuple(survivors)[:room]
+    assert found.step == steps[found.source] == max(steps[member] for member in found.members)
+    assert set(found.joined) == set(found.members) - set(survivors)
+    assert Generation.from_json(found.to_json()) == found
+
+
+@pytest.fixture
+def store() -> dist.Store:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_one_proposal_wins_and_all_read_it(store: dist.Store) -> None:
+    one, other = Membership(store), Membership(store)
+    assert (one.member, other.member) == (1, 2)
+    first = one.decide(Generation(1, (1,)))
+    assert other.decide(Generation(1, (2,))) == first == Generation(1, (1,))
+    one.decide(Generation(2, (1, 2)))
+    assert other.latest(Generation()) == Generation(2, (1, 2))
+
+
+def test_a_member_that_asks_twice_is_found_at_its_last_place(store: dist.Store) -> None:
+    one, other = Membership(store), Membership(store)
+    assert [one.knock(0), other.knock(3), one.knock(5)] == [1, 2, 3]
+    assert one.knocks() == [(1, 0), (2, 3), (1, 5)]
+
+
+def test_a_process_of_this_host_that_is_gone_is_known_and_one_elsewhere_is_not(store: dist.Store) -> None:
+    membership, gone, elsewhere = Membership(store), Membership(store), Membership(store)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    host = store.get(f"process/{gone.member}").decode().rpartition("/")[0]
+    store.set(f"process/{gone.member}", f"{host}/{child}")
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie
+    store.set(f"process/{elsewhere.member}", f"another host/{child}")
+    here = [membership.process_is_gone(member) for member in (1, 2, 3)]
+    os.waitpid(child, 0)
+    assert here == [False, True, False]
+
+
+# ---------------------------------------------------------------------- what a session needs
+
+
+def test_a_session_needs_its_launcher_and_logical_ranks(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="MINDDP_ELASTIC_STORE is not set"):
+        minddp.elastic.join()
+    monkeypatch.setenv("MINDDP_ELASTIC_STORE", f"localhost:{store.port}")
+    session = minddp.elastic.join()
+    try:
+        with pytest.raises(RuntimeError, match="There is a default process group"):
+            minddp.elastic.join()
+        ddp = minddp.DistributedDataParallel(nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="logical_ranks"):
+            next(session.steps(ddp, torch.optim.SGD(ddp.parameters(), 0.1), last=1))
+    finally:
+        session.leave()
+        dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------------- connections
+
+
+def test_hanging_up_ends_a_wait_and_spares_other_sockets() -> None:
+    before = socket.socketpair()
+    connections = Connections()
+    ours, theirs = socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections.complete()
+    after = socket.socketpair()
+    received: list[bytes] = []
+    waiting = threading.Thread(target=lambda: received.append(ours.recv(1)), daemon=True)
+    waiting.start()
+    connections.hang_up()
+    waiting.join(5)
+    assert received == [b""]
+    assert theirs.recv(1) == b""
+    for one, other in (before, after):
+        one.send(b"x")
+        assert other.recv(1) == b"x"
+    with socket.create_connection(listener.getsockname()):  # gloo's thread would accept from it for ever
+        pass
+
+
+def test_sockets_are_recorded_until_complete() -> None:
+    connections = Connections()
+    ours, _theirs = socket.socketpair()
+    connections.hang_up()
+    assert ours.recv(1) == b""

@@ -1,0 +1,160 @@
+"""Trainings in which ranks die, stop and come back. Each ends with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.elastic.job import Job, digests
+from tests.tools.elastic.survivor import undisturbed
+
+SLOW = pytest.mark.slow
+IN_A_STEP = (
+    "backward",
+    "vote",
+    "after vote",
+    *(pytest.param(m, marks=SLOW) for m in ("forward", "buffers", "end of step")),
+)
+AT_THE_START = (
+    "move",
+    "receive",
+    *(pytest.param(m, marks=SLOW) for m in ("construction", "after construction", "after move")),
+)
+
+
+def fault(member: int, moment: str, step: int = 0, signal: str = "SIGKILL") -> dict[str, Any]:
+    return {"member": member, "moment": moment, "step": step, "signal": signal}
+
+
+def train(num_ranks: int, *faults: dict[str, Any], restarts: int = 0, limit_s: float = 60.0, **plan: Any) -> Any:
+    """The events; all ranks that have come to the end have the undisturbed bits, and none has failed."""
+    job = Job(num_ranks, restarts, faults=faults, **plan)
+    events = job.wait(limit_s)
+    assert not job.failures(), job.account()
+    assert set(digests(events)) == {undisturbed(job.plan["steps"])}, job.account()
+    return events
+
+
+def of(events: Any, kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == kind]
+
+
+@pytest.mark.parametrize("moment", IN_A_STEP)  # the loss is noticed without a time limit: all are 60 s or more
+def test_a_rank_dies_in_a_step(moment: str) -> None:
+    events = train(4, fault(2, moment, 5))
+    assert len(digests(events)) == 3
+    assert len(of(events, "fault")) == 1
+    counted = [(event["member"], event["step"]) for event in of(events, "step")]
+    assert len(counted) == len(set(counted)), "a step has counted twice"
+
+
+@pytest.mark.parametrize("moment", AT_THE_START)
+def test_ranks_die_while_the_others_come_together(moment: str) -> None:
+    assert len(digests(train(3, fault(1, moment)))) == 2
+
+
+def test_an_attempt_to_connect_has_failed_on_one_rank_only() -> None:
+    """Torch counts the groups of a process, also those not made, and has the number in the store's keys."""
+    assert len(digests(train(3, fault(2, "construction", 0, "failed attempt"), connect_limit_s=600.0))) == 3
+
+
+def test_a_rank_that_connects_too_late_is_waited_for_again() -> None:
+    assert len(digests(train(3, fault(2, "construction", 0, "late"), connect_limit_s=3.0))) == 3
+
+
+def test_a_connection_is_lost_and_no_rank() -> None:
+    """One rank has not got the averages, and the others have: all compute the step again."""
+    events = train(3, fault(2, "vote", 5, "stuck"))
+    assert len(digests(events)) == 3
+    assert of(events, "step")[-1]["world"] == 3
+
+
+def test_two_die_at_once_and_another_one_while_the_rest_regroups() -> None:
+    events = train(4, fault(1, "backward", 5), fault(2, "backward", 5), fault(3, "regroup", 5))
+    assert len(digests(events)) == 1
+
+
+def test_what_has_died_is_started_again_and_gets_its_state_from_the_living() -> None:
+    events = train(2, fault(2, "forward", 3), restarts=1, steps=20, hold=10, until_knocks=3)
+    assert len(digests(events)) == 2
+    assert [event["world"] for event in of(events, "step")][-1] == 2
+    of_the_new = [event["step"] for event in of(events, "step") if event["member"] == 3]
+    assert of_the_new == list(range(of_the_new[0], 20))
+    assert of_the_new[0] > 3
+
+
+def test_a_source_dies_while_a_new_rank_receives_its_state() -> None:
+    when_it_has_come = [fault(1, "receive", step) for step in (3, 4, 5)]
+    faults = [fault(3, "forward", 3), *when_it_has_come]
+    events = train(3, *faults, restarts=2, steps=20, hold=5, until_knocks=4)
+    assert [event["moment"] for event in of(events, "fault")] == ["forward", "receive"]
+
+
+def test_a_stopped_process_counts_as_lost_and_joins_again_when_it_goes_on() -> None:
+    stop = fault(2, "forward", 5, "SIGSTOP")
+    job = Job(3, faults=[stop], steps=30, hold=20, until_knocks=4, join={"silent_limit_s": 2.0})
+    job.wait_for(lambda events: any(event["world"] == 2 for event in of(events, "step")))
+    pid = of(job.events(), "fault")[0]["pid"]
+    job.kill(next(each for each in job.processes if each.pid == pid), signal.SIGCONT)
+    events = job.wait()
+    assert set(digests(events)) == {undisturbed(30)}, job.account()
+    assert len(digests(events)) == 3
+    assert of(events, "step")[-1]["world"] == 3
+
+
+def test_a_process_that_comes_too_late_says_so_and_ends_in_order() -> None:
+    job = Job(1)
+    job.wait()
+    late = job.start()
+    job.wait()
+    assert late.exitcode == 0
+    assert "had finished" in job.account()
+
+
+def test_an_error_of_the_script_is_no_loss() -> None:
+    job = Job(2, faults=[fault(1, "forward", 3, "error")], join={"silent_limit_s": 2.0})
+    events = job.wait()
+    assert sorted(process.exitcode for process in job.processes) == [0, 1]
+    assert "a mistake" in job.account()
+    assert set(digests(events)) == {undisturbed(12)}
+
+
+def test_nothing_is_left_behind() -> None:
+    def shared_memory() -> set[str]:
+        """But for the semaphores of other tests that run meanwhile: a rank has none."""
+        return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+    before = shared_memory()
+    events = train(3, fault(2, "backward", 4), restarts=1, steps=20, hold=10, until_knocks=4)
+    assert shared_memory() <= before
+    [by_world] = [event["threads"] for event in of(events, "end") if event["member"] == 1]
+    assert by_world["3"] <= by_world["2"] + 6, "generations leave threads behind"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a bound for a machine with many other jobs: it ends when no step is made for a minute
+@pytest.mark.parametrize("transport", ["auto", "process_group"])
+def test_ten_kills_at_random(transport: str) -> None:
+    from tests.tools.elastic.chaos import kill_at_random
+
+    report = kill_at_random(num_kills=10, num_ranks=4, seed=1, transport=transport, every_steps=5.0)
+    assert len(report.losses) == 10
+    assert not report.failures, report
+    assert report.is_undisturbed, report
+
+
+@pytest.mark.slow
+def test_torchs_agents_start_what_dies_again(tmp_path: Path) -> None:
+    plan = json.dumps({"folder": str(tmp_path), "steps": 400, "share_s": 0.01, "faults": [fault(2, "forward", 3)]})
+    command = [sys.executable, "-m", "minddp.elastic", "--nproc", "2", "-m", "tests.tools.elastic.survivor"]
+    done = subprocess.run(command, env={**os.environ, "PLAN": plan}, timeout=240, check=False)
+    assert done.returncode == 0
+    ends = [line for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines() if '"end"' in line]
+    assert [json.loads(line)["digest"] for line in ends] == [undisturbed(400)] * 2

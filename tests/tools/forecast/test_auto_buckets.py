@@ -1,0 +1,262 @@
+"""Tuning on real ranks: one plan for all, right gradients before and after, and no way to ask for nonsense."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import minddp
+from minddp.tools.forecast import gradient_clock
+from minddp.tools.forecast.auto_buckets import OBSERVED_STEPS, WARM_UP_STEPS, AutoBuckets
+from minddp.tools.forecast.gradient_clock import DeviceClock, HostClock
+from minddp.tools.forecast.link import Link, measure_link
+from minddp.tools.forecast.step_model import Observed, predicted_s
+from tests.fakes import FakeDDP, FakeTransport
+from tests.ranks import RankPool
+from tests.tools.forecast.made_up import STEP_MS, FakeDevice
+
+STEPS = 2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+
+
+def _tuned(rank: int) -> dict[str, Any]:
+    ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
+    alone = layers()
+    wrong = []
+    for turn in range(STEPS):
+        x = torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * turn + rank))
+        for model in (ddp, alone):
+            model.zero_grad()
+            model(x).square().mean().backward()
+        for ours, own in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            mean = own.grad / 2
+            dist.all_reduce(mean)
+            if not torch.allclose(ours.grad, mean):
+                wrong.append(turn)
+    tuning = ddp.tuning
+    assert tuning is not None
+    return {
+        "wrong": wrong,
+        "plan": str(ddp.plan),
+        "tuned plan": str(tuning.plan),
+        "before": str(tuning.before),
+        "kept": tuning.is_kept,
+        "measured": tuning.measured_s,
+        "link": tuning.link,
+    }
+
+
+def test_ranks_come_to_one_plan_and_gradients_stay_right(ranks: Callable[[int], RankPool]) -> None:
+    first, second = ranks(2).run(_tuned)
+    assert first["wrong"] == second["wrong"] == []
+    assert first["plan"] == second["plan"]
+    assert first["link"] == second["link"]
+    assert first["plan"] == (first["tuned plan"] if first["kept"] else first["before"])
+    if first["tuned plan"] != first["before"]:
+        assert first["measured"] == second["measured"] > 0
+
+
+def _tuned_by_other_clocks(rank: int, shares_on_core: list[float]) -> tuple[Link, Observed, list[str]]:
+    """Of two ranks whose hosts give backward a core for different shares of the time."""
+    asked = SimpleNamespace(
+        perf_counter=time.perf_counter, thread_time=lambda: shares_on_core[rank] * time.perf_counter()
+    )
+    mine, gradient_clock.time = gradient_clock.time, asked
+    try:
+        ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
+        while ddp.tuning is None:
+            ddp(torch.randn(4, 64)).square().mean().backward()
+    finally:
+        gradient_clock.time = mine
+    return ddp.tuning.link, ddp.tuning.seen, [str(ddp.tuning.before), str(ddp.tuning.plan)]
+
+
+@pytest.mark.parametrize("shares_on_core", [[0.5, 0.25], [0.25, 0.75]])
+def test_ranks_agree_on_what_messages_take(shares_on_core: list[float], ranks: Callable[[int], RankPool]) -> None:
+    """Each sees its own core only; all go by the same numbers, and by them come to the same share."""
+    first, second = ranks(2).run(_tuned_by_other_clocks, shares_on_core)
+    assert first == second
+    assert first[0].taken > 0
+
+
+def _with(rank: int, **options: Any) -> str:
+    try:
+        minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto", **options)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def _without_a_second_opinion(rank: int, name: str, value: Any) -> str:
+    return _with(rank, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bucket_cap_mb_list", [1, 2]), ("first_bucket_cap_mb", 1), ("find_unused_parameters", True)],
+)
+def test_options_that_decide_the_plan_exclude_it(ranks: Callable[[int], RankPool], name: str, value: Any) -> None:
+    for message in ranks(2).run(_without_a_second_opinion, name, value):
+        assert "bucket_cap_mb" in message
+        assert name in message
+
+
+def _copied(rank: int) -> list[bool]:
+    ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
+    memory = io.BytesIO()
+    torch.save(ddp, memory)
+    memory.seek(0)
+    copies = [copy.deepcopy(ddp), torch.load(memory, weights_only=False)]
+    for model in copies:
+        model(torch.randn(2, 64)).sum().backward()
+    return [model.tuning is None for model in copies]
+
+
+def test_a_copy_tunes_its_own_buckets(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(2).run(_copied) == [[True, True]] * 2
+
+
+# ------------------------------------------------------------------ by the clock of a device
+
+
+def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDevice, FakeDDP, AutoBuckets]:
+    device = FakeDevice()
+    device.install(monkeypatch)
+    ddp = FakeDDP(layers())
+    return device, ddp, AutoBuckets(ddp.reducer, DeviceClock(torch.device("cuda", 0)))
+
+
+def _step(ddp: FakeDDP, tuner: AutoBuckets) -> None:
+    """As the wrapper does it."""
+    ddp.reducer.ensure_finished()
+    ddp.reducer.rebuild_if_due()
+    tuner.before_forward()
+    output = ddp.module(torch.ones(4, 64))
+    ddp.reducer.arm(output)
+    output.square().mean().backward()
+
+
+def test_the_host_waits_for_a_device_between_steps_and_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, ddp, tuner = _on_a_device(monkeypatch)
+    waited_before = []  # forwards that began with a wait
+    for turn in range(STEPS):
+        before = device.waits
+        ddp.reducer.ensure_finished()
+        ddp.reducer.rebuild_if_due()
+        tuner.before_forward()
+        if device.waits > before:
+            waited_before.append(turn)
+            before = device.waits
+        output = ddp.module(torch.ones(4, 64))
+        ddp.reducer.arm(output)
+        output.square().mean().backward()
+        assert device.waits == before, f"step {turn} waited for the device"
+    observed = WARM_UP_STEPS + OBSERVED_STEPS
+    assert waited_before == [1 + observed, 1 + 2 * observed]  # the first step shows the order
+    assert tuner.tuning is not None
+
+
+def test_times_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 parameters, each ready one moment of the made-up device after the other, then two more until the end."""
+    _, ddp, tuner = _on_a_device(monkeypatch)
+    while tuner.tuning is None:
+        _step(ddp, tuner)
+    assert tuner.tuning.before_s == pytest.approx(18 * STEP_MS / 1e3)
+
+
+class OnASharedCore(DeviceClock):
+    """Has computed for a share of the time only."""
+
+    def __init__(self, share: float):
+        super().__init__(torch.device("cuda", 0))
+        self._share = share
+
+    def computed_s(self, first: Any, last: Any) -> float:
+        return self._share * self.seconds(first, last)
+
+
+@pytest.mark.parametrize(("share", "buckets"), [(1.0, 3), (0.25, 1)])
+def test_the_share_that_messages_take_decides_the_number_of_buckets(
+    monkeypatch: pytest.MonkeyPatch, share: float, buckets: int
+) -> None:
+    """Where backward does not run during messages, few are better. Steps are the same otherwise."""
+    FakeDevice().install(monkeypatch)
+    ddp = FakeDDP(layers(), bucket_cap_mb=0.04)
+    tuner = AutoBuckets(ddp.reducer, OnASharedCore(share))
+    while tuner.tuning is None:
+        _step(ddp, tuner)
+    tuning = tuner.tuning
+    assert len(tuning.before.buckets) > 1
+    assert tuning.seen.computed_s == pytest.approx(share * tuning.seen.gradients_complete_s)
+    assert predicted_s(tuning.before, tuning.link, tuning.seen) == pytest.approx(tuning.before_s)
+    assert (tuning.link.taken > 0) == (share < 1)
+    assert len(tuning.plan.buckets) == buckets
+
+
+def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bucket is proposed, and there is one: nothing is adopted, and nothing more is observed."""
+    FakeDevice().install(monkeypatch)
+    ddp = FakeDDP(layers())
+    tuner = AutoBuckets(ddp.reducer, OnASharedCore(0.25))
+    for _ in range(STEPS):
+        _step(ddp, tuner)
+    assert tuner.tuning is not None
+    assert tuner.tuning.plan is tuner.tuning.before is ddp.reducer.plan
+    assert tuner.tuning.measured_s is None
+
+
+def test_messages_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All take the same there, whatever their size."""
+    device, _, _ = _on_a_device(monkeypatch)
+    link = measure_link(FakeTransport(), torch.device("cpu"), DeviceClock(torch.device("cuda", 0)))
+    assert link.seconds(4096) == pytest.approx(STEP_MS / 1e3)
+    assert device.recorded == 30  # around five all-reduces of each size
+
+
+def test_all_ranks_take_the_link_that_rank_0_has_fitted() -> None:
+    """Another processor may round a fit in another way, and a tie between two plans be decided by that."""
+    of_rank_0 = Link(1.0, 2.0)
+
+    class Ranks(FakeTransport):
+        def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+            fitted = torch.tensor(astuple(of_rank_0), dtype=torch.float64)
+            return [fitted if tensor.shape == fitted.shape else tensor, tensor]
+
+    assert measure_link(Ranks(rank=1), torch.device("cpu"), HostClock()) == of_rank_0
+
+
+def test_nothing_is_recorded_any_more_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, ddp, tuner = _on_a_device(monkeypatch)
+    for _ in range(STEPS):
+        _step(ddp, tuner)
+    before = device.recorded, device.waits
+    for _ in range(5):
+        _step(ddp, tuner)
+    assert (device.recorded, device.waits) == before
+
+
+def test_a_capture_comes_after_it_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, ddp, tuner = _on_a_device(monkeypatch)
+    _step(ddp, tuner)
+    device.is_capturing = True
+    with pytest.raises(RuntimeError, match=r"observes how the buckets are rebuilt.*Take 26 steps before"):
+        tuner.before_forward()
+    device.is_capturing = False
+    for _ in range(26):
+        _step(ddp, tuner)
+    device.is_capturing = True
+    tuner.before_forward()

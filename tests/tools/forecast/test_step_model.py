@@ -1,0 +1,147 @@
+"""The model of a step, and a link fitted to a backward, with which the model reproduces what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.tools.forecast.link import Link
+from minddp.tools.forecast.step_model import (
+    Message,
+    Observed,
+    Transfer,
+    calibrated,
+    finish_s,
+    predicted_s,
+    simulate,
+)
+
+IDLE = Link(latency_s=1e-3, bytes_per_s=1e9)
+SPECS = [ParamSpec(f"p{i}", 1_000_000, torch.float32, torch.device("cpu")) for i in range(3)]  # 4 MB each
+READY_S = {0: 10e-3, 1: 20e-3, 2: 30e-3}
+COMPUTED_S = 30.1e-3
+
+
+def plan(*groups: list[int]) -> BucketPlan:
+    return plan_from_groups(SPECS, groups, origin="by hand")
+
+
+APART = plan([0], [1], [2])
+
+
+def backward_by(link: Link, buckets: BucketPlan) -> Observed:
+    """What would be measured if the model were exact, simulated second by second."""
+    end_s = predicted_s(buckets, link, Observed(READY_S, COMPUTED_S, 0.0, 0.0))
+    now = computed = 0.0
+    complete_s = None
+    for bucket in buckets.buckets:
+        until_ready = max(0.0, max(READY_S[slot.param] for slot in bucket.slots) - computed)
+        now, computed = now + until_ready, computed + until_ready
+        message_s = link.seconds(sum(SPECS[slot.param].nbytes for slot in bucket.slots))
+        now, computed, before, since = now + message_s, computed + (1 - link.taken) * message_s, computed, now
+        if complete_s is None and computed >= COMPUTED_S:
+            complete_s = since + (COMPUTED_S - before) / (1 - link.taken)
+    if complete_s is None:
+        complete_s = now + COMPUTED_S - computed
+    return Observed(READY_S, COMPUTED_S, complete_s, end_s)
+
+
+def test_messages_travel_one_at_a_time_and_in_order() -> None:
+    """Each takes 2 ms. The second is ready while the first travels, the third before the second."""
+    messages = [Message(1_000_000, 1e-3), Message(1_000_000, 2e-3), Message(1_000_000, 1.5e-3)]
+    transfers = simulate(messages, IDLE)
+    assert transfers == [pytest.approx(times) for times in ((1e-3, 3e-3), (3e-3, 5e-3), (5e-3, 7e-3))]
+    assert finish_s(messages, IDLE, 6e-3) == pytest.approx(7e-3)
+    assert finish_s(messages, IDLE, 9e-3) == pytest.approx(9e-3)
+
+
+def test_transfers_are_at_the_times_of_the_wall() -> None:
+    """Of each 2 ms backward computes for 1: the second gradient, 4 ms of computing later, is ready at 1 + 2 + 3."""
+    messages = [Message(1_000_000, 1e-3), Message(1_000_000, 5e-3)]
+    link = dataclasses.replace(IDLE, taken=0.5)
+    assert simulate(messages, link) == [pytest.approx(Transfer(1e-3, 3e-3)), pytest.approx(Transfer(6e-3, 8e-3))]
+
+
+@pytest.mark.parametrize("taken", [0.0, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("times_slower", [1.0, 2.5, 6.0])
+def test_calibration_recovers_the_parameters_of_a_simulated_link(taken: float, times_slower: float) -> None:
+    """Where the model is exact, it recovers bandwidth and share, and predicts every plan exactly."""
+    world = Link(IDLE.latency_s, IDLE.bytes_per_s / times_slower, taken)
+    link = calibrated(IDLE, APART, backward_by(world, APART))
+    assert (link.latency_s, link.bytes_per_s) == pytest.approx((world.latency_s, world.bytes_per_s))
+    assert link.taken == pytest.approx(taken, abs=1e-6)
+    for other in (plan([0, 1], [2]), plan([0], [1, 2]), plan([0, 1, 2])):
+        seen = backward_by(world, APART)
+        assert predicted_s(other, link, seen) == pytest.approx(backward_by(world, other).end_s)
+
+
+def test_by_hand() -> None:
+    """Messages of 8 ms, during which backward computes for 4.
+
+    The first leaves when backward has computed for 10 ms. At 18 it has for 14, so the second leaves at 24; at 32 it
+    has for 24, so the third leaves at 38 and is over at 46. For the last 0.1 ms backward needs 0.2 of these.
+    """
+    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=38.2e-3, end_s=46e-3)
+    link = calibrated(IDLE, APART, seen)
+    assert link.seconds(4_000_000) == pytest.approx(8e-3)
+    assert link.taken == pytest.approx(0.5)
+    assert link.latency_s == IDLE.latency_s, "bytes suffer"
+
+
+_seconds = st.floats(1e-3, 0.2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(stood_still_s=st.just(0.0) | _seconds, exposed_s=_seconds, groups=st.sampled_from([APART, plan([0, 1, 2])]))
+def test_the_plan_in_use_is_predicted_as_it_was(stood_still_s: float, exposed_s: float, groups: BucketPlan) -> None:
+    complete_s = COMPUTED_S + stood_still_s
+    seen = Observed(READY_S, COMPUTED_S, complete_s, complete_s + exposed_s)
+    link = calibrated(IDLE, groups, seen)
+    assert predicted_s(groups, link, seen) == pytest.approx(seen.end_s, rel=1e-6)
+    assert 0 <= link.taken <= 1
+
+
+def test_nothing_is_taken_where_backward_did_not_stand_still() -> None:
+    """A device's clock, for example, has no other times."""
+    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=40e-3)
+    link = calibrated(IDLE, APART, seen)
+    assert link.taken == 0.0
+    assert link.seconds(4_000_000) == pytest.approx(10e-3)  # the last one leaves after 30 ms
+
+
+@pytest.mark.parametrize("stood_still_s", [0.0, 6e-3])
+def test_where_nothing_is_exposed_the_link_is_as_it_was_alone(stood_still_s: float) -> None:
+    complete_s = 40e-3 + stood_still_s  # the last gradient is ready after 30 ms
+    link = calibrated(IDLE, APART, Observed(READY_S, 40e-3, complete_s, complete_s))
+    assert (link.latency_s, link.bytes_per_s) == (IDLE.latency_s, IDLE.bytes_per_s)
+    assert link.taken == pytest.approx(stood_still_s / 15e-3)  # of three messages of 5 ms
+
+
+def test_messages_that_cost_less_than_alone() -> None:
+    """Alone each had a latency of 2 ms, here all of the last is over in a quarter of that."""
+    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=30.5e-3)
+    link = calibrated(dataclasses.replace(IDLE, latency_s=2e-3), APART, seen)
+    assert link.seconds(4_000_000) == pytest.approx(0.5e-3)
+    assert predicted_s(APART, link, seen) == pytest.approx(30.5e-3)
+
+
+def test_with_one_bucket_nothing_is_hidden() -> None:
+    """So nothing shows what more of them would take: all idle time of backward is attributed to it."""
+    together = plan([0, 1, 2])
+    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=32e-3, end_s=42e-3)
+    link = calibrated(IDLE, together, seen)
+    assert link.taken > 0.9
+    assert predicted_s(APART, link, seen) > predicted_s(together, link, seen)
+
+
+def test_a_bandwidth_that_could_not_be_measured_is_found() -> None:
+    """Where messages of all sizes take the same alone, their bytes cost nothing: see `fit_link`."""
+    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=40e-3)
+    link = calibrated(Link(latency_s=1e-3, bytes_per_s=1e15), APART, seen)
+    assert link.seconds(4_000_000) == pytest.approx(10e-3)
+    assert predicted_s(APART, link, seen) == pytest.approx(40e-3)

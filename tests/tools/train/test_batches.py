@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from minddp.tools.train.batches import Batches, Position, validation_batches
+from minddp.tools.train.settings import Settings, SettingsError
+
+
+def numbers(n: int) -> TensorDataset:
+    return TensorDataset(torch.arange(n), torch.arange(n) * 10)
+
+
+SETTINGS = Settings(batch_size=3, seed=5, validation_samples=10)
+
+
+def stream(samples: int = 23, world_size: int = 2, dataset: Dataset[Any] | None = None, **changes: Any) -> Batches:
+    """23 samples: 11 for each of two ranks, 3 batches of 3 an epoch."""
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return Batches(dataset or numbers(samples), settings, world_size)
+
+
+def take(batches: Batches, count: int, rank: int = 0) -> list[list[int]]:
+    taken = []
+    for _ in range(count):
+        taken.append(batches.of_share(rank)[0].tolist())
+        batches.advance()
+    return taken
+
+
+def test_an_epoch_deals_every_sample_at_most_once() -> None:
+    dealt = [i for rank in (0, 1) for batch in take(stream(), 3, rank) for i in batch]
+    assert len(dealt) == len(set(dealt)) == 18
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    batches = take(stream(), 9)
+    assert batches[0:3] != batches[3:6] != batches[6:9] != batches[0:3]
+
+
+@pytest.mark.parametrize("taken", range(8))
+def test_a_stream_finds_its_place_again(taken: int) -> None:
+    whole = take(stream(), 12, rank=1)
+    before, after = stream(), stream()
+    assert take(before, taken, rank=1) == whole[:taken]
+    after.position = before.position
+    assert take(after, 12 - taken, rank=1) == whole[taken:]
+
+
+def test_another_number_of_ranks_goes_on_behind_the_samples_that_were_seen() -> None:
+    """After 2 steps of two ranks 12 samples; three ranks take 9 a step, and go on from 18."""
+    before, after = stream(samples=60), stream(samples=60, world_size=3)
+    seen = [i for rank in (0, 1) for batch in take(stream(samples=60), 2, rank) for i in batch]
+    take(before, 2)
+    after.position = before.position
+    assert after.position == Position(epoch=0, samples=12)
+    rest = [i for rank in range(3) for i in take_at(after, rank)]
+    assert not set(seen) & set(rest)
+    after.advance()
+    assert after.position == Position(epoch=0, samples=27)
+
+
+def take_at(batches: Batches, rank: int) -> list[int]:
+    return batches.of_share(rank)[0].tolist()
+
+
+class Noisy(Dataset[Any]):
+    """Each sample is drawn anew: the augmentation of a data set."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(()) + index, torch.zeros(())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_does_not_depend_on_workers_or_on_a_restart(workers: int) -> None:
+    whole = take(stream(dataset=Noisy()), 8)
+    other = stream(dataset=Noisy(), workers=workers)
+    other.position = Position(epoch=0, samples=6)
+    assert take(other, 6) == whole[1:7]
+    assert whole[0] != whole[4]
+
+
+def test_the_position_counts_batches_of_the_epoch() -> None:
+    batches = stream()
+    assert batches.position == Position(epoch=0, samples=0)
+    take(batches, 3)
+    assert batches.position == Position(epoch=0, samples=18)
+    take(batches, 1)
+    assert batches.position == Position(epoch=1, samples=6)
+
+
+def test_reading_batches_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    take(stream(), 7)
+    list(validation_batches(numbers(9), SETTINGS, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_too_few_samples_are_an_error_not_an_endless_loop() -> None:
+    with pytest.raises(SettingsError, match="5 training samples do not fill one batch of 3 for each of 2 ranks"):
+        stream(samples=5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_validation_shares_cover_each_sample_once(world_size: int) -> None:
+    shares = [validation_batches(numbers(14), SETTINGS, rank, world_size) for rank in range(world_size)]
+    seen = [i for share in shares for inputs, _ in share for i in inputs.tolist()]
+    assert sorted(seen) == [0, 1, 2, 4, 5, 7, 8, 9, 11, 12]  # evenly spread
+
+
+def test_a_small_set_is_validated_whole() -> None:
+    (batch,) = validation_batches(numbers(3), SETTINGS, 0, 1)
+    assert batch[0].tolist() == [0, 1, 2]

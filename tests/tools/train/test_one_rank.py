@@ -1,0 +1,177 @@
+"""What one rank does, in a group of its own, or with made-up answers of others: fast enough for each mutation."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from minddp.platform.launcher import Stopped
+from minddp.tools.train import launch, loop
+from minddp.tools.train.checkpoint import find_checkpoint, share_newest
+from minddp.tools.train.checkpoint_files import CheckpointFiles
+from minddp.tools.train.metrics import Averages, Means
+from minddp.tools.train.settings import Failed, Refused, RunError, Settings, SettingsError
+from minddp.tools.train.trainer import Trainer
+from minddp.tools.train.world import World
+from tests.tools.train.runs import TINY_GPT, assert_same_bits, tiny
+from tests.tools.train.test_metrics import TASK
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield World(0, 1, torch.device("cpu"), dist.group.WORLD)  # type: ignore[arg-type]
+    dist.destroy_process_group()
+
+
+def after_a_step(world: World, out: Path, **changes: Any) -> Trainer:
+    trainer = Trainer(tiny(out, **{"ddp": "torch", "task_options": TINY_GPT, **changes}), world)
+    trainer.optimizer_step()
+    return trainer
+
+
+# ------------------------------------------------------------------ a step
+
+
+def test_the_norm_is_that_of_the_whole_gradient_before_it_is_clipped(world: World, tmp_path: Path) -> None:
+    """Clipped after each backward, thus before averaging, the passes of a step would count by other shares."""
+    clipped = after_a_step(world, tmp_path, accumulate=2, clip_norm=1e-3)
+    whole = after_a_step(world, tmp_path, accumulate=2, clip_norm=None)
+    assert float(clipped.gradient_norm) == float(whole.gradient_norm) > 1e-2
+
+
+def test_accumulated_passes_are_a_mean(world: World, tmp_path: Path) -> None:
+    small = after_a_step(world, tmp_path, accumulate=2, batch_size=2)
+    large = after_a_step(world, tmp_path, accumulate=1, batch_size=4)
+    assert float(small.gradient_norm) == pytest.approx(float(large.gradient_norm), rel=1e-4)
+
+
+def test_gradients_are_clipped_without_the_loss_scale(world: World, tmp_path: Path) -> None:
+    scaled = after_a_step(world, tmp_path, precision="fp16")
+    plain = after_a_step(world, tmp_path)
+    assert float(scaled.gradient_norm) == pytest.approx(float(plain.gradient_norm), rel=0.05)
+
+
+def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path) -> None:
+    """Dropout draws random numbers, and the scale of the loss has changed."""
+    options = {"precision": "fp16", "task_options": (*TINY_GPT, "dropout=0.2")}
+    whole = after_a_step(world, tmp_path, **options)
+    whole.precision.scaler.update(new_scale=2.0**10)
+    state = whole.state()
+    assert state is not None
+    state = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)
+    whole.optimizer_step()
+    resumed = Trainer(whole.settings, world)
+    resumed.restore(state)
+    resumed.optimizer_step()
+    assert_same_bits(resumed.state(), whole.state())
+
+
+def test_a_mean_counts_targets(world: World) -> None:
+    averages = Averages(1, world.device)
+    for loss, targets in ((1.0, 3), (5.0, 1)):
+        averages.add(0, TASK, torch.tensor(loss), torch.zeros(targets, 2), torch.zeros(targets))
+    assert averages.over_ranks() == Means(loss=2.0, accuracy=1.0, targets=4)
+
+
+# ------------------------------------------------------------------ agreements, with made-up answers of others
+
+
+def others_say(monkeypatch: pytest.MonkeyPatch, theirs: list[Any]) -> World:
+    """The world of rank 0, where the others give these in each gathering."""
+
+    def gather(into: list[Any], ours: Any, group: object) -> None:
+        into[:] = [ours, *theirs]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    return World(0, 1 + len(theirs), torch.device("cpu"), None)  # type: ignore[arg-type]
+
+
+def test_an_error_of_another_rank_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = others_say(monkeypatch, [None, (Refused, "no data")])
+    with pytest.raises(Refused, match=r"^\(rank 2\) no data$"):
+        world.agreed(lambda: 3)
+    assert others_say(monkeypatch, [None, None]).agreed(lambda: 3) == 3
+
+
+def test_a_failure_outweighs_a_refusal_and_equal_words_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise SettingsError("no data")
+
+    with pytest.raises(Refused, match=r"^no data$"):
+        others_say(monkeypatch, [(Refused, "no data")] * 2).agreed(refuse)
+    with pytest.raises(Failed, match=r"no data\n\(rank 1\) disk full|\(rank 1\) disk full\nno data"):
+        others_say(monkeypatch, [(Failed, "disk full")]).agreed(refuse)
+
+
+def test_the_newest_checkpoint_of_any_rank_is_given_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = []
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda objects, source, group: sources.append(source))
+    share_newest({"step": 5}, others_say(monkeypatch, [-1, 9, 9]))
+    share_newest(None, others_say(monkeypatch, [0]))
+    assert sources == [2, 1]
+    assert share_newest(None, others_say(monkeypatch, [-1])) is None
+    assert len(sources) == 2
+
+
+# ------------------------------------------------------------------ to continue, and to end
+
+
+def test_an_old_run_is_neither_continued_nor_discarded_unasked(tmp_path: Path) -> None:
+    settings = Settings(out=tmp_path)
+    files = CheckpointFiles(tmp_path, keep=1)
+    assert find_checkpoint(settings, files) is None
+    with pytest.raises(SettingsError, match="There is no whole checkpoint"):
+        find_checkpoint(dataclasses.replace(settings, resume="yes"), files)
+    files.write({"step": 3, "decisive": {}}, is_best=False)
+    with pytest.raises(SettingsError, match="holds a run"):
+        find_checkpoint(settings, files)
+    with pytest.raises(SettingsError, match="belongs to a run with other settings: task None is now gpt"):
+        find_checkpoint(dataclasses.replace(settings, resume="auto"), files)
+    assert find_checkpoint(dataclasses.replace(settings, overwrite=True), files) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 128 + signal.SIGINT), ("finished", 0)]
+)
+def test_the_status_says_whether_to_start_the_run_again(
+    name: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launched(*_: object) -> None:
+        if name != "finished":
+            raise Stopped(signal.Signals[name])
+
+    monkeypatch.setattr(loop, "check_before_start", lambda settings: None)
+    monkeypatch.setattr(launch, "launch", launched)
+    assert launch.main(["--out", str(tmp_path)]) == status
+
+
+def test_ranks_that_are_started_again_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old run is discarded once, before any rank starts: a restart does not do so again, nor find it."""
+    CheckpointFiles(tmp_path, keep=1).write({"step": 3}, is_best=True)
+    started = []
+    monkeypatch.setattr(launch, "launch", lambda *words: started.append(words))
+    arguments = ["--out", str(tmp_path), "--overwrite", "--max-restarts", "2"]
+    assert launch.main([*arguments, "--task-options", *TINY_GPT]) == 0
+    assert not list(tmp_path.glob("checkpoints/*"))
+    ((_, _, (_, *words), max_restarts),) = started
+    assert launch.parse(words).resume == "auto"
+    assert max_restarts == 2
+
+
+def test_a_run_that_cannot_write_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cannot_write(settings: Settings) -> None:
+        raise RunError("Cannot write: the disk is full.")
+
+    monkeypatch.setattr(loop, "check_before_start", cannot_write)
+    assert launch.main(["--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "minddp train: Cannot write: the disk is full.\n"

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minddp.tools.train.optimizer import learning_rate, peak_learning_rate
+from minddp.tools.train.settings import Settings
+
+
+def test_the_rate_scales_with_the_global_batch() -> None:
+    one = Settings(learning_rate=0.1)
+    assert peak_learning_rate(one, 4) == pytest.approx(0.4)
+    accumulating = Settings(learning_rate=0.1, accumulate=4)
+    assert peak_learning_rate(accumulating, 1) == peak_learning_rate(one, 4)
+
+
+def test_warm_up_rises_linearly_to_the_peak() -> None:
+    settings = Settings(learning_rate=1.0, warmup_steps=4)
+    assert [learning_rate(settings, 1, step, 0.0) for step in range(6)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
+    )
+    without = Settings(learning_rate=1.0, warmup_steps=0)
+    assert learning_rate(without, 1, 0, 0.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("cosine", {0: 1.0, 0.25: 0.02 + 0.98 * (1 + 0.5**0.5) / 2, 0.5: 0.51, 1.0: 0.02}),
+        ("wsd", {0: 1.0, 0.5: 1.0, 0.8: 1.0, 0.9: 0.51, 1.0: 0.02}),
+        ("step", {0: 1.0, 0.49: 1.0, 0.5: 0.1, 0.74: 0.1, 0.75: 0.01, 1.0: 0.01}),
+        ("constant", {0: 1.0, 0.5: 1.0, 1.0: 1.0}),
+    ],
+)
+def test_the_decay_by_progress(schedule: Any, expected: dict[float, float]) -> None:
+    settings = Settings(schedule=schedule, learning_rate=1.0, warmup_steps=0)
+    assert {x: learning_rate(settings, 1, 9, x) for x in expected} == pytest.approx(expected)
+
+
+def test_progress_is_measured_by_the_nearer_limit() -> None:
+    assert Settings(steps=10).progress(step=4, elapsed_s=1e9) == 0.4  # no clock in a run limited by steps
+    assert Settings(minutes=1.0).progress(step=4, elapsed_s=45) == 0.75
+    assert Settings(steps=10, minutes=1.0).progress(step=4, elapsed_s=45) == 0.75
+    assert Settings(steps=10, minutes=1.0).progress(step=9, elapsed_s=45) == 0.9
+    assert Settings(minutes=1.0).progress(step=4, elapsed_s=61) == 1.0
+
+
+def test_the_rate_scales_by_a_rule() -> None:
+    of = {rule: peak_learning_rate(Settings(learning_rate=1.0, scale_rate=rule), 4) for rule in ("sqrt", "none")}  # type: ignore[arg-type]
+    assert of == {"sqrt": 2.0, "none": 1.0}

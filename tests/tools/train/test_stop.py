@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from minddp.tools.train.settings import Settings
+from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, Vote, reason_to_end
+from tests.tools.train.runs import world_here
+
+
+def _vote(rank: int) -> list[Verdict]:
+    """Three calls; rank 1 receives SIGTERM before the second, rank 0 SIGINT before the third. Clocks differ."""
+    comes = {(1, 1): signal.SIGTERM, (0, 2): signal.SIGINT}
+    world, verdicts = world_here(rank), []
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        for step in range(3):
+            if (rank, step) in comes:
+                os.kill(os.getpid(), comes[rank, step])
+                while not signals.received:
+                    time.sleep(0.001)
+            verdicts.append(Vote(world, signals.wanted, elapsed_s=step + 100.0 * rank).result())
+    assert signal.getsignal(signal.SIGTERM) == before
+    return verdicts
+
+
+def test_a_signal_to_one_rank_stops_every_rank(ranks) -> None:
+    expected = [Verdict(0, 0.0), Verdict(signal.SIGTERM, 1.0), Verdict(signal.SIGTERM, 2.0)]
+    assert ranks(2).run(_vote) == [expected, expected]
+
+
+def test_reasons_to_end() -> None:
+    go_on = Verdict(0, 59.0)
+    assert reason_to_end(Settings(steps=10), 9, Verdict(0, 1e9)) is None
+    assert reason_to_end(Settings(steps=10), 10, go_on) == "finished"
+    assert reason_to_end(Settings(minutes=1.0), 10**9, go_on) is None
+    assert reason_to_end(Settings(minutes=1.0), 1, Verdict(0, 60.0)) == "finished"
+    assert reason_to_end(Settings(steps=10), 1, Verdict(signal.SIGINT, 0.0)) == "SIGINT"
+    assert reason_to_end(Settings(steps=10), 1, Verdict(CANNOT_WRITE, 0.0)) == "cannot write"
+
+
+def test_a_launcher_that_is_gone_counts_as_a_hang_up(monkeypatch) -> None:
+    signals = StopSignals()
+    assert signals.wanted == 0
+    monkeypatch.setattr(os, "getppid", lambda: 1 if signals._launcher != 1 else 2)
+    assert signals.wanted == signal.SIGHUP

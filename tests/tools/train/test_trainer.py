@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch._dynamo.utils
+from torch import nn
+
+from minddp.comm_hooks import HOOKS
+from minddp.tools.train.checkpoint import find_checkpoint
+from minddp.tools.train.checkpoint_files import CheckpointFiles, load
+from minddp.tools.train.loop import train
+from minddp.tools.train.settings import Settings, SettingsError
+from minddp.tools.train.task import load_task
+from minddp.tools.train.trainer import Trainer
+from tests.ranks import RankFailure, RankPool
+from tests.tools.train.runs import TINY_GPT, assert_same_bits, final_bits, records, tiny, train_here, world_here
+
+
+def _interrupted_after(rank: int, settings: Settings, step: int) -> None:
+    """A run that checkpoints after `step` and then is killed: no second checkpoint is ever written."""
+    trainer = Trainer(settings, world_here(rank))
+    for _ in range(step):
+        trainer.optimizer_step()
+    trainer.best_loss = min(
+        r["loss"] for r in records(settings.folder.parent / "whole", "validation") if not r["step"]
+    )
+    if (state := trainer.state()) is not None:
+        CheckpointFiles(settings.folder, keep=3).write(state, is_best=False)
+    for _ in range(2):
+        trainer.optimizer_step()
+
+
+@pytest.mark.parametrize(
+    ("ddp", "world_size", "changes"),
+    [
+        ("minddp", 2, {"accumulate": 2, "zero": True}),
+        ("minddp", 2, {"precision": "fp16", "optimizer": "sgd", "learning_rate": 0.1, "schedule": "wsd"}),
+        # From three ranks on, sums depend on the place in the bucket: small buckets make the rebuild visible.
+        ("minddp", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
+        ("torch", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
+        ("minddp", 3, {"ddp_options": ("gradient_as_bucket_view=True",), "logical_ranks": 5}),
+        ("minddp", 2, {"comm_hook": "int8_wire"}),
+        # BatchNorm, and an epoch's end between the interruption and the end.
+        ("minddp", 2, {"task": "digits", "task_options": ("width=4",), "batch_size": 100, "steps": 12}),
+    ],
+    ids=["zero", "fp16", "buckets", "buckets-torch", "shares", "int8_wire", "digits"],
+)
+def test_a_resumed_run_ends_with_the_same_bits(
+    ranks, tmp_path: Path, ddp: str, world_size: int, changes: dict[str, Any]
+) -> None:
+    if changes.get("task") == "digits":
+        pytest.importorskip("sklearn")
+    whole = tiny(tmp_path / "whole", ddp=ddp, **changes)
+    ranks(world_size).run(train_here, whole)
+
+    broken = dataclasses.replace(whole, out=tmp_path / "broken")
+    ranks(world_size).run(_interrupted_after, broken, 3)
+    ranks(world_size).run(train_here, dataclasses.replace(broken, resume="yes"))
+
+    assert_same_bits(final_bits(broken.folder), final_bits(whole.folder))
+    later = [record for record in records(whole.folder, "training") if record["step"] > 3]
+    assert records(broken.folder, "training")[-1] == later[-1]
+    assert records(broken.folder, "validation")[-1] == records(whole.folder, "validation")[-1]
+
+
+def _train_two(rank: int, one: Settings, other: Settings, steps: int) -> float:
+    """The largest difference between the weights of two runs."""
+    trainers = [Trainer(settings, world_here(rank)) for settings in (one, other)]
+    for _ in range(steps):
+        for trainer in trainers:
+            trainer.optimizer_step()
+    pairs = zip(*(trainer.model.parameters() for trainer in trainers), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def test_accumulating_sums_the_same_gradient_as_a_larger_batch(ranks, tmp_path: Path) -> None:
+    large = tiny(tmp_path, ddp="torch", task_options=TINY_GPT, batch_size=4, learning_rate=2e-3)
+    small = dataclasses.replace(large, batch_size=2, accumulate=2, learning_rate=1e-3)
+    other = dataclasses.replace(large, seed=1)
+    assert max(ranks(2).run(_train_two, large, small, 4)) < 1e-5
+    assert min(ranks(2).run(_train_two, large, other, 4)) > 1e-3  # the comparison can fail
+
+
+def _gradients_of_two_passes(rank: int, settings: Settings) -> list[torch.Tensor]:
+    """One parameter's gradient after a pass that is not the step's last, and after the last."""
+    trainer = Trainer(settings, world_here(rank))
+    weight, passes = trainer.model.head.weight, []
+    trainer.precision.backward = lambda loss: passes.append((loss.backward(), weight.grad.clone())[1])
+    trainer.optimizer_step()
+    return passes
+
+
+@pytest.mark.parametrize("ddp", ["torch", "minddp"])
+def test_gradients_travel_in_the_last_pass_only(ranks, tmp_path: Path, ddp: str) -> None:
+    first, second = ranks(2).run(_gradients_of_two_passes, tiny(tmp_path, ddp=ddp, accumulate=2))
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def _weights_and_dropout(rank: int, settings: Settings) -> tuple[list[torch.Tensor], torch.Tensor]:
+    trainer = Trainer(settings, world_here(rank))
+    dropped = nn.functional.dropout(torch.ones(64), 0.5)
+    for _ in range(3):
+        trainer.optimizer_step()
+    return [param.detach() for param in trainer.model.parameters()], dropped
+
+
+def test_ranks_share_the_weights_but_not_the_dropout(ranks, tmp_path: Path) -> None:
+    (weights_0, dropped_0), (weights_1, dropped_1) = ranks(2).run(_weights_and_dropout, tiny(tmp_path, ddp="torch"))
+    assert_same_bits(weights_0, weights_1)
+    assert not torch.equal(dropped_0, dropped_1)
+
+
+def _validate_own_statistics(rank: int, settings: Settings) -> tuple[float, float]:
+    """Validation losses when all ranks have the same statistics, and when rank 1 has others."""
+    trainer = Trainer(settings, world_here(rank))
+    together = trainer.validate().loss
+    for buffer in trainer.model.buffers():
+        if rank == 1 and buffer.is_floating_point():
+            buffer.fill_(5.0)
+    return together, trainer.validate().loss
+
+
+def test_validation_judges_the_model_of_rank_0(ranks, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    settings = Settings(task="digits", out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
+    for together, apart in ranks(2).run(_validate_own_statistics, settings):
+        assert apart == together
+
+
+def test_the_digits_are_learned(ranks, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    settings = Settings(task="digits", out=tmp_path, ddp="torch", device="cpu", steps=80, learning_rate=1e-2)
+    assert ranks(2).run(train_here, settings) == ["finished"] * 2
+    last = records(tmp_path, "validation")[-1]
+    assert last["accuracy"] > 0.9
+    assert last["targets"] == 360
+
+
+def test_a_time_limit_is_kept_by_rank_0s_clock(ranks, tmp_path: Path) -> None:
+    settings = tiny(tmp_path, ddp="torch", steps=None, minutes=0.5 / 60)
+    assert ranks(2).run(train_here, settings) == ["finished"] * 2
+    assert final_bits(tmp_path)["step"] == records(tmp_path, "validation")[-1]["step"] > 1
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(ranks, tmp_path: Path) -> None:
+    settings = tiny(tmp_path, ddp="torch", steps=50, warmup_steps=0, learning_rate=1e30)
+    with pytest.raises(RankFailure, match=r"The training loss is (nan|inf) at step"):
+        ranks(2).run(train_here, settings)
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
+def test_a_checkpoint_must_fit_the_settings(ranks, tmp_path: Path) -> None:
+    settings = tiny(tmp_path, ddp="torch")
+    files = CheckpointFiles(tmp_path, keep=3)
+
+    def find(**changes: Any) -> Any:
+        return find_checkpoint(dataclasses.replace(settings, **changes), files)
+
+    with pytest.raises(SettingsError, match=r"There is no whole checkpoint in .* to resume"):
+        find(resume="yes")
+    assert find() is find(resume="auto") is None
+    ranks(2).run(train_here, settings)
+
+    with pytest.raises(SettingsError, match=r"holds a run\. Pass --resume yes .* --overwrite"):
+        find()
+    assert find(overwrite=True) is None
+    assert find(resume="auto")["step"] == find(resume="yes", steps=7, log_every=3, timeout_s=9.0)["step"] == 6
+    with pytest.raises(SettingsError, match="batch_size 2 is now 3; precision fp32 is now bf16"):
+        find(resume="auto", steps=7, batch_size=3, precision="bf16")
+
+
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(ranks, tmp_path: Path) -> None:
+    whole, broken = tiny(tmp_path / "whole", checkpoint_every=2), tiny(tmp_path / "broken", checkpoint_every=2)
+    for settings in (whole, broken):
+        ranks(2).run(train_here, settings)
+    newest, before, _ = CheckpointFiles(broken.folder, keep=3).paths()
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    before.write_bytes(before.read_bytes()[:-1])
+    ranks(2).run(train_here, dataclasses.replace(broken, resume="auto"))
+    events = [record for record in records(broken.folder, "event") if record["what"] == "start"]
+    assert [event["step"] for event in events] == [0, 2]
+    assert_same_bits(final_bits(broken.folder), final_bits(whole.folder))
+
+
+def test_a_rank_without_the_file_gets_the_state_from_one_that_has_it(ranks, tmp_path: Path) -> None:
+    """Two hosts without a shared disk: here the folder of rank 0 is empty, and rank 1 has the checkpoint."""
+    whole, half = tiny(tmp_path / "whole"), tiny(tmp_path / "half", steps=3, schedule="constant")
+    whole = dataclasses.replace(whole, schedule="constant")
+    ranks(2).run(train_here, whole)
+    ranks(2).run(train_here, half)
+    ours = dataclasses.replace(half, out=tmp_path / "other", steps=6, resume="auto")
+    ranks(2).run_each(train_on_own_host, [(ours,), (dataclasses.replace(ours, out=half.folder),)])
+    bits, expected = final_bits(ours.folder), final_bits(whole.folder)
+    assert_same_bits(bits["model"], expected["model"])
+    assert_same_bits(bits["optimizer"], expected["optimizer"])
+
+
+def train_on_own_host(rank: int, settings: Settings) -> str:
+    """As the first, and only, rank of a host."""
+    return train(settings, dataclasses.replace(world_here(rank), local_rank=0))
+
+
+@pytest.mark.parametrize("task", ["gpt", "digits"])
+def test_logical_ranks_give_the_same_bits_on_any_number_of_ranks(ranks, tmp_path: Path, task: str) -> None:
+    options = {} if task == "gpt" else {"task": "digits", "task_options": ("width=4", "blocks=1"), "batch_size": 8}
+    bits = []
+    for nproc in (1, 2, 4):
+        settings = tiny(tmp_path / str(nproc), logical_ranks=8, steps=4, validate_every=2, **options)
+        ranks(nproc).run(train_here, settings)
+        bits.append(final_bits(settings.folder))
+    assert_same_bits(bits[0], bits[1])
+    assert_same_bits(bits[0], bits[2])
+    started = tiny(tmp_path / "other", logical_ranks=8, steps=2, schedule="constant", **options)
+    goal = dataclasses.replace(started, out=tmp_path / "goal", steps=4)
+    ranks(4).run(train_here, started)
+    ranks(2).run(train_here, dataclasses.replace(started, steps=4, resume="yes"))
+    ranks(1).run(train_here, goal)
+    for part in ("model", "optimizer", "position"):
+        assert_same_bits(final_bits(started.folder)[part], final_bits(goal.folder)[part])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "fp32"},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"precision": "fp16", "zero": True, "optimizer": "sgd"},
+        {"comm_hook": "fp16_compress"},
+        {"comm_hook": "power_sgd", "ddp_options": ("bucket_cap_mb=1",)},
+        *({"comm_hook": name} for name in HOOKS),
+        {"accumulate": 2, "ddp_options": ("static_graph=True",)},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)
+def test_a_run_has_the_bits_of_torchs_ddp(ranks, tmp_path: Path, changes: dict[str, Any]) -> None:
+    bits = []
+    for ddp in ("torch", "minddp"):
+        settings = tiny(tmp_path / ddp, ddp=ddp, **changes)
+        ranks(2).run(train_here, settings)
+        bits.append(final_bits(settings.folder))
+    assert_same_bits(*bits)
+    if changes.get("precision", "fp32") != "fp32":  # the comparison can fail
+        with pytest.raises(AssertionError):
+            ranks(2).run(train_here, tiny(tmp_path / "fp32"))
+            assert_same_bits(bits[0]["model"], final_bits(tmp_path / "fp32")["model"])
+
+
+@pytest.mark.timeout(600)
+def test_a_compiled_run_has_the_bits_of_torchs_ddp(tmp_path: Path) -> None:
+    """With several buckets, at which torch.compile cuts the graph."""
+    wide = (*TINY_GPT[:2], "width=256", *TINY_GPT[3:])  # 3.7 MB of parameters
+    pool = RankPool(2, group_timeout_s=200.0)  # ranks wait for each other while they compile
+    try:
+        for ddp in ("torch", "minddp"):
+            settings = tiny(tmp_path / ddp, ddp=ddp, task_options=wide, compile="aot_eager", steps=3)
+            settings = dataclasses.replace(settings, ddp_options=("bucket_cap_mb=1",))
+            pool.run(train_and_count_compilations, settings, timeout_s=250.0)
+    finally:
+        pool.kill()
+    assert_same_bits(final_bits(tmp_path / "torch"), final_bits(tmp_path / "minddp"))
+
+
+def train_and_count_compilations(rank: int, settings: Settings) -> None:
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    train_here(rank, settings)
+    assert counters["stats"]["unique_graphs"] > 0
+
+
+def test_steps_that_overflow_are_left_out_and_lower_the_scale(ranks, tmp_path: Path) -> None:
+    ranks(2).run(train_with_a_large_scale, tiny(tmp_path, precision="fp16"))
+    last = records(tmp_path, "training")[-1]
+    assert last["loss_scale"] < 2.0**40
+    assert final_bits(tmp_path)["scaler"]["scale"] == last["loss_scale"]
+
+
+def train_with_a_large_scale(rank: int, settings: Settings) -> str:
+    with mock.patch.object(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40)):
+        return train_here(rank, settings)
+
+
+def test_a_disk_that_is_full_ends_the_run_on_every_rank_and_loses_nothing(ranks, tmp_path: Path) -> None:
+    settings = tiny(tmp_path, steps=50, checkpoint_every=5)
+    with pytest.raises(RankFailure) as caught:
+        ranks(2).run(train_until_the_disk_is_full, settings)
+    for rank in (0, 1):
+        assert "Failed: Cannot write a checkpoint" in caught.value.reports[rank]
+        assert "No space left on device" in caught.value.reports[rank]
+    assert final_bits(tmp_path)["step"] == 10
+    assert not list((tmp_path / "checkpoints").glob("*.part"))
+
+
+def train_until_the_disk_is_full(rank: int, settings: Settings) -> str:
+    """The third checkpoint does not fit."""
+    saved = []
+
+    def save(state: Any, file: Any) -> None:
+        saved.append(torch.save(state, file))
+        if len(saved) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with mock.patch("minddp.tools.train.checkpoint_files.torch", SimpleNamespace(save=save)):
+        return train_here(rank, settings)
+
+
+def test_a_refusal_of_one_rank_is_heard_by_all(ranks, tmp_path: Path) -> None:
+    with pytest.raises(RankFailure) as caught:
+        ranks(2).run(train_where_rank_1_has_no_data, tiny(tmp_path))
+    for rank in (0, 1):
+        assert "Refused: (rank 1) /nowhere holds 0 files" in caught.value.reports[rank]
+
+
+def train_where_rank_1_has_no_data(rank: int, settings: Settings) -> str:
+    folder = ("folder=/nowhere",) if rank == 1 else ()
+    return train_here(rank, dataclasses.replace(settings, task_options=settings.task_options + folder))
+
+
+OWN_TASK = """
+import torch
+from minddp.tools.train.task import Task
+
+class Curve(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        x = torch.tensor([index / 64])
+        return x, torch.sin(6 * x)
+
+def curve(width=32):
+    def build_model():
+        return torch.nn.Sequential(torch.nn.Linear(1, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+    return Task(Curve(), Curve(), build_model, loss=torch.nn.functional.mse_loss, accuracy=None)
+"""
+
+
+def test_a_task_of_ones_own_is_learned(ranks, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    settings = Settings(
+        task=f"{tmp_path}/own.py:curve", task_options=("width=16",), out=tmp_path, device="cpu", steps=60
+    )
+    ranks(2).run(train_here, settings)
+    first, last = records(tmp_path, "validation")[0], records(tmp_path, "validation")[-1]
+    assert last["loss"] < 0.7 * first["loss"]
+    assert final_bits(tmp_path)["model"]["0.weight"].shape == (16, 1)
+
+
+@pytest.mark.parametrize(("task", "says"), [("own.py:line", "no attribute 'line'"), ("none.py:x", "No such file")])
+def test_a_task_that_is_not_there(tmp_path: Path, task: str, says: str) -> None:
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    with pytest.raises(SettingsError, match=f"cannot be imported: .*{says}"):
+        load_task(Settings(task=f"{tmp_path}/{task}", out=tmp_path))
+
+
+def test_a_run_leaves_files_that_show_it(ranks, tmp_path: Path) -> None:
+    ranks(2).run(train_here, tiny(tmp_path, profile="2:4", validate_every=2, keep=1, checkpoint_every=2))
+    assert {"run.png", "settings.json", "profile-0.json", "profile-1.json"} <= set(os.listdir(tmp_path))
+    steps = [event["name"] for event in json.loads((tmp_path / "profile-0.json").read_text())["traceEvents"]]
+    assert {name for name in steps if name.startswith("ProfilerStep#")} == {"ProfilerStep#2", "ProfilerStep#3"}
+    assert len(CheckpointFiles(tmp_path, keep=1).paths()) == 1
+    losses = {record["step"]: record["loss"] for record in records(tmp_path, "validation")[1:]}
+    assert load(tmp_path / "checkpoints" / "best.pt")["step"] == min(losses, key=losses.__getitem__)
+    assert all(
+        record["tflops_per_s"] > 0
+        for record in map(json.loads, (tmp_path / "metrics.jsonl").open())
+        if record["kind"] == "training"
+    )

@@ -1,0 +1,113 @@
+"""Several ranks in one process: modules that a step changes by hand, and each rank's checks and exchange."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from minddp.tools.watchdog.check import Check, Finding, is_looked_at
+from minddp.tools.watchdog.drift import checks_of_drift
+from minddp.tools.watchdog.exchange import Exchange
+
+
+class Fleet:
+    """`world_size` replicas of `make_module()`. A step gives all of them equal gradients of its own number."""
+
+    def __init__(
+        self,
+        world_size: int = 2,
+        make_module: Callable[[], nn.Module] = lambda: nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))),
+        *,
+        starts_equal: bool = True,
+        lr_of_rank: Mapping[int, float] | None = None,
+        momentum: float = 0.5,
+    ):
+        self.modules = []
+        for _ in range(world_size):
+            torch.manual_seed(0)
+            self.modules.append(make_module())
+        self.optimizers = [
+            torch.optim.SGD(module.parameters(), lr=(lr_of_rank or {}).get(rank, 0.125), momentum=momentum)
+            for rank, module in enumerate(self.modules)
+        ]
+        self.checks: list[dict[str, Check]] = [
+            checks_of_drift(list(module.named_parameters()), starts_equal=starts_equal) for module in self.modules
+        ]
+        store = dist.HashStore()
+        self.exchanges = [
+            Exchange(rank, world_size, checks, store, raises=False) for rank, checks in enumerate(self.checks)
+        ]
+        for exchange in self.exchanges:
+            exchange.board.open("test")
+        self.num_steps = 0
+        self.optimizer_steps = [0] * world_size  # since the last step that was looked at
+
+    def steps(self, number: int = 1, *, act: Callable[[int, int], object] | None = None) -> None:
+        """Synchronised steps. `act(step, rank)` is called after backward, when gradients are averaged."""
+        for _ in range(number):
+            for rank, step in itertools.product(range(len(self.modules)), [self.num_steps]):
+                looks = is_looked_at(step)
+                if looks:
+                    self.call(rank, "before_forward", step, (torch.ones(2, 8) * (10 * step + rank),), {})
+                    self.call(rank, "after_forward", True)
+                    self.call(rank, "backward_begins", step, self.optimizer_steps[rank])
+                    self.optimizer_steps[rank] = 0
+                self.give_gradients(rank, step)
+                if act is not None:
+                    act(step, rank)
+                if looks:
+                    self.call(rank, "backward_over")
+                self.optimize(rank, looks=looks)
+            self.num_steps += 1
+
+    def call(self, rank: int, method: str, *args: object) -> None:
+        for check in self.checks[rank].values():
+            getattr(check, method, lambda *_: None)(*args)
+
+    def give_gradients(self, rank: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for param in self.modules[rank].parameters():
+            param.grad = torch.randn(param.shape, generator=generator)
+
+    def optimize(self, rank: int, *, looks: bool = True) -> None:
+        self.optimizer_steps[rank] += 1
+        if looks:
+            self.call(rank, "optimizer_begins", self.optimizers[rank])
+        self.optimizers[rank].step()
+        if looks:
+            self.call(rank, "optimizer_over", self.optimizers[rank])
+
+    def alone(self, number: int, *, averages_every: int = 0, forwards: int = 0) -> None:
+        """Steps that are not synchronised, on other gradients on each rank."""
+        for turn in range(number):
+            for rank in range(len(self.modules)):
+                for _ in range(forwards):
+                    self.call(rank, "after_forward", False)
+                self.give_gradients(rank, 1000 * turn + rank)
+                self.optimize(rank)
+            if averages_every and (turn + 1) % averages_every == 0:
+                self.average()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        for params in zip(*(module.parameters() for module in self.modules), strict=True):
+            mean = torch.stack(params).mean(0)
+            for param in params:
+                param.copy_(mean)
+
+    def exchange(self, turns: int = 4) -> list[Finding]:
+        """What rank 0 has found after some turns of all ranks."""
+        for _ in range(turns):
+            for exchange in reversed(self.exchanges):
+                exchange.turn()
+        return self.exchanges[0].found
+
+    def end(self) -> list[Finding]:
+        """What it has found in the end."""
+        for exchange in reversed(self.exchanges):
+            exchange.turn(is_last=True)
+        return self.exchanges[0].found

@@ -1,0 +1,114 @@
+"""Training in which one rank is late, a function that each of several ranks runs; see `test_late_ranks.py`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import minddp
+from minddp.tools.forecast.lateness import LateRank
+from minddp.tools.watchdog import check as schedule
+from minddp.tools.watchdog import exchange
+from minddp.tools.watchdog.check import Finding
+from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS, SlowRank, Window
+
+PLACES = ("between", "forward", "backward", "optimizer", "accumulation")
+
+
+@dataclass(frozen=True)
+class Delay:
+    """`rank`, or each, sleeps for `seconds` at a place of each step that is compared."""
+
+    rank: int | None = 1
+    place: str = "between"
+    seconds: float = 0.02
+
+    def sleep(self, place: str, rank: int, step: int) -> float:
+        """The seconds for which it has slept, which a loaded machine makes longer."""
+        if place != self.place or self.rank not in (rank, None) or step < WARM_UP_STEPS:
+            return 0.0
+        began = time.perf_counter()
+        time.sleep(self.seconds)
+        return time.perf_counter() - began
+
+
+class Model(nn.Module):
+    """A perceptron with buffers, which `sleep("forward")` and `sleep("backward")` of each step."""
+
+    def __init__(self, width: int, sleep: Any):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+        self.sleep = sleep
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sleep("forward")
+        output = self.net(x)
+        if output.requires_grad:
+            output.register_hook(lambda grad: self.sleep("backward"))
+        return output
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank has found, and its median sleep; on rank 0 the mean wait and the late ranks of a window."""
+
+    found: list[Finding]
+    waited_ns: float | None
+    late: list[LateRank]
+    slept_s: float
+
+
+def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, **options: Any) -> Outcome:
+    """Some steps of a wrapped model, and then a wait until the notes of all have been compared."""
+    step = 0
+    slept_s = []
+
+    def sleep(place: str) -> None:
+        if seconds := delay.sleep(place, rank, step):
+            slept_s.append(seconds)
+
+    class Optimizer(torch.optim.SGD):
+        def step(self, *args: Any) -> None:  # type: ignore[override]
+            sleep("optimizer")
+            super().step(*args)
+
+    torch.manual_seed(rank)
+    with mock.patch.object(exchange, "EVERY_S", 0.05), mock.patch.object(schedule, "FIRST", steps):
+        ddp = minddp.DistributedDataParallel(Model(width, sleep), **options)
+        optimizer = Optimizer(ddp.parameters(), lr=0.01)
+        assert ddp._guard is not None
+        check = ddp._guard.checks["slow_rank"]
+        assert isinstance(check, SlowRank)
+        check.window = window
+        x = torch.randn(16, 32)
+        for step in range(steps):  # noqa: B007
+            sleep("between")
+            if delay.place == "accumulation":
+                with ddp.no_sync():
+                    ddp(x).sum().backward()
+                    sleep("accumulation")
+            ddp(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found = ddp._guard.exchange.found
+        wait_until(lambda: rank != 0 or check.waited_ns is not None)
+        known = [len(found)]
+        dist.broadcast_object_list(known, src=0)
+        wait_until(lambda: len(found) >= known[0])
+        dist.barrier()
+        ddp._guard.close()
+    return Outcome(found, check.waited_ns, check.late, statistics.median(slept_s or [0.0]))
+
+
+def wait_until(is_true: Callable[[], bool], limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_true() and time.monotonic() < deadline:
+        time.sleep(0.01)

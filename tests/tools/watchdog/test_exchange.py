@@ -1,0 +1,81 @@
+"""Notes of several ranks that meet on rank 0. In one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from minddp.tools.watchdog import exchange
+from minddp.tools.watchdog.check import Check, Finding, Notes
+from minddp.tools.watchdog.exchange import Exchange
+
+
+class Scripted(Check):
+    """Has these notes, and remembers which numbers were compared, and what."""
+
+    def __init__(self, notes: Notes):
+        self.notes = notes
+        self.seen: list[tuple[int, Sequence[Any]]] = []
+
+    def take_notes(self, is_last: bool = False) -> Notes:
+        taken, self.notes = self.notes, []
+        return taken
+
+    def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
+        self.seen.append((number, notes))
+        yield Finding("scripted", "the same", number, (1,), "a finding")
+
+
+def exchanged(*notes_of_ranks: Notes) -> tuple[Scripted, list[list[Finding]]]:
+    """Rank 0's check, and what each rank has found, after all have sent their notes."""
+    store = dist.HashStore()
+    checks = [Scripted(notes) for notes in notes_of_ranks]
+    exchanges = [
+        Exchange(rank, len(checks), {"scripted": check}, store, raises=False) for rank, check in enumerate(checks)
+    ]
+    for one in exchanges:
+        one.board.open("test")
+    for _ in range(2):
+        for one in reversed(exchanges):
+            one.turn()
+    return checks[0], [one.found for one in exchanges]
+
+
+def test_what_all_ranks_have_noted_is_compared_by_number_and_rank() -> None:
+    check, _ = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")])
+    assert check.seen == [(0, ["a", "c"]), (1, ["b", "d"])]
+
+
+def test_what_one_rank_has_not_noted_is_left_out() -> None:
+    noted = [range(11, 16), range(13, 22), (11, 12, 13, 15)]
+    check, _ = exchanged(*([(number, number) for number in numbers] for numbers in noted))
+    assert check.seen == [(13, [13] * 3), (15, [15] * 3)]
+
+
+def test_what_only_one_rank_notes_takes_no_more_and_more_memory() -> None:
+    most = exchange.MOST_KEPT
+    check, _ = exchanged([(number, None) for number in range(most + 5)], [(4, None), (5, None), (6, None)])
+    assert [number for number, _ in check.seen] == [5, 6]
+
+
+def test_a_finding_reaches_all_ranks_once() -> None:
+    _, found = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")], [(0, "e"), (1, "f")])
+    assert [[(one.step, one.ranks, one.text) for one in of_rank] for of_rank in found] == [
+        [(0, (1,), "a finding")]
+    ] * 3
+
+
+def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None:
+    """Rank 0 leaves first, and has nothing to compare."""
+    store = dist.HashStore()
+    exchanges = [
+        Exchange(rank, 2, {"scripted": Scripted([(0, "a")] * rank)}, store, raises=False) for rank in range(2)
+    ]
+    for one in exchanges:
+        one.board.open("test")
+    before = store.num_keys()
+    for one in exchanges:
+        one.turn(is_last=True)
+    assert store.num_keys() == before

@@ -1,0 +1,117 @@
+"""A wrapper that is not used, ranks that train on the same data, and what only looks like it. In one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minddp.tools.watchdog.check import ALONE
+from minddp.tools.watchdog.misuse import BATCHES, SameDataCheck
+from tests.tools.watchdog.fleet import Fleet
+
+
+def test_a_wrapper_that_never_runs_is_noticed_before_it_is_too_late() -> None:
+    fleet = Fleet(2)
+    fleet.alone(ALONE - 1)
+    assert fleet.exchange() == []
+    fleet.alone(1)
+    (finding,) = fleet.exchange()
+    assert f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward" in finding.text
+    assert (
+        "ran 0 times within `no_sync` and 0 times outside of it. Call the wrapper, not `ddp.module`" in finding.text
+    )
+
+
+def test_no_sync_for_good_is_noticed() -> None:
+    fleet = Fleet(2)
+    fleet.steps(5)
+    fleet.alone(ALONE, forwards=2)
+    (finding,) = fleet.exchange()
+    assert f"The wrapper ran {2 * (ALONE - 1)} times within `no_sync` and 0 times outside of it" in finding.text
+    assert finding.step == 4
+
+
+def test_a_script_may_average_parameters_from_time_to_time() -> None:
+    fleet = Fleet(2)
+    fleet.alone(2 * ALONE, averages_every=8)
+    assert fleet.exchange() == []
+
+
+def test_a_script_may_average_gradients_itself() -> None:
+    fleet = Fleet(2)
+    for step in range(2 * ALONE):
+        for rank in range(2):
+            fleet.give_gradients(rank, step)
+            fleet.optimize(rank)
+    assert fleet.exchange() == []
+
+
+def test_ranks_that_average_themselves_may_make_other_numbers_of_steps() -> None:
+    """Rank 1 skips the first two steps, and then takes over what rank 0 has."""
+    fleet = Fleet(2)
+    for step in range(2 * ALONE):
+        if step == 2:
+            fleet.modules[1].load_state_dict(fleet.modules[0].state_dict())
+            fleet.optimizers[1].load_state_dict(copy.deepcopy(fleet.optimizers[0].state_dict()))
+        for rank in range(2):
+            if step >= 2 or rank == 0:
+                fleet.give_gradients(rank, step)
+                fleet.optimize(rank)
+    assert fleet.exchange() == []
+
+
+def test_two_optimizers_of_one_module_count_apart() -> None:
+    fleet = Fleet(2)
+    others = [type(optimizer)(optimizer.param_groups[0]["params"], lr=0.5) for optimizer in fleet.optimizers]
+    for _ in range(ALONE // 2 + 1):
+        for rank in range(2):
+            fleet.give_gradients(rank, rank)
+            fleet.optimize(rank)
+            fleet.optimizers[rank], others[rank] = others[rank], fleet.optimizers[rank]
+            fleet.optimize(rank)
+            fleet.optimizers[rank], others[rank] = others[rank], fleet.optimizers[rank]
+    assert fleet.exchange() == []
+
+
+# ---------------------------------------------------------------------- the same data
+
+
+def found(batch: Callable[[int, int], torch.Tensor], steps: int = BATCHES, ranks: int = 3) -> list[str]:
+    """The findings when rank `rank` gets `batch(step, rank)` in each step."""
+    checks = [SameDataCheck() for _ in range(ranks)]
+    notes = []
+    for rank, check in enumerate(checks):
+        for step in range(steps):
+            check.before_forward(step, (), {"options": {"x": batch(step, rank)}})
+            check.before_forward(step, (torch.rand(20),), {})  # a further forward before the same backward
+        notes += [prints for _, prints in check.take_notes()]
+        assert check.take_notes() == []
+    return [finding.text for finding in checks[0].compare(0, notes)] if notes else []
+
+
+def test_equal_batches_on_all_ranks_are_named_once() -> None:
+    (text,) = found(lambda step, rank: torch.arange(16) + step)
+    assert "All 3 ranks train on the same data" in text
+    assert "DistributedSampler" in text
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda step, rank: torch.arange(16) + step + (rank == 2),
+        lambda step, rank: torch.ones(16),  # synthetic
+        lambda step, rank: torch.ones(16) * (step % 2),
+        lambda step, rank: torch.tensor([step]),  # no data, but an option
+        lambda step, rank: torch.eye(8).to_sparse() * step,
+    ],
+    ids=["one rank differs", "constant", "alternating", "scalar", "sparse"],
+)
+def test_other_batches_are_no_finding(batch: Callable[[int, int], torch.Tensor]) -> None:
+    assert found(batch) == []
+
+
+def test_a_few_equal_batches_prove_nothing() -> None:
+    assert found(lambda step, rank: torch.arange(16) + step, steps=BATCHES - 1) == []

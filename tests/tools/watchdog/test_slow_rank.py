@@ -1,0 +1,275 @@
+"""What one rank measures, and what rank 0 makes of the notes of all, without any other rank or clock."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import pytest
+import torch
+
+from minddp.tools.watchdog import slow_rank
+from minddp.tools.watchdog.check import EVERY, Finding
+from minddp.tools.watchdog.slow_rank import MOST_KEPT, WARM_UP_STEPS, SlowRank, Window
+
+MS = 1_000_000
+ONE_WINDOW = Window(steps=10, pause_s=0, in_a_row=1, lasts_s=0)
+OPTIMIZER = cast(torch.optim.Optimizer, None)
+
+
+class Clock:
+    """A clock that goes on by 1 ms, 2 ms, 4 ms ... from reading to reading, so that each sum is unique."""
+
+    def __init__(self) -> None:
+        self.now_ms, self.tick_ms = 0, 1
+
+    def __call__(self) -> int:
+        self.now_ms, self.tick_ms = self.now_ms + self.tick_ms, 2 * self.tick_ms
+        return self.now_ms * MS
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> SlowRank:
+    """A check whose next interval takes 1 ms, the one after it 2 ms, and so on."""
+    clock = Clock()
+    monkeypatch.setattr(slow_rank, "perf_counter_ns", clock)
+    check = SlowRank()
+    clock.tick_ms = 1
+    return check
+
+
+def forward(check: SlowRank, synchronises: bool = True) -> None:
+    check.forward_begins()
+    check.before_forward(1, (), {})
+    check.after_forward(synchronises)
+
+
+def backward(check: SlowRank, step: int = 1) -> None:
+    check.backward_begins(step, 1)
+    check.backward_computed()
+    check.backward_over()
+
+
+def optimizer(check: SlowRank) -> None:
+    check.optimizer_begins(OPTIMIZER)
+    check.optimizer_over(OPTIMIZER)
+
+
+def noted_ms(check: SlowRank) -> list[list[float]]:
+    """Step, and milliseconds: between, forward, backward, optimizer, accumulation, waited."""
+    return [[step, *(ns / MS for ns in times)] for step, times in check.take_notes()]
+
+
+# ---------------------------------------------------------------------- what a rank measures
+
+
+def test_a_step_is_divided_among_the_phases_and_waiting(check: SlowRank) -> None:
+    forward(check)  # 1: between, 2: buffers, 4: forward
+    backward(check)  # 8: backward, 16: waits
+    optimizer(check)  # 32: between, 64: optimizer
+    forward(check)  # 128: between, 256: buffers, 512: forward
+    backward(check, 2)
+    first, second = noted_ms(check)
+    assert first == [1, 1, 4, 8, 0, 0, 2 + 16]
+    assert second == [2, 32 + 128, 512, 1024, 64, 0, 256 + 2048]
+    assert check.take_notes() == []
+
+
+def test_what_follows_a_forward_that_is_not_synchronised_is_accumulation(check: SlowRank) -> None:
+    forward(check, synchronises=False)  # 1, 2, 4
+    forward(check)  # 8: backward and data, 16, 32
+    backward(check)  # 64, 128
+    assert noted_ms(check) == [[1, 1, 4 + 32, 64, 0, 8, 2 + 16 + 128]]
+
+
+def test_a_forward_without_backward_counts_as_between(check: SlowRank) -> None:
+    forward(check)  # 1, 2, 4
+    forward(check)  # 8: evaluates, 16, 32
+    backward(check)  # 64, 128
+    assert noted_ms(check) == [[1, 1 + 8, 4 + 32, 64, 0, 0, 2 + 16 + 128]]
+
+
+def test_an_optimizer_that_calls_its_superclass_is_one(check: SlowRank) -> None:
+    check.optimizer_begins(OPTIMIZER)  # 1: between
+    optimizer(check)  # 2, 4: optimizer
+    check.optimizer_over(OPTIMIZER)  # 8
+    forward(check)
+    backward(check)
+    assert noted_ms(check)[0][4] == 2 + 4
+
+
+def test_an_optimizer_that_steps_in_backward_is_no_waiting(check: SlowRank) -> None:
+    forward(check)  # 1, 2, 4
+    check.backward_begins(1, 1)
+    check.backward_computed()  # 8
+    optimizer(check)  # 16: waits, 32: optimizer
+    check.backward_over()  # 64: waits
+    assert noted_ms(check) == [[1, 1, 4, 8, 32, 0, 2 + 16 + 64]]
+
+
+def test_a_backward_that_an_exception_ends_is_no_step(check: SlowRank) -> None:
+    forward(check)
+    check.forward_begins()
+    check.backward_over()  # the next forward drops it
+    check.before_forward(2, (), {})
+    assert check.take_notes() == []
+    check.after_forward(True)
+    backward(check, 2)
+    assert [step for step, *_ in noted_ms(check)] == [2]
+
+
+def test_what_was_before_a_step_that_is_looked_at_does_not_count(check: SlowRank) -> None:
+    optimizer(check)  # 1, 2
+    forward(check)  # 4, 8, 16
+    check.step_begins()  # 32
+    forward(check)  # 64: between, 128: buffers, 256: forward
+    backward(check)  # 512, 1024
+    assert noted_ms(check) == [[1, 64, 256, 512, 0, 0, 128 + 1024]]
+
+
+# ---------------------------------------------------------------------- what rank 0 makes of it
+
+
+def times(*, waited_ms: float = 10, **longer_ms: float) -> list[float]:
+    """Those of a rank that is busy for 1 ms in each phase, or longer."""
+    busy = [1 + longer_ms.get(phase, 0) for phase in ("between", "forward", "backward", "optimizer")]
+    return [MS * ms for ms in [*busy, 0, waited_ms]]
+
+
+LATE: dict[str, Any] = {"forward": 8, "waited_ms": 2}
+
+
+def compared(check: SlowRank, first: int, num: int, how: dict[str, Any]) -> list[Finding]:
+    """What is found in `num` steps, in which rank 1 has been late so."""
+    return [one for step in range(first, first + num) for one in check.compare(step, [times(), times(**how)])]
+
+
+def windows(check: SlowRank, *late: dict[str, Any]) -> list[list[str]]:
+    """The subjects found after each of some windows of ten steps, of which rank 1 has been late so."""
+    found, first = [], WARM_UP_STEPS
+    for how in late:
+        found.append([finding.subject for finding in compared(check, first, 10, how)])
+        first += 10
+    return found
+
+
+def test_a_late_rank_is_found_at_the_end_of_a_window() -> None:
+    check = SlowRank()
+    check.window = ONE_WINDOW
+    assert compared(check, 0, WARM_UP_STEPS + 9, LATE) == []
+    (finding,) = compared(check, WARM_UP_STEPS + 9, 1, LATE)
+    assert finding.ranks == (1,)
+    assert finding.step == WARM_UP_STEPS + 9
+    assert finding.text.startswith("Rank 1 is late: 8.0 ms in each step, 8.0 ms of it in forward; the others wait")
+    assert f" Measured in steps {WARM_UP_STEPS} to {finding.step}. " in finding.text
+    assert not finding.is_fatal
+    assert check.waited_ns == (10 + 2) / 2 * MS
+    assert [late.rank for late in check.late] == [1]
+
+
+def test_the_first_steps_do_not_count() -> None:
+    check = SlowRank()
+    check.window = ONE_WINDOW
+    assert compared(check, 0, WARM_UP_STEPS, LATE) == []
+    assert check.waited_ns is None
+    assert windows(check, {}) == [[]]
+    assert check.waited_ns is not None
+
+
+def test_a_rank_has_to_be_late_for_some_windows_in_a_row() -> None:
+    check = SlowRank()
+    check.window = Window(steps=10, pause_s=0, in_a_row=2, lasts_s=0)
+    in_forward, elsewhere = ["rank 1 in forward"], {"backward": 8, "waited_ms": 2}
+    assert windows(check, LATE, {}, LATE, LATE, LATE) == [[], [], [], in_forward, in_forward]
+    check = SlowRank()
+    check.window = Window(steps=10, pause_s=0, in_a_row=2, lasts_s=0)
+    assert windows(check, LATE, elsewhere, LATE) == [[], [], []]
+
+
+def found_on_a_shared_machine(window: Window, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is found in half an hour of an even fleet: each rank has its core for itself, but for bursts of 5 s.
+
+    While it shares its core, it takes twice as long. That is so for a fifth of the time.
+    """
+    now_s, rng = 100.0, random.Random(0)
+    monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
+    check = SlowRank()
+    check.window = window
+    until_s, shares = [0.0] * 3, [True] * 3
+    found, step = [], WARM_UP_STEPS
+    while now_s < 1900:
+        for rank in range(3):
+            if now_s >= until_s[rank]:
+                shares[rank] = not shares[rank]
+                until_s[rank] = now_s + rng.expovariate(1 / (5 if shares[rank] else 20))
+        busy_ms = [rng.uniform(20, 22) * (2 if shared else 1) for shared in shares]
+        noted = [[0, 0, MS * busy, 0, 0, MS * (max(busy_ms) - busy + 1)] for busy in busy_ms]
+        now_s += 1e-3 * EVERY * (max(busy_ms) + 1)
+        step += EVERY
+        found += [finding.subject for finding in check.compare(step, noted)]
+    assert check.waited_ns is not None
+    return found
+
+
+def test_a_rank_that_shares_its_core_for_some_seconds_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found_on_a_shared_machine(Window(), monkeypatch) == []
+    assert found_on_a_shared_machine(Window(pause_s=1.5, in_a_row=1, lasts_s=0), monkeypatch) != []
+
+
+def test_a_rank_has_to_be_late_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
+    check = SlowRank()
+    check.window = Window(steps=10, pause_s=0, in_a_row=2, lasts_s=90)
+    assert windows(check, LATE, LATE) == [[], []]
+    now_s += 91
+    assert windows(check, LATE) == [["rank 1 in forward"]]
+
+
+def test_a_cured_rank_is_no_longer_the_latest() -> None:
+    check = SlowRank()
+    check.window = ONE_WINDOW
+    windows(check, LATE, {})
+    assert check.waited_ns is not None
+    assert check.late == []
+
+
+def test_a_delay_of_less_than_a_millisecond_is_not_reported() -> None:
+    check = SlowRank()
+    check.window = ONE_WINDOW
+    assert windows(check, {"forward": 0.9, "waited_ms": 9.1}) == [[]]
+    assert windows(check, {"forward": 1.1, "waited_ms": 8.9}) == [["rank 1 in forward"]]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "length_s", "is_full"),
+    [(100, 0.1, True), (99, 9, False), (20, 10, True), (19, 100, False)],
+)
+def test_when_a_window_is_full(num_steps: int, length_s: float, is_full: bool) -> None:
+    assert Window().is_full(num_steps, length_s) == is_full
+
+
+def test_steps_in_the_pause_between_windows_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, seen = 100.0, []
+    monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
+    monkeypatch.setattr(slow_rank, "late_ranks", lambda steps: seen.append(len(steps)) or [])
+    check = SlowRank()
+    check.window = Window(steps=10, pause_s=2)
+    compared(check, 10, 12, LATE)
+    now_s += 1.9
+    compared(check, 22, 10, LATE)
+    assert seen == [10]
+    now_s += 0.2
+    compared(check, 32, 9, LATE)
+    assert seen == [10]
+    compared(check, 41, 1, LATE)
+    assert seen == [10, 10]
+
+
+def test_notes_that_are_not_read_take_no_more_and_more_memory() -> None:
+    check = SlowRank()
+    for step in range(MOST_KEPT + 5):
+        forward(check)
+        backward(check, step)
+    taken = check.take_notes()
+    assert [taken[0][0], taken[-1][0], len(taken)] == [5, MOST_KEPT + 4, MOST_KEPT]

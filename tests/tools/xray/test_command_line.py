@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minddp.tools.xray.command_line import main, make_xray_parser
+from minddp.tools.xray.reading import steps_of
+from minddp.tools.xray.result import Result, load
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = str(Path(__file__).with_name("script.py"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As from a shell; the ranks' output is the command's."""
+    command = [sys.executable, "-m", "minddp", "xray", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_what_follows_the_script_is_the_scripts() -> None:
+    parse = make_xray_parser().parse_args
+    options = parse(["--steps", "3:5", "--nproc", "4", SCRIPT, "--steps", "9", "--out", "elsewhere"])
+    assert (options.steps, options.nproc_per_node, options.training_script) == ("3:5", "4", SCRIPT)
+    assert options.training_script_args == ["--steps", "9", "--out", "elsewhere"]
+    assert parse([SCRIPT]).steps == "10:15"
+
+
+@pytest.mark.parametrize("text", ["5", "5:5", "6:5", "a:b", "-1:3", "1:2:3"])
+def test_steps_that_mean_nothing_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([f"--steps={text}", SCRIPT])
+    assert "is not FIRST:LAST" in capsys.readouterr().err
+
+
+def test_a_missing_script_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["no_such_script.py"])
+    assert "There is no script 'no_such_script.py'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
+    """Also when it fails later: what was recorded is saved, and the failure is the command's."""
+    note = tmp_path / "note"
+    done = run(
+        "--out", str(tmp_path), "--steps", "2:4", SCRIPT, "--note", str(note), "--accumulate", "2", "--fail-at", "5"
+    )
+    assert done.returncode == 1
+    assert "the script has failed" in done.stderr
+    assert note.read_text().startswith("minddp.")
+    assert note.read_text().endswith("__main__")
+    assert "A step takes" in done.stdout
+    result = load(tmp_path / "step.json")
+    assert isinstance(result, Result)
+    assert [step.number for step in steps_of(result.recording)] == [2, 3]
+    assert result.recording.title == "script.py"
+    assert (tmp_path / "step.html").exists()

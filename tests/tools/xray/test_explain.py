@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.explain import explain
+from minddp.tools.xray.timeline import Activity
+from tests.tools.xray.made_up import Rank, layout, recording
+
+
+def printed(*analyses: Analysis, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    explain(analyses, console)
+    return console.file.getvalue()
+
+
+def test_the_table_adds_up() -> None:
+    text = printed(Analysis(recording([Rank(), Rank(late_ms=2)], layout([[1], [2]]), steps=2)))
+    rows = {line[:22].strip(): line[22:].split() for line in text.splitlines() if "%" in line}
+    parts = [activity.value for activity in Activity if activity.value in rows]
+    assert parts == ["forward", "after forward", "backward", "stands still", "copy back", "optimizer", "other"]
+    columns = [[float(rows[name][2 * k]) for name in parts] for k in range(2)]
+    steps = [float(rows["a step"][2 * k]) for k in range(2)]
+    assert [sum(column) for column in columns] == pytest.approx(steps, abs=0.05)
+    assert "\n1. " in text
+    assert "This is step 0, the median of 2 steps." in text
+
+
+def test_it_fits_a_terminal_of_80_columns() -> None:
+    assert max(map(len, printed(Analysis(recording([Rank()] * 3, layout([[1]])))).splitlines())) <= 80
+
+
+def test_many_ranks_are_cut_short_and_that_is_said() -> None:
+    assert "And 2 more columns" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
+
+
+def test_an_interrupted_step_is_explained_without_predictions() -> None:
+    made = recording([Rank()], layout([[1]]))
+    cut = replace(made.ranks[0], events=made.ranks[0].events[:4], stopped_ns=12 * 10**6)
+    text = printed(Analysis(replace(made, ranks=(cut,))))
+    assert "did not come to its end" in text
+    assert "redicted" not in text
+
+
+def test_several_recordings_share_a_table() -> None:
+    one, other = (recording([Rank()], layout(sizes), title=str(len(sizes))) for sizes in ([[1]], [[0.5], [0.5]]))
+    text = printed(Analysis(one), Analysis(other))
+    assert re.search(r"buckets +1, 1 MiB +2, 1 MiB", text)

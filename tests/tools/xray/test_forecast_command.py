@@ -1,0 +1,108 @@
+"""`minddp forecast`: a job from a recording or a plan, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from docs.learning import recorded as kept
+from minddp.cli import main
+from minddp.tools.forecast.cluster import Cluster, all_reduce
+from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.scaling import forecast
+from minddp.tools.xray.forecast_command import planned, recorded
+from minddp.tools.xray.replay import busy
+
+PLAN = {
+    "alone_s": 0.03,
+    "backward_s": 0.02,
+    "gradients": [[4_000_000, 0.01], [4_000_000, 0.02]],
+    "inside": [5e-6, 1e10],
+}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN))
+    return path
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    path = tmp_path / "step.json"
+    next(one for one in kept.results() if one.recording.title == "minddp").save(path)
+    return path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[list[str]]:
+    assert main(["forecast", *map(str, arguments)]) == 0
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["forecast", *map(str, arguments)])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_recorded_step_is_foretold_where_it_was_recorded(recording: Path):
+    job, hop = recorded(recording, cores=None)
+    cluster = Cluster(2, 1, hop, FREE)
+    (analysis,) = (one.analysis for one in kept.results() if one.recording.title == "minddp")
+    step_s = forecast(job, cluster, all_reduce(cluster)).step_s
+    assert step_s == pytest.approx(analysis.typical.length_ns / 1e9, rel=0.1)
+    assert step_s == pytest.approx(analysis.what_ifs[0].step_ns / 1e9, rel=0.1), "as X-ray plays it again"
+
+
+def test_jitter_is_the_spread_of_what_ranks_compute(recording: Path):
+    """Of one step of two ranks the quartiles are the two ranks."""
+    job, _ = recorded(recording, cores=None)
+    (analysis,) = (one.analysis for one in kept.results() if one.recording.title == "minddp")
+    low, high = sorted(sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in analysis.typical.ranks)
+    assert job.alone_s == pytest.approx((low + high) / 2)
+    assert job.jitter == pytest.approx((high - low) / 1.349 / job.alone_s)
+
+
+def test_a_row_for_each_algorithm_bucket_and_number_of_ranks(
+    recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "140")
+    more = ("--bucket-mb", "auto", "0.5", "--algorithm", "ring", "tree")
+    head, *rows = shown(capsys, recording, "--ranks", 2, 8, 9, "--hosts", 1, 2, 3, "--rate", 1, *more)
+    assert head[0] == "algorithm"
+    assert [(row[0], row[1], row[3], row[4]) for row in rows] == [
+        (algorithm, bucket, ranks, hosts)
+        for algorithm in ("ring", "tree")
+        for bucket in ("auto", "0.5")
+        for ranks, hosts in (("2", "1"), ("8", "2"), ("9", "3"))
+    ]
+
+
+def test_a_plan_says_what_a_recording_shows(
+    plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "140")
+    job, inside = planned(plan)
+    assert (job.alone_s, job.backward_s, inside) == (0.03, 0.02, Link(5e-6, 1e10))
+    _, row = shown(capsys, "--plan", plan, "--ranks", 2)
+    exposed_ms = 2 * 5e-3 + 4_000_000 / 1e10 * 1e3  # the second message
+    assert float(row[-3]) == pytest.approx(30 + exposed_ms, abs=0.01)
+
+
+def test_mistakes_are_named(plan: Path, recording: Path, capsys: pytest.CaptureFixture[str]):
+    assert "Pass either a recording or --plan" in refused(capsys)
+    assert "Pass either a recording or --plan" in refused(capsys, recording, "--plan", plan)
+    assert "Pass --rate" in refused(capsys, recording, "--hosts", 2)
+    assert "--hosts has 2 numbers, --ranks 3" in refused(capsys, recording, "--hosts", 1, 2, "--rate", 1)
+    assert "3 ranks cannot be divided equally" in refused(
+        capsys, recording, "--ranks", 3, "--hosts", 2, "--rate", 1
+    )
+    assert "invalid positive value: '0'" in refused(capsys, recording, "--rate", 0)
+    assert "2 ranks were recorded on 1 cores" in refused(capsys, recording, "--cores", 1)
+    assert "holds no recording" in refused(capsys, plan)
+    plan.write_text("{}")
+    assert "it needs alone_s" in refused(capsys, "--plan", plan)

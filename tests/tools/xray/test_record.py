@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from minddp.core.events import Event, EventKind, EventSink
+from minddp.core.plan import BucketPlan
+from minddp.core.reducer import Reducer
+from minddp.platform import streams
+from minddp.tools.xray import record
+from minddp.tools.xray.record import Recorder, interpolate
+from minddp.tools.xray.recording import Layout
+from tests.fakes import FakeDDP
+from tests.tools.xray.made_up import layout
+
+
+class FakeSource:
+    """A source whose events come from the test."""
+
+    wrapper, has_plan, title, adds_after_s = "fake", True, "a fake", 0.0
+    rank, world_size, store, topic, backend = 0, 1, None, "topic", "none"
+    device = torch.device("cpu")
+    steps_taken = 5
+    findings = ("a finding",)
+
+    def __init__(self) -> None:
+        self.sinks: list[EventSink] = []
+        self.now = layout([[1], [1]])
+
+    def plan(self) -> BucketPlan:
+        return self.now
+
+    def watch(self, sink: EventSink) -> None:
+        self.sinks.append(sink)
+
+    def unwatch(self, sink: EventSink) -> None:
+        self.sinks.remove(sink)
+
+    def emit(self, kind: EventKind, subject: int = -1) -> None:
+        for sink in self.sinks:
+            sink(Event(kind, subject))
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource()
+
+
+def test_events_are_kept_with_their_time_in_order(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    before = time.perf_counter_ns()
+    recorder.start()
+    source.emit(EventKind.FORWARD_BEGIN)
+    source.emit(EventKind.PARAM_READY, 3)
+    recorded = recorder.stop()
+    assert [event[1:] for event in recorded.events] == [(EventKind.FORWARD_BEGIN, -1), (EventKind.PARAM_READY, 3)]
+    times = [before, *(event.t_ns for event in recorded.events), recorded.stopped_ns, time.perf_counter_ns()]
+    assert times == sorted(times)
+    assert recorded.first_step == 5
+    assert recorded.findings == ("a finding",)
+    assert source.sinks == []
+
+
+def test_the_ring_keeps_the_latest_and_counts_what_it_drops(source: FakeSource) -> None:
+    recorder = Recorder(source, capacity=10)
+    recorder.start()
+    for param in range(25):
+        source.emit(EventKind.PARAM_READY, param)
+    recorded = recorder.stop()
+    assert [event.subject for event in recorded.events] == list(range(15, 25))
+    assert (recorded.dropped, recorded.capacity) == (15, 10)
+
+
+def test_a_ring_without_room_is_refused(source: FakeSource) -> None:
+    with pytest.raises(ValueError, match="at least 1 event"):
+        Recorder(source, capacity=0)
+
+
+def test_optimizers_are_recorded_while_it_runs_and_only_then(source: FakeSource) -> None:
+    param = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    recorder = Recorder(source)
+    optimizer.step()
+    recorder.start()
+    optimizer.step()
+    recorded = recorder.stop()
+    optimizer.step()
+    assert [event.kind for event in recorded.events] == [EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END]
+    assert len(recorder._ring) == 2
+
+
+def test_a_second_recording_begins_anew(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    for _ in range(2):
+        recorder.start()
+        source.emit(EventKind.FORWARD_BEGIN)
+        assert len(recorder.stop().events) == 1
+
+
+def test_a_rebuild_makes_a_second_layout(source: FakeSource) -> None:
+    recorder = Recorder(source, first_step=0)
+    first = source.now
+    recorder.start()
+    source.now = layout([[1, 1]])
+    source.emit(EventKind.BUCKETS_REBUILT, 1)
+    recorded = recorder.stop()
+    assert recorded.layouts == (Layout(first), Layout(source.now, recorded.events[0].t_ns))
+    assert recorded.first_step == 0
+
+
+def test_an_error_is_the_last_event(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    recorder.start()
+    source.emit(EventKind.FORWARD_BEGIN)
+    recorded = recorder.stop(ValueError("no such thing"))
+    assert recorded.events[-1].kind is EventKind.ERROR
+    assert recorded.error == "ValueError: no such thing"
+
+
+# ------------------------------------------------------------------ events of the reducer
+
+
+def step(ddp: FakeDDP) -> None:
+    ddp(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_hook_emits_its_gradient_also_in_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See [Note: the hook is bound]: after the first gradient `_on_hook` is no longer called for each parameter."""
+    slow, on_hook = [], Reducer._on_hook
+    monkeypatch.setattr(Reducer, "_on_hook", lambda self, param: slow.append(param) or on_hook(self, param))
+    ddp = FakeDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    for _ in range(3):
+        step(ddp)
+    ddp.take_events()
+    slow.clear()
+    step(ddp)
+    assert ddp.take_events(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (3, 2, 1, 0)]
+    assert slow == [3]
+
+
+def test_a_sink_that_was_removed_gets_no_events() -> None:
+    ddp = FakeDDP(nn.Linear(4, 4))
+    seen: list[Event] = []
+    ddp.reducer.events.watch(seen.append)
+    step(ddp)
+    assert seen == ddp.events
+    ddp.reducer.events.unwatch(seen.append)
+    seen.clear()
+    step(ddp)
+    assert seen == []
+    assert ddp.take_events(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (1, 0)] * 2
+
+
+# ------------------------------------------------------------------ on a GPU, as far as it can be seen without one
+
+
+class FakeDeviceClock:
+    """A device that reaches the first stamp at once, the second 1 ms after the host's call, the third 2 ms, ..."""
+
+    def __init__(self, device: torch.device):
+        self._stamps = 0
+
+    def stamp(self) -> int:
+        self._stamps += 1
+        return time.perf_counter_ns() + (self._stamps - 1) * 10**6
+
+    def seconds(self, first: int, last: int) -> float:
+        return (last - first) / 1e9
+
+
+def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "DeviceClock", FakeDeviceClock)
+    monkeypatch.setattr(record, "_device_name", lambda device: "a fake")
+    monkeypatch.setattr(streams, "peak_memory_bytes", lambda device: 2**30)
+    source.device = torch.device("cuda")
+    recorder = Recorder(source)
+    recorder.start()
+    before = time.perf_counter_ns()
+    source.emit(EventKind.BACKWARD_BEGIN)
+    source.emit(EventKind.PARAM_READY, 0)
+    source.emit(EventKind.BUCKET_LAUNCHED, 0)
+    recorded = recorder.stop()
+    begin, ready, launched = (event.t_ns - before for event in recorded.events)
+    assert begin >= 10**6
+    assert launched >= 2 * 10**6
+    assert begin <= ready <= launched, "a gradient has no stamp of its own, but lies between those around it"
+    assert (recorded.device, recorded.peak_bytes) == ("a fake", 2**30)
+    assert recorded.stopped_ns >= recorded.events[-1].t_ns
+
+
+def test_a_completion_a_moment_late_is_recorded(source: FakeSource) -> None:
+    recorder = Recorder(source)
+    recorder.start()
+    source.emit(EventKind.BUCKET_LAUNCHED, 0)
+    threading.Timer(0.005, source.emit, [EventKind.BUCKET_COMPLETED, 0]).start()
+    assert [event.kind for event in recorder.stop().events][-1] is EventKind.BUCKET_COMPLETED
+
+
+def test_the_wait_for_a_completion_has_a_limit(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "COMPLETIONS_S", 0.0)
+    recorder = Recorder(source)
+    recorder.start()
+    source.emit(EventKind.BUCKET_LAUNCHED, 0)
+    assert [event.kind for event in recorder.stop().events] == [EventKind.BUCKET_LAUNCHED]
+
+
+def test_what_has_no_stamp_lies_between_its_neighbours() -> None:
+    hour = 3_600 * 10**9  # a machine that has been up for long: nanoseconds must not be lost in floats
+    host = [hour + t for t in (0, 10, 20, 30, 40)]
+    device = [hour + 100, None, None, hour + 400, hour + 401]
+    assert interpolate(host, device) == [hour + t for t in (100, 200, 300, 400, 401)]
+
+
+def test_before_the_first_and_after_the_last_stamp_their_times_count() -> None:
+    assert interpolate([0, 10, 20], [None, 50, None]) == [50, 50, 50]
+
+
+def test_without_any_stamp_the_hosts_times_count() -> None:
+    assert interpolate([1, 2], [None, None]) == [1, 2]

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minddp.core.events import EventKind as K
+from minddp.core.plan import BucketPlan
+from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.reading import steps_of, steps_of_rank
+from minddp.tools.xray.recording import Layout, RankRecording, Recording, Stamped
+from minddp.tools.xray.timeline import Activity, Interval, Passage, Step
+from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+
+PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients
+
+
+def alone(events: list[tuple[int, K] | tuple[int, K, int]], plan: BucketPlan = PLAN) -> RankRecording:
+    """One rank that has seen these events; times in milliseconds."""
+    stamped = tuple(Stamped(t * MS, *rest) for t, *rest in events)
+    first = recording([Rank()], plan).ranks[0]
+    return replace(first, events=stamped, stopped_ns=stamped[-1].t_ns, world_size=1)
+
+
+def milliseconds(parts_ns: dict[Activity, int]) -> dict[str, float]:
+    return {activity.value: ns / MS for activity, ns in parts_ns.items() if ns}
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    # 2 MiB take 1 + 2 ms. Bucket 0 leaves at 10 + 1 + 2/3 of 21 = 25, bucket 1 at 32 with the end of backward.
+    (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
+    (rank,) = step.ranks
+    assert milliseconds(rank.parts_ns) == {
+        "forward": 10,
+        "after forward": 1,
+        "backward": 21,
+        "stands still": 2.5,  # 32 to 35, less the half that copies bucket 0
+        "copy back": 1,
+        "optimizer": 2,
+        "other": 1,
+    }
+    assert step.length_ns == sum(rank.parts_ns.values()) == 38.5 * MS
+
+
+def test_after_a_batch_the_step_goes_on_as_before() -> None:
+    events = [(0, K.FORWARD_BEGIN), (1, K.FORWARD_END), (2, K.DATA_BEGIN), (5, K.DATA_END), (6, K.BACKWARD_BEGIN)]
+    (step,) = steps_of_rank(alone([*events, (7, K.GRADIENTS_COMPLETE), (8, K.BACKWARD_END), (9, K.DATA_BEGIN)]))
+    spans = [(span.activity, span.begin_ns / MS, span.end_ns / MS) for span in step.spans]
+    assert spans[1:4] == [(Activity.LOSS, 1, 2), (Activity.DATA, 2, 5), (Activity.LOSS, 5, 6)]
+
+
+def test_the_history_of_a_bucket() -> None:
+    (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
+    first, second = step.ranks[0].buckets
+    assert first.last_param == 1
+    assert first.fills == Interval(18 * MS, 25 * MS)
+    assert [t and t / MS for t in (first.launched_ns, first.completed_ns, first.waited_ns)] == [25, 28, 32]
+    assert (first.awaited_ns, second.awaited_ns) == (0, 2.5 * MS)
+    assert step.on_the_wire(0, step.ranks[0]) == Interval(25 * MS, 28 * MS)
+    assert step.on_the_wire(1, step.ranks[0]) == Interval(32 * MS, 35 * MS)
+    assert step.overlap(step.ranks[0]) == pytest.approx(1 - 2.5 / 6)
+
+
+def test_a_bucket_is_on_the_wire_when_all_ranks_have_launched_it() -> None:
+    (step,) = steps_of(recording([Rank(), Rank(late_ms=5)], PLAN))
+    early, late = step.ranks
+    assert step.last_join(0) == (late.buckets[0].launched_ns, 1)
+    assert early.buckets[0].launched_ns == late.buckets[0].launched_ns - 5 * MS
+    assert step.on_the_wire(0, early) == step.on_the_wire(0, late)
+
+
+def test_the_first_rank_can_be_the_last_to_launch() -> None:
+    (step,) = steps_of(recording([Rank(late_ms=5), Rank()], PLAN))
+    assert step.last_join(0) == (step.ranks[0].buckets[0].launched_ns, 0)
+    with_threads = replace(step, adds_after_ns=1 * MS)
+    assert with_threads.last_join(0) == ((step.ranks[0].buckets[0].launched_ns or 0) + 1 * MS, 0)
+    in_wait = replace(step, adds_after_ns=10**12)
+    assert in_wait.last_join(0) == (step.ranks[0].gradients_complete_ns, 0)
+
+
+def test_the_last_rank_to_launch_is_unknown_unless_all_ranks_were_recorded() -> None:
+    both = recording([Rank(), Rank(late_ms=5)], PLAN)
+    (step,) = steps_of(replace(both, ranks=both.ranks[:1]))
+    assert step.last_join(0) is None
+    wire = step.on_the_wire(0, step.ranks[0])
+    assert wire is not None
+    assert wire.begin_ns == step.ranks[0].buckets[0].launched_ns
+
+
+def test_a_message_is_not_on_the_wire_before_those_before_it_are_through() -> None:
+    slow = Wire(bytes_per_ms=MIB / 10)  # 21 ms for each bucket
+    (step,) = steps_of(recording([Rank()], PLAN, wire=slow))
+    first, second = (step.on_the_wire(bucket, step.ranks[0]) for bucket in range(2))
+    assert first is not None
+    assert second is not None
+    assert second.begin_ns == first.end_ns > (step.ranks[0].buckets[1].launched_ns or 0)
+
+
+def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
+    """[Note: a bucket's passage]: while the wire is busy it queues, although rank 1 has not launched it either."""
+    (step,) = steps_of(recording([Rank(), Rank(late_ms=4)], PLAN, wire=Wire(bytes_per_ms=MIB / 2)))
+    early, late = step.ranks
+    through_ns, now = early.buckets[0].completed_ns, step.passage(1, early)
+    launched_ns, later_ns = (rank.buckets[1].launched_ns for rank in step.ranks)
+    assert launched_ns is not None
+    assert later_ns is not None
+    assert through_ns is not None
+    assert launched_ns < through_ns < later_ns
+    assert now == Passage(
+        queues=Interval(launched_ns, through_ns),
+        waits_for_ranks=Interval(through_ns, later_ns),
+        wire=Interval(later_ns, later_ns + 5 * MS),
+    )
+    of_late = step.passage(1, late)
+    assert of_late is not None
+    assert (of_late.queues.length_ns, of_late.waits_for_ranks.length_ns, of_late.wire) == (0, 0, now.wire)
+
+
+def test_a_bucket_that_was_never_through_waits_to_the_end() -> None:
+    made = recording([Rank(), Rank()], PLAN)
+    ends_ns = 32 * MS
+    unseen = (K.BUCKET_COMPLETED, K.BUCKET_WAITED)
+
+    def cut(rank: RankRecording) -> RankRecording:
+        events = tuple(e for e in rank.events if e.t_ns < ends_ns and (e.kind not in unseen or e.subject == 0))
+        return replace(rank, events=events, stopped_ns=ends_ns)
+
+    (step,) = steps_of(replace(made, ranks=tuple(map(cut, made.ranks))))
+    passage = step.passage(1, step.ranks[0])
+    assert passage is not None
+    assert passage.wire is None
+    assert passage.waits_for_ranks == Interval(step.ranks[0].buckets[1].launched_ns or 0, ends_ns)
+
+
+def test_steps_are_cut_at_the_forward_after_a_synchronised_backward() -> None:
+    steps = steps_of(recording([Rank(), Rank(late_ms=1)], PLAN, steps=3))
+    assert [step.number for step in steps] == [0, 1, 2]
+    assert len({step.length_ns for step in steps}) == 1
+    assert all(step.complete for step in steps)
+    for before, after in pairwise(steps):
+        assert before.ranks[0].interval.end_ns == after.ranks[0].interval.begin_ns
+
+
+def test_what_comes_before_the_first_forward_belongs_to_no_step() -> None:
+    first = recording([Rank()], PLAN, steps=2).ranks[0]
+    half = next(i for i, event in enumerate(first.events) if event.kind is K.BACKWARD_BEGIN)
+    (step,) = steps_of_rank(replace(first, events=first.events[half:]))
+    assert step.complete
+    assert step.spans[0].activity is Activity.FORWARD
+
+
+def test_accumulation_makes_one_step_of_several_forwards() -> None:
+    local = [
+        (0, K.FORWARD_BEGIN),
+        (4, K.NO_SYNC),
+        (4, K.FORWARD_END),
+        (6, K.GRADIENT_KEPT, 2),
+        (9, K.GRADIENT_KEPT, 0),
+    ]
+    synchronised = [(12, K.FORWARD_BEGIN), (16, K.FORWARD_END), (17, K.BACKWARD_BEGIN), (20, K.PARAM_READY, 0)]
+    end = [(22, K.GRADIENTS_COMPLETE), (23, K.BACKWARD_END), (25, K.OPTIMIZER_BEGIN), (26, K.OPTIMIZER_END)]
+    (step,) = steps_of_rank(alone([*local, *synchronised, *end]))
+    assert [(span.activity.value, span.begin_ns / MS, span.end_ns / MS) for span in step.spans] == [
+        ("forward", 0, 4),
+        ("after forward", 4, 6),
+        ("backward", 6, 9),  # a local backward has no event at its end: it lasts to its last gradient
+        ("other", 9, 12),
+        ("forward", 12, 16),
+        ("after forward", 16, 17),
+        ("backward", 17, 22),
+        ("stands still", 22, 23),
+        ("other", 23, 25),
+        ("optimizer", 25, 26),
+    ]
+
+
+def test_parts_of_forward_are_distinguished() -> None:
+    forward = [(0, K.FORWARD_BEGIN), (1, K.REBUILD_BEGIN), (3, K.BUCKETS_REBUILT, 2), (4, K.BUFFERS_BEGIN)]
+    rest = [(6, K.BUFFERS_BROADCAST, 1), (9, K.FORWARD_END), (10, K.BACKWARD_BEGIN), (12, K.GRADIENTS_COMPLETE)]
+    (step,) = steps_of_rank(alone([*forward, *rest, (12, K.BACKWARD_END), (13, K.OPTIMIZER_END)]))
+    assert milliseconds(step.parts_ns) == {
+        "forward": 1 + 1 + 3,
+        "rebuild": 2,
+        "buffers": 2,
+        "after forward": 1,
+        "backward": 2,
+        "other": 1,
+    }
+
+
+def test_a_rebuild_within_a_step_decides_the_layout_of_that_step() -> None:
+    other = layout([[1], [1], [2]])
+    events = [(0, K.FORWARD_BEGIN), (3, K.BUCKETS_REBUILT, 3), (4, K.FORWARD_END), (5, K.BACKWARD_BEGIN)]
+    (step,) = steps_of_rank(
+        replace(alone([*events, (6, K.BACKWARD_END)]), layouts=(Layout(PLAN), Layout(other, 3 * MS)))
+    )
+    assert step.plan == other
+
+
+def test_a_step_that_an_error_cut_short_is_there_up_to_the_error() -> None:
+    whole = recording([Rank()], PLAN).ranks[0]
+    cut = [event for event in whole.events if event.t_ns <= 20 * MS]
+    (step,) = steps_of_rank(replace(whole, events=(*cut, Stamped(21 * MS, K.ERROR)), stopped_ns=21 * MS))
+    assert not step.complete
+    assert step.interval.end_ns == 21 * MS
+    assert sum(span.length_ns for span in step.spans) == step.length_ns
+    assert step.buckets[0].launched_ns is None
+
+
+def test_an_evaluation_after_the_last_step_is_no_step() -> None:
+    whole = recording([Rank()], PLAN).ranks[0]
+    after = [Stamped(whole.stopped_ns + 1, K.FORWARD_BEGIN), Stamped(whole.stopped_ns + MS, K.FORWARD_END)]
+    steps = steps_of_rank(replace(whole, events=(*whole.events, *after), stopped_ns=whole.stopped_ns + MS))
+    assert len(steps) == 1
+
+
+def test_without_events_for_waits_buckets_are_waited_for_in_order() -> None:
+    (whole,) = steps_of(recording([Rank(copy_ms=0)], PLAN))
+    made = recording([Rank(copy_ms=0)], PLAN)
+    silent = tuple(e for e in made.ranks[0].events if e.kind not in (K.BUCKET_WAITED, K.BUCKET_UNPACKED))
+    (seen,) = steps_of(replace(made, ranks=(replace(made.ranks[0], events=silent),)))
+    assert seen.ranks[0].parts_ns == whole.ranks[0].parts_ns
+    assert [b.awaited_ns for b in seen.ranks[0].buckets] == [b.awaited_ns for b in whole.ranks[0].buckets]
+
+
+def test_a_completion_without_an_event_is_not_later_than_the_wait() -> None:
+    made = recording([Rank()], PLAN)
+    unseen = tuple(event for event in made.ranks[0].events if event.kind is not K.BUCKET_COMPLETED)
+    (step,) = steps_of(replace(made, ranks=(replace(made.ranks[0], events=unseen),)))
+    bucket = step.ranks[0].buckets[0]
+    assert not bucket.completion_was_seen
+    assert bucket.completed_ns == bucket.waited_ns
+
+
+def typical_of(steps: list[Step]) -> Step:
+    analysis = Analysis(recording([Rank()], PLAN))
+    vars(analysis)["steps"] = tuple(steps)
+    return analysis.typical
+
+
+def test_the_typical_step_is_the_median_of_those_with_the_final_layout() -> None:
+    lengths = [50, 20, 24, 22]
+
+    def one(number: int, length_ms: float) -> Recording:
+        return recording([Rank(forward_ms=length_ms)], layout([[4]]) if number == 0 else PLAN)
+
+    steps = [
+        replace(steps_of(one(number, length_ms))[0], number=number) for number, length_ms in enumerate(lengths)
+    ]
+    assert typical_of(steps).number == 3
+    assert typical_of(steps[:1]).number == 0
+
+
+def test_no_step_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"No step was recorded.*at least one whole step"):
+        typical_of([])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(K)), st.integers(-1, 2)), max_size=40))
+def test_spans_tile_the_steps_whatever_the_events(drawn: list[tuple[int, K, int]]) -> None:
+    """Also for nonsense: events that were dropped or came in any order."""
+    now, events = 0, []
+    for gap, kind, subject in drawn:
+        now += gap
+        events.append(Stamped(now, kind, subject))
+    first = recording([Rank()], PLAN).ranks[0]
+    for step in steps_of_rank(replace(first, events=tuple(events), stopped_ns=now)):
+        ends = [step.interval.begin_ns, *(span.end_ns for span in step.spans)]
+        assert [span.begin_ns for span in step.spans] == ends[:-1]
+        assert ends[-1] == step.interval.end_ns
+
+
+def test_an_interrupted_backward_and_the_next_attempt_are_two_steps() -> None:
+    whole = recording([Rank()], PLAN).ranks[0]
+    cut = [event for event in whole.events if event.t_ns <= 20 * MS]
+    again = [Stamped(event.t_ns + 40 * MS, *event[1:]) for event in whole.events]
+    found = Stamped(again[0].t_ns + 5, K.ERROR)  # the next forward finds it
+    events = (*cut, again[0], found, *again[1:])
+    first, second = steps_of_rank(replace(whole, events=events, stopped_ns=80 * MS))
+    assert (first.complete, second.complete) == (False, True)
+    assert first.interval.end_ns == second.interval.begin_ns == again[0].t_ns
+    assert second.buckets[0].launched_ns == steps_of_rank(whole)[0].buckets[0].launched_ns + 40 * MS
+
+
+def test_collectives_after_a_backward_belong_to_no_bucket_of_it() -> None:
+    """A rank that has run out of inputs shadows the others' backwards; see `join.py`."""
+    whole = recording([Rank()], PLAN).ranks[0]
+    end = whole.stopped_ns
+    shadows = [Stamped(end + 1, K.BUCKET_LAUNCHED, 0), Stamped(end + 2, K.BUCKET_COMPLETED, 0)]
+    (step,) = steps_of_rank(replace(whole, events=(*whole.events, *shadows), stopped_ns=end + 3))
+    assert step.buckets == steps_of_rank(whole)[0].buckets
+
+
+# ---------------------------------------------------------------------- times in which a rank stands still
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=3, max_size=3))
+def test_the_wire_is_never_used_twice_whenever_buckets_leave_and_arrive(drawn: list[tuple[int, int]]) -> None:
+    """So the shares of buckets add up: `overlap` only sums."""
+    made = steps_of(recording([Rank()], layout([[1], [1], [1]])))[0]
+    times = [(min(pair), max(pair)) for pair in drawn]
+    rank = replace(
+        made.ranks[0],
+        buckets=tuple(
+            replace(bucket, launched_ns=launched * MS, completed_ns=completed * MS)
+            for bucket, (launched, completed) in zip(made.ranks[0].buckets, times, strict=True)
+        ),
+    )
+    step = replace(made, ranks=(rank,))
+    wires = sorted(wire for bucket in range(3) if (wire := step.on_the_wire(bucket, rank)) is not None)
+    assert all(before.end_ns <= after.begin_ns for before, after in pairwise(w for w in wires if w.length_ns))
+    exposed = rank.exposed(wires)
+    assert exposed == sorted(exposed)
+    still = [span for span in rank.spans if span.activity is Activity.EXPOSED]
+    for t in range(0, 60 * MS, MS // 2):
+        is_exposed = any(w[0] <= t < w[1] for w in wires) and any(s.begin_ns <= t < s.end_ns for s in still)
+        assert is_exposed == any(part.begin_ns <= t < part.end_ns for part in exposed)
+    assert 0 <= step.overlap(rank) <= 1
