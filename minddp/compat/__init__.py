@@ -1,1 +1,1 @@
-"""Being taken for torch's class by frameworks: its private surface, and `install`, which puts minddp in its place."""
+"""Being taken for torch's class by frameworks: its private surface; `install` puts minddp's class in its place."""

@@ -25,7 +25,7 @@ from types import ModuleType
 
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
-from minddp.compat.surface import DistributedDataParallel
+import minddp
 from minddp.ddp import DistributedDataParallel as WrapperClass
 
 
@@ -67,7 +67,7 @@ def install() -> ExitStack:
     with ExitStack() as undo:
         undo.enter_context(register())
         for module, name in bound_to(TorchDDP):
-            setattr(module, name, DistributedDataParallel)
+            setattr(module, name, minddp.DistributedDataParallel)
             undo.callback(_give_back, module, name)
         return undo.pop_all()
 
@@ -84,5 +84,5 @@ def bound_to(it: object) -> Iterator[tuple[ModuleType, str]]:
 
 
 def _give_back(module: ModuleType, name: str) -> None:
-    if vars(module).get(name) is DistributedDataParallel:
+    if vars(module).get(name) is minddp.DistributedDataParallel:
         setattr(module, name, TorchDDP)

@@ -2,7 +2,7 @@
 
 | question | folder or file |
 |---|---|
-| how do tools attach to the wrapper, and which does `import minddp` attach? | `wrapper.py`, by `minddp/extension.py` |
+| which tools does `import minddp` attach to the wrapper, and how? | `wrapper.py`, by `minddp/extension.py` |
 | is training right: do replicas differ, do ranks hang or come late? | `watchdog/` |
 | where does the time of a step go? | `xray/` |
 | how long would a step take on other ranks, links, buckets? | `forecast/` |

@@ -244,7 +244,7 @@ class DistributedDataParallel(surface.DistributedDataParallel):
     that are not listed here are `minddp.ddp.DistributedDataParallel`'s.
 
     Args:
-        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto" chooses: see `tools/forecast/`.
+        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto" chooses them: see `forecast/`.
         stuck_after_s: time to wait for other ranks before a diagnosis; `None` makes none. See docs/stuck.md.
         on_drift: what to do when training goes wrong without an error, as when replicas differ: "warn" logs a
             warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None` does
@@ -291,11 +291,8 @@ class DistributedDataParallel(surface.DistributedDataParallel):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         asked = {name: arguments.pop(name) for name in ASKED}
         tunes_buckets = isinstance(bucket_cap_mb, str)
-        if tunes_buckets:
-            if arguments.pop("bucket_cap_mb") != AUTO:
-                raise TypeError(
-                    f'`bucket_cap_mb` takes mebibytes as a number or "auto", but got {bucket_cap_mb!r}.'
-                )
+        if tunes_buckets and arguments.pop("bucket_cap_mb") != AUTO:
+            raise TypeError(f'`bucket_cap_mb` takes mebibytes as a number or "auto", but got {bucket_cap_mb!r}.')
         arguments["extensions"] = (*tools_for(tunes_buckets=tunes_buckets, **asked), *extensions)
         super().__init__(**arguments)
 

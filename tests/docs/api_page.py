@@ -65,7 +65,7 @@ def public() -> dict[str, Any]:
 
 def members(it: Any) -> list[str]:
     """The public methods and properties that minddp defines in a class, and in those that it is derived from."""
-    return [
+    names = [
         name
         for cls in (inspect.getmro(it) if inspect.isclass(it) else ())
         if cls.__module__.startswith("minddp.") and not cls.__module__.startswith("minddp.compat.")
@@ -74,6 +74,7 @@ def members(it: Any) -> list[str]:
         and name != "forward"
         and (callable(value) or isinstance(value, property | classmethod))
     ]
+    return [*dict.fromkeys(names)]
 
 
 def faults() -> Iterator[str]:
