@@ -5,8 +5,8 @@
 
 Weak: each rank has a batch of the same size. Strong: one batch is split among the ranks. All numbers of ranks race
 in one run, in which ranks that are not needed wait in a barrier, so they can be compared round by round. The speed
-of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.tools.forecast` foretells each
-step by the process group from one and two ranks: see `forecast.py`.
+of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.tools.forecast` foretells
+each step by the process group from one and two ranks: see `forecast.py`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from minddp.core.events import Event, EventKind
 from minddp.modes.divisor import Divisor
 from minddp.options import Options
 from minddp.strategies import Strategies
+from minddp.tools.watchdog.finite import CheckFinite
 
 
 class FakeWork:
@@ -91,21 +92,31 @@ def options(**changed: Any) -> Options:
         "reduction": "mean",
         "lazy_bucket_allocation": False,
     }
+    assert changed.keys() <= defaults.keys() | {"module"}
     return Options.checked({**defaults, **changed})
 
 
 class FakeDDP:
     """A module, its reducer and the events so far: the wrapper without process group and buffers.
 
-    `changed` are constructor options of the wrapper.
+    `changed` are options of the wrapper, without its tools but `check_finite`.
     """
 
-    def __init__(self, module: nn.Module, transport: FakeTransport | None = None, **changed: Any):
+    def __init__(
+        self,
+        module: nn.Module,
+        transport: FakeTransport | None = None,
+        *,
+        check_finite: bool = False,
+        **changed: Any,
+    ):
         self.module = module
         self.transport = transport or FakeTransport()
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         divisor = Divisor(self.transport, "mean").for_this_backward
         self.reducer = Strategies(options(**changed), named, (), divisor).reducer(self.transport)
+        if check_finite:
+            self.reducer.reducing = CheckFinite(self.reducer.reducing, self.reducer)
         self.events: list[Event] = []
         self.reducer.events.watch(self.events.append)
 

@@ -123,11 +123,13 @@ def _disagreements(rank: int, replicas: Sequence[Replica]) -> Iterator[str]:
 
 
 def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = {name: "not given" for of_rank in options for name in of_rank}
+    shown = [names | {name: repr(value) for name, value in of_rank.items()} for of_rank in options]
     differing = [
-        f"`{name}` is {options[0].get(name)!r} on rank 0, but {theirs.get(name)!r} on rank {other}."
-        for other, theirs in enumerate(options)
-        for name in {**options[0], **theirs}
-        if theirs.get(name) != options[0].get(name)
+        f"`{name}` is {shown[0][name]} on rank 0, but {theirs[name]} on rank {other}."
+        for other, theirs in enumerate(shown)
+        for name in names
+        if theirs[name] != shown[0][name]
     ]
     if differing:
         yield "\n".join(["The ranks disagree on options of DistributedDataParallel:", *differing])

@@ -88,7 +88,7 @@ def _what_the_others_change(rank: int) -> dict[str, tuple[bool, bool, bool]]:
     found = {}
     for name in CHANGES.keys() - OPTIMISATIONS.keys():
         ddp = CHANGES[name](lambda **options: DistributedDataParallel(nn.Linear(2, 2), **options))
-        found[name] = (ddp._guard is not None, ddp._options.check_finite, ddp.events.sink is not None)
+        found[name] = (ddp.guard is not None, ddp._options.check_finite, ddp.events.sink is not None)
         parts.recordings.close()
     return found
 

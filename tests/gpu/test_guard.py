@@ -27,9 +27,9 @@ def findings(rank: int, lr_of_faulty: float) -> list[str]:
         optimizer.step()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    assert ddp._guard is not None
-    ddp._guard.close()
-    return [finding.text for finding in ddp._guard.exchange.found]
+    assert ddp.guard is not None
+    ddp.guard.close()
+    return [finding.text for finding in ddp.guard.exchange.found]
 
 
 def test_calm_training_on_a_device_is_no_finding(gpu_ranks: Callable[[str], GpuPool]) -> None:

@@ -1,6 +1,6 @@
 """A run one of whose ranks is killed at random moments, and started again.
 
-python -m tests.tools.train.kills --kills 50 --out /tmp/kills     compares the bits with those of a run that is left alone
+python -m tests.tools.train.kills --kills 50 --out /tmp/kills   compares its bits with those of a run left alone
 """
 
 from __future__ import annotations

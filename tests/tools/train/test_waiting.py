@@ -28,7 +28,7 @@ SHORT = partial(Window, steps=5, pause_s=0, in_a_row=1, lasts_s=0)
 def wrapper_that_has_seen(waited_ns: float | None, *late: LateRank) -> nn.Module:
     check = SlowRank()
     check.waited_ns, check.late = waited_ns, [*late]
-    return cast(nn.Module, SimpleNamespace(_guard=SimpleNamespace(checks={"slow_rank": check})))
+    return cast(nn.Module, SimpleNamespace(guard=SimpleNamespace(checks={"slow_rank": check})))
 
 
 def test_fields_of_a_record() -> None:
@@ -43,8 +43,8 @@ def test_fields_of_a_record() -> None:
 
 def test_where_nothing_is_known_there_are_no_fields() -> None:
     assert waiting(wrapper_that_has_seen(None)) == {}
-    assert waiting(cast(nn.Module, SimpleNamespace(_guard=SimpleNamespace(checks={})))) == {}
-    assert waiting(cast(nn.Module, SimpleNamespace(_guard=None))) == {}
+    assert waiting(cast(nn.Module, SimpleNamespace(guard=SimpleNamespace(checks={})))) == {}
+    assert waiting(cast(nn.Module, SimpleNamespace(guard=None))) == {}
     assert waiting(nn.Linear(1, 1)) == {}  # as torch's wrapper
 
 

@@ -77,9 +77,9 @@ def findings(rank: int, name: str) -> list[str]:
 
 def close(ddp: minddp.DistributedDataParallel) -> None:
     """End the guard, whose threads may have to wait for a core before they make the last exchange."""
-    assert ddp._guard is not None
+    assert ddp.guard is not None
     with mock.patch.object(exchange, "LAST_S", 10.0):
-        ddp._guard.close()
+        ddp.guard.close()
 
 
 def calm(rank: int, ddp: minddp.DistributedDataParallel) -> None:

@@ -84,8 +84,8 @@ def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, 
     with mock.patch.object(exchange, "EVERY_S", 0.05), mock.patch.object(schedule, "FIRST", steps):
         ddp = minddp.DistributedDataParallel(Model(width, sleep), **options)
         optimizer = Optimizer(ddp.parameters(), lr=0.01)
-        assert ddp._guard is not None
-        check = ddp._guard.checks["slow_rank"]
+        assert ddp.guard is not None
+        check = ddp.guard.checks["slow_rank"]
         assert isinstance(check, SlowRank)
         check.window = window
         x = torch.randn(16, 32)
@@ -98,13 +98,13 @@ def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, 
             ddp(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        found = ddp._guard.exchange.found
+        found = ddp.guard.exchange.found
         wait_until(lambda: rank != 0 or check.waited_ns is not None)
         known = [len(found)]
         dist.broadcast_object_list(known, src=0)
         wait_until(lambda: len(found) >= known[0])
         dist.barrier()
-        ddp._guard.close()
+        ddp.guard.close()
     return Outcome(found, check.waited_ns, check.late, statistics.median(slept_s or [0.0]))
 
 

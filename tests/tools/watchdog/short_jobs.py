@@ -1,6 +1,6 @@
 """Short jobs whose watchdog makes its turns a hundred times as often: its threads are at work when the jobs end.
 
-`python -m tests.tools.watchdog.short_jobs 200` runs so many, in turn by each launcher and with each end, and tells of
+`python -m tests.tools.watchdog.short_jobs 200` runs so many, in turn by each launcher and with each end, and names
 those that did not end with status 0, or printed something.
 """
 

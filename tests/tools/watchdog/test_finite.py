@@ -242,4 +242,4 @@ def test_what_it_excludes(ranks: Any) -> None:
         assert delayed == (
             "`delay_all_reduce_named_params` and `check_finite` exclude each other: leave one of them out."
         )
-        assert "`check_finite` is True on rank 0, but False on rank 1" in disagreeing
+        assert "`check_finite` is True on rank 0, but not given on rank 1" in disagreeing

@@ -329,4 +329,4 @@ def test_on_drift_none_has_no_guard(ranks: Callable[[int], RankPool]) -> None:
 
 
 def has_guard(rank: int) -> tuple[bool, bool]:
-    return wrap(on_drift=None)._guard is not None, wrap()._guard is not None
+    return wrap(on_drift=None).guard is not None, wrap().guard is not None
