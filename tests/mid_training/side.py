@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _MixedPrecision
 
+from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from tests.mid_training.network import VOCABULARY, WIDTH, Network, OpaqueOutput, Use
 from tests.parity.hooks import HOOKS
 from tests.parity.models import Batch
@@ -127,7 +128,12 @@ class Side:
         self.optimizer = self.new_optimizer(kind)
         if self.overlapped is not None:
             self.overlapped.remove()
-            self.overlapped = self.ddp.overlap_optimizer(self.optimizer)
+            self.overlap()
+
+    def overlap(self) -> None:
+        """From now on backward steps the optimizer. Not by the wrapper's method, which that of `ddp.py` lacks."""
+        reducer = self.ddp._reducer
+        self.overlapped = OverlappedOptimizer(self.optimizer, self.ddp.module, reducer.params, reducer.modes)
 
     # ------------------------------------------------------------------ the parts of a step
 

@@ -106,7 +106,7 @@ def move_group(side: Side) -> list[torch.Tensor]:
 def overlap(side: Side) -> list[torch.Tensor]:
     """From now on minddp's backward steps the optimizer, bucket by bucket; torch's optimizer steps afterwards."""
     if side.is_subject and side.overlapped is None:
-        side.overlapped = side.ddp.overlap_optimizer(side.optimizer)
+        side.overlap()
     return []
 
 

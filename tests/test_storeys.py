@@ -1,0 +1,78 @@
+"""The wrapper stands alone: without the tools, the class of `ddp.py` has torch's bits, and that of `compat/` passes
+PyTorch's own tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDS_TOOLS = ("tools", "elastic.py", "xray.py", "cli.py", "__main__.py")
+CLASS = {"MINDDP_PARITY_SUBJECT": "minddp.ddp:DistributedDataParallel"}
+
+
+@pytest.fixture(scope="module")
+def below(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository without the upper storey, which exports the class of `compat/`."""
+    copy = tmp_path_factory.mktemp("below")
+    shutil.copytree(ROOT / "minddp", copy / "minddp", ignore=shutil.ignore_patterns("__pycache__", *NEEDS_TOOLS))
+    shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__", "tools"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    exports = copy / "minddp" / "__init__.py"
+    exports.write_text(exports.read_text().replace("minddp.tools.wrapper", "minddp.compat.surface"))
+    return copy
+
+
+def run(below: Path, *command: str, **environment: str) -> str:
+    """What `python -m command` prints there."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=below,
+        env={**os.environ, "PYTHONPATH": str(below), **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_copy_has_no_tools(below: Path) -> None:
+    program = "import importlib.util, minddp; print(minddp.__file__, importlib.util.find_spec('minddp.tools'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=below,
+        env={**os.environ, "PYTHONPATH": str(below)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert done.stdout.split() == [str(below / "minddp" / "__init__.py"), "None"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_parity(below: Path) -> None:
+    run(below, "pytest", "-q", "-p", "no:cacheprovider", "tests/parity", "-m", "not slow", **CLASS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_scripts_that_change_their_ways(below: Path) -> None:
+    command = ("tests.mid_training", "--seed", "70000", "--count", "100")
+    assert "100 scripts" in run(below, *command, "--subject", CLASS["MINDDP_PARITY_SUBJECT"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tests_of_pytorch(below: Path) -> None:
+    run(below, "pytest", "-q", "-p", "no:cacheprovider", "tests/conformance/test_sample.py")
