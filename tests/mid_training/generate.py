@@ -3,7 +3,8 @@
 [Note: scripts that cannot hang]
 Torch hangs, by design, where ranks disagree about what there is to reduce. So all ranks play the same lines, and
 only `drop_on_rank` treats them differently: it needs find_unused_parameters, takes the straight route, and no line
-of its script may leave a trace in the usage map (`again`, `abandon`) or make a parameter ready twice.
+of its script may leave a trace in the usage map (`again`, `abandon`, a backward of another wrapper) or make a
+parameter ready twice.
 
 Lines on which torch raises are worth playing, but end a script, or cost torch its wrapper. `_is_trouble` says which
 those are; one line in three may be one.
@@ -24,22 +25,30 @@ from tests.mid_training.script import TRANSPORTS, Line, Script
 from tests.parity.scenario import Options
 
 _CAP_LISTS_MB = ((0.02, 0.0001, 0.5), (0.07, 0.01), (0.0001,))
-_WORLD_SIZES = (2,) * 17 + (3, 3, 4)
+_WORLD_SIZES = (2,) * 15 + (3,) * 4 + (4,)
 _REENTRANT = {how for how in REUSES if "reentrant" in how or "nested" in how}
 
 _KEEPING = {"keep_grads", "keep_in_hook", "restore_grads"}
 _FAILING = {"fail", "fail_and_step"}
 
+#: Lines that no script with `drop_on_rank` has, see [Note: scripts that cannot hang].
+_TRACES = {"again", "abandon", "two_forwards", "heads", "inside_checkpoint", "wrap_again", "share"}
+
 #: Scripts of a kind of their own, and what they leave out. "sparse": one layer has sparse gradients, which many
 #: changes cannot treat. "overlap": minddp's backward steps the optimizer, so a line has one backward, and nothing
-#: changes gradients after it. "double": minddp computes in float64, by `mixed_precision`.
+#: changes gradients after it. "double": minddp computes in float64, by `mixed_precision`; after an `autograd.grad`
+#: parameters are those of full precision again, which the graph does not contain.
 _KINDS: dict[str, set[str]] = {
     "ordinary": set(),
     "sparse": {"clip", "optimizer", "put_grads", "restore_grads", "weight_decay", "hessian", "call_at_end"},
     "overlap": {"again", "two_forwards", "heads", "windows", "clip", "wrap_again", "share", "backward_outside"}
     | {"call_at_end", "fail_and_step"},
-    "double": {"copy_wrapper", "comm_hook"} | _KEEPING,
+    "double": {"copy_wrapper", "comm_hook", "hessian"} | _KEEPING,
 }
+
+#: How the backward may go that a static graph records.
+_RECORDED = {"output_as", "change_output", "heads", "hook_output", "call_at_end"}
+_RECORDED |= {"asks", "penalise", "hessian", "inside_checkpoint"}
 
 Draw = Callable[[random.Random], tuple[Any, ...]]
 
@@ -117,7 +126,7 @@ _ARGS: dict[str, Draw] = {
     "comm_hook": _any_of("allreduce", "fp16_compress", "set_buffer"),
     "copy_wrapper": _nothing,
     "copy_on_rank": lambda rng: (rng.randrange(4),),
-    "move_group": _nothing,
+    "move_group": _any_of("well", "stuck"),
     "overlap": _nothing,
     "wrap_again": _nothing,
     "share": _layer,
@@ -130,7 +139,7 @@ _WEIGHTS = {
     "fail": 2,
     "keep_grads": 2,
     "put_grads": 2,
-    "drop_on_rank": 3,
+    "drop_on_rank": 6,
     "backward_outside": 3,
     "drop": 2,
 }
@@ -189,9 +198,7 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
     lines = [Line("overlap")] if kind == "overlap" else []
     differs_by_rank = options.find_unused_parameters and rng.random() < (0.8 if kind == "sparse" else 0.3)
     left_out = _KINDS[kind] | {"overlap"}
-    left_out |= (
-        {"again", "abandon", "two_forwards", "heads", "inside_checkpoint"} if differs_by_rank else {"drop_on_rank"}
-    )
+    left_out |= _TRACES if differs_by_rank else {"drop_on_rank"}
     if options.gradient_as_bucket_view:
         left_out |= _FAILING if rng.random() < 0.5 else _KEEPING  # see [Note: after an error]
     if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all optimisations are in use
@@ -203,6 +210,9 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
         line = _line(rng, options, left_out, records, is_first=not lines, may_be_trouble=may_be_trouble)
         if line.name == "restore_grads":
             lines += [Line("keep_grads", ("tensors",)), Line("train")]
+        if line.name == "comm_hook" and rng.random() < 0.5:
+            lines += [line, Line("train")]
+            line = Line("move_group", _ARGS["move_group"](rng))
         steps = rng.choice((0, 1, 1, 1, 1, 2))
         # A backward that failed is over with the next forward. Until then a backward of another wrapper on a shared
         # layer belongs to it, in torch's old wrapper as in minddp's; torch has a new one here: see
@@ -215,6 +225,8 @@ def _line(
     rng: random.Random, options: Options, left_out: set[str], records: bool, *, is_first: bool, may_be_trouble: bool
 ) -> Line:
     names = [name for name in _ARGS if name not in left_out]
+    if records and is_first and rng.random() < 0.7:
+        names = [name for name in names if name in _RECORDED]
     while True:
         [name] = rng.choices(names, [_WEIGHTS.get(name, 1) for name in names])
         line = Line(name, _ARGS[name](rng))

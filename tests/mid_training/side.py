@@ -109,7 +109,11 @@ class Side:
     @property
     def is_subject(self) -> bool:
         """True of minddp's side, for changes that torch's wrapper does not have."""
-        return not isinstance(self.ddp, (TorchDDP, Unwrapped))
+        return not (self.is_torch or isinstance(self.ddp, Unwrapped))
+
+    @property
+    def is_torch(self) -> bool:
+        return isinstance(self.ddp, TorchDDP)
 
     def params_of(self, index: int) -> list[nn.Parameter]:
         return [param for param in self.layer(index).parameters() if param.requires_grad]

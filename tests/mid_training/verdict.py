@@ -11,6 +11,7 @@ backward has run. After each stage:
 3. Torch returns, minddp raises: torch must raise in its next forward (minddp notices the same fault earlier).
 4. Torch is silently wrong (it returns, but its gradients are not that mean): minddp may have the mean, or raise.
    Such scripts are counted apart.
+5. A static graph has had a backward for each of two heads: minddp must raise, or have the mean.
 
 Everything else is a failure, and so is a wait without end. An error of minddp is a RuntimeError, or of the type
 that torch raises: any other would be an accident. A finding of the guard is a failure if the replicas were equal
@@ -49,12 +50,14 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from minddp import transport as transports
 from minddp.transport.hierarchical import connect_hosts
 from tests.mid_training.changes import CHANGES
+from tests.mid_training.old_faults import put_back
 from tests.mid_training.script import Line, Script, acceleration_of
 from tests.mid_training.side import Side, Unwrapped, subject_of
 from tests.parity.compare import difference
 
 _LONGEST_LIST = 6  # mismatches reported per rank
 _LONGEST_MESSAGE = 110
+_SECOND_BACKWARDS = [(kind, order) for kind in ("two heads", "with view") for order in ("in order", "reversed")]
 
 
 @dataclass
@@ -86,7 +89,7 @@ def play_script(rank: int, script: Script, subject: str, limit_s: float, traces:
 
 
 def _play(rank: int, script: Script, subject: str) -> Report:
-    with warnings.catch_warnings(), acceleration_of(script), _hosts_of(script, rank):
+    with warnings.catch_warnings(), acceleration_of(script), _hosts_of(script, rank), put_back(subject) as subject:
         warnings.simplefilter("ignore")
         return _Play(rank, script, subject).play()
 
@@ -152,6 +155,8 @@ class _Play:
         fails = line.name == "fail_and_step" or (line.name == "fail" and line.args[0] == "backward")
         if not self._judge(outcomes, control, fails=fails):
             return
+        if self.script.options.static_graph and line.args in _SECOND_BACKWARDS:
+            self._require_mean(control)
         if self.torch.wants_step:
             steps = [_attempt(side.optimize) for side in (self.torch, self.minddp)]
             self._judge(steps, control)
@@ -196,6 +201,13 @@ class _Play:
             [raises_late] = self._anywhere(late.error)
             if not raises_late:
                 raise _Failed(f"torch {expected}, minddp returns, but not with the mean: {wrong}")
+
+    def _require_mean(self, control: _Outcome) -> None:
+        """Both have returned, where torch's gradients may be local: see [Note: the verdict], 5."""
+        wrong = self._not_the_mean(self.minddp, control)
+        [is_wrong] = self._anywhere(wrong)
+        if is_wrong:
+            raise _Failed(f"minddp returns as torch does, but not with the mean: {wrong}")
 
     def _require_both_to_raise_next(self) -> None:
         """Torch's gradients are undefined until then: some buckets are on their way."""

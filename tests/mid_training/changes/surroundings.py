@@ -91,12 +91,17 @@ def _second_group() -> dist.ProcessGroup:
     return dist.new_group()
 
 
-def move_group(side: Side) -> list[torch.Tensor]:
-    """The wrapper goes on in another process group of the same ranks; the next time, in the first one again."""
+def move_group(side: Side, state: str) -> list[torch.Tensor]:
+    """The wrapper goes on in another process group of the same ranks; the next time, in the first one again.
+
+    `state` is that of minddp's waits in the old group: "well", or "stuck", if the watchdog has ended them.
+    """
     group = _second_group()
     if side.ddp.process_group is group:
         group = dist.group.WORLD
     if side.is_subject:
+        if state == "stuck" and hasattr(side.ddp._transport, "end_waits"):
+            side.ddp._transport.end_waits("the old group is stuck")
         side.ddp.move_to_group(group)
     else:
         side.ddp._update_process_group(group)
