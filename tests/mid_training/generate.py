@@ -236,7 +236,7 @@ def _line(
 
 
 def _is_defined(line: Line, options: Options, *, records: bool, is_first: bool) -> bool:
-    """False where torch and minddp differ deliberately, see docs/differences.md, or where gradients are on their way.
+    """False where torch and minddp differ deliberately, see docs/differences.md, or gradients are on their way.
 
     `records`: a static graph records the first backward of the script.
     """
@@ -245,9 +245,11 @@ def _is_defined(line: Line, options: Options, *, records: bool, is_first: bool) 
         _, by, does, late = args
         reads_means = records and is_first and by != "output"
         return late or (does == "halve" and not views) or (does == "read" and reads_means)
-    if options.find_unused_parameters or records:  # torch copies outputs
-        if args in (("with view",), ("twice",)) or (name == "hook_forward" and args[1] == "kept"):
-            return False
+    if name == "share" and records:  # torch records the other wrapper's backward
+        return False
+    shares_memory = args in (("with view",), ("twice",)) or (name == "hook_forward" and args[1] == "kept")
+    if shares_memory and (options.find_unused_parameters or records):  # torch copies outputs
+        return False
     return not (views and name == "hook_backward" and args[2] == "read")
 
 

@@ -83,7 +83,7 @@ OLD_FAULTS = {
 
 @contextlib.contextmanager
 def put_back(subject: str) -> Iterator[str]:
-    """If `subject` names an old fault, minddp has it again in this process. Gives the name of the wrapper to test."""
+    """If `subject` names an old fault, minddp has it again in this process. Gives the wrapper's name."""
     changed = apply(OLD_FAULTS[subject]) if subject in OLD_FAULTS else []
     try:
         yield SUBJECT if changed else subject

@@ -94,7 +94,7 @@ def hook_forward(side: Side, layer: int, what: str) -> list[torch.Tensor]:
 
 
 def hook_output(side: Side, where: str) -> list[torch.Tensor]:
-    """From now on a tensor hook halves the gradient of the "output" or of the "module"'s, or keeps the "input"'s."""
+    """From now on a tensor hook halves the gradient of the "output" or the "module"'s, or keeps the "input"'s."""
     if where == "output":
         side.on_output.append(lambda output: output.register_hook(lambda grad: grad * 0.5))
     elif where == "input":

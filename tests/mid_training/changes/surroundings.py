@@ -78,7 +78,8 @@ def copy_on_rank(side: Side, rank: int) -> list[torch.Tensor]:
     """One rank alone makes a deep copy of its wrapper; then each rank wraps its module anew."""
     side.kept, side.grads_once = [], {}
     side.remove_hooks()
-    if side.rank == rank % side.script.world_size:
+    is_refused = side.ddp.process_group is _second_group()
+    if side.rank == rank % side.script.world_size and not is_refused:
         copy.deepcopy(side.ddp)
     side.start_over()
     side.use_optimizer("sgd")
