@@ -30,6 +30,7 @@ _REENTRANT = {how for how in REUSES if "reentrant" in how or "nested" in how}
 
 _KEEPING = {"keep_grads", "keep_in_hook", "restore_grads"}
 _FAILING = {"fail", "fail_and_step"}
+_UNFINISHED = _FAILING | {"abandon"}
 
 #: Lines that no script with `drop_on_rank` has, see [Note: scripts that cannot hang].
 _TRACES = {"again", "abandon", "two_forwards", "heads", "inside_checkpoint", "wrap_again", "share"}
@@ -78,7 +79,7 @@ _ARGS: dict[str, Draw] = {
     "reorder": _layer,
     "straight": _nothing,
     "output_as": _any_of(*OUTPUTS),
-    "change_output": _any_of(*IN_PLACE),
+    "change_output": _both(_any_of("tensor", "view"), _any_of(*IN_PLACE)),
     "heads": _both(
         _any_of("two heads", "with parameter", "with input", "with view"),
         _any_of("in order", "reversed", "at once"),
@@ -90,12 +91,14 @@ _ARGS: dict[str, Draw] = {
     "asks": _both(_any_of("before forward", "before backward", "instead"), _any_of("all", "layer")),
     "penalise": _nothing,
     "hessian": _any_of("before", "loss"),
-    "inside_checkpoint": _any_of("reentrant", "checkpoint"),
+    "inside_checkpoint": _both(
+        _any_of("reentrant", "checkpoint"), _layer, _any_of("plain", "reentrant", "checkpoint")
+    ),
     "create_graph": _nothing,
     "two_forwards": _any_of("summed", "in order", "reversed"),
     "abandon": _nothing,
     "fail": _both(_any_of("forward", "backward"), _layer),
-    "fail_and_step": _both(_layer, _any_of(True, False)),
+    "fail_and_step": _both(_layer, _any_of(True, False, False), _any_of(True, False)),
     "windows": lambda rng: tuple(rng.randrange(4) for _ in range(rng.randrange(1, 4))),
     "backward_in_no_sync": _nothing,
     "weight_decay": _layer,
@@ -106,9 +109,9 @@ _ARGS: dict[str, Draw] = {
     "keep_in_hook": _layer,
     "call_at_end": _both(
         _layer,
-        _any_of("weight", "module", "input", "output", "inside"),
-        _any_of("read", "halve", "clip"),
-        _any_of(False, True),
+        _any_of("weight", "module", "input", "output", "inside", "inside"),
+        _any_of("read", "read", "halve", "clip"),
+        _any_of(False, False, False, True),
     ),
     "hook_backward": _both(_layer, _any_of("layer", "module"), _any_of("halve", "read")),
     "remove_hooks": _nothing,
@@ -137,6 +140,7 @@ _WEIGHTS = {
     "reuse": 9,
     "checkpoint": 3,
     "fail": 2,
+    "fail_and_step": 4,
     "keep_grads": 2,
     "put_grads": 2,
     "drop_on_rank": 6,
@@ -157,7 +161,7 @@ def script_from(seed: int) -> Script:
     layers = ("large", *(rng.choice(kinds) for _ in range(rng.randrange(1, 4))))
     if kind == "sparse":
         layers = (*layers[:-1], "sparse")
-    calm_steps = rng.choice((0, 4, 4, 5) if options.static_graph else (0, 4, 4, 4, 5, 5))
+    calm_steps = rng.choice((0, 0, 4, 5) if options.static_graph else (0, 4, 4, 4, 5, 5))
     records = options.static_graph and not calm_steps
     lines = tuple(_lines(rng, options, kind, records=records))
     keeps_views = options.gradient_as_bucket_view and any(line.name in _KEEPING for line in lines)
@@ -214,10 +218,10 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
             lines += [line, Line("train")]
             line = Line("move_group", _ARGS["move_group"](rng))
         steps = rng.choice((0, 1, 1, 1, 1, 2))
-        # A backward that failed is over with the next forward. Until then a backward of another wrapper on a shared
-        # layer belongs to it, in torch's old wrapper as in minddp's; torch has a new one here: see
-        # [Note: after an error].
-        lines += [line] + [Line("train")] * (max(steps, 1) if line.name in _FAILING else steps)
+        # A backward that failed, or never came, is over with the next forward. Until then a backward of another
+        # wrapper on a shared layer belongs to it, in torch's old wrapper as in minddp's; torch has a new one after
+        # a failure: see [Note: after an error].
+        lines += [line] + [Line("train")] * (max(steps, 1) if line.name in _UNFINISHED else steps)
     return lines
 
 
@@ -225,7 +229,7 @@ def _line(
     rng: random.Random, options: Options, left_out: set[str], records: bool, *, is_first: bool, may_be_trouble: bool
 ) -> Line:
     names = [name for name in _ARGS if name not in left_out]
-    if records and is_first and rng.random() < 0.7:
+    if records and is_first and rng.random() < 0.9:
         names = [name for name in names if name in _RECORDED]
     while True:
         [name] = rng.choices(names, [_WEIGHTS.get(name, 1) for name in names])

@@ -26,10 +26,14 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def change_output(side: Side, how: str) -> list[torch.Tensor]:
-    """A step whose loss is computed from the wrapper's output after a change in place, as `IN_PLACE` has it."""
+def change_output(side: Side, kind: str, how: str) -> list[torch.Tensor]:
+    """A step whose loss is computed from an output of that kind after a change in place, as `IN_PLACE` has it."""
     side.zero()
-    outputs = side.forward()
+    before, side.model.output = side.model.output, kind
+    try:
+        outputs = side.forward()
+    finally:
+        side.model.output = before
     outputs[0] = IN_PLACE[how](outputs[0])
     side.backward(side.loss(outputs))
     return outputs
