@@ -353,9 +353,10 @@ def _far(expected: torch.Tensor | None, got: torch.Tensor | None) -> str | None:
         other = expected if got is None else got
         return None if other is None or not other.to_dense().any() else "is there on one side only"
     expected, got = expected.to_dense(), got.to_dense()
-    if torch.allclose(expected, got, rtol=1e-2, atol=1e-4):
+    size = expected.abs().max().item()
+    if torch.allclose(expected, got, rtol=1e-2, atol=1e-4 * max(1.0, size)):
         return None
-    return f"is off by {(expected - got).abs().max():.3g}, of {expected.abs().max():.3g}"
+    return f"is off by {(expected - got).abs().max():.3g}, of {size:.3g}"
 
 
 @functools.cache

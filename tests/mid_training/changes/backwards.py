@@ -72,7 +72,7 @@ def hessian(side: Side, how: str) -> list[torch.Tensor]:
     grads = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
     norm = sum(grad.square().sum() for grad in grads if grad is not None and grad.requires_grad)
     if how == "loss":
-        side.backward(loss + norm)
+        side.backward(loss + 1e-3 * norm)
         return outputs
     products = torch.autograd.grad(norm, wanted, retain_graph=True, allow_unused=True)
     side.backward(loss)
@@ -159,12 +159,12 @@ def _fails(side: Side, where: str, stop: int) -> bool:
 def fail_and_step(side: Side, stop: int, clears: bool, leaves_out: bool) -> list[torch.Tensor]:
     """A backward fails, and the script steps the optimizer all the same, with or without clearing the gradients.
 
-    It may be one that leaves a layer out. Torch steps on gradients that are not averaged. minddp's must be refused,
-    unless they have been cleared.
+    With find_unused_parameters it may be one that leaves a layer out. Torch steps on gradients that are not
+    averaged. minddp's must be refused, unless they have been cleared.
     """
     side.zero()
     before = side.model.route
-    if leaves_out:
+    if leaves_out and side.script.options.find_unused_parameters:
         routes.drop(side, stop)
     failed = _fails(side, "backward", stop)
     side.model.route = before
