@@ -171,8 +171,8 @@ def fail_and_step(side: Side, stop: int, clears: bool, leaves_out: bool) -> list
     if clears:
         for param in side.named_params.values():
             param.grad = None
-    if side.is_subject and side.overlapped is None:
-        _step_after_failure(side, is_refused=failed and not clears)
+    if failed and side.is_subject and side.overlapped is None:
+        _step_after_failure(side, is_refused=not clears)
     for param in side.named_params.values():
         param.grad = None
     return []
