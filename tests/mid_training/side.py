@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -216,6 +217,7 @@ class Side:
         if isinstance(self.ddp, TorchDDP):
             self.ddp._remove_autograd_hooks()
         self.ddp = self.wrap(self.model, **more)
+        gc.collect()  # minddp's old wrapper, which errors keep: its hooks would raise, on some ranks alone
         if self.hook_name is not None:
             self.register_hook(self.hook_name)
 
