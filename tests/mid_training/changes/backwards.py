@@ -166,7 +166,8 @@ def fail_and_step(side: Side, stop: int, clears: bool, leaves_out: bool) -> list
     before = side.model.route
     if leaves_out and side.script.options.find_unused_parameters:
         routes.drop(side, stop)
-    failed = _fails(side, "backward", stop)
+    # Not before the first stop: a nested backward may have reduced everything by then.
+    failed = _fails(side, "backward", 1 + stop % max(1, len(side.model.route)))
     side.model.route = before
     if clears:
         for param in side.named_params.values():
