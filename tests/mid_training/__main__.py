@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first script's")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--script", type=Script.parsed, help="play this one alone")
-    parser.add_argument("--subject", default=SUBJECT, help="the wrapper under test, as module:class")
+    parser.add_argument("--subject", default=SUBJECT, help="module:class, or a fault in `old_faults.py`")
     asked = parser.parse_args()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # for the ranks: torch warns in every script
     pools: dict[int, RankPool] = {}

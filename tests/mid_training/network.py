@@ -91,6 +91,27 @@ class Scalar(nn.Module):
         return x * self.factor
 
 
+class Undefined(nn.Module):
+    """A weight whose gradient is undefined: a function returns none for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _AddWithoutGradient.apply(x, self.weight)
+
+
+class _AddWithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x + weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
 class Tied(nn.Module):
     """A linear layer with the weight of an earlier one."""
 
@@ -121,6 +142,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "transposed": Transposed,
     "embedding": Embedding,
     "half_frozen": _half_frozen,
+    "undefined": Undefined,
     "sparse": SparseEmbedding,
 }
 
@@ -199,12 +221,13 @@ OUTPUTS: dict[str, Callable[[Network, Batch, torch.Tensor, torch.Tensor], Any]] 
     "dict": lambda model, batch, main, hidden: {"main": main, "aux": hidden, "count": 3},
     "dataclass": lambda model, batch, main, hidden: Output(main, hidden),
     "object": lambda model, batch, main, hidden: OpaqueOutput(main, hidden),
-    "with parameter": lambda model, batch, main, hidden: (main, model.head.weight),
+    "with parameter": lambda model, batch, main, hidden: (main, next(model.layers[0].parameters())),
     "with input": lambda model, batch, main, hidden: (main, batch.x),
     "with buffers": lambda model, batch, main, hidden: (
         main,
         [b for b in model.buffers() if b.is_floating_point()],
     ),
+    "view": lambda model, batch, main, hidden: main.t().t(),
     "with view": lambda model, batch, main, hidden: (main, main.view(-1)),
     "twice": lambda model, batch, main, hidden: [main, main],
 }

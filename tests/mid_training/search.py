@@ -98,7 +98,8 @@ def _where_ranks_were(traces: str) -> Iterator[str]:
     """The innermost calls of each rank that has run out of time."""
     for path in sorted(Path(traces).iterdir()):
         if lines := path.read_text().splitlines():
-            yield "\n".join([f"--- rank {path.name} was in", *lines[:_LONGEST_TRACE]])
+            main_thread = max(number for number, line in enumerate(lines) if line.startswith("Thread"))
+            yield "\n".join([f"--- rank {path.name} was in", *lines[main_thread:][:_LONGEST_TRACE]])
 
 
 def smaller(script: Script) -> Iterator[Script]:

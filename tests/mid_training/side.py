@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,11 @@ class Side:
     @property
     def is_subject(self) -> bool:
         """True of minddp's side, for changes that torch's wrapper does not have."""
-        return not isinstance(self.ddp, (TorchDDP, Unwrapped))
+        return not (self.is_torch or isinstance(self.ddp, Unwrapped))
+
+    @property
+    def is_torch(self) -> bool:
+        return isinstance(self.ddp, TorchDDP)
 
     def params_of(self, index: int) -> list[nn.Parameter]:
         return [param for param in self.layer(index).parameters() if param.requires_grad]
@@ -218,6 +223,7 @@ class Side:
         if isinstance(self.ddp, TorchDDP):
             self.ddp._remove_autograd_hooks()
         self.ddp = self.wrap(self.model, **more)
+        gc.collect()  # minddp's old wrapper, which errors keep: its hooks would raise, on some ranks alone
         if self.hook_name is not None:
             self.register_hook(self.hook_name)
 

@@ -44,7 +44,7 @@ def test_the_scripts_cover_all_changes_and_options() -> None:
     assert {script.accelerated for script in scripts} == {True, False}
     for option in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
         assert sum(getattr(script.options, option) for script in scripts) > SCRIPTS / 10
-    assert all(script.calm_steps >= 4 for script in scripts)
+    assert sum(script.calm_steps >= 4 for script in scripts) > SCRIPTS / 2
 
 
 def test_a_printed_script_is_the_expression_that_makes_it() -> None:

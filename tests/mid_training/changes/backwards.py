@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tests.mid_training.changes import routes
 from tests.mid_training.network import Interrupted
 from tests.parity.models import InterruptedBackward
 
@@ -71,23 +72,30 @@ def hessian(side: Side, how: str) -> list[torch.Tensor]:
     grads = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
     norm = sum(grad.square().sum() for grad in grads if grad is not None and grad.requires_grad)
     if how == "loss":
-        side.backward(loss + norm)
+        side.backward(loss + 1e-3 * norm)
         return outputs
     products = torch.autograd.grad(norm, wanted, retain_graph=True, allow_unused=True)
     side.backward(loss)
     return outputs + [product for product in products if product is not None]
 
 
-def inside_checkpoint(side: Side, how: str) -> list[torch.Tensor]:
-    """A step in which the wrapper's whole forward is in a checkpoint, "reentrant" or not, and so runs twice."""
+def inside_checkpoint(side: Side, how: str, layer: int, inner: str) -> list[torch.Tensor]:
+    """A step in which the wrapper's whole forward is in a checkpoint, "reentrant" or not, and so runs twice.
+
+    Within it one layer is used as `inner` says, see `Use`.
+    """
     side.zero()
-    batch = side.batch()
+    batch, before = side.batch(), side.model.route
+    routes.checkpoint(side, layer, inner)
 
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(side.outputs_of(side.ddp(replace(batch, x=x))))
 
-    outputs = list(checkpoint(forward, batch.x.detach().requires_grad_(), use_reentrant=how == "reentrant"))
-    side.backward(side.loss(outputs))
+    try:
+        outputs = list(checkpoint(forward, batch.x.detach().requires_grad_(), use_reentrant=how == "reentrant"))
+        side.backward(side.loss(outputs))
+    finally:
+        side.model.route = before
     return outputs
 
 
@@ -148,18 +156,24 @@ def _fails(side: Side, where: str, stop: int) -> bool:
     return False
 
 
-def fail_and_step(side: Side, stop: int, clears: bool) -> list[torch.Tensor]:
+def fail_and_step(side: Side, stop: int, clears: bool, leaves_out: bool) -> list[torch.Tensor]:
     """A backward fails, and the script steps the optimizer all the same, with or without clearing the gradients.
 
-    Torch steps on gradients that are not averaged. minddp's must be refused, unless they have been cleared.
+    With find_unused_parameters it may be one that leaves a layer out. Torch steps on gradients that are not
+    averaged. minddp's must be refused, unless they have been cleared.
     """
     side.zero()
-    failed = _fails(side, "backward", stop)
+    before = side.model.route
+    if leaves_out and side.script.options.find_unused_parameters:
+        routes.drop(side, stop)
+    # Not before the first stop: a nested backward may have reduced everything by then.
+    failed = _fails(side, "backward", 1 + stop % max(1, len(side.model.route)))
+    side.model.route = before
     if clears:
         for param in side.named_params.values():
             param.grad = None
-    if side.is_subject and side.overlapped is None:
-        _step_after_failure(side, is_refused=failed and not clears)
+    if failed and side.is_subject and side.overlapped is None:
+        _step_after_failure(side, is_refused=not clears)
     for param in side.named_params.values():
         param.grad = None
     return []

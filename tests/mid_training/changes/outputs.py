@@ -26,10 +26,14 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def change_output(side: Side, how: str) -> list[torch.Tensor]:
-    """A step whose loss is computed from the wrapper's output after a change in place, as `IN_PLACE` has it."""
+def change_output(side: Side, kind: str, how: str) -> list[torch.Tensor]:
+    """A step whose loss is computed from an output of that kind after a change in place, as `IN_PLACE` has it."""
     side.zero()
-    outputs = side.forward()
+    before, side.model.output = side.model.output, kind
+    try:
+        outputs = side.forward()
+    finally:
+        side.model.output = before
     outputs[0] = IN_PLACE[how](outputs[0])
     side.backward(side.loss(outputs))
     return outputs
@@ -94,7 +98,7 @@ def hook_forward(side: Side, layer: int, what: str) -> list[torch.Tensor]:
 
 
 def hook_output(side: Side, where: str) -> list[torch.Tensor]:
-    """From now on a tensor hook halves the gradient of the "output" or of the "module"'s, or keeps the "input"'s."""
+    """From now on a tensor hook halves the gradient of the "output" or the "module"'s, or keeps the "input"'s."""
     if where == "output":
         side.on_output.append(lambda output: output.register_hook(lambda grad: grad * 0.5))
     elif where == "input":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tests.mid_training.network import Use
+from tests.mid_training.network import SparseEmbedding, Use
 
 if TYPE_CHECKING:
     from tests.mid_training.side import Side
@@ -56,7 +56,12 @@ def drop(side: Side, layer: int) -> list[torch.Tensor]:
 
 
 def drop_on_rank(side: Side, layer: int, rank: int) -> list[torch.Tensor]:
-    """One step in which a single rank leaves a layer out."""
+    """One step in which a single rank leaves a layer out.
+
+    If its gradient is sparse, torch raises on that rank, and the others wait without end. So its step is left out.
+    """
+    if side.is_torch and any(isinstance(module, SparseEmbedding) for module in side.layer(layer).modules()):
+        raise RuntimeError("torch cannot leave out a sparse gradient on one rank")
     before = side.model.route
     straight(side)
     if side.rank == rank % side.script.world_size:

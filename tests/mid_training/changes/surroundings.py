@@ -78,7 +78,8 @@ def copy_on_rank(side: Side, rank: int) -> list[torch.Tensor]:
     """One rank alone makes a deep copy of its wrapper; then each rank wraps its module anew."""
     side.kept, side.grads_once = [], {}
     side.remove_hooks()
-    if side.rank == rank % side.script.world_size:
+    is_refused = side.ddp.process_group is _second_group()
+    if side.rank == rank % side.script.world_size and not is_refused:
         copy.deepcopy(side.ddp)
     side.start_over()
     side.use_optimizer("sgd")
@@ -91,12 +92,17 @@ def _second_group() -> dist.ProcessGroup:
     return dist.new_group()
 
 
-def move_group(side: Side) -> list[torch.Tensor]:
-    """The wrapper goes on in another process group of the same ranks; the next time, in the first one again."""
+def move_group(side: Side, state: str) -> list[torch.Tensor]:
+    """The wrapper goes on in another process group of the same ranks; the next time, in the first one again.
+
+    `state` is that of minddp's waits in the old group: "well", or "stuck", if the watchdog has ended them.
+    """
     group = _second_group()
     if side.ddp.process_group is group:
         group = dist.group.WORLD
     if side.is_subject:
+        if state == "stuck" and hasattr(side.ddp._transport, "end_waits"):
+            side.ddp._transport.end_waits("the old group is stuck")
         side.ddp.move_to_group(group)
     else:
         side.ddp._update_process_group(group)

@@ -1,0 +1,92 @@
+"""Faults that minddp has had, to be put back: a search for them is `--subject NAME`.
+
+Each is found by a script in `test_found_faults.py`. How many scripts it takes until the search comes upon one, from
+seed 0 on:
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tests.mid_training.side import SUBJECT
+from tests.mutants import apply
+from tests.mutations import Mutation
+
+_CLEARED = "any(self._params[param].grad is None for param in reducer.current.ready_order)"
+
+OLD_FAULTS = {
+    fault.name: fault
+    for fault in (
+        Mutation(
+            "step where an exception left an unused parameter",
+            "core/unfinished.py",
+            "if not steps_on(optimizer, left):",
+            f"if not steps_on(optimizer, left) or (reducer.expectation.finds_unused and {_CLEARED}):",
+        ),
+        Mutation(
+            "step where an exception left an undefined gradient",
+            "core/unfinished.py",
+            "if not steps_on(optimizer, left):",
+            f"if not steps_on(optimizer, left) or (not reducer.expectation.finds_unused and {_CLEARED}):",
+        ),
+        Mutation(
+            "static graph recorded by autograd.grad",
+            "core/reducer.py",
+            "                self.expectation.backward_was_empty()  # it",
+            "                if self.expectation.is_recording and self.phase is Phase.ARMED:\n"
+            "                    self.expectation.recorded()\n"
+            "                    return self._set_phase(Phase.IDLE)\n"
+            "                self.expectation.backward_was_empty()  # it",
+        ),
+        Mutation(
+            "outputs without a node are watched",
+            "core/autograd.py",
+            "tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]",
+            "tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]",
+        ),
+        Mutation(
+            "views changed in place are not watched",
+            "core/autograd.py",
+            "enumerate([*tensors, *bases])",
+            "enumerate(tensors)",
+        ),
+        Mutation(
+            "second backward of a static graph stays local",
+            "core/reducer.py",
+            "if self.expectation.is_static and self.backward_end.is_rest_here:",
+            "if False:",
+        ),
+        Mutation(
+            "recording ends with a checkpoint in a checkpoint",
+            "core/backward_end.py",
+            "            if self._entered in self._awaited:",
+            "            if False:",
+        ),
+        Mutation(
+            "callbacks of outputs read local gradients",
+            "core/reducer.py",
+            "before_other_hooks=self.expectation.is_recording",
+            "before_other_hooks=False",
+        ),
+        Mutation(
+            "hook watched by the old group's transport",
+            "ddp.py",
+            "self._reducer.change_ranks(self._transport, self._reducing())",
+            "self._reducer.change_ranks(\n"
+            "            self._transport, self._reducer.reducing if self._registered_hook else self._reducing()\n"
+            "        )",
+        ),
+    )
+}
+
+
+@contextlib.contextmanager
+def put_back(subject: str) -> Iterator[str]:
+    """If `subject` names an old fault, minddp has it again in this process. Gives the wrapper's name."""
+    changed = apply(OLD_FAULTS[subject]) if subject in OLD_FAULTS else []
+    try:
+        yield SUBJECT if changed else subject
+    finally:
+        for function, code in changed:
+            function.__code__ = code
