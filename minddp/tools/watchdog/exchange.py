@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch.distributed as dist
@@ -78,6 +79,12 @@ class Exchange:
 
     def turn(self, is_last: bool = False) -> None:
         """Of this rank's thread."""
+        self._exchange(is_last)
+        if is_last:
+            of_ranks = product(("notes", "last"), range(self._world_size))
+            self.board.leave(self._world_size, [*of_ranks, *(("finding", n) for n in range(len(self.found)))])
+
+    def _exchange(self, is_last: bool) -> None:
         if self._rank != 0:
             kind = "last" if is_last else "notes"
             while (finding := self.board.read("finding", len(self.found))) is not None:

@@ -1,7 +1,7 @@
 """A recording as trace events, which ui.perfetto.dev and chrome://tracing read. Pure.
 
-Each rank is a process. Its thread has the activities as slices, and the gradients as instants. Each bucket has a row
-of its own, from its launch to its arrival, and within that its passage (see [Note: a bucket's passage]). An arrow
+Each rank is a process. Its thread shows the activities as slices and the gradients as instants. Each bucket has a
+row of its own, from its launch to its arrival, which shows its passage (see [Note: a bucket's passage]). An arrow
 leads from the launch of a bucket to the slice in which its rank goes on with the average.
 
 Format: "Trace Event Format", Google. Times are microseconds since the first step, on the clock of the first rank.
@@ -32,11 +32,12 @@ def trace_events(analyses: Sequence[Analysis]) -> list[Event]:
                 events.append(
                     {"ph": "M", "name": kind, "pid": first_pid + number, "tid": 1, "args": {"name": text}}
                 )
-        begin_ns = min(step.begin_ns for step in analysis.steps)
-        for step, rank in [(step, rank) for step in analysis.steps for rank in step.ranks]:
-            where = {"pid": first_pid + rank.rank, "tid": 1}
-            for t_ns, event in _of_rank(step, rank, str(first_pid + rank.rank)):
-                events.append({"ts": (t_ns - begin_ns) / 1e3, **where, **event})
+        begin_ns = min(each.begin_ns for each in analysis.steps)
+        for step in analysis.steps:
+            for rank in step.ranks:
+                where = {"pid": first_pid + rank.rank, "tid": 1}
+                for t_ns, event in _of_rank(step, rank, str(first_pid + rank.rank)):
+                    events.append({"ts": (t_ns - begin_ns) / 1e3, **where, **event})
     return events
 
 
