@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from minddp.xray import XRay
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -42,6 +41,7 @@ from benchmarks.namespaces import limit_rate, two_hosts, why_there_can_be_none
 from benchmarks.question import Options, Report, report_of, write
 from minddp import DistributedDataParallel
 from minddp.tools.xray.what_if import WhatIf
+from minddp.xray import XRay
 
 AIM = (0.20, 0.02, 0.9)  #: off by this share of the measured gain, or of a step; in this share of the cases
 BEFORE, AFTER = "before", "after"

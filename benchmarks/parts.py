@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
-from minddp.acceleration import gradient_aliasing
 from torch import nn
 
 from benchmarks.contestants import Contestant, Raced, race_workload
@@ -35,7 +34,7 @@ from benchmarks.harness import in_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
-from minddp.core import packing
+from minddp.core import gradient_aliasing, packing
 from minddp.tools.xray.record import Recorder
 from minddp.tools.xray.sources import MinddpSource
 from minddp.transport import spin_wait

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minddp import demo
+from minddp.tools import demo
 from minddp.tools.demo import differences
 from minddp.tools.train.checkpoint_files import CheckpointFiles, load
 from tests.tools.train.runs import TINY_GPT, tiny, train_here

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from minddp.acceleration import gradient_aliasing
 from torch import nn
 
 from benchmarks import parts
 from benchmarks.parts import AGAIN, AS_IT_COMES, CHANGES, OPTIMISATIONS, WORTH, Config
 from minddp import DistributedDataParallel
-from minddp.core import packing
+from minddp.core import gradient_aliasing, packing
 from minddp.transport import spin_wait
 from tests.ranks import RankPool
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from minddp.xray import XRay
 from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
@@ -22,6 +21,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
 from minddp.comm_hooks import HOOKS
+from minddp.xray import XRay
 from tests.simulated_device.device import SimulatedDevice, Stream
 from tests.simulated_device.installed import simulated_device
 from tests.simulated_device.operations import on_device

@@ -143,7 +143,7 @@ def come_and_go(rank: int, letters: str, times: int) -> list[tuple[int, int, int
 @pytest.mark.parametrize(("letters", "times"), [("aa", 100), ("aab", 30)])
 def test_many_transports_leave_nothing(ranks: Ranks, letters: str, times: int) -> None:
     for early, late in ranks(len(letters)).run(come_and_go, letters, times):
-        assert early == late
+        assert all(now <= before for before, now in zip(early, late, strict=True)), (early, late)
 
 
 def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:

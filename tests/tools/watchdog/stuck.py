@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import minddp
+from minddp.tools.wrapper import WatchedWaits
 
 LIMIT_S = 1.0
 FAULTY = 1  # the rank that does something else
@@ -41,8 +42,7 @@ def wrap(stuck_after_s: float, **options: Any) -> minddp.DistributedDataParallel
 
 
 def limit_s(ddp: minddp.DistributedDataParallel) -> float:
-    assert ddp._options.stuck_after_s is not None
-    return ddp._options.stuck_after_s
+    return next(extension.limit_s for extension in ddp.extensions if isinstance(extension, WatchedWaits))
 
 
 def step(ddp: nn.Module, optimizer: torch.optim.Optimizer | None = None, **how: Any) -> None:

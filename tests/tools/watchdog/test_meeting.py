@@ -1,4 +1,4 @@
-"""What is said of ranks that do not meet, given who has come. Real jobs: tests/compat/test_meeting.py."""
+"""What is said of ranks that do not meet, given who has come. Real jobs: tests/tools/launch/test_meeting.py."""
 
 from __future__ import annotations
 

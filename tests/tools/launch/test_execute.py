@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minddp.cli import main
-from tests.compat.script import QUESTION
+from tests.tools.launch.script import QUESTION
 
 
 def test_python_started_by_any_command_gets_minddp(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from minddp.cli import main
-from minddp.compat import run as command
 from minddp.platform.launcher import RanksFailed
-from tests.compat import script
+from minddp.tools.launch import run as command
+from tests.tools.launch import script
 
 PATIENCE_S = 240.0  # six processes import torch, perhaps on a busy machine
 

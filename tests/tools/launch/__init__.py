@@ -1,0 +1,1 @@
+"""Tests of minddp/tools/launch: jobs as a user starts them."""
