@@ -68,7 +68,7 @@ LONGEST = [
         "tools/launch/test_on_cpu.py",
         "tools/train/test_launch.py",
         "conformance/test_sample.py",
-        "tools/elastic/test_survival_mutations.py",
+        "tools/elastic/test_survival_breaks.py",
         "mid_training/test_faults.py",
         "mid_training/test_mid_training.py",
         "tools/train/test_cluster.py",

@@ -10,27 +10,26 @@ import contextlib
 from collections.abc import Iterator
 
 from tests.mid_training.side import SUBJECT
-from tests.mutants import apply
-from tests.mutations import Mutation
+from tests.mutants.replaced import Break, apply
 
 _CLEARED = "any(self._params[param].grad is None for param in reducer.current.ready_order)"
 
 OLD_FAULTS = {
     fault.name: fault
     for fault in (
-        Mutation(
+        Break(
             "step where an exception left an unused parameter",
             "core/unfinished.py",
             "if not steps_on(optimizer, left):",
             f"if not steps_on(optimizer, left) or (reducer.expectation.finds_unused and {_CLEARED}):",
         ),
-        Mutation(
+        Break(
             "step where an exception left an undefined gradient",
             "core/unfinished.py",
             "if not steps_on(optimizer, left):",
             f"if not steps_on(optimizer, left) or (not reducer.expectation.finds_unused and {_CLEARED}):",
         ),
-        Mutation(
+        Break(
             "static graph recorded by autograd.grad",
             "core/reducer.py",
             "                self.expectation.backward_was_empty()  # it",
@@ -39,37 +38,37 @@ OLD_FAULTS = {
             "                    return self._set_phase(Phase.IDLE)\n"
             "                self.expectation.backward_was_empty()  # it",
         ),
-        Mutation(
+        Break(
             "outputs without a node are watched",
             "core/autograd.py",
             "tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]",
             "tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]",
         ),
-        Mutation(
+        Break(
             "views changed in place are not watched",
             "core/autograd.py",
             "enumerate([*tensors, *bases])",
             "enumerate(tensors)",
         ),
-        Mutation(
+        Break(
             "second backward of a static graph stays local",
             "core/reducer.py",
             "if self.expectation.is_static and self.backward_end.is_rest_here:",
             "if False:",
         ),
-        Mutation(
+        Break(
             "recording ends with a checkpoint in a checkpoint",
             "core/backward_end.py",
             "            if self._entered in self._awaited:",
             "            if False:",
         ),
-        Mutation(
+        Break(
             "callbacks of outputs read local gradients",
             "core/reducer.py",
             "before_other_hooks=self.expectation.is_recording",
             "before_other_hooks=False",
         ),
-        Mutation(
+        Break(
             "hook watched by the old group's transport",
             "ddp.py",
             "self._reducer.change_ranks(self._transport, self._reducing())",
@@ -84,9 +83,11 @@ OLD_FAULTS = {
 @contextlib.contextmanager
 def put_back(subject: str) -> Iterator[str]:
     """If `subject` names an old fault, minddp has it again in this process. Gives the wrapper's name."""
-    changed = apply(OLD_FAULTS[subject]) if subject in OLD_FAULTS else []
+    if subject not in OLD_FAULTS:
+        yield subject
+        return
+    undo = apply(OLD_FAULTS[subject])
     try:
-        yield SUBJECT if changed else subject
+        yield SUBJECT
     finally:
-        for function, code in changed:
-            function.__code__ = code
+        undo()

@@ -13,14 +13,20 @@ from tests.mutants.operators import PACKAGE, Mutant, mutants_of
 
 def mutants_in(places: list[str]) -> list[Mutant]:
     """All mutants of these files and folders of minddp/."""
-    paths = [path for place in places for path in ([PACKAGE / place] if place.endswith(".py") else sorted((PACKAGE / place).rglob("*.py")))]
+    paths = [
+        path
+        for place in places
+        for path in ([PACKAGE / place] if place.endswith(".py") else sorted((PACKAGE / place).rglob("*.py")))
+    ]
     return [mutant for path in paths for mutant in mutants_of(path.relative_to(PACKAGE).as_posix())]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("places", nargs="+", help="files and folders of minddp/")
-    parser.add_argument("--tests", nargs="+", help="folders and files of tests/ to run (default: those of the same room)")
+    parser.add_argument(
+        "--tests", nargs="+", help="folders and files of tests/ to run (default: those of the same room)"
+    )
     parser.add_argument("--sample", type=int, help="run so many of the mutants (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,9 +1,9 @@
 """Runs unit tests on mutants, each in a process of its own that begins where the tests have been collected.
 
 Importing torch, minddp and the tests takes seconds and a test takes milliseconds. So one process collects the tests
-once. A fork of it runs them all, and notes which functions of minddp each of them calls. Then a fork for each mutant
-puts the changed code into the function that exists, which everything that has imported it sees, and runs the tests
-that call the function, up to the first that fails.
+once. A fork of it runs them all, and notes which functions of minddp each of them calls. Then a fork for each
+mutant puts the changed code into the function that exists, which everything that has imported it sees, and runs the
+tests that call the function, up to the first that fails.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.ranks import CONTEXT, on_one_thread
 
 ON_RANKS = {"ranks", "pools", "fresh_ranks"}  # fixtures of tests whose calls happen in other processes
 LIMIT_S = 30.0
+Place = tuple[str, str]  # file within minddp/, qualified name of a function
 NOT_A_MUTANT = "not a mutant"  # the compiler makes the same code of it
 
 
@@ -51,7 +52,7 @@ def outcomes(mutants: Sequence[Mutant], folders: Sequence[str]) -> Iterator[Outc
     """Run each mutant under the unit tests in these folders of tests/.
 
     Raises:
-        RuntimeError: a test fails without a mutant, or the tests cannot be collected.
+        RuntimeError: the tests cannot be collected.
     """
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_serve, args=(theirs, mutants, folders), daemon=True)
@@ -122,24 +123,24 @@ class _ForkPerMutant:
                 return self._failed[0]
         return ""
 
-    def _trace(self, items: Sequence[pytest.Item]) -> dict[tuple[str, str], list[str]] | str:
-        """The tests that call each function, by file and qualified name, the fastest first; or one that fails."""
+    def _trace(self, items: Sequence[pytest.Item]) -> dict[Place, list[str]]:
+        """The tests that call each function, the fastest first. A test that fails in a fork tells nothing."""
         seconds: dict[str, float] = {}
-        callers: dict[tuple[str, str], list[str]] = defaultdict(list)
+        callers: dict[Place, list[str]] = defaultdict(list)
         for item, following in zip(items, [*items[1:], None], strict=True):
             begin = time.monotonic()
-            with _noting_calls() as codes:
+            with noting_calls() as codes:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             seconds[item.nodeid] = time.monotonic() - begin
-            if self._failed:
-                return f"{self._failed[0]} fails"
-            for file, function in {_place(code) for code in codes if code.co_filename.startswith(str(PACKAGE))}:
-                callers[file, function].append(item.nodeid)
+            if not self._failed:
+                for place in {place_of(code) for code in codes} - {None}:
+                    callers[place].append(item.nodeid)
+            self._failed.clear()
         return {place: sorted(tests, key=seconds.__getitem__) for place, tests in callers.items()}
 
 
 @contextlib.contextmanager
-def _noting_calls() -> Iterator[set[CodeType]]:
+def noting_calls() -> Iterator[set[CodeType]]:
     codes: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, arg: object) -> None:
@@ -155,8 +156,10 @@ def _noting_calls() -> Iterator[set[CodeType]]:
         threading.setprofile(None)  # type: ignore[arg-type]  # typeshed
 
 
-def _place(code: CodeType) -> tuple[str, str]:
-    """File and function, for a function within a function those of the outer one."""
+def place_of(code: CodeType) -> Place | None:
+    """The place of a function of minddp; a function within a function has that of the outer one."""
+    if not code.co_filename.startswith(f"{PACKAGE}/"):
+        return None
     return code.co_filename[len(str(PACKAGE)) + 1 :], code.co_qualname.split(".<locals>")[0]
 
 

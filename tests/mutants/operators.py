@@ -14,9 +14,23 @@ PACKAGE = ROOT / "minddp"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 OPPOSITE: dict[type[ast.AST], type[ast.AST]] = {
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
 }
 
 
@@ -58,7 +72,9 @@ def mutants_of(file: str) -> tuple[Mutant, ...]:
             if node not in skipped:
                 for operator, _ in changes(node):
                     text = ast.unparse(node).split("\n")[0]
-                    found.append(Mutant(file, name, index, operator, getattr(node, "lineno", function.lineno), text))
+                    found.append(
+                        Mutant(file, name, index, operator, getattr(node, "lineno", function.lineno), text)
+                    )
     return tuple(found)
 
 
@@ -114,7 +130,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
 
 
 def _not_mutated(function: Function) -> Iterator[ast.AST]:
-    """Signature and decorators, which are no code of the function; and texts for people: errors, logs, f-strings."""
+    """Signature and decorators, which are not its code; and texts for people: errors, logs, f-strings."""
     outside = [*function.decorator_list, function.args, *([function.returns] if function.returns else [])]
     for node in ast.walk(function):
         match node:

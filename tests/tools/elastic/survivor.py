@@ -208,11 +208,11 @@ def undisturbed(steps: int) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     plan = json.loads(os.environ["PLAN"])
-    if "mutation" in plan:
-        from tests.mutants import apply
-        from tests.mutations.elastic import IN_RANKS
+    if "broken" in plan:
+        from tests.mutants.replaced import apply
+        from tests.tools.elastic.breaks import BREAKS
 
-        apply(next(mutation for mutation in IN_RANKS if mutation.name == plan["mutation"]))
+        apply(next(broken for broken in BREAKS if broken.name == plan["broken"]))
     faulthandler.register(signal.SIGUSR1)
     if "connect_limit_s" in plan:
         elastic_session.CONNECT_LIMIT_S = (plan["connect_limit_s"],) * 2

@@ -1,4 +1,4 @@
-"""A session with a fault in it does not survive: each of these mutations shows in a training that loses a rank."""
+"""A broken session does not survive: each break shows in a training that loses a rank."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.mutations.elastic import IN_RANKS
-from tests.mutations.mutation import Mutation
 from tests.tools.elastic import test_survival as survival
+from tests.tools.elastic.breaks import BREAKS, SurvivalBreak
 from tests.tools.elastic.test_survival import fault, train
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -45,9 +44,9 @@ OTHER_FAULTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", IN_RANKS, ids=lambda mutation: mutation.name.replace(" ", "-"))
-def test_a_training_notices(mutation: Mutation) -> None:
-    name, _, moment = mutation.tests.partition("::")[2].partition("[")
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name.replace(" ", "-"))
+def test_a_training_notices(broken: SurvivalBreak) -> None:
+    name, _, moment = broken.test.partition("[")
     stops = "stopped" in name
     faults = [
         OTHER_FAULTS.get(name, fault(2, moment.rstrip("]") or "forward", 5, "SIGSTOP" if stops else "SIGKILL"))
@@ -57,4 +56,4 @@ def test_a_training_notices(mutation: Mutation) -> None:
     if not stops:  # one that is stopped for ever is never waited for
         train(num_ranks, *faults, **plan)
     with pytest.raises(AssertionError):
-        train(num_ranks, *faults, limit_s=15.0, mutation=mutation.name, **plan)
+        train(num_ranks, *faults, limit_s=15.0, broken=broken.name, **plan)

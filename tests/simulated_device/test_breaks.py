@@ -12,30 +12,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.mutants import apply
-from tests.mutations import Mutation
+from tests.mutants.replaced import Break, apply
 from tests.ranks import RankPool
 from tests.simulated_device.modes import MODES, run_on_device
 
 
 @dataclass(frozen=True)
-class Misorder:
-    """A mutation (what minddp is made to do; file, old text, new text), the mode that shows it, and as what."""
+class Misorder(Break):
+    """A break, the mode that shows it, and as what."""
 
-    does: str
-    file: str
-    old: str
-    new: str
     mode: str
     shows: str
     transport: str = "process_group"
 
-    @property
-    def mutation(self) -> Mutation:
-        return Mutation(self.does, self.file, self.old, self.new)
 
-
-MUTATIONS = (
+BREAKS = (
     # ------------------------------------------------------------------ a wait left out
     Misorder(
         *("not wait for an all-reduce", "core/reduction.py"),
@@ -212,25 +203,23 @@ MUTATIONS = (
 
 def run_mutated(rank: int, misorder: Misorder) -> tuple[str, ...]:
     """What the device notices that is not documented."""
-    before = apply(misorder.mutation)
+    undo = apply(misorder)
     try:
         outcome = run_on_device(rank, misorder.mode, misorder.transport)
     finally:
-        for function, code in before:
-            function.__code__ = code
+        undo()
     documented = MODES[misorder.mode].waits
     return (*outcome.errors, *(wait for wait in outcome.waits if not any(known in wait for known in documented)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("misorder", MUTATIONS, ids=lambda misorder: misorder.does.replace(" ", "-"))
+@pytest.mark.parametrize("misorder", BREAKS, ids=lambda misorder: misorder.name.replace(" ", "-"))
 def test_the_device_notices(misorder: Misorder, ranks: Callable[[int], RankPool]) -> None:
     noticed = [text for texts in ranks(2).run(run_mutated, misorder) for text in texts]
-    assert noticed, f"nothing is noticed although minddp was made to {misorder.does}"
+    assert noticed, f"nothing is noticed although minddp was made to {misorder.name}"
     assert any(re.search(misorder.shows, text) for text in noticed), noticed
 
 
 def test_each_applies() -> None:
-    for misorder in MUTATIONS:
-        for function, code in apply(misorder.mutation):
-            function.__code__ = code
+    for misorder in BREAKS:
+        apply(misorder)()
