@@ -289,7 +289,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             self._reducer.events.emit(EventKind.NO_SYNC)
             if self._reducer.phase is Phase.ARMED and self._reducer.expectation.is_recording:
                 # An earlier forward has had no backward: that of this one takes its place, as torch.
-                self._reducer.backward_end.watch(output)
+                self._reducer.watch(output)
         if self._mixed_precision is not None:
             self._mixed_precision.end_forward(output)
         if self._delayed is not None:
@@ -452,7 +452,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def _synchronize_buffers(self) -> None:
         """Rank 0's buffers for all; under `join`, those of the highest rank that still has inputs."""
         self._reducer.events.emit(EventKind.BUFFERS_BEGIN)
-        self._reducer.backward_end.futures += self._buffers_in_step.synchronize(self._transport, self._buffers_from)
+        self._reducer.futures += self._buffers_in_step.synchronize(self._transport, self._buffers_from)
         self._reducer.events.emit(EventKind.BUFFERS_BROADCAST, len(self._buffers_in_step.named))
 
     def register_buffer_hook(

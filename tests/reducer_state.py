@@ -1,7 +1,7 @@
 """The state of a reducer, checked after each of its transitions, and all combinations that tests have seen.
 
 `StateWatch` wraps the methods of `Reducer` through which its state changes. After each one, also after one that
-raises, a pass must exist in exactly the phases `WITH_PASS`, and a guard in exactly `WITH_GUARD`.
+raises, a pass must exist unless the phase is IDLE, and must have come as far as its phase says.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from minddp.core.backward_pass import WITH_GUARD, WITH_PASS, Phase
-from minddp.core.optimizer_steps import _watchers
+from minddp.core.backward_pass import Phase
 from minddp.core.reducer import Reducer
 
 TRANSITIONS = (
@@ -39,29 +38,21 @@ class ReducerState(NamedTuple):
     """
 
     phase: Phase
-    has_pass: bool
-    has_guard: bool
-    all_launched: bool
     finalizes_at_end: bool
     end_is_awaited: bool
-    has_rebuilt: bool
-    order_is_observed: bool
     is_recording: bool
-    order_is_provisional: bool
+    awaits_order: bool
 
     @classmethod
     def of(cls, reducer: Reducer) -> ReducerState:
+        current = reducer.current
+        is_open = current is not None and current.phase in (Phase.ACCUMULATING, Phase.REDUCING)
         return cls(
             phase=reducer.phase,
-            has_pass=reducer.current is not None,
-            has_guard=id(reducer.unfinished) in _watchers(),
-            all_launched=reducer.current is not None and reducer.current.all_launched,
-            finalizes_at_end=reducer.phase is not Phase.IDLE and reducer._finalizes_at_end,
-            end_is_awaited=reducer.backward_end.is_awaited,
-            has_rebuilt=reducer.store.has_rebuilt,
-            order_is_observed=reducer.store._observed_order is not None,
-            is_recording=reducer.expectation.is_recording,
-            order_is_provisional=reducer.expectation.order_is_provisional,
+            finalizes_at_end=reducer.phase is Phase.REDUCING and current.finalizes_at_end,
+            end_is_awaited=is_open and current.ends.is_any_awaited(),
+            is_recording=reducer.expectation.is_recording and reducer.phase is Phase.ACCUMULATING,
+            awaits_order=reducer.phase is Phase.FINALIZING and reducer.awaits_order,
         )
 
 
@@ -75,14 +66,13 @@ class StateWatch:
         """Watch every reducer until `monkeypatch` is undone."""
         for name in TRANSITIONS:
             monkeypatch.setattr(Reducer, name, self._watching(getattr(Reducer, name)))
-        set_phase = Reducer._set_phase
+        enter = Reducer._enter
 
-        def set_and_check(reducer: Reducer, phase: Phase) -> None:
-            set_phase(reducer, phase)
+        def enter_and_check(reducer: Reducer, phase: Phase) -> None:
+            enter(reducer, phase)
             check_pass(reducer)
-            check_guard(reducer)
 
-        monkeypatch.setattr(Reducer, "_set_phase", set_and_check)
+        monkeypatch.setattr(Reducer, "_enter", enter_and_check)
 
     def _watching(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -91,19 +81,17 @@ class StateWatch:
                 return method(reducer, *args, **kwargs)
             finally:
                 check_pass(reducer)
-                check_guard(reducer)
                 self.seen.add(ReducerState.of(reducer))
 
         return transition
 
 
 def check_pass(reducer: Reducer) -> None:
-    has_pass = reducer.current is not None
-    assert has_pass == (reducer.phase in WITH_PASS), f"in phase {reducer.phase.name} there is a pass: {has_pass}"
-
-
-def check_guard(reducer: Reducer) -> None:
-    guarded = id(reducer.unfinished) in _watchers()
-    has_failed = reducer.current is not None and reducer.current.grads_left is not None
-    expected = reducer.phase in WITH_GUARD or (reducer.phase is Phase.FINALIZING and has_failed)
-    assert guarded == expected, f"in phase {reducer.phase.name} there is a guard: {guarded}"
+    current = reducer.current
+    if current is None:
+        return
+    assert current.phase is not Phase.IDLE, "a pass in phase IDLE has been kept"
+    if current.phase is Phase.ARMED:
+        assert not current.hooks_left, "a pass that is armed has counted a hook"
+    if current.phase in (Phase.REDUCING, Phase.FINALIZING, Phase.FINISHED):
+        assert len(current.reductions) == len(current.groups_left), f"{current.phase.name} before all are launched"

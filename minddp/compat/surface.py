@@ -180,7 +180,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
     _sync_buffers = core.DistributedDataParallel._synchronize_buffers
 
     def _sync_module_buffers(self, authoritative_rank: int) -> None:
-        self._reducer.backward_end.futures += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
+        self._reducer.futures += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
 
     def _distributed_broadcast_coalesced(
         self, tensors: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0

@@ -23,6 +23,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from minddp.core.autograd import weakly
+from minddp.core.backward_end import PassEnds
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
@@ -34,83 +35,104 @@ _log = logging.getLogger(__name__)
 
 
 class Phase(enum.Enum):
-    """The state of the reducer. See `ALLOWED` for the transitions."""
+    """The state of a pass, or of a reducer without one. See `ALLOWED` for the transitions."""
 
-    IDLE = "no synchronised backward is due"
+    IDLE = "no synchronised backward is due: there is no pass"
     ARMED = "a forward has run; the next backward will be synchronised"
     ACCUMULATING = "hooks are firing"
     INCOMPLETE = "a backward has ended, but some gradients have not arrived"
-    REDUCING = "a backward has ended, and its caller has yet to finalize it"
+    REDUCING = "all buckets are under way"
     FINALIZING = "waiting for the buckets"
+    FINISHED = "the averages are in the gradients, and a backward around the one that brought them still runs"
 
-    __hash__ = object.__hash__  # Enum's own is written in Python, and each transition asks for it three times
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each transition asks for it twice
 
 
 ALLOWED = {
     Phase.IDLE: {Phase.ARMED},
     Phase.ARMED: {Phase.ARMED, Phase.ACCUMULATING},
-    Phase.ACCUMULATING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.REDUCING, Phase.IDLE},
-    Phase.INCOMPLETE: {Phase.ACCUMULATING},
-    Phase.REDUCING: {Phase.FINALIZING},
-    Phase.FINALIZING: {Phase.IDLE},
+    Phase.ACCUMULATING: {Phase.REDUCING, Phase.INCOMPLETE, Phase.IDLE},
+    Phase.INCOMPLETE: {Phase.ACCUMULATING, Phase.REDUCING},
+    Phase.REDUCING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.IDLE},
+    Phase.FINALIZING: {Phase.FINISHED, Phase.IDLE},
+    Phase.FINISHED: {Phase.IDLE},
 }
-
-#: The phases in which there is a pass, and those in which optimizers must not step on its gradients.
-WITH_PASS = {Phase.ACCUMULATING, Phase.INCOMPLETE, Phase.REDUCING, Phase.FINALIZING}
-WITH_GUARD = {Phase.ACCUMULATING, Phase.INCOMPLETE, Phase.REDUCING}
 
 
 class BackwardPass:
-    """One synchronised backward: made when the first hook fires, dropped at the end.
+    """One synchronised backward: made when a forward returns, dropped when the averages are in the gradients.
 
-    Nothing in it is reset by hand, so nothing is left half reset by an exception.
-    `hooks_left[i]` is how often the hook of parameter i has still to fire: 0 where this backward leaves it out,
-    more than 1 where a static graph gives one parameter several gradients. `ready_order` are the parameters that
-    are ready, in that order. `params_left[g]` is how many parameters pack group g waits for, `groups_left[b]` how
-    many pack groups bucket b waits for; `packed` are the groups that have been packed. `reductions[b]` is `None`
-    where a bucket was skipped; buckets from `len(reductions)` on have not been launched. `is_refused`: an error was
-    raised because gradients are missing, so further ones come too late. `grads_left` are references to the
-    parameters' gradients at the moment of an exception.
+    All that one backward needs is in here. So an exception leaves nothing half reset: the next forward drops the
+    pass.
 
     The engine refers to the pass by the hooks, so the pass refers only weakly to what may refer to the wrapper: to
-    the methods of the reducer, `on_all_launched()` and `on_ready_twice(param)`, and to `reducing`, which may hold a
-    user's communication hook.
+    the methods of the reducer, `on_all_launched()`, `on_ready_twice(param)` and `on_end(pass, backward)`, and to
+    what reduces the buckets, which may hold a user's communication hook.
     """
 
     def __init__(
         self,
         store: BucketStore,
         expectation: Expectation,
-        reducing: Reducing,
         modes: Sequence[Mode],
         events: EventStream,
         on_all_launched: Callable[[], object],
         on_ready_twice: Callable[[int], object],
+        on_end: Callable[[BackwardPass, int], object],
+        *,
+        finalizes_at_end: bool = True,
     ):
         self.store = store
         self.expectation = expectation
         self.modes = modes
         self.events = events
-        self.scaling = reducing.open()
-        self.hooks_left = expectation.open()
-        self.params_left = [len(params) for params in store.members]
-        self.groups_left = list(store.groups_per_bucket)
-        self.ready_order: list[int] = []
-        self.packed: list[int] = []
-        self.reductions: list[Reduction | None] = []
-        self.is_refused = False
-        self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None
-        self._group_of = store.group_of
         self._packing_modes = [mode for mode in modes if type(mode).before_pack is not Mode.before_pack]
-        self._reducing = weakref.ref(reducing)
         self._on_all_launched = weakly(on_all_launched)
         self._on_ready_twice = weakly(on_ready_twice)
+        self._on_end = weakly(on_end)
 
-    def open(self, param: int) -> None:
+        # How far it has come.
+        self.phase = Phase.ARMED
+        self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward does so
+        self.ends = PassEnds(self._on_backward_end, self.note_failure)
+        self.is_refused = False  # an error was raised because gradients are missing: further ones come too late
+        self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception
+
+        # What is still awaited. Filled by the first hook: until then the buckets may change.
+        self.hooks_left: list[int] = []  # per parameter; 0: left out, more than 1: a static graph uses it again
+        self.params_left: list[int] = []  # per pack group
+        self.groups_left: list[int] = []  # per bucket
+
+        # What has come, in this order.
+        self.ready_order: list[int] = []  # parameters
+        self.packed: list[int] = []  # pack groups
+        self.reductions: list[Reduction | None] = []  # of the buckets launched so far; `None`: skipped
+
+    def open(self, param: int, reducing: Reducing) -> None:
         """The gradient of `param` is the first to arrive."""
+        self._reducing = weakref.ref(reducing)
+        self.scaling = reducing.open()
+        self.hooks_left = self.expectation.open()
+        self.params_left = [len(params) for params in self.store.members]
+        self.groups_left = list(self.store.groups_per_bucket)
+        self._group_of = self.store.group_of
         for mode in self.modes:
             mode.opened(param)
-        self.mark_without_hook(self.expectation.last_unused or [])
+
+    def _on_backward_end(self, backward: int) -> None:
+        self._on_end(self, backward)
+
+    def note_failure(self) -> None:
+        """An exception has ended the backward: note which gradients it leaves behind."""
+        params = self.expectation.params
+        self.grads_left = {param: TensorWeakRef(param.grad) for param in params if param.grad is not None}
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True if its backward has ended without an exception, and `.grad` is not averaged."""
+        has_ended = self.grads_left is None and not self.ends.is_any_awaited()
+        is_open = self.phase in (Phase.ACCUMULATING, Phase.REDUCING)
+        return self.phase is Phase.INCOMPLETE or (is_open and has_ended)
 
     def mark_ready(self, param: int) -> None:
         """A hook has fired. See [Note: the hook is bound]."""
@@ -157,10 +179,10 @@ class BackwardPass:
 
     def _launch_ready_buckets(self) -> None:
         """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
-        while not self.all_launched and self.groups_left[len(self.reductions)] == 0:
+        while len(self.reductions) < len(self.groups_left) and self.groups_left[len(self.reductions)] == 0:
             bucket = self.store.bucket(len(self.reductions))
             self.reductions.append(None if self.expectation.skips(bucket.spec) else self._launch(bucket))
-        if self.all_launched:
+        if len(self.reductions) == len(self.groups_left):
             self._on_all_launched()
 
     def _launch(self, bucket: GradientBucket) -> Reduction:
@@ -177,10 +199,6 @@ class BackwardPass:
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction
-
-    @property
-    def all_launched(self) -> bool:
-        return len(self.reductions) == len(self.groups_left)
 
     def wait_and_unpack(self) -> None:
         """Wait for the buckets in launch order and put the averages where the optimizer will look.

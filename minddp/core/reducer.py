@@ -21,11 +21,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.weak import TensorWeakRef
-
 from minddp.core import autograd
-from minddp.core.backward_end import BackwardEnd
-from minddp.core.backward_pass import ALLOWED, WITH_GUARD, BackwardPass, Phase
+from minddp.core.backward_end import Entry
+from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.errors import cannot_finalize, ready_twice, second_backward, still_running
@@ -63,17 +61,22 @@ class Reducer:
         self.modes = list(modes)
         self.unfinished = unfinished
         self.events = EventStream()
-        self.phase = Phase.IDLE
         self.current: BackwardPass | None = None
         self.num_passes = 0
-        self.backward_end = BackwardEnd(self._on_backward_end, self._on_gradient_enters, self.on_failure)
-        self._finalizes_at_end = True
+        self.futures: list[Any] = []  # have a method `wait`, called before a backward returns that is reduced
+        self._num_forwards = 0
+        self._last_reduced = 0  # number of the forward whose backward was the last to be reduced
+        self._further_backward = -1  # one that came in at another output of that forward
         self._slow_hook = autograd.weakly(self._on_hook)
         hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
-        unfinished.settled(transport)
+        unfinished.watch(self)
         # The module may outlive its wrapper and be wrapped again: old hooks must not fire beside new ones.
         weakref.finalize(self, hooks.remove).atexit = False
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.IDLE if self.current is None else self.current.phase
 
     @property
     def plan(self) -> BucketPlan:
@@ -93,14 +96,29 @@ class Reducer:
         """
         if not self.params:  # all of them are delayed
             return
-        is_first = self.num_passes == 0 and self.phase is Phase.IDLE
-        self._enter(Phase.ARMED)
-        self._finalizes_at_end = finalize_at_end
+        is_first = self.num_passes == 0 and self.current is None
+        self._make_pass(finalizes_at_end=finalize_at_end)
         for mode in self.modes:
             mode.armed()
         self.expectation.armed(output, is_first=is_first)
         # In the recorded backward, callbacks that hooks of the output queue for the end read averages, as in torch.
-        self.backward_end.watch(output, before_other_hooks=self.expectation.is_recording)
+        self.watch(output, before_other_hooks=self.expectation.is_recording)
+
+    def _make_pass(self, *, finalizes_at_end: bool) -> None:
+        if Phase.ARMED not in ALLOWED[self.phase]:
+            raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become ARMED.")
+        parts = (self.store, self.expectation, self.modes, self.events)
+        calls = (self._on_all_launched, self._on_ready_twice, self._on_backward_end)
+        self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end)
+        self._bind_hooks()
+
+    def watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
+        """Notice when a backward comes in at `output`. The pass is that of the forward which has returned it."""
+        assert self.current is not None, "a pass has been made"
+        self._num_forwards += 1
+        self.current.ends.is_visible = autograd.call_when_gradient_enters(
+            output, self._on_gradient_enters, self._num_forwards, before_other_hooks=before_other_hooks
+        )
 
     def ensure_finished(self) -> None:
         """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
@@ -108,17 +126,22 @@ class Reducer:
         Raises:
             RuntimeError: see [Note: unfinished reduction] and [Note: a backward that is dropped].
         """
-        if self.phase is Phase.ACCUMULATING and self.backward_end.is_awaited_here:
-            raise still_running()
-        never_ended = self.phase is Phase.ACCUMULATING and not self.backward_end.is_awaited
-        if never_ended or self.phase in (Phase.INCOMPLETE, Phase.REDUCING):
-            raise self.unfinished.error(self)
-        if self.current is not None:
-            self.unfinished.agree_to_drop(self.transport, self.num_passes, len(self.current.reductions))
-            self.current.abandon()
-            self.backward_end.wait_for_futures()  # of its buffer hook: this forward may read what they write
+        current = self.current
+        if current is None or current.phase is Phase.ARMED:
+            pass
+        elif current.phase is Phase.FINISHED:
             self._enter(Phase.IDLE)
-        self.backward_end.reset()
+        elif current.phase in (Phase.ACCUMULATING, Phase.REDUCING) and current.ends.is_awaited_here:
+            raise still_running()
+        elif current.is_unfinished:
+            raise self.unfinished.error(self)
+        else:
+            self.unfinished.agree_to_drop(self.transport, self.num_passes, len(current.reductions))
+            current.abandon()
+            self.wait_for_futures()  # of its buffer hook: this forward may read what they write
+            self._enter(Phase.IDLE)
+        if current is not None:
+            current.ends.reset()
         self.expectation.forward_begins()
 
     def rebuild_if_due(self) -> bool:
@@ -129,110 +152,122 @@ class Reducer:
 
     def _bind_hooks(self) -> None:
         """See [Note: the hook is bound]."""
-        handler = self._slow_hook
-        if self.current is not None and self.phase is Phase.ACCUMULATING and not self.expectation.is_recording:
-            handler = self.current.mark_ready
+        handler, current = self._slow_hook, self.current
+        if current is not None and current.phase is Phase.ACCUMULATING and not self.expectation.is_recording:
+            handler = current.mark_ready
         opens_pass = self.phase is Phase.ARMED  # which binds anew before the first gradient is counted
         self.hooks.handler = handler if opens_pass else self.expectation.wrap_hook(handler)
 
     def _on_hook(self, param: int) -> None:
         """The gradient of `param` has been accumulated, and counting it is not all there is to do."""
-        if self.phase is Phase.IDLE and not self.backward_end.is_awaited:
-            # no_sync, a second backward through one graph, or through an earlier forward
-            if self.expectation.is_static and self.backward_end.is_rest_here:
+        current = self.current
+        if current is None:  # no_sync, a second backward through one graph, or through an earlier forward
+            if self.expectation.is_static and autograd.current_backward() == self._further_backward:
                 raise second_backward(self.plan.params[param].name)
             self.events.emit(EventKind.GRADIENT_KEPT, param)
-        elif self.phase is Phase.ARMED:
-            self._open_pass(param)
+        elif current.phase is Phase.ARMED:
+            self._open_pass(current, param)
             self.hooks.handler(param)
-        elif self.phase is Phase.ACCUMULATING:
+        elif current.phase is Phase.ACCUMULATING:
             self._await_end()  # also of the outer backward, if the first hook was in a nested one
             self.expectation.record(param)
-        elif self.phase is Phase.INCOMPLETE and self.current is not None and self.current.is_refused:
+        elif current.phase is Phase.INCOMPLETE and current.is_refused:
             self.events.emit(EventKind.GRADIENT_KEPT, param)  # to the end, or cleared gradients would come back
-        elif self.phase is Phase.INCOMPLETE:  # a further backward brings more
+        elif current.phase is Phase.INCOMPLETE:  # a further backward brings more
             self._enter(Phase.ACCUMULATING)
             self._await_end()
             self.hooks.handler(param)
         else:  # all buckets are under way, or have been finalized in a backward that was nested in this one
             self._on_ready_twice(param)
 
-    def _open_pass(self, param: int) -> None:
+    def _open_pass(self, current: BackwardPass, param: int) -> None:
         """The first hook of an armed backward, that of `param`."""
         self.store.begin_pass()
-        parts = (self.store, self.expectation, self.reducing, self.modes, self.events)
-        self.current = BackwardPass(*parts, self._on_all_launched, self._on_ready_twice)
+        current.open(param, self.reducing)
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._await_end()
-        self.current.open(param)
+        current.mark_without_hook(self.expectation.last_unused or [])
 
     def _on_all_launched(self) -> None:
         self._await_end()
+        self._enter(Phase.REDUCING)
         self.expectation.all_launched(self.transport)
 
     def _on_ready_twice(self, param: int) -> None:
         static = self.expectation.is_static
-        if static and self.phase is Phase.ACCUMULATING:
+        if static and self.phase in (Phase.ACCUMULATING, Phase.REDUCING):
             self._enter(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
         raise ready_twice(param, self.plan.params[param].name, static_graph=static)
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self, is_rest: bool) -> None:
+    def _on_gradient_enters(self, forward: int, at_new_tensor: bool) -> None:
         """A backward comes in at the outputs: the one that the user called, not one nested in it."""
-        is_over = self.phase is Phase.IDLE and not self.backward_end.is_awaited
-        if is_rest and is_over and self.expectation.ends_with_each_backward:
-            reasons = [mode.cannot_add for mode in self.modes if mode.cannot_add]
-            if reasons and any(param.grad is not None for param in self.params):
-                raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reasons[0]}.")
-            self._enter(Phase.ARMED)
-        if self.phase is Phase.ARMED and not self.backward_end.is_awaited_here:
+        if at_new_tensor and forward == self._last_reduced:  # the rest of that forward's outputs
+            self._further_backward = autograd.current_backward()
+            if self.current is None and self.expectation.ends_with_each_backward:
+                self._check_that_modes_can_add()
+                self._make_pass(finalizes_at_end=True)
+        if self.current is None:
+            return
+        ends = self.current.ends
+        ends.enter()
+        if self.phase is Phase.ARMED and not ends.is_awaited_here:
             for mode in self.modes:
                 mode.backward_begins()
             self.expectation.backward_begins()
         self._await_end()
+        if ends.is_awaited_here:
+            self._last_reduced = forward
+
+    def _check_that_modes_can_add(self) -> None:
+        reasons = [mode.cannot_add for mode in self.modes if mode.cannot_add]
+        if reasons and any(param.grad is not None for param in self.params):
+            raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reasons[0]}.")
 
     def _await_end(self) -> None:
         """Be called at the end of the backward that is running. See [Note: which backward ends]."""
-        if self.phase is not Phase.IDLE and self.backward_end.await_end():
+        current = self.current
+        if current is not None and current.phase is not Phase.FINISHED and current.ends.await_end():
             self.events.emit(EventKind.BACKWARD_BEGIN)
-            if self.phase is Phase.INCOMPLETE:
+            if current.phase is Phase.INCOMPLETE:
                 self._enter(Phase.ACCUMULATING)
 
-    def _on_backward_end(self, is_nested: bool) -> None:
+    def _on_backward_end(self, current: BackwardPass, backward: int) -> None:
+        """A backward has ended that was to bring gradients of this pass."""
+        if current is not self.current:
+            return
+        is_last = not current.ends.is_any_awaited(but=backward)
         with self.events.reporting():
-            if self.current is None or self.phase is Phase.REDUCING:
-                self.expectation.backward_was_empty()  # it has reached no parameter, or ends a second time
-                if self.phase is Phase.ARMED:
-                    self.hooks.check(self.plan.params[0].name)
-            elif self.current.all_launched:
+            if current.phase is Phase.ARMED:  # it has reached no parameter
+                self.expectation.backward_was_empty()
+                self.hooks.check(self.plan.params[0].name)
+            elif current.phase is Phase.ACCUMULATING:
+                entry = current.ends.entry_of(backward)
+                if self.expectation.is_recording and entry is Entry.AT_OUTPUTS:
+                    self.events.emit(EventKind.GRADIENTS_COMPLETE)
+                    self.reduce_recorded(backward)
+                elif entry is not Entry.NESTED:  # else the outer backward brings more
+                    self._enter(Phase.INCOMPLETE)
+                    if not self.expectation.is_recording:
+                        self.unfinished.warn(current.missing(), self.transport.rank)
+            elif current.phase is Phase.REDUCING and (current.finalizes_at_end or is_last):
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
-                self._end_pass(self.current)
-            elif is_nested or self.phase is Phase.INCOMPLETE:
-                return  # the outer backward brings more, or has brought no more
-            elif self.expectation.is_recording and self.backward_end.came_in_at_outputs:
-                self.events.emit(EventKind.GRADIENTS_COMPLETE)
-                self.reduce_recorded()
-            else:
-                self._enter(Phase.INCOMPLETE)
-                if not self.expectation.is_recording:
-                    self.unfinished.warn(self.current.missing(), self.transport.rank)
+                if current.finalizes_at_end:
+                    self._finalize(current, backward)
+            elif current.phase is Phase.FINISHED and is_last:
+                self._enter(Phase.IDLE)
 
-    def reduce_recorded(self) -> None:
+    def reduce_recorded(self, ending: int = -1) -> None:
         """Backward has only recorded what it brings (the first one of a static graph): reduce it all at once."""
-        if self.current is None or not self.expectation.is_recording:
+        current = self.current
+        if current is None or current.phase is Phase.ARMED or not self.expectation.is_recording:
             return
         self.expectation.recorded()
-        self.current.mark_without_hook(range(len(self.params)))
-        self._end_pass(self.current)
-
-    def _end_pass(self, current: BackwardPass) -> None:
-        """Backward has ended, and all buckets are under way."""
-        if self._finalizes_at_end:
-            self._finalize(current)
-        else:
-            self._enter(Phase.REDUCING)
+        current.mark_without_hook(range(len(self.params)))
+        if current.finalizes_at_end:
+            self._finalize(current, ending)
 
     def finish(self, *, is_required: bool = True) -> None:
         """Finalize a backward that was not to do so by itself: after it, or in it once all buckets are under way.
@@ -241,44 +276,46 @@ class Reducer:
             RuntimeError: some gradients have not arrived, there is no such backward, or it finalizes itself.
         """
         with self.events.reporting():
-            if not is_required or self.current is None or not self.current.all_launched:
-                raise cannot_finalize(is_required=is_required, is_incomplete=self.current is not None)
-            self._finalize(self.current)
+            current = self.current
+            if not is_required or current is None or current.phase is not Phase.REDUCING:
+                is_open = current is not None and current.phase not in (Phase.ARMED, Phase.FINISHED)
+                raise cannot_finalize(is_required=is_required, is_incomplete=is_open)
+            self._finalize(current)
 
-    def _finalize(self, current: BackwardPass) -> None:
+    def _finalize(self, current: BackwardPass, ending: int = -1) -> None:
+        """Put the averages into the gradients. `ending` is the backward that has just ended, if one has."""
         self._enter(Phase.FINALIZING)
         observes_order = self.awaits_order
         try:
             current.wait_and_unpack()
         except BaseException:
-            self.on_failure()
-            self.unfinished.guard(self)
+            current.note_failure()
             raise
         if observes_order:
             self.store.observe(current.observed_order())
-        self._enter(Phase.IDLE)
+        self._enter(Phase.FINISHED if current.ends.is_any_awaited(but=ending) else Phase.IDLE)
         self.unfinished.settled(self.transport)
-        self.backward_end.wait_for_futures()
+        self.wait_for_futures()
         self.events.emit(EventKind.BACKWARD_END)
 
-    def on_failure(self) -> None:
-        """An exception has ended the backward: note which gradients it leaves behind."""
-        if self.current is not None:
-            self.current.grads_left = {p: TensorWeakRef(p.grad) for p in self.params if p.grad is not None}
+    def wait_for_futures(self) -> None:
+        futures, self.futures = self.futures, []
+        for future in futures:
+            future.wait()
 
     # ------------------------------------------------------------------ changed after construction
 
     def change_ranks(self, transport: Transport, reducing: Reducing) -> None:
         """Go on with other ranks, however the last backward has ended. The buckets are rebuilt anew."""
         self.transport, self.reducing = transport, reducing
-        if self.current is not None:
+        if self.current is not None and self.current.phase not in (Phase.ARMED, Phase.FINISHED):
             self.current.drop()
+        self.current = None
         self.store.release()  # the old ranks may yet write into what is on its way
         self.store.make_buckets(transport.allocate)
-        self.backward_end.reset()
         self.store.await_another_order()
         self.expectation.reset()
-        self._set_phase(Phase.IDLE)
+        self._bind_hooks()
 
     def expect(self, expectation: Expectation) -> None:
         """Expect other gradients; before the first backward. Its order is trusted for the rebuild."""
@@ -303,16 +340,10 @@ class Reducer:
         return self.store.awaits_order and not self.expectation.order_is_provisional
 
     def _enter(self, phase: Phase) -> None:
-        if phase not in ALLOWED[self.phase]:
+        current = self.current
+        if current is None or phase not in ALLOWED[current.phase]:
             raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become {phase.name}.")
-        self._set_phase(phase)
-
-    def _set_phase(self, phase: Phase) -> None:
         if phase is Phase.IDLE:
             self.current = None
-        self.phase = phase
-        if phase in WITH_GUARD:
-            self.unfinished.guard(self)
-        else:
-            self.unfinished.lift_guard()
+        current.phase = phase
         self._bind_hooks()

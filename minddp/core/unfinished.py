@@ -4,9 +4,9 @@
 A backward that leaves parameters out is not an error yet: a second backward through another output may bring the
 rest. It becomes one when the result is used. Torch notices at the next forward, when the optimizer has already
 stepped with gradients that were not reduced. minddp warns when a backward ends unfinished, once for each set of
-parameters, and arms a guard on the optimizers: a step that would touch one of the module's parameters raises. The
-next forward raises too, as in torch. The guard is up within a backward, too, for one that an exception cuts short:
-its gradients are not averaged, or only in part. A script that catches the exception and clears them may go on.
+parameters, and looks at the optimizers: a step that would touch one of the module's parameters raises. The next
+forward raises too, as in torch. So does a step on gradients that an exception in backward has left behind: they are
+not averaged, or only in part. A script that catches the exception and clears them may go on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
 
-from minddp.core.autograd import weakly
 from minddp.core.backward_pass import Phase
 from minddp.core.errors import interrupted
 from minddp.core.events import EventKind
@@ -63,36 +62,50 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
     )
 
 
-class OptimizerGuard(StepWatcher):
-    """While up, an optimizer that would step on `params` meets `error(it)`. See [Note: unfinished reduction].
-
-    `error` is a method, whose object is referenced weakly. It returns `None` if the optimizer may step.
-    """
-
-    put_up, lift_guard = StepWatcher.watch_steps, StepWatcher.ignore_steps
-
-    def __init__(self, params: Sequence[torch.nn.Parameter], error: Callable[[Optimizer], Exception | None]):
-        self._guarded = {id(param) for param in params}
-        self._make_error = weakly(error)
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        if steps_on(optimizer, self._guarded) and (error := self._make_error(optimizer)) is not None:
-            raise error
-
-
-class UnfinishedReduction(OptimizerGuard):
+class UnfinishedReduction(StepWatcher):
     """Warning, guard and errors for gradients that are not averaged; `serial` names the wrapper on every rank."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str):
-        super().__init__(params, self._error_of_step)
         self.serial = serial
         self._params = params
         self._names = names
+        self._guarded = {id(param) for param in params}
         self._warned_of: set[tuple[int, ...]] = set()
 
-    def guard(self, reducer: Reducer) -> None:
+    def watch(self, reducer: Reducer) -> None:
+        """Look at each step of an optimizer from now on."""
         self._reducer = weakref.ref(reducer)
-        self.put_up()
+        self.watch_steps()
+        self.settled(reducer.transport)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        reducer = self._reducer()
+        if reducer is None or reducer.current is None or not steps_on(optimizer, self._guarded):
+            return
+        if reducer.current.is_unfinished:
+            raise self.error(reducer)
+        if (left := self._left_by_exception(reducer)) and steps_on(optimizer, left):
+            missing = [self._names[param] for param in reducer.current.missing()]
+            raise reducer.events.report(
+                RuntimeError(
+                    f"{interrupted(reducer.num_passes, reducer.transport.rank, missing)}, so `.grad` holds "
+                    f"gradients that are not averaged, or only in part. Clear them (`optimizer.zero_grad()`) and "
+                    f"leave this step out, on every rank."
+                )
+            )
+
+    def _left_by_exception(self, reducer: Reducer) -> set[int]:
+        """The ids of parameters whose gradients are still those that an exception in backward has left."""
+        current = reducer.current
+        if current is None or current.phase in (Phase.ARMED, Phase.FINISHED):
+            return set()
+        if current.grads_left is None and current.phase is not Phase.FINALIZING and current.ends.is_over_here:
+            current.note_failure()  # the engine's thread has yet to free its callback
+        return {
+            id(param)
+            for param, reference in (current.grads_left or {}).items()
+            if (grad := param.grad) is not None and reference() is grad and bool(grad.any())
+        }
 
     def settled(self, transport: Transport) -> None:
         if isinstance(transport, DropsTogether):
@@ -140,31 +153,6 @@ class UnfinishedReduction(OptimizerGuard):
                 f"{self._frozen(missing)}{elsewhere}These are all; no need to set the environment variable "
                 f"TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
                 f"{remedy}Until that is mended `.grad` on rank {rank} holds gradients that are not averaged."
-            )
-        )
-
-    def _error_of_step(self, optimizer: Optimizer) -> Exception | None:
-        """`None` while backward runs, or if the optimizer's gradients were cleared after an exception."""
-        reducer = self._reducer()
-        if reducer is None or reducer.current is None:
-            return None
-        if reducer.phase in (Phase.INCOMPLETE, Phase.REDUCING):
-            return self.error(reducer)
-        if reducer.current.grads_left is None and reducer.backward_end.is_over_here:
-            reducer.on_failure()  # the engine's thread has yet to free its callback
-        left = {
-            id(param)
-            for param, reference in (reducer.current.grads_left or {}).items()
-            if (grad := param.grad) is not None and reference() is grad and bool(grad.any())
-        }
-        if not steps_on(optimizer, left):
-            return None
-        missing = [self._names[param] for param in reducer.current.missing()]
-        return reducer.events.report(
-            RuntimeError(
-                f"{interrupted(reducer.num_passes, reducer.transport.rank, missing)}, so `.grad` holds gradients "
-                f"that are not averaged, or only in part. Clear them (`optimizer.zero_grad()`) and leave this step "
-                f"out, on every rank."
             )
         )
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from minddp.core import autograd
-from minddp.core.backward_end import BackwardEnd
-from minddp.core.unfinished import OptimizerGuard
+from minddp.core.backward_end import AwaitedEnds
+from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.options import Options, exclude
 from minddp.replicas import broadcast as replicas
 from minddp.transport.protocols import Transport, Work
@@ -73,7 +73,7 @@ def names_of(module: nn.Module, delayed: Iterable[nn.Parameter]) -> set[str]:
     return {name for name, param in module.named_parameters(remove_duplicate=False) if param in params}
 
 
-class DelayedAllReduce:
+class DelayedAllReduce(StepWatcher):
     """One flat buffer for the gradients of `named_params`, reduced when the gradient of `trigger` arrives."""
 
     def __init__(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter, transport: Transport):
@@ -82,8 +82,8 @@ class DelayedAllReduce:
         self._take_memory()
         self._arrived: list[str] = []  # since the trigger
         self._under_way: Work | None = None
-        self._backward_end = BackwardEnd(on_end=self._on_backward_end)
-        self._guard = OptimizerGuard(self.params, self._not_reduced)
+        self._ends = AwaitedEnds(self._on_backward_end)
+        self.watch_steps()
         self._install_hooks(named_params, trigger)
 
     def _take_memory(self) -> None:
@@ -109,7 +109,7 @@ class DelayedAllReduce:
         """After each forward: parameters whose `.grad` was dropped get a view of zeros."""
         if self._under_way is not None:  # an exception has ended the last backward before its end was called
             self._on_backward_end()
-        self._backward_end.reset()
+        self._ends.reset()
         for param, view in zip(self.params, self._views, strict=True):
             if param.grad is None:
                 param.grad = view.zero_()
@@ -135,7 +135,7 @@ class DelayedAllReduce:
                 f"`delay_all_reduce_named_params`, one that forward uses before them."
             )
         self._arrived.append(name)
-        self._backward_end.await_end()
+        self._ends.await_end()
 
     def _reduce(self) -> None:
         """The gradient of the trigger has arrived."""
@@ -149,18 +149,18 @@ class DelayedAllReduce:
             self._buffer.div_(self._transport.world_size)
         self._under_way = self._transport.all_reduce(self._buffer)
         self._arrived.clear()
-        self._guard.lift_guard()
-        self._backward_end.await_end()
+        self._ends.await_end()
 
-    def _on_backward_end(self, is_nested: bool = False) -> None:
+    def _on_backward_end(self, _backward: int = -1) -> None:
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
-        if self._arrived:
-            self._guard.put_up()
 
-    def _not_reduced(self, _optimizer: torch.optim.Optimizer) -> RuntimeError:
-        return RuntimeError(
-            f"Gradients of delayed parameters have arrived, but not the gradient of `param_to_hook_all_reduce`, so "
-            f"they are not reduced: {', '.join(self._arrived)}. Every loss that uses them must use it, too."
-        )
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """See [Note: unfinished reduction]."""
+        if self._arrived and not self._ends.is_any_awaited() and steps_on(optimizer, set(map(id, self.params))):
+            raise RuntimeError(
+                f"Gradients of delayed parameters have arrived, but not the gradient of "
+                f"`param_to_hook_all_reduce`, so they are not reduced: {', '.join(self._arrived)}. Every loss that "
+                f"uses them must use it, too."
+            )

@@ -172,7 +172,7 @@ def shadow_backward(reducer: Reducer) -> None:
     reducer.store.end_pass()
     if observes_order:
         reducer.store.observe(list(range(len(reducer.params))))
-    reducer.backward_end.wait_for_futures()
+    reducer.wait_for_futures()
 
 
 def exchange_step(transport: Transport, device: torch.device, ours: ActiveStep) -> ActiveStep:

@@ -477,7 +477,7 @@ def test_the_end_of_backward_waits_for_the_futures_of_buffer_hooks() -> None:
     failed: torch.futures.Future = torch.futures.Future()
     failed.set_exception(OSError("the hook's future"))
     output = ddp(X).sum()
-    ddp.reducer.backward_end.futures.append(failed)
+    ddp.reducer.futures.append(failed)
     with pytest.raises(OSError, match="the hook's future"):
         output.backward()
     ddp.step(X)

@@ -18,10 +18,10 @@ import torch
 from minddp.core.backward_pass import Phase
 from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
+from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import Reduction
-from minddp.core.unfinished import OptimizerGuard
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.tools.elastic.addition_tree import Node, carries, deal
@@ -81,7 +81,7 @@ class ShareReducing:
         return carries([held.node for held in self.held], self._next_share, self._num_shares)
 
 
-class LogicalRanks(Mode):
+class LogicalRanks(Mode, StepWatcher):
     """Deals the shares of each step to the ranks, and keeps what must not depend on how they are dealt.
 
     `step` is the number of the next step, from which the shares' random states follow; a training that is resumed
@@ -95,14 +95,14 @@ class LogicalRanks(Mode):
         self._reducer = reducer
         self._params = reducer.params
         self._buffers = buffers
-        self._guard = OptimizerGuard(self._params, self._incomplete)
         self._averaged: list[tuple[int, int] | None] = []
         self._passes_before = 0
         self._computing: int | None = None  # the share whose forward is due
-        self._before_step: tuple[list[torch.Tensor], list[torch.Tensor | None]] | None = None
+        self._saved: tuple[list[torch.Tensor], list[torch.Tensor | None]] | None = None
         self._seed = torch.initial_seed() & 2**63 - 1
         self.agree_on_seed(source=0)
         reducer.modes.append(self)
+        self.watch_steps()
 
     def agree_on_seed(self, source: int) -> None:
         """Take that of rank `source`. Collective."""
@@ -128,13 +128,12 @@ class LogicalRanks(Mode):
         Raises:
             RuntimeError: a share has had no backward, or more than one.
         """
-        self._guard.put_up()
         reducing, here = self._reducer.reducing, self.here
         assert isinstance(reducing, ShareReducing)
         reducing.begin_step(here[0])
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
-        self._before_step = buffers, earlier
+        self._saved = buffers, earlier
         survivors = buffers
         with random_state_is_kept(self._params[0].device):
             for share in here:
@@ -159,18 +158,16 @@ class LogicalRanks(Mode):
         if self.before_counting is not None:
             self.before_counting()
         self.step += 1
-        self._before_step = None
-        self._guard.lift_guard()
+        self._saved = None
 
     def undo(self) -> None:
         """Give gradients and buffers back what they were before the step that has not counted, if there is one."""
-        if self._before_step is not None:
-            buffers, earlier = self._before_step
+        if self._saved is not None:
+            buffers, earlier = self._saved
             self._overwrite_buffers(buffers)
             for param, grad in zip(self._params, earlier, strict=True):
                 param.grad = grad
-            self._before_step = None
-        self._guard.lift_guard()
+            self._saved = None
 
     def forward_begins(self) -> None:
         """Raise unless this forward is the first of a share."""
@@ -242,12 +239,12 @@ class LogicalRanks(Mode):
 
     # ------------------------------------------------------------------ the optimizer waits for all shares
 
-    def _incomplete(self, _optimizer: torch.optim.Optimizer) -> Exception:
-        return RuntimeError(
-            f"An optimizer is about to step before all shares {list(self.here)} of rank "
-            f"{self._reducer.transport.rank} were computed. Step after the loop over `ddp.shares()`, and do not "
-            f"leave the loop early."
-        )
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._saved is not None and steps_on(optimizer, set(map(id, self._params))):
+            raise RuntimeError(
+                f"An optimizer is about to step before all shares {list(self.here)} of rank {self.transport.rank} "
+                f"were computed. Step after the loop over `ddp.shares()`, and do not leave the loop early."
+            )
 
 
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ import weakref
 
 import torch
 
+from minddp.core.backward_pass import Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
@@ -50,8 +51,8 @@ class CheckFinite:
             mark = first_not_finite(bucket)
             _numbers(bucket.wire)[:1].masked_fill_(mark != FINITE, math.nan)
             self._marks.append(bucket.spec.index * BUCKET + mark)
-        if self not in reducer.backward_end.futures:
-            reducer.backward_end.futures.append(self)
+        if self not in reducer.futures:
+            reducer.futures.append(self)
         self._launched.append(self._reducing.launch(bucket, contents, is_last=is_last))
         return self._launched[-1]
 
@@ -63,7 +64,7 @@ class CheckFinite:
         """
         reducer = self._reducer()
         assert reducer is not None, "its backward has just ended"
-        if reducer.current is not None:  # an exception has ended the backward
+        if reducer.phase not in (Phase.IDLE, Phase.FINISHED):  # an exception has ended the backward
             return
         marks, launched = self._marks, self._launched
         self._marks, self._launched = [], []

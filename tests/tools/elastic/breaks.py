@@ -32,8 +32,8 @@ BREAKS = (
     SurvivalBreak(
         "buffers stay as the broken step has left them",
         "tools/elastic/logical_ranks.py",
-        "            buffers, earlier = self._before_step\n            self._overwrite_buffers(buffers)\n",
-        "            buffers, earlier = self._before_step\n",
+        "            buffers, earlier = self._saved\n            self._overwrite_buffers(buffers)\n",
+        "            buffers, earlier = self._saved\n",
         "test_a_rank_dies_in_a_step[backward]",
     ),
     SurvivalBreak(
