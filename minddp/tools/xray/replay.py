@@ -166,7 +166,8 @@ class _Samples(dict[int, list[float]]):
 class Change:
     """What is different: the buckets, the costs, and how much longer a phase takes, by step, rank and phase.
 
-    `title` says it, `code` as arguments or calls. `shown` is the place of the step to show, if not the typical one.
+    `title` says it, `code` as arguments or calls; `ranks` are those that are quicker. `shown` is the place of the
+    step to show, if not the typical one.
     """
 
     plan: BucketPlan | None = None
@@ -174,6 +175,7 @@ class Change:
     factors: Mapping[tuple[int, int, Phase], float] = field(default_factory=dict)
     title: str = "as recorded"
     code: str = ""
+    ranks: tuple[int, ...] = ()
     shown: int | None = None
 
 
