@@ -244,7 +244,7 @@ class DistributedDataParallel(surface.DistributedDataParallel):
     that are not listed here are `minddp.ddp.DistributedDataParallel`'s.
 
     Args:
-        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto": see `forecast/`.
+        bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto": see `tools/forecast/`.
         stuck_after_s: time to wait for other ranks before a diagnosis; `None` makes none. See docs/stuck.md.
         on_drift: what to do when training goes wrong without an error, as when replicas differ: "warn" logs a
             warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None` does

@@ -15,6 +15,7 @@ from benchmarks import parts
 from benchmarks.parts import AGAIN, AS_IT_COMES, CHANGES, OPTIMISATIONS, WORTH, Config
 from minddp import DistributedDataParallel
 from minddp.core import gradient_aliasing, packing
+from minddp.tools.wrapper import FiniteGradients
 from minddp.transport import spin_wait
 from tests.ranks import RankPool
 
@@ -87,7 +88,8 @@ def _what_the_others_change(rank: int) -> dict[str, tuple[bool, bool, bool]]:
     found = {}
     for name in CHANGES.keys() - OPTIMISATIONS.keys():
         ddp = CHANGES[name](lambda **options: DistributedDataParallel(nn.Linear(2, 2), **options))
-        found[name] = (ddp.guard is not None, ddp._options.check_finite, ddp.events.sink is not None)
+        checks_finite = any(isinstance(extension, FiniteGradients) for extension in ddp.extensions)
+        found[name] = (ddp.guard is not None, checks_finite, ddp.events.sink is not None)
         parts.recordings.close()
     return found
 

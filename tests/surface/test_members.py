@@ -14,7 +14,7 @@ from tests.ranks import RankPool
 from tests.surface.models import Normed, batch
 
 REASONS = {
-    "a piece of the constructor; see compat/compiled_autograd.py": ("_register_accum_grad_hook",),
+    "a piece of the constructor; see compat/compiled.py": ("_register_accum_grad_hook",),
     "holds the same as bucket_bytes_cap and similar members; never read": ("_bucket_config",),
     "a piece of the constructor; see _connect": ("_ddp_init_helper",),
     "a piece of the constructor; see delayed.py": ("_register_delay_all_reduce_hook",),

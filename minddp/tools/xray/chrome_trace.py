@@ -9,6 +9,7 @@ Format: "Trace Event Format", Google. Times are microseconds since the first ste
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ APART = 2**16  # process numbers of one recording and those of the next one
 def trace_events(analyses: Sequence[Analysis]) -> list[Event]:
     """Those of several recordings are as many groups of processes."""
     events = []
+    arrows = itertools.count(1)  # Perfetto draws no arrow whose id is not a number
     titles = words.names([analysis.recording for analysis in analyses])
     for place, (analysis, title) in enumerate(zip(analyses, titles, strict=True)):
         first_pid = place * APART + 1  # 0 is the idle process of a system
@@ -36,12 +38,12 @@ def trace_events(analyses: Sequence[Analysis]) -> list[Event]:
         for step in analysis.steps:
             for rank in step.ranks:
                 where = {"pid": first_pid + rank.rank, "tid": 1}
-                for t_ns, event in _of_rank(step, rank, str(first_pid + rank.rank)):
+                for t_ns, event in _of_rank(step, rank, arrows):
                     events.append({"ts": (t_ns - begin_ns) / 1e3, **where, **event})
     return events
 
 
-def _of_rank(step: Step, rank: RankStep, process: str) -> Iterator[tuple[int, Event]]:
+def _of_rank(step: Step, rank: RankStep, arrows: Iterator[int]) -> Iterator[tuple[int, Event]]:
     """When each event begins, and the rest of it. A slice precedes what happens within it."""
     for name, spans in ((None, rank.spans), ("pack", rank.packs)):
         for span in spans:
@@ -50,12 +52,12 @@ def _of_rank(step: Step, rank: RankStep, process: str) -> Iterator[tuple[int, Ev
             slice_ = {"ph": "X", "name": name or span.activity.value, "dur": span.length_ns / 1e3, "args": args}
             yield span.begin_ns, slice_
     for param, t_ns in rank.ready_ns.items():
-        yield t_ns, {"ph": "i", "s": "t", "cat": "gradient", "name": rank.plan.params[param].name}
+        yield t_ns, {"ph": "i", "name": rank.plan.params[param].name}
     for bucket in rank.buckets:
         passage = step.passage(bucket.index, rank)
         if passage is None:
             continue
-        row = {"cat": "bucket", "id": f"{process}.{bucket.index}"}
+        row = {"cat": "bucket", "id2": {"local": str(bucket.index)}}
         args = {"step": step.number, "bytes": bucket.nbytes, "parameters": rank.plan.names(bucket.index)}
         name, end_ns = f"bucket {bucket.index}", (passage.wire or passage.waits_for_ranks).end_ns
         yield passage.queues.begin_ns, {"ph": "b", "name": name, **row, "args": args}
@@ -65,6 +67,6 @@ def _of_rank(step: Step, rank: RankStep, process: str) -> Iterator[tuple[int, Ev
                 yield part.end_ns, {"ph": "e", "name": delay, **row}
         yield end_ns, {"ph": "e", "name": name, **row}
         if bucket.waited_ns is not None:
-            arrow = {"cat": "launch", "name": name, "id": f"{process}.{step.number}.{bucket.index}"}
+            arrow = {"cat": "launch", "name": name, "id": next(arrows)}
             yield passage.queues.begin_ns, {"ph": "s", **arrow}
             yield bucket.waited_ns, {"ph": "f", "bp": "e", **arrow}

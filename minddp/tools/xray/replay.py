@@ -4,8 +4,8 @@
 A rank computes as recorded: what its spans took, each by a factor (`Change.factors`), one after the other. Its
 gradients are ready at their places in backward; a bucket is launched when its last one is packed and all buckets
 before it are launched. When all ranks have joined (see [Note: a bucket's passage]) it travels, one at a time, by
-the model of `forecast/step_model.py`. After backward a rank waits for each bucket and copies it back, then goes
-on as recorded. Its next step begins when it is done, so a rank that is late in one phase makes the others wait in
+the model of `tools/forecast/step_model.py`. After backward a rank waits for each bucket and copies it back, then
+goes on as recorded. Its next step begins when it is done, so a rank that is late in one phase makes others wait in
 the next backward, wherever that phase lies. Buffers are waited for, too: no rank has them before rank 0 sends them.
 
 What a message, packing and copying cost is fitted to the recording (`Costs`). A launch costs the thread that trains
@@ -166,7 +166,8 @@ class _Samples(dict[int, list[float]]):
 class Change:
     """What is different: the buckets, the costs, and how much longer a phase takes, by step, rank and phase.
 
-    `title` says it, `code` as arguments or calls. `shown` is the place of the step to show, if not the typical one.
+    `title` says it, `code` as arguments or calls; `ranks` are those that are quicker. `shown` is the place of the
+    step to show, if not the typical one.
     """
 
     plan: BucketPlan | None = None
@@ -174,6 +175,7 @@ class Change:
     factors: Mapping[tuple[int, int, Phase], float] = field(default_factory=dict)
     title: str = "as recorded"
     code: str = ""
+    ranks: tuple[int, ...] = ()
     shown: int | None = None
 
 

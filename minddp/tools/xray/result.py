@@ -20,7 +20,7 @@ RECORDINGS = "minddp"  # under this key in a .json file
 
 def _dump(analyses: Sequence[Analysis]) -> str:
     recordings = [analysis.recording.to_dict() for analysis in analyses]
-    return json.dumps({RECORDINGS: recordings, "traceEvents": trace_events(analyses)})
+    return json.dumps({RECORDINGS: recordings, "traceEvents": trace_events(analyses)}, separators=(",", ":"))
 
 
 WRITERS: dict[str, Callable[[Sequence[Analysis]], str]] = {".html": render, ".json": _dump}
@@ -37,7 +37,9 @@ class Comparison:
         return self._results
 
     def save(self, path: str | Path) -> None:
-        """Write a page (.html) or the recording itself (.json, see `load`), by the suffix; on the first rank only.
+        """Write a page (.html) or the recording itself (.json), by the suffix; on the first rank only.
+
+        The .json file can be opened by `load`, and in ui.perfetto.dev.
 
         Raises:
             ValueError: another suffix, or no step was recorded.

@@ -31,6 +31,8 @@ from typing import NamedTuple
 
 from minddp.core.plan import BucketPlan
 
+NEGLIGIBLE = 0.01  # of a step: shorter waits are not mentioned
+
 
 class Interval(NamedTuple):
     begin_ns: int
@@ -227,6 +229,17 @@ class Step:
         """How long a rank stands still for the one that ends backward last, rather than for communication."""
         still = Activity.EXPOSED
         return max(0, rank.parts_ns[still] - self.last.parts_ns[still])
+
+    @property
+    def waits_longest(self) -> RankStep:
+        """The rank that stands still longest for the one that ends backward last."""
+        return max(self.ranks, key=self.waits_for_last_ns)
+
+    @property
+    def late_rank(self) -> int | None:
+        """The rank that another one waits for, if for a time that is worth mentioning."""
+        waits_ns = self.waits_for_last_ns(self.waits_longest)
+        return self.last.rank if waits_ns >= NEGLIGIBLE * self.length_ns else None
 
     def last_join(self, bucket: int) -> tuple[int, int] | None:
         """When the last rank joined, and which: see [Note: a bucket's passage]. None if not all were recorded."""

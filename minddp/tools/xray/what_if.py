@@ -38,7 +38,8 @@ Factors = Mapping[tuple[int, int, Phase], float]
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change, in words and, if there are any, as arguments or calls; `of_plan`: it changes the buckets.
+    """A change, in words and, if there are any, as arguments or calls; `of_plan`: it changes the buckets, `ranks`:
+    it makes these quicker.
 
     `gain_ns` is by how much it makes a step shorter on average, `evens_ns` by how much less steps differ (see
     `spread_ns`), `step` a recorded one as it would be then.
@@ -47,6 +48,7 @@ class WhatIf:
     title: str
     code: str
     of_plan: bool
+    ranks: tuple[int, ...]
     step_ns: float
     gain_ns: float
     evens_ns: float
@@ -68,7 +70,9 @@ def _outcome(change: Change, then: Replay, as_it_is: Replay, shown: int) -> What
     step = then.steps[shown if change.shown is None else change.shown]
     gain_ns = as_it_is.step_ns - then.step_ns
     evens_ns = spread_ns(as_it_is.steps) - spread_ns(then.steps)
-    return WhatIf(change.title, change.code, change.plan is not None, then.step_ns, gain_ns, evens_ns, step)
+    return WhatIf(
+        change.title, change.code, change.plan is not None, change.ranks, then.step_ns, gain_ns, evens_ns, step
+    )
 
 
 # ---------------------------------------------------------------------- what ranks do
@@ -96,17 +100,17 @@ def _late(cycles: Cycles) -> Iterator[Change]:
                 for place, by_ns in behind_ns.items()
                 for t in range(len(cycles.steps))
             )
-            yield Change(factors=by_phase[phase], title=_as_quick(cycles, behind_ns, [phase]))
+            yield _as_quick(cycles, by_phase[phase], behind_ns, [phase])
     if len(by_phase) > 1:
         every = {key: factor for factors in by_phase.values() for key, factor in factors.items()}
-        title = _as_quick(cycles, [one.rank for one in late], list(by_phase))
-        yield Change(factors=every, title=title)
+        yield _as_quick(cycles, every, [one.rank for one in late], list(by_phase))
     yield from _delays(cycles, {one.rank for one in late if one.in_steps == 1})
 
 
-def _as_quick(cycles: Cycles, places: Iterable[int], phases: Sequence[Phase]) -> str:
-    names = ranks([cycles.steps[0].ranks[place].rank for place in places])
-    return f"{names} as quick as the others {joined([NAMES[phase] for phase in phases])}"
+def _as_quick(cycles: Cycles, factors: Factors, places: Iterable[int], phases: Sequence[Phase]) -> Change:
+    late = tuple(cycles.steps[0].ranks[place].rank for place in places)
+    title = f"{ranks(late)} as quick as the others {joined([NAMES[phase] for phase in phases])}"
+    return Change(factors=factors, title=title, ranks=late)
 
 
 def _delays(cycles: Cycles, known: set[int]) -> Iterator[Change]:
@@ -125,9 +129,10 @@ def _delays(cycles: Cycles, known: set[int]) -> Iterator[Change]:
     worst, place = max(found, key=lambda where: by_rank[where[1]][where[0]])
     most = NAMES[max(Phase, key=lambda phase: cycles.behind_ns(worst, place, phase))]
     step = cycles.steps[worst]
-    which = f"rank {step.ranks[place].rank} by {by_rank[place][worst] / 1e6:.1f} ms {most}, step {step.number}"
+    late = step.ranks[place].rank
+    which = f"rank {late} by {by_rank[place][worst] / 1e6:.1f} ms {most}, step {step.number}"
     title = f"no delays in single steps ({len(found)} of {len(cycles.steps)}; the longest: {which})"
-    yield Change(factors=factors, title=title, shown=worst)
+    yield Change(factors=factors, title=title, ranks=(late,), shown=worst)
 
 
 class Cycles:

@@ -10,10 +10,9 @@ from minddp.platform.wording import count, joined, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.timeline import Activity, BucketHistory, Interval, RankStep, Step
+from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Interval, RankStep, Step
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
-NEGLIGIBLE = 0.01  # of a step
 NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
 NOTABLE_NS = 50_000  # shorter waits are not mentioned
 NOTABLE_MISS = 0.1  # of the step: a model that is further off is no basis for a decision
@@ -38,16 +37,16 @@ def headline(step: Step) -> str:
     if not step.complete:
         return f"This step did not come to its end: it stopped after {ms(step.length_ns)}."
     costs_ns = step.last.parts_ns[Activity.EXPOSED]
-    longest = max(step.ranks, key=step.waits_for_last_ns)
+    longest = step.waits_longest
     waits_ns = step.waits_for_last_ns(longest)
     parts = []
     if costs_ns >= NEGLIGIBLE * step.length_ns:
         parts.append(f"communication costs {ms(costs_ns)} of it")
-    if waits_ns >= NEGLIGIBLE * step.length_ns:
+    if step.late_rank is not None:
         longer_ns = {a: step.last.parts_ns[a] - longest.parts_ns[a] for a in Activity}
         most = max(Activity, key=longer_ns.__getitem__)
         where = f" ({most.value}: {ms(longer_ns[most])} longer)" if 2 * longer_ns[most] >= waits_ns else ""
-        parts.append(f"rank {longest.rank} waits {ms(waits_ns)} for rank {step.last.rank}{where}")
+        parts.append(f"rank {longest.rank} waits {ms(waits_ns)} for rank {step.late_rank}{where}")
     if not parts:
         return f"A step takes {ms(step.length_ns)}, and hardly any of it is spent waiting for gradients."
     return f"A step takes {ms(step.length_ns)}; {joined(parts)}."
@@ -105,9 +104,16 @@ def _is_seen(analysis: Analysis, change: WhatIf) -> bool:
 
 
 def verdict(analysis: Analysis) -> str:
-    """Whether the advice is worth following; empty if it is."""
+    """Where the noise leaves no advice: none for the late rank of the headline, or none that gains more."""
+    late = analysis.typical.late_rank
+    is_tried = any(late in change.ranks for change in analysis.what_ifs)
     is_worth = any(_is_seen(analysis, change) for change in analysis.advice)
-    return "" if is_worth or not analysis.advice else "Nothing that was tried gains more than the noise."
+    sentences = []
+    if late is not None and not is_tried and len(analysis.played) > 1 and analysis.what_ifs:
+        sentences.append(f"Rank {late} is late in this step, but in too few others to tell that from noise.")
+    if analysis.advice and not is_worth:
+        sentences.append("Nothing that was tried gains more than the noise.")
+    return " ".join(sentences)
 
 
 def sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""docs/stuck.md shows real outputs: the words that `tests/watchdog` asserts, scenario by scenario."""
+"""docs/stuck.md shows real outputs: the words that `tests/tools/watchdog` asserts, scenario by scenario."""
 
 from __future__ import annotations
 
