@@ -2,7 +2,7 @@
 PY  := .venv/bin/python
 BIN := .venv/bin
 
-.PHONY: demo test check slow states chromium docs conformance fuzz bench plots gpu lint format types venv clean
+.PHONY: demo test check slow chromium docs conformance fuzz bench plots gpu lint format types venv clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list.
@@ -17,13 +17,10 @@ PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),3) --ignore tests/gpu
 test: venv  ## Run the tests that decide (some four minutes on 2 cores).
 	$(PYTEST) --dist worksteal -m "not slow"
 
-check: test slow states lint types  ## Everything that a change must pass: all tests, lint, types (some fifteen minutes).
+check: test slow lint types  ## Everything that a change must pass: all tests, lint, types (some fifteen minutes).
 
 slow: venv .venv/docs-installed chromium  ## Run the tests that `make test` leaves out: frameworks, browser, benchmarks, site.
 	$(PYTEST) --dist loadfile --no-loadscope-reorder -m slow
-
-states: venv  ## Count the states of a reducer that the core's tests see, in one process.
-	$(BIN)/pytest -q tests/core
 
 chromium:  ## Install Chromium for the browser tests, as root on Debian; elsewhere they are skipped without it.
 	@command -v chromium || command -v chromium-browser || command -v google-chrome \

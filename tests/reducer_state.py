@@ -1,7 +1,8 @@
 """The state of a reducer, checked after each of its transitions, and all combinations that tests have seen.
 
 `StateWatch` wraps the methods of `Reducer` through which its state changes. After each one, also after one that
-raises, a pass must exist unless the phase is IDLE, and must have come as far as its phase says.
+raises, a pass must have come as far as its phase says. At the end of a run of pytest, `StateCount` adds up what the
+tests of the core have seen in all of its workers.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ class ReducerState(NamedTuple):
     phase: Phase
     finalizes_at_end: bool
     end_is_awaited: bool
+    has_failed: bool
     is_recording: bool
     awaits_order: bool
+    rebuild_is_due: bool
 
     @classmethod
     def of(cls, reducer: Reducer) -> ReducerState:
@@ -51,8 +54,10 @@ class ReducerState(NamedTuple):
             phase=reducer.phase,
             finalizes_at_end=reducer.phase is Phase.REDUCING and current.finalizes_at_end,
             end_is_awaited=is_open and current.ends.is_any_awaited(),
+            has_failed=is_open and current.grads_left is not None,
             is_recording=reducer.expectation.is_recording and reducer.phase is Phase.ACCUMULATING,
             awaits_order=reducer.phase is Phase.FINALIZING and reducer.awaits_order,
+            rebuild_is_due=reducer.phase is Phase.IDLE and reducer.store._observed_order is not None,
         )
 
 
@@ -95,3 +100,34 @@ def check_pass(reducer: Reducer) -> None:
         assert not current.hooks_left, "a pass that is armed has counted a hook"
     if current.phase in (Phase.REDUCING, Phase.FINALIZING, Phase.FINISHED):
         assert len(current.reductions) == len(current.groups_left), f"{current.phase.name} before all are launched"
+
+
+MOST = 15  # each one more is a case that the reader of the reducer has to think of
+WATCH = StateWatch()
+
+
+class StateCount:
+    """A plugin: too many combinations of state are a failure of the run."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker of pytest-xdist has ended."""
+        self.seen |= set(getattr(node, "workeroutput", {}).get("states", ()))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.seen |= set(map(str, WATCH.seen))
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["states"] = sorted(self.seen)
+        elif len(self.seen) > MOST:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.seen:
+            terminalreporter.write_line(
+                f"{len(self.seen)} combinations of a reducer's state occurred, at most {MOST} may."
+            )
+        if len(self.seen) > MOST:
+            terminalreporter.write_line("\n".join(sorted(self.seen)), red=True)

@@ -9,28 +9,38 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from minddp.core.backward_end import BackwardEnd
+from minddp.core.autograd import call_when_gradient_enters
+from minddp.core.backward_end import PassEnds
 from tests.modules import Hidden
 
 
 class Owner:
-    """Notes what a `BackwardEnd` reports. `asks_on_begin`: the end is requested where a gradient enters."""
+    """Notes what happens to its `PassEnds`. `asks_on_begin`: the end is requested where a gradient enters."""
 
     def __init__(self, *, asks_on_begin: bool = False):
         self.log: list[str] = []
         self.asks_on_begin = asks_on_begin
-        self.backward_end = BackwardEnd(self.on_end, self.on_begin)
+        self.ends = PassEnds(self.on_end, self.on_failure)
 
-    def on_begin(self, is_rest: bool) -> None:
-        self.log.append("begin at another output" if is_rest else "begin")
+    def watch(self, output: object) -> None:
+        """A forward has returned `output`."""
+        self.ends = PassEnds(self.on_end, self.on_failure)
+        self.ends.is_visible = call_when_gradient_enters(output, self.on_begin)
+
+    def on_begin(self, at_new_tensor: bool) -> None:
+        self.log.append("begin")
+        self.ends.enter()
         if self.asks_on_begin:
             self.ask()
 
-    def on_end(self, is_nested: bool) -> None:
-        self.log.append("nested end" if is_nested else "end")
+    def on_end(self, backward: int) -> None:
+        self.log.append(f"end {self.ends.entry_of(backward).name}")
+
+    def on_failure(self) -> None:
+        self.log.append("failure")
 
     def ask(self, *_grad: torch.Tensor) -> None:
-        if self.backward_end.await_end():
+        if self.ends.await_end():
             self.log.append("asked")
 
 
@@ -54,35 +64,35 @@ def test_the_end_is_called_once_however_often_it_is_requested() -> None:
     owner = Owner()
     layer = asking(owner)
     layer(layer(source())).sum().backward()
-    assert owner.log == ["asked", "end"]
+    assert owner.log == ["asked", "end AT_OUTPUTS"]
 
 
 def test_each_backward_has_an_end_of_its_own() -> None:
     owner = Owner()
     for _ in range(2):
         asking(owner)(source()).sum().backward()
-    assert owner.log == ["asked", "end"] * 2
+    assert owner.log == ["asked", "end AT_OUTPUTS"] * 2
 
 
 def test_an_end_is_awaited_until_it_has_been_called() -> None:
     """Hooks that fire within, in a further backward, belong to the one that ends. Also if it raises."""
 
     class Ending(Owner):
-        def on_end(self, is_nested: bool) -> None:
-            self.log.append(f"awaited: {self.backward_end.is_awaited}")
+        def on_end(self, backward: int) -> None:
+            self.log.append(f"awaited: {self.ends.is_any_awaited()}")
             raise KeyError("in the end")
 
     owner = Ending()
     with pytest.raises(KeyError, match="in the end"):
         asking(owner)(source()).sum().backward()
     assert owner.log == ["asked", "awaited: True"]
-    assert not owner.backward_end.is_awaited
+    assert not owner.ends.is_any_awaited()
 
 
 def test_without_a_request_no_end_is_called() -> None:
     owner = Owner()
     output = source() * 2
-    owner.backward_end.watch(output)
+    owner.watch(output)
     output.sum().backward()
     assert owner.log == ["begin"]
 
@@ -91,7 +101,7 @@ def test_the_end_of_a_nested_backward_is_reported_as_nested() -> None:
     owner = Owner()
     layer = asking(owner)
     layer(checkpoint(layer, source(), use_reentrant=True)).sum().backward()
-    assert owner.log == ["asked", "asked", "nested end", "end"]
+    assert owner.log == ["asked", "asked", "end NESTED", "end AT_OUTPUTS"]
 
 
 @pytest.mark.parametrize("hides", [False, True])
@@ -101,11 +111,11 @@ def test_within_a_nested_forward_the_end_of_its_backward_is_the_end(hides: bool)
 
     def module(x: torch.Tensor) -> torch.Tensor:
         output = asking(owner)(x)
-        owner.backward_end.watch(Hidden(output) if hides else output)
+        owner.watch(Hidden(output) if hides else output)
         return output
 
     checkpoint(module, source(), use_reentrant=True).sum().backward()
-    assert owner.log == [*([] if hides else ["begin"]), "asked", "end"]
+    assert owner.log == [*([] if hides else ["begin"]), "asked", "end AT_OUTPUTS"]
 
 
 def test_within_a_nested_forward_a_checkpoint_has_a_nested_end() -> None:
@@ -113,95 +123,83 @@ def test_within_a_nested_forward_a_checkpoint_has_a_nested_end() -> None:
 
     def module(x: torch.Tensor) -> torch.Tensor:
         output = checkpoint(asking(owner), x, use_reentrant=True)
-        owner.backward_end.watch(output)
+        owner.watch(output)
         return output
 
     checkpoint(module, source(), use_reentrant=True).sum().backward()
-    assert owner.log == ["begin", "asked", "asked", "nested end", "end"]
+    assert owner.log == ["begin", "asked", "asked", "end NESTED", "end AT_OUTPUTS"]
 
 
 def test_the_end_of_a_backward_is_called_or_its_failure() -> None:
-    class Failing(Owner):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backward_end = BackwardEnd(self.on_end, on_failure=self.on_failure)
-
-        def on_failure(self) -> None:
-            self.log.append("failure")
-
-    owner = Failing()
+    owner = Owner()
     asking(owner)(source()).sum().backward()
     gc.collect()
-    assert owner.log == ["asked", "end"]
+    assert owner.log == ["asked", "end AT_OUTPUTS"]
     x = source()
     x.register_hook(lambda _grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         asking(owner)(x * 1).sum().backward()
-    assert owner.log == ["asked", "end", "asked", "failure"]
+    assert owner.log == ["asked", "end AT_OUTPUTS", "asked", "failure"]
 
 
 def test_the_beginning_is_reported_first() -> None:
     owner = Owner(asks_on_begin=True)
     output = asking(owner)(source())
-    owner.backward_end.watch({"out": [output]})
+    owner.watch({"out": [output]})
     output.sum().backward()
-    assert owner.log == ["begin", "asked", "end"]
+    assert owner.log == ["begin", "asked", "end AT_OUTPUTS"]
 
 
 def test_an_end_is_awaited_from_the_request_until_the_call() -> None:
     owner = Owner()
     seen: list[tuple[bool, bool]] = []
-    end = owner.backward_end
+    ends = owner.ends
     x = source()
-    x.register_hook(lambda _grad: seen.append((end.is_awaited, end.is_awaited_here)))
-    assert not end.is_awaited
+    x.register_hook(lambda _grad: seen.append((ends.is_any_awaited(), ends.is_awaited_here)))
+    assert not ends.is_any_awaited()
     asking(owner)(x).sum().backward()
     (x * 1).sum().backward()
     assert seen == [(True, True), (False, False)]
-    assert not end.is_awaited
+    assert not ends.is_any_awaited()
 
 
-def test_after_an_exception_the_end_is_awaited_until_it_is_forgotten() -> None:
+def test_after_an_exception_no_end_is_awaited() -> None:
     owner = Owner()
     x = source()
     failing = x.register_hook(lambda _grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         asking(owner)(x * 1).sum().backward()
     failing.remove()
-    assert owner.backward_end.is_awaited
-    seen: list[bool] = []
-    x.register_hook(lambda _grad: seen.append(owner.backward_end.is_awaited_here))
-    (x * 1).sum().backward()
-    assert seen == [False], "it was another backward"
-    owner.backward_end.reset()
-    assert not owner.backward_end.is_awaited
+    gc.collect()
+    assert not owner.ends.is_any_awaited()
     asking(owner)(x * 1).sum().backward()
-    assert owner.log == ["asked", "asked", "end"]
+    assert owner.log == ["asked", "failure", "asked", "end AT_OUTPUTS"]
+
+
+def test_a_backward_past_the_outputs_came_in_elsewhere() -> None:
+    owner = Owner()
+    x = source()
+    owner.watch(x * 2)
+    asking(owner)(x).sum().backward()
+    assert owner.log == ["asked", "end ELSEWHERE"]
+
+
+def test_an_end_that_was_forgotten_may_be_asked_for_again() -> None:
+    owner = Owner()
+    x = source()
+    x.register_hook(lambda _grad: owner.ends.reset())
+    layer = asking(owner)
+    layer(layer(x * 1)).sum().backward()
+    assert owner.log == ["asked", "end AT_OUTPUTS"]
 
 
 def test_outputs_and_engine_do_not_keep_the_owner_alive() -> None:
     owner = Owner(asks_on_begin=True)
     log = owner.log
     output = source() * 2
-    owner.backward_end.watch(output)
+    owner.watch(output)
     output.register_hook(lambda _grad: owners.clear())  # after it has asked
     owners = [owner]
     del owner
     output.sum().backward()
     assert log == ["begin", "asked"]
-
-
-def test_futures_are_waited_for_once() -> None:
-    future: torch.futures.Future = torch.futures.Future()
-    end = Owner().backward_end
-    end.wait_for_futures()
-    end.futures.append(future)
-    future.set_result(None)
-    end.wait_for_futures()
-    assert end.futures == []
-    failed: torch.futures.Future = torch.futures.Future()
-    failed.set_exception(KeyError("hook"))
-    end.futures.append(failed)
-    with pytest.raises(KeyError):
-        end.wait_for_futures()
-    assert end.futures == []

@@ -19,9 +19,9 @@ from minddp.core.backward_pass import Phase
 from minddp.core.errors import ready_twice
 from minddp.core.events import EventStream
 from minddp.core.expectation import Expectation
-from minddp.core.optimizer_steps import _watchers
+from minddp.core.optimizer_steps import StepWatcher, _watchers
 from minddp.core.reducer import Reducer
-from minddp.core.unfinished import OptimizerGuard, UnfinishedReduction, ask_what_is_missing
+from minddp.core.unfinished import UnfinishedReduction, ask_what_is_missing
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import logged
 from tests.modules import Explosive, Heads, Scales
@@ -206,7 +206,6 @@ def test_a_complete_backward_raises_no_guard() -> None:
     for _ in range(3):
         ddp.step(X)
         torch.optim.SGD(module.parameters(), lr=1.0).step()
-        assert id(ddp.reducer.unfinished) not in _watchers()
 
 
 def test_local_gradients_may_be_stepped_on() -> None:
@@ -216,25 +215,6 @@ def test_local_gradients_may_be_stepped_on() -> None:
     ddp(X, sync=False)[0].sum().backward()
     torch.optim.SGD(module.parameters(), lr=1.0).step()
     assert ddp.transport.calls == []
-
-
-class Owner:
-    """Of a guard."""
-
-    def error(self, optimizer: torch.optim.Optimizer) -> Exception:
-        return RuntimeError("guarded")
-
-
-def test_a_lifted_guard_is_gone() -> None:
-    param, owner = nn.Parameter(torch.ones(1)), Owner()
-    param.grad = torch.ones(1)
-    guard = OptimizerGuard([param], owner.error)
-    guard.put_up()
-    optimizer = torch.optim.SGD([param], lr=1.0)
-    with pytest.raises(RuntimeError, match="guarded"):
-        optimizer.step()
-    guard.lift_guard()
-    optimizer.step()
 
 
 def test_a_guard_refers_to_its_owner_weakly_and_goes_with_it() -> None:
@@ -249,36 +229,40 @@ def test_a_guard_refers_to_its_owner_weakly_and_goes_with_it() -> None:
     optimizer.step()
 
 
-def test_a_guard_may_be_collected_while_an_optimizer_steps() -> None:
+def test_a_watcher_may_be_collected_while_an_optimizer_steps() -> None:
     """The garbage collector may run at any moment, also while an unrelated optimizer calls its hooks."""
 
-    class Collects(OptimizerGuard):
+    class Collects(StepWatcher):
         def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-            guards.clear()
+            watchers.clear()
 
-    param, owner = nn.Parameter(torch.ones(1)), Owner()
+    class Fails(StepWatcher):
+        def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+            raise KeyError("it is gone")
+
+    param = nn.Parameter(torch.ones(1))
     param.grad = torch.ones(1)
-    guards = [Collects([], owner.error), OptimizerGuard([param], owner.error)]
-    for guard in guards:
-        guard.put_up()
-    del guard
+    watchers = [Collects(), Fails()]
+    for watcher in watchers:
+        watcher.watch_steps()
+    del watcher
     torch.optim.SGD([param], lr=1.0).step()
     assert param.item() == 0
 
 
-def test_a_guard_that_is_collected_while_it_is_up_leaves_no_hook_behind() -> None:
-    def up() -> OptimizerGuard:
-        guard = OptimizerGuard([], owner.error)
-        guard.put_up()
-        return guard
+def test_a_wrapper_that_is_collected_leaves_no_hook_behind() -> None:
+    def stopping() -> FakeDDP:
+        ddp = FakeDDP(Heads())
+        ddp(X)[0].sum().backward()
+        return ddp
 
-    owner = Owner()
-    first = up()
-    before = len(_global_optimizer_pre_hooks)
+    first = stopping()
+    before = len(_global_optimizer_pre_hooks), len(_watchers())
     for _ in range(20):
-        up()
-    assert len(_global_optimizer_pre_hooks) == before
-    first.lift_guard()
+        stopping()
+    gc.collect()
+    assert (len(_global_optimizer_pre_hooks), len(_watchers())) == before
+    del first
 
 
 def test_a_static_graph_that_changes_stops_the_optimizer() -> None:

@@ -14,29 +14,32 @@ from tests.mutants.replaced import Break, apply
 
 _CLEARED = "any(self._params[param].grad is None for param in reducer.current.ready_order)"
 
+_LEFT = "if (left := self._left_by_exception(reducer)) and steps_on(optimizer, left):"
+
 OLD_FAULTS = {
     fault.name: fault
     for fault in (
         Break(
             "step where an exception left an unused parameter",
             "core/unfinished.py",
-            "if not steps_on(optimizer, left):",
-            f"if not steps_on(optimizer, left) or (reducer.expectation.finds_unused and {_CLEARED}):",
+            _LEFT,
+            f"{_LEFT[:-1]} and not (reducer.expectation.finds_unused and {_CLEARED}):",
         ),
         Break(
             "step where an exception left an undefined gradient",
             "core/unfinished.py",
-            "if not steps_on(optimizer, left):",
-            f"if not steps_on(optimizer, left) or (not reducer.expectation.finds_unused and {_CLEARED}):",
+            _LEFT,
+            f"{_LEFT[:-1]} and not (not reducer.expectation.finds_unused and {_CLEARED}):",
         ),
         Break(
             "static graph recorded by autograd.grad",
             "core/reducer.py",
-            "                self.expectation.backward_was_empty()  # it",
-            "                if self.expectation.is_recording and self.phase is Phase.ARMED:\n"
+            "                self.expectation.backward_was_empty()\n",
+            "                if self.expectation.is_recording:\n"
             "                    self.expectation.recorded()\n"
-            "                    return self._set_phase(Phase.IDLE)\n"
-            "                self.expectation.backward_was_empty()  # it",
+            "                    self.current = None\n"
+            "                    return self._bind_hooks()\n"
+            "                self.expectation.backward_was_empty()\n",
         ),
         Break(
             "outputs without a node are watched",
@@ -53,14 +56,14 @@ OLD_FAULTS = {
         Break(
             "second backward of a static graph stays local",
             "core/reducer.py",
-            "if self.expectation.is_static and self.backward_end.is_rest_here:",
+            "if self.expectation.is_static and autograd.current_backward() == self._further_backward:",
             "if False:",
         ),
         Break(
             "recording ends with a checkpoint in a checkpoint",
             "core/backward_end.py",
-            "            if self._entered in self._awaited:",
-            "            if False:",
+            "        if self._entered in self._awaited:\n            is_nested",
+            "        if False:\n            is_nested",
         ),
         Break(
             "callbacks of outputs read local gradients",

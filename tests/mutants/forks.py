@@ -74,7 +74,6 @@ def outcomes(mutants: Sequence[Mutant], folders: Sequence[str]) -> Iterator[Outc
 def _serve(pipe: Connection, mutants: Sequence[Mutant], folders: Sequence[str]) -> None:
     """Body of the process that collects the tests."""
     on_one_thread(0)
-    os.environ["PYTEST_XDIST_WORKER"] = "mutants"  # a test that counts over all others is skipped, as in a worker
     arguments = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", str(ROOT), "-m", "not slow"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output):

@@ -41,12 +41,12 @@ BREAKS = (
         *("value = future.wait()", "value = future.value()", "fp16 hook", "race: aten.copy_.*callback's"),
     ),
     Misorder(
-        *("not wait for a buffer hook's futures", "core/backward_end.py"),
+        *("not wait for a buffer hook's futures", "core/reducer.py"),
         *("            future.wait()\n", "            pass\n", "buffer hook", "race: aten.copy_"),
     ),
     Misorder(
         *("not wait for a buffer hook's futures after an exception", "core/reducer.py"),
-        "            self.backward_end.wait_for_futures()  # of its buffer hook",
+        "            self.wait_for_futures()  # of its buffer hook",
         *("            pass  # of its buffer hook", "exception, buffer hook", "race: aten.copy_.*aten.add_"),
     ),
     Misorder(
@@ -121,8 +121,8 @@ BREAKS = (
     ),
     Misorder(
         *("clear delayed gradients that are on their way", "modes/delayed.py"),
-        "            self._on_backward_end()\n        self._backward_end",
-        "            self._under_way = None\n        self._backward_end",
+        "            self._on_backward_end()\n        self._ends",
+        "            self._under_way = None\n        self._ends",
         *("exception, delayed", "race: .*allreduce.*zero_"),
     ),
     Misorder(
