@@ -1,8 +1,8 @@
 """The backward pass, from hook to `.grad`: hooks count, buckets are launched in plan order, the end waits for them.
 
-    forward        backward begins          hooks              end of backward
-    arm()     ->   first hook: a pass   ->  count, pack,   ->  wait in order, unpack,
-                   is opened                launch             drop the pass
+    forward             backward          hooks                  end of backward
+    arm(): a pass  ->   opens it     ->   count, pack,      ->   wait in order, unpack,
+    is made                               launch                 drop the pass
 
 - What triggers a launch? The last hook of the pack group that fills last in a bucket, once all buckets before it in
   the plan are launched: `BackwardPass._launch_ready_buckets`.
@@ -10,6 +10,7 @@
   all. See [Note: the mean is taken first].
 - What waits, and when? The end of backward, for one bucket after the other: `BackwardPass.wait_and_unpack`.
 - What does an exception leave behind? A pass, which the next forward drops: `ensure_finished`.
+- What survives a step? The table in `core/__init__.py`.
 
 Three parts are pluggable: an `Expectation` (which gradients will come), a `Reducing` (what reduces a bucket) and
 `MakeBucket` (what a bucket is). `Mode`s are called at the points that `Mode` lists.
