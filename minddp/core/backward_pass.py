@@ -68,7 +68,8 @@ class BackwardPass:
     more than 1 where a static graph gives one parameter several gradients. `ready_order` are the parameters that
     are ready, in that order. `params_left[g]` is how many parameters pack group g waits for, `groups_left[b]` how
     many pack groups bucket b waits for; `packed` are the groups that have been packed. `reductions[b]` is `None`
-    where a bucket was skipped; buckets from `len(reductions)` on have not been launched. `is_refused`: an error was
+    where a bucket was skipped; buckets from `len(reductions)` on have not been launched. `unused_grads` are copies
+    of gradients that this rank leaves out, see `Scaling.restores_unused`. `is_refused`: an error was
     raised because gradients are missing, so further ones come too late. `grads_left` are references to the
     parameters' gradients at the moment of an exception.
 
@@ -97,6 +98,7 @@ class BackwardPass:
         self.groups_left = list(store.groups_per_bucket)
         self.ready_order: list[int] = []
         self.packed: list[int] = []
+        self.unused_grads: dict[int, torch.Tensor] = {}
         self.reductions: list[Reduction | None] = []
         self.is_refused = False
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None
@@ -132,6 +134,10 @@ class BackwardPass:
 
     def mark_without_hook(self, params: Iterable[int]) -> None:
         """No hooks will be counted for these parameters: they are ready."""
+        if self.scaling.restores_unused:
+            for param in self.expectation.last_unused or ():
+                if (grad := self.expectation.params[param].grad) is not None:
+                    self.unused_grads[param] = grad.detach().clone()
         for param in params:
             self.hooks_left[param] = 1
             self.mark_ready(param)
@@ -199,10 +205,17 @@ class BackwardPass:
                 with torch.set_grad_enabled(False):
                     here = None if untouched is None else [untouched[slot.param] for slot in bucket.spec.slots]
                     bucket.unpack(average, here)
+                    self._restore_unused(bucket, untouched)
                 self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for mode in self.modes:
                 mode.after_unpack(bucket)
         self.close()
+
+    def _restore_unused(self, bucket: GradientBucket, untouched: Sequence[bool] | None) -> None:
+        for slot, param in zip(bucket.spec.slots, bucket.params, strict=True):
+            before = self.unused_grads.get(slot.param)
+            if before is not None and param.grad is not None and untouched is not None and untouched[slot.param]:
+                param.grad.copy_(before)
 
     def abandon(self) -> None:
         """An exception has ended the backward: let what is under way arrive, and drop it.
