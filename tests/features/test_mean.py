@@ -225,6 +225,58 @@ def test_a_gradient_that_no_rank_has_used_stays_as_it_is(ranks: Any, how: str, v
     assert found == [found[0]] * 3
 
 
+def _weighs_around_forwards(rank: int) -> dict[str, float | str]:
+    """The gradient of each way, or the error; and that of a step after it."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+
+    def forward(*, trains: bool = True) -> torch.Tensor:
+        with torch.set_grad_enabled(trains):
+            return ddp(torch.full((1, 1), float(rank))).sum()
+
+    def weigh() -> None:
+        ddp.weigh(1.0 + 2.0 * rank)
+
+    def dropped() -> torch.Tensor:
+        weigh()
+        forward()
+        return forward()
+
+    def weighed_again() -> torch.Tensor:
+        weigh()
+        forward()
+        weigh()
+        return forward()
+
+    def both() -> torch.Tensor:
+        loss = forward() + forward()
+        weigh()
+        return loss
+
+    def evaluated() -> torch.Tensor:
+        weigh()
+        forward(trains=False)
+        return forward()
+
+    seen: dict[str, float | str] = {}
+    for loss in (dropped, weighed_again, both, evaluated):
+        for name, make in ((loss.__name__, loss), (f"after {loss.__name__}", forward)):
+            ddp.zero_grad()
+            try:
+                make().backward()
+                seen[name] = ddp.module.weight.grad.item()
+            except RuntimeError as error:
+                seen[name] = str(error)
+    return seen
+
+
+def test_a_weight_is_for_the_forward_that_it_was_given_for(ranks: Any) -> None:
+    for seen in ranks(2).run(_weighs_around_forwards):
+        assert "called before an earlier forward" in seen.pop("dropped")
+        assert seen.pop("both") == 1.5
+        assert [seen.pop("weighed_again"), seen.pop("evaluated")] == [0.75] * 2
+        assert list(seen.values()) == [0.5] * 4
+
+
 # ------------------------------------------------------------------ as torch, at three and four ranks
 
 
