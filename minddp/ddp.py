@@ -356,9 +356,10 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
     def weigh(self, weight: float) -> None:
         """Let the next backward take the mean weighted by each rank's `weight`, such as its number of samples.
 
-        To be called on every rank, before or after the forward. Its sum over the ranks travels meanwhile. What
-        has been accumulated under `no_sync` counts with the weight of the backward that reduces it. A rank of
-        weight 0 contributes nothing, not even a NaN.
+        To be called on every rank, before or after the forward: between two forwards it weighs the second. Its sum
+        over the ranks travels meanwhile. What has been accumulated under `no_sync` counts with the weight of the
+        backward that reduces it. A rank of weight 0 contributes nothing, not even a NaN. A weight that was given
+        before an earlier forward is an error in backward: its own may never come.
 
         Raises:
             ValueError: a weight that is negative or not finite, or something else decides what is divided by what.

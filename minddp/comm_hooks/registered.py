@@ -191,7 +191,7 @@ class HookReducing:
         self._watch_future = watch_future
 
     def open(self) -> Scaling:
-        return Scaling()
+        return Scaling(restores_unused=False)  # as torch
 
     def launch(
         self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool

@@ -10,7 +10,7 @@ All that one backward needs is in its `BackwardPass`, which is dropped at the en
 | what a static graph has recorded | `StaticGraph` | later backwards are the same |
 | which parameters were unused | `Expectation` | for logs and errors |
 | hooks on the parameters | `GradientHooks` | they fire in every backward, if only to raise an error |
-| futures of buffer hooks, until the next end | `Reducer.futures` | a forward that brings them may have no backward |
+| futures of buffer hooks, until the next end | `Reducer.futures` | their forward may have no backward |
 | how many backwards were synchronised | `Reducer.num_passes` | it names a backward on all ranks |
 | which forward was reduced last | `Reducer` | another backward of it may come in at its other outputs |
 | the missing parameters warned of | `UnfinishedReduction` | each set is named once |

@@ -107,6 +107,7 @@ class BackwardPass:
         self.ready_order: list[int] = []  # parameters
         self.packed: list[int] = []  # pack groups
         self.reductions: list[Reduction | None] = []  # of the buckets launched so far; `None`: skipped
+        self.unused_grads: dict[int, torch.Tensor] = {}  # copies; see `Scaling.restores_unused`
 
     def open(self, param: int, reducing: Reducing) -> None:
         """The gradient of `param` is the first to arrive."""
@@ -154,6 +155,10 @@ class BackwardPass:
 
     def mark_without_hook(self, params: Iterable[int]) -> None:
         """No hooks will be counted for these parameters: they are ready."""
+        if self.scaling.restores_unused:
+            for param in self.expectation.last_unused or ():
+                if (grad := self.expectation.params[param].grad) is not None:
+                    self.unused_grads[param] = grad.detach().clone()
         for param in params:
             self.hooks_left[param] = 1
             self.mark_ready(param)
@@ -217,10 +222,17 @@ class BackwardPass:
                 with torch.set_grad_enabled(False):
                     here = None if untouched is None else [untouched[slot.param] for slot in bucket.spec.slots]
                     bucket.unpack(average, here)
+                    self._restore_unused(bucket, untouched)
                 self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for mode in self.modes:
                 mode.after_unpack(bucket)
         self.close()
+
+    def _restore_unused(self, bucket: GradientBucket, untouched: Sequence[bool] | None) -> None:
+        for slot, param in zip(bucket.spec.slots, bucket.params, strict=True):
+            before = self.unused_grads.get(slot.param)
+            if before is not None and param.grad is not None and untouched is not None and untouched[slot.param]:
+                param.grad.copy_(before)
 
     def abandon(self) -> None:
         """An exception has ended the backward: let what is under way arrive, and drop it.

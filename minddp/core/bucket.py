@@ -96,9 +96,10 @@ class Bucket:
     """A flat buffer, the parameters whose gradients it carries, and a view for each.
 
     `flat` is one-dimensional, of the spec's numel and device, and of its dtype unless `dtypes` has another.
-    `views[k]` has the shape of `params[k]` and its strides where those are dense, so that packing never
-    transposes. `groups` are packed one by one. `wire` is `flat` as it travels: complex numbers as pairs of real
-    ones, since not every backend can add them.
+    `views[k]` has the shape of `params[k]` and, where those are dense, the strides that it had when the bucket was
+    made, so that packing does not transpose. All ranks make a bucket at the same point of the script; strides that
+    change later (`.to(memory_format=...)`) do not change the layout. `groups` are packed one by one. `wire` is
+    `flat` as it travels: complex numbers as pairs of real ones, since not every backend can add them.
     """
 
     def __init__(
@@ -119,14 +120,18 @@ class Bucket:
         self.dtypes = dtypes
         self._allocate = allocate
         self._make_aliasing = make_aliasing
+        self._layouts = list(map(layout_of, params))
         self._take_memory()
 
     def _take_memory(self) -> None:
-        """A new buffer, the old one being left to whatever still refers to it."""
+        """A new buffer, the old one being left to whatever still refers to it.
+
+        In the same layout: another rank may keep its buffer although parameters have other strides by now.
+        """
         dtype = self.dtypes.travelling or self.spec.dtype
         self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)
         self.wire = to_wire(self.flat)
-        self.views = [view_of(self.flat, *of) for of in zip(self.spec.slots, self.params, strict=True)]
+        self.views = self.views_into(self.wire)
         self.groups = [self._group_of(places) for places in places_by_group(self.spec)]
         self.aliasing = self._make_aliasing(self) if self._make_aliasing is not None else None
         self._addresses = [view.data_ptr() for view in self.views]
@@ -144,12 +149,9 @@ class Bucket:
         )
 
     def views_into(self, wire: torch.Tensor) -> list[torch.Tensor]:
-        """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`.
-
-        In the strides of `views`: a parameter's own may be others by now (`.to(memory_format=...)`).
-        """
+        """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`."""
         flat = from_wire(wire, self.spec)
-        return [view_of(flat, slot, view) for slot, view in zip(self.spec.slots, self.views, strict=True)]
+        return [view_of(flat, slot, layout) for slot, layout in zip(self.spec.slots, self._layouts, strict=True)]
 
     def move_grads_in(self) -> None:
         for param, view in zip(self.params, self.views, strict=True):
@@ -226,14 +228,21 @@ def from_wire(wire: torch.Tensor, spec: BucketSpec) -> torch.Tensor:
     return torch.view_as_complex(wire.view(-1, 2)) if spec.dtype.is_complex else wire
 
 
-def view_of(flat: torch.Tensor, slot: Slot, param: torch.Tensor) -> torch.Tensor:
-    """A tensor over the slot's part of `flat`, in the parameter's shape, and in its strides if those are dense.
+def view_of(flat: torch.Tensor, slot: Slot, layout: torch.Tensor) -> torch.Tensor:
+    """A tensor over the slot's part of `flat`, in the shape and the strides of `layout`, which is dense.
 
-    That is the layout autograd gives gradients: the parameter's own if it is non-overlapping and dense (also
-    channels_last or transposed), else row-major. To autograd it is a tensor, not a view of `flat`: a `.grad`
-    that is a view could not be detached in place.
+    To autograd it is a tensor, not a view of `flat`: a `.grad` that is a view could not be detached in place.
+    """
+    offset = flat.storage_offset() + slot.offset
+    return flat.new_empty(0).set_(flat.untyped_storage(), offset, layout.size(), layout.stride())
+
+
+def layout_of(param: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory in the layout that autograd gives a gradient of `param`.
+
+    That is the parameter's own layout if it is non-overlapping and dense (also channels_last or transposed), else
+    row-major.
     """
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(param)
     strides = param.stride() if is_dense else torch.empty(param.size(), device="meta").stride()
-    offset = flat.storage_offset() + slot.offset
-    return flat.new_empty(0).set_(flat.untyped_storage(), offset, param.size(), strides)
+    return torch.empty_strided(param.size(), strides, device="meta")

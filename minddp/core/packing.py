@@ -42,13 +42,16 @@ class Scaling(NamedTuple):
 
     `divisor` is the world size as a rule, or `None` to leave gradients as they are. `divide_copied` and
     `divide_resident` ask for true divisions rather than multiplications by the inverse; `as_real` divides complex
-    numbers as pairs of real ones, which rounds otherwise.
+    numbers as pairs of real ones, which rounds otherwise. `restores_unused`: a gradient that no rank has used, and
+    that lies in the bucket (gradient_as_bucket_view), gets its value back after the reduction. A mean needs
+    no copies for that: it leaves equal values as they are, but for rounding, as in torch.
     """
 
     divisor: float | None = None
     divide_copied: bool = False
     divide_resident: bool = False
     as_real: bool = False
+    restores_unused: bool = True
 
     @property
     def factor(self) -> float | None:

@@ -90,6 +90,7 @@ class MeanBeforeSum:
             divide_copied=self.divides_copied,
             divide_resident=self.divides_copied or self.divides_resident,
             as_real=self.divides_copied,
+            restores_unused=self.divides_resident and divisor is None,
         )
 
     def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:

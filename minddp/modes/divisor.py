@@ -34,6 +34,7 @@ class Divisor(Mode):
         self._reduction = reduction
         self._active: torch.futures.Future[list[torch.Tensor]] | None = None
         self._weights: tuple[Work, torch.Tensor, float] | None = None
+        self._forwards = 0  # since the weights were given
         self._side_stream: torch.Stream | None = None
 
     def change_ranks(self, transport: Transport) -> None:
@@ -57,18 +58,28 @@ class Divisor(Mode):
         with self._aside(device):
             total = torch.tensor([weight], dtype=torch.float64, device=device)
             self._weights = (self._transport.all_reduce(total), total, weight)
+        self._forwards = 0
         self.cannot_add = ""
+
+    def armed(self) -> None:
+        self._forwards += 1
 
     def for_this_backward(self) -> float | None:
         """The divisor of the backward that begins now, and of no other; `None` where the sum itself is wanted.
 
         Raises:
-            RuntimeError: all weights are zero.
+            RuntimeError: all weights are zero, or `weigh` was called before an earlier forward.
         """
         active, self._active = self._active, None
         weights, self._weights = self._weights, None
         self.cannot_add = _WEIGHED if weights is not None else _SUMMED if self._reduction == "sum" else ""
         if weights is not None:
+            if self._forwards > 1:
+                raise RuntimeError(
+                    "`weigh` was called before an earlier forward, and this backward has no weight of its own. Call "
+                    "`weigh` after the last forward whose output is in the loss, on every rank, and evaluate under "
+                    "torch.no_grad()."
+                )
             work, sum_on_device, weight = weights
             with self._aside(sum_on_device.device):
                 work.wait()

@@ -153,7 +153,7 @@ class MeanAfterSum:
 
     def open(self) -> Scaling:
         self._of_this_backward = self._divisor()
-        return Scaling()
+        return Scaling(restores_unused=False)  # gradients are not views
 
     def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
         wire = bucket.wire if contents is None else contents

@@ -202,3 +202,15 @@ def test_other_memory_under_a_view_is_noticed() -> None:
     assert share_memory(bucket) == [True, True]
     assert bucket.views[0].data_ptr() == bucket.flat.data_ptr()
     assert_same_bits([bucket.flat[:16]], [torch.ones(16) * (1 / WORLD)])
+
+
+def test_other_memory_has_the_same_layout() -> None:
+    """Another rank may keep its memory, and so the strides that the parameter had before."""
+    params = [parameter(torch.randn(2, 3, 4, 5))]
+    bucket = bucket_of(params, grads_are_views=True)
+    pack(bucket, RESIDENT)
+    params[0].data = params[0].data.to(memory_format=torch.channels_last)
+    params[0].grad.data = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    bucket.begin_pass()
+    pack(bucket, UNSCALED)
+    assert torch.equal(bucket.flat, torch.arange(120.0))

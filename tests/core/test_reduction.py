@@ -33,11 +33,16 @@ def reducing(divisor: float | None, *, resident: bool = False, copied: bool = Fa
     ],
 )
 def test_each_rank_divides_before_the_sum(resident: bool, copied: bool, scaling: Scaling) -> None:
-    assert reducing(3, resident=resident, copied=copied).open() == scaling
+    assert reducing(3, resident=resident, copied=copied).open() == scaling._replace(restores_unused=False)
 
 
 def test_a_sum_is_not_scaled() -> None:
     assert reducing(None).open().factor is None
+
+
+def test_after_a_sum_gradients_in_the_bucket_are_restored_that_no_rank_has_used() -> None:
+    assert reducing(None, resident=True).open().restores_unused
+    assert not reducing(None).open().restores_unused, "they do not lie in the bucket"
 
 
 def test_a_bucket_is_summed_where_it_lies_once_it_is_waited_for() -> None:
@@ -76,7 +81,7 @@ def test_a_sum_is_divided_afterwards_by_the_divisor_of_its_backward() -> None:
     for expected in (0.5, 2.0):
         bucket = bucket_of([parameter(torch.ones(3))])
         bucket.params[0].grad.fill_(1)
-        assert strategy.open() == Scaling()
+        assert strategy.open() == Scaling(restores_unused=False)
         pack(bucket, Scaling())
         assert strategy.launch(bucket, is_last=True).result().tolist() == [expected] * 3
 

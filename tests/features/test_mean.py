@@ -12,7 +12,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import minddp
+from minddp.core.packing import Scaling
+from minddp.core.reduction import AllReduce
 from minddp.modes.divisor import Divisor
+from minddp.transport import Transport
 from tests.fakes import FakeTransport
 from tests.features.beside import Trail, Wrap, assert_same, play, random, snapshot
 
@@ -30,6 +33,20 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor, extra: bool = True) -> torch.Tensor:
         y = self.body(x + self.words(torch.arange(len(x)))) + (self.waves * x).abs()
         return y + self.extra(y) if extra else y
+
+
+class Sum:
+    """A reduction of a user's own."""
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+
+    def open(self) -> Scaling:
+        return Scaling()
+
+    def launch(self, bucket: Any, contents: torch.Tensor | None = None, *, is_last: bool) -> AllReduce:
+        wire = bucket.wire if contents is None else contents
+        return AllReduce(self._transport.all_reduce(wire), wire)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -159,6 +176,105 @@ def _weights_last_one_backward(rank: int) -> list[float]:
 
 def test_a_weight_is_for_one_backward(ranks: Any) -> None:
     assert ranks(2).run(_weights_last_one_backward) == [[0.5, 0.75, 0.5]] * 2
+
+
+class Lasting(nn.Module):
+    """`extra` has a gradient before the first step, and no rank ever uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Linear(2, 2)
+        self.body = nn.Linear(2, 2)
+        for param in self.extra.parameters():
+            param.grad = torch.full_like(param, 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def _unused_by_all(rank: int, options: dict[str, Any], weighs: bool) -> list[list[float]]:
+    ddp = minddp.DistributedDataParallel(Lasting(), find_unused_parameters=True, **options)
+    seen = []
+    for _ in range(3):
+        for _ in ddp.shares() if ddp.logical_ranks else [rank]:
+            if weighs:
+                ddp.weigh(1.0 + rank)
+            ddp(torch.ones(1, 2)).sum().backward()
+        seen += [param.grad.flatten().tolist() for param in ddp.module.extra.parameters()]
+        ddp.module.body.zero_grad()
+    return seen
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("how", ["sum", "mean", "weighted", "of your own", "static sum", "sum of shares"])
+def test_a_gradient_that_no_rank_has_used_stays_as_it_is(ranks: Any, how: str, views: bool) -> None:
+    options: dict[str, Any] = {"gradient_as_bucket_view": views}
+    if "sum" in how:
+        options["reduction"] = "sum"
+    if how == "of your own":
+        options["reduction"] = Sum
+    if how == "static sum":
+        options["static_graph"] = True
+    if how == "sum of shares":
+        options["logical_ranks"] = 6
+    found = ranks(3).run(_unused_by_all, options, how == "weighted")
+    expected = [torch.full((size,), 0.1).tolist() for size in (4, 2)] * 3
+    if views and how in ("mean", "weighted"):  # but for rounding, as in torch
+        expected = [pytest.approx(values, rel=1e-6) for values in expected]
+    assert found[0] == expected
+    assert found == [found[0]] * 3
+
+
+def _weighs_around_forwards(rank: int) -> dict[str, float | str]:
+    """The gradient of each way, or the error; and that of a step after it."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+
+    def forward(*, trains: bool = True) -> torch.Tensor:
+        with torch.set_grad_enabled(trains):
+            return ddp(torch.full((1, 1), float(rank))).sum()
+
+    def weigh() -> None:
+        ddp.weigh(1.0 + 2.0 * rank)
+
+    def dropped() -> torch.Tensor:
+        weigh()
+        forward()
+        return forward()
+
+    def weighed_again() -> torch.Tensor:
+        weigh()
+        forward()
+        weigh()
+        return forward()
+
+    def both() -> torch.Tensor:
+        loss = forward() + forward()
+        weigh()
+        return loss
+
+    def evaluated() -> torch.Tensor:
+        weigh()
+        forward(trains=False)
+        return forward()
+
+    seen: dict[str, float | str] = {}
+    for loss in (dropped, weighed_again, both, evaluated):
+        for name, make in ((loss.__name__, loss), (f"after {loss.__name__}", forward)):
+            ddp.zero_grad()
+            try:
+                make().backward()
+                seen[name] = ddp.module.weight.grad.item()
+            except RuntimeError as error:
+                seen[name] = str(error)
+    return seen
+
+
+def test_a_weight_is_for_the_forward_that_it_was_given_for(ranks: Any) -> None:
+    for seen in ranks(2).run(_weighs_around_forwards):
+        assert "called before an earlier forward" in seen.pop("dropped")
+        assert seen.pop("both") == 1.5
+        assert [seen.pop("weighed_again"), seen.pop("evaluated")] == [0.75] * 2
+        assert list(seen.values()) == [0.5] * 4
 
 
 # ------------------------------------------------------------------ as torch, at three and four ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
+from tests.features.beside import random
 from tests.ranks import RankPool
 from tests.tools.elastic.trainings import STEPS, Training, merged, run
 
@@ -219,3 +221,48 @@ def keeps_earlier_gradients(_rank: int) -> bool:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_what_grad_held_before_is_added(ranks: Ranks, world_size: int) -> None:
     assert all(ranks(world_size).run(keeps_earlier_gradients))
+
+
+# ---------------------------------------------------------------------- parameters with other strides
+
+
+def turns_channels_last(rank: int, logical_ranks: int | None, holder: int) -> tuple[list[bool], bool]:
+    """Rank `holder` keeps what shares memory with gradients, so its bucket leaves its memory to that.
+
+    Returns, for each step, True if gradients are those of a module without a wrapper; and True if rank 1's bucket
+    has other memory in the end.
+    """
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.Conv2d(64, 48, 3, bias=False))
+    ddp = minddp.DistributedDataParallel(copy.deepcopy(alone), logical_ranks=logical_ranks)
+    are_right: list[bool] = []
+    kept: list[torch.Tensor] = []
+    places: set[int] = set()
+    for step in range(5):
+        if step == 3:  # the buckets have been rebuilt
+            ddp.to(memory_format=torch.channels_last)
+        ddp.zero_grad()
+        alone.zero_grad()
+        batches = [random(1, 3, 8, 8, rank=share, step=step) for share in range(logical_ranks or 2)]
+        for share in ddp.shares() if logical_ranks else [rank]:
+            ddp(batches[share]).square().mean().backward()
+        torch.stack([alone(batch).square().mean() for batch in batches]).mean().backward()
+        are_right.append(all(map(_are_close, ddp.parameters(), alone.parameters())))
+        if rank == holder and step == 2:
+            kept += [param.grad.detach() for param in ddp.parameters()]
+        if step >= 2:
+            places.add(ddp._reducer.buckets[0].flat.data_ptr())
+    return are_right, len(places) > 1
+
+
+def _are_close(param: nn.Parameter, other: nn.Parameter) -> bool:
+    return torch.allclose(param.grad, other.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("logical_ranks", [None, 4])
+def test_ranks_agree_on_the_layout_when_only_one_takes_other_memory(
+    ranks: Ranks, logical_ranks: int | None
+) -> None:
+    found = ranks(2).run(turns_channels_last, logical_ranks, 0)
+    assert [took_other_memory for _, took_other_memory in found] == [True, False]
+    assert all(all(are_right) for are_right, _ in found)
