@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from minddp.expectation import find_unused
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from minddp.core import find_unused
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.find_unused import NAME_IN_PROFILES, out_of_reach_of
