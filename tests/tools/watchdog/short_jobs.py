@@ -6,6 +6,7 @@ those that did not end with status 0, or printed something.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import socket
@@ -25,7 +26,7 @@ from minddp.tools.watchdog import check, exchange, inquiry, meeting
 MODULE = "tests.tools.watchdog.short_jobs"
 EVERY_S = 0.01
 STEPS = 200
-LIMIT_S = 60
+LIMIT_S = 240
 AT_ONCE = 2
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "-m", MODULE, "train")
 LAUNCHERS = {
@@ -38,6 +39,7 @@ ENDS = ("as it is", "without the wrapper", "without the group")
 
 def train(end: str) -> None:
     """What each rank does: it trains, and its script is over, after or without clearing up."""
+    faulthandler.dump_traceback_later(LIMIT_S - 10)
     exchange.EVERY_S = inquiry.READ_EVERY_S = meeting.POLL_S = EVERY_S
     check.EVERY = 1
     torch.set_num_threads(1)
