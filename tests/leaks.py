@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import gc
 import os
 import socket
@@ -13,10 +14,13 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,10 +32,11 @@ from torch.optim import optimizer as torch_optimizer
 
 import minddp
 from minddp.platform import ranks
+from minddp.tools.watchdog import check, exchange, inquiry
 from tests.ranks import on_one_thread
 
 TRANSPORTS = ("process_group", "shared_memory")
-SETTLED_S = 30.0  # for threads to make their last turn
+SETTLED_S = 30.0  # for threads to make their last turn, and for the store's server to close connections
 
 
 class Net(nn.Module):
@@ -62,7 +67,10 @@ OPTIONS: dict[str, Callable[[Net], dict[str, Any]]] = {
     "delayed": delayed,
     "comm_hook": lambda net: {},
     "overlap_optimizer": lambda net: {},
-    "an exception": lambda net: {"stuck_after_s": None},
+    "frequent turns": lambda net: {"on_drift": "raise"},
+    "a copy": lambda net: {},
+    "an exception": lambda net: {},
+    "an exception, not watched": lambda net: {"stuck_after_s": None},
 }
 
 
@@ -70,15 +78,29 @@ def wrap_and_train(mode: str, transport: str) -> None:
     """One wrapper from its construction to two steps, after which nothing refers to it."""
     net = Net()
     ddp = minddp.DistributedDataParallel(net, transport=transport, **OPTIONS[mode](net))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     if mode == "comm_hook":
         ddp.register_comm_hook(None, default_hooks.allreduce_hook)
-    elif mode == "overlap_optimizer":
+    with ExitStack() as frequent:
+        if mode == "frequent turns":
+            for module, name, value in (
+                (exchange, "EVERY_S", 0.001),
+                (inquiry, "READ_EVERY_S", 0.001),
+                (check, "EVERY", 1),
+            ):
+                frequent.enter_context(mock.patch.object(module, name, value))
+        train(ddp, mode)
+        if mode == "a copy":
+            train(copy.deepcopy(ddp), mode)
+
+
+def train(ddp: Any, mode: str) -> None:
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=0.01)
+    if mode == "overlap_optimizer":
         ddp.overlap_optimizer(optimizer)
     for _ in range(2):
         inputs = torch.ones(2, 8, requires_grad=True)
         for _ in ddp.shares() if mode == "logical_ranks" else range(1):
-            if mode == "an exception":
+            if mode.startswith("an exception"):
                 inputs.register_hook(lambda grad: 1 / 0)
             try:
                 ddp(inputs * 1).sum().backward()
@@ -107,28 +129,47 @@ def survey() -> dict[str, int]:
     }
 
 
-def settle(num_threads: int) -> None:
-    """Wait for the threads of wrappers that are gone: for `SETTLED_S` at most, and for those of all ranks."""
+def objects() -> Counter[str]:
+    """How many of each type the garbage collector knows."""
+    gc.collect()
+    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+
+
+def grown(before: dict[str, int], after: dict[str, int], at_least: int = 1) -> dict[str, int]:
+    return {name: more for name in after if (more := after[name] - before.get(name, 0)) >= at_least}
+
+
+def settled(num_threads: int) -> dict[str, int]:
+    """The survey after the threads of wrappers that are gone have ended, on all ranks."""
     gc.collect()
     end = time.monotonic() + SETTLED_S
     while threading.active_count() > num_threads and time.monotonic() < end:
         time.sleep(0.02)
     dist.barrier()
+    return survey()
 
 
 def growth(rank: int, mode: str, transport: str, count: int) -> dict[str, int]:
-    """By how much each number has grown after `count` wrappers; the first ones are not counted."""
+    """By how much each number has grown after `count` wrappers; the first ones are not counted.
+
+    Of objects that are not ours there may be some more, but not one for each wrapper.
+    """
     num_threads = threading.active_count()
     for _ in range(2):
         wrap_and_train(mode, transport)
-    settle(num_threads)
-    before = survey()
+    before, objects_before = settled(num_threads), objects()
     for _ in range(count):
         wrap_and_train(mode, transport)
-    settle(before["threads"])
-    after = survey()
+    more = grown(before, settled(num_threads))
+    end = time.monotonic() + SETTLED_S
+    while more and time.monotonic() < end:
+        time.sleep(0.05)
+        more = grown(before, survey())
+    more_objects = grown(objects_before, objects())
+    own = {name: number for name, number in more_objects.items() if name.startswith("minddp.")}
+    other = grown({}, more_objects, at_least=count)
     dist.barrier()
-    return {name: after[name] - before[name] for name in before if after[name] != before[name]}
+    return {**more, **own, **other}
 
 
 def join_group(rank: int, num_ranks: int, _rendezvous: str, *, port: int) -> None:

@@ -76,9 +76,9 @@ class Divisor(Mode):
         if weights is not None:
             if self._forwards > 1:
                 raise RuntimeError(
-                    "`weigh` was called before an earlier forward, and this backward has no weight of its own. Call "
-                    "`weigh` after the last forward whose output is in the loss, on every rank, and evaluate under "
-                    "torch.no_grad()."
+                    "`weigh` was called before an earlier forward, and this backward has no weight of its own. "
+                    "Call `weigh` after the last forward whose output is in the loss, on every rank, and evaluate "
+                    "under torch.no_grad()."
                 )
             work, sum_on_device, weight = weights
             with self._aside(sum_on_device.device):

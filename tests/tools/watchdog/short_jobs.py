@@ -6,6 +6,7 @@ those that did not end with status 0, or printed something.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,8 @@ from minddp.tools.watchdog import check, exchange, inquiry, meeting
 MODULE = "tests.tools.watchdog.short_jobs"
 EVERY_S = 0.01
 STEPS = 200
-LIMIT_S = 60
+LIMIT_S = 240
+AT_ONCE = 2
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "-m", MODULE, "train")
 LAUNCHERS = {
     "mp.spawn": ("-m", MODULE, "spawn"),
@@ -36,6 +39,7 @@ ENDS = ("as it is", "without the wrapper", "without the group")
 
 def train(end: str) -> None:
     """What each rank does: it trains, and its script is over, after or without clearing up."""
+    faulthandler.dump_traceback_later(LIMIT_S - 10)
     exchange.EVERY_S = inquiry.READ_EVERY_S = meeting.POLL_S = EVERY_S
     check.EVERY = 1
     torch.set_num_threads(1)
@@ -79,13 +83,16 @@ def run_many(count: int) -> int:
     """How many have a fault, each of which is printed."""
     run, faulty = Counter[str](), Counter[str]()
     ways = [(launcher, end) for end in ENDS for launcher in LAUNCHERS]
-    for number in range(count):
-        launcher, end = ways[number % len(ways)]
-        run[launcher] += 1
-        if fault := fault_of(launcher, end):
-            faulty[launcher] += 1
-            print(f"--- job {number}, by {launcher}, ends {end}: {fault}", flush=True)
-    print(", ".join(f"{faulty[launcher]} of {run[launcher]} by {launcher}" for launcher in run))
+    jobs = [ways[number % len(ways)] for number in range(count)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for (launcher, end), fault in zip(jobs, pool.map(lambda job: fault_of(*job), jobs), strict=True):
+            run[launcher] += 1
+            if fault:
+                faulty[launcher] += 1
+                print(f"--- job {run.total()}, by {launcher}, ends {end}: {fault}", flush=True)
+            if run.total() % len(ways) == 0:
+                print(f"{run.total()} of {count} have ended, {faulty.total()} with a fault", flush=True)
+    print("Faulty:", ", ".join(f"{faulty[launcher]} of {run[launcher]} by {launcher}" for launcher in run))
     return faulty.total()
 
 
