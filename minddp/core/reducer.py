@@ -18,7 +18,7 @@ Three parts are pluggable: an `Expectation` (which gradients will come), a `Redu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.utils.weak import TensorWeakRef
@@ -165,7 +165,11 @@ class Reducer:
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._await_end()
+        self._check_conversions(self.expectation.last_unused or ())
         self.current.open(param)
+
+    def _check_conversions(self, params: Iterable[int]) -> None:
+        self.hooks.check(params, lambda param: self.plan.params[param].name)
 
     def _on_all_launched(self) -> None:
         self._await_end()
@@ -205,7 +209,7 @@ class Reducer:
             if self.current is None or self.phase is Phase.REDUCING:
                 self.expectation.backward_was_empty()  # it has reached no parameter, or ends a second time
                 if self.phase is Phase.ARMED:
-                    self.hooks.check(self.plan.params[0].name)
+                    self._check_conversions([0])
             elif self.current.all_launched:
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
                 self._end_pass(self.current)
@@ -224,6 +228,7 @@ class Reducer:
         if self.current is None or not self.expectation.is_recording:
             return
         self.expectation.recorded()
+        self._check_conversions(self.expectation.last_unused or ())
         self.current.mark_without_hook(range(len(self.params)))
         self._end_pass(self.current)
 
