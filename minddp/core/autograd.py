@@ -79,15 +79,18 @@ class GradientHooks:
         for node in before.keys() & self.accumulators:
             before[node].remove()
 
-    def check(self, name: str) -> None:
-        """After a backward without any hook: raise an error if the first parameter, `name`, has been converted."""
-        param, hooked = self.params[0], self.accumulators[0]
-        if not self._follows_conversions and param.requires_grad and get_gradient_edge(param).node is not hooked:
-            raise RuntimeError(
-                f"Gradients of this backward are not averaged: parameters, such as `{name}`, were converted or "
-                f"moved (`.to`, `.double`, `.cpu`) after the module was wrapped, if only back and forth. Clear the "
-                f"gradients, and wrap the module again, on every rank."
-            )
+    def check(self, params: Iterable[int], name_of: Callable[[int], str]) -> None:
+        """Raise an error if one of `params`, whose hooks do not fire in this backward, has been converted."""
+        if self._follows_conversions:
+            return
+        for index in params:
+            param, hooked = self.params[index], self.accumulators[index]
+            if param.requires_grad and get_gradient_edge(param).node is not hooked:
+                raise RuntimeError(
+                    f"Gradients of this backward are not averaged: parameters, such as `{name_of(index)}`, were "
+                    f"converted or moved (`.to`, `.double`, `.cpu`) after the module was wrapped, if only back and "
+                    f"forth. Clear the gradients, and wrap the module again, on every rank."
+                )
 
     def remove(self) -> None:
         """Detach from the parameters. May be called twice."""

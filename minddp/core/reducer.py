@@ -19,7 +19,7 @@ Three parts are pluggable: an `Expectation` (which gradients will come), a `Redu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minddp.core import autograd
@@ -188,7 +188,12 @@ class Reducer:
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._await_end()
-        current.mark_without_hook(self.expectation.last_unused or [])
+        unused = self.expectation.last_unused or []
+        self._check_conversions(unused)
+        current.mark_without_hook(unused)
+
+    def _check_conversions(self, params: Iterable[int]) -> None:
+        self.hooks.check(params, lambda param: self.plan.params[param].name)
 
     def _on_all_launched(self) -> None:
         self._await_end()
@@ -243,7 +248,7 @@ class Reducer:
         with self.events.reporting():
             if current.phase is Phase.ARMED:  # it has reached no parameter
                 self.expectation.backward_was_empty()
-                self.hooks.check(self.plan.params[0].name)
+                self._check_conversions([0])
             elif current.phase is Phase.ACCUMULATING:
                 entry = current.ends.entry_of(backward)
                 if self.expectation.is_recording and entry is Entry.AT_OUTPUTS:

@@ -215,6 +215,26 @@ def test_parameters_that_were_converted_after_wrapping_are_an_error(
         ddp.step(X.to(ddp.module.weight.dtype))
 
 
+@pytest.mark.parametrize(
+    ("options", "steps_before"),
+    [({"find_unused_parameters": True}, 0), ({"find_unused_parameters": True}, 2), ({"static_graph": True}, 0)],
+    ids=repr,
+)
+def test_a_part_that_was_converted_is_an_error_and_does_not_count_as_unused(
+    options: dict[str, Any], steps_before: int
+) -> None:
+    ddp = FakeDDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **options)
+    for _ in range(steps_before):
+        ddp.step(X)
+    ddp.module[1].double().float()
+    launched = ddp.transport.count("all_reduce")
+    with pytest.raises(
+        RuntimeError, match=r"not averaged: parameters, such as `1.weight`, were converted or moved"
+    ):
+        ddp.step(X)
+    assert ddp.transport.count("all_reduce") == launched
+
+
 def test_a_backward_that_reaches_no_parameter_is_no_error() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
     x = X.clone().requires_grad_()

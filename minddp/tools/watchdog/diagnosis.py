@@ -15,8 +15,9 @@ _PHASES = {
     "ARMED": "is between forward and backward",
     "ACCUMULATING": "is in backward, or an exception has ended it",
     "INCOMPLETE": "has ended a backward that lacks gradients",
-    "REDUCING": "has ended a backward that is not finalized yet",
+    "REDUCING": "has all gradients, and is in backward or before `finalize_backward`",
     "FINALIZING": "is at the end of backward",
+    "FINISHED": "is in a backward around one that was reduced",
 }
 States = Mapping[int, RankState]  # by rank
 
