@@ -271,6 +271,7 @@ class Reducer:
         if current is None or current.phase is Phase.ARMED or not self.expectation.is_recording:
             return
         self.expectation.recorded()
+        self._check_conversions(self.expectation.last_unused or ())
         current.mark_without_hook(range(len(self.params)))
         if current.finalizes_at_end:
             self._finalize(current, ending)
