@@ -6,7 +6,7 @@ import pytest
 
 from tests.leaks import TRANSPORTS, growth_of_modes
 
-COUNT = 50
+COUNT = 25
 
 
 @pytest.mark.slow
