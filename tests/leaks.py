@@ -141,10 +141,11 @@ def grown(before: dict[str, int], after: dict[str, int], at_least: int = 1) -> d
 
 def settled(num_threads: int) -> dict[str, int]:
     """The survey after the threads of wrappers that are gone have ended, on all ranks."""
-    gc.collect()
     end = time.monotonic() + SETTLED_S
+    gc.collect()
     while threading.active_count() > num_threads and time.monotonic() < end:
         time.sleep(0.02)
+        gc.collect()  # a wrapper that a thread was using a moment ago may be part of a cycle
     dist.barrier()
     return survey()
 
@@ -164,6 +165,7 @@ def growth(rank: int, mode: str, transport: str, count: int) -> dict[str, int]:
     end = time.monotonic() + SETTLED_S
     while more and time.monotonic() < end:
         time.sleep(0.05)
+        gc.collect()
         more = grown(before, survey())
     more_objects = grown(objects_before, objects())
     own = {name: number for name, number in more_objects.items() if name.startswith("minddp.")}
