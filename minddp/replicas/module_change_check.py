@@ -1,15 +1,14 @@
-"""Is the module still the one that was wrapped? A few submodules are looked at in each forward.
+"""A check in each forward that the module still has the parameters that it was wrapped with.
 
-[Note: altered modules]
-Construction settles which parameters are reduced: those that the module has and that require grad. One that is
-added later, or set to require grad later, is trained by each rank on its own, and replicas diverge silently (torch
-does not notice). To look at every parameter in every step would cost about as much as all hooks together. So a
-forward looks at `FEW` submodules, in turn. What is done to a whole model, such as unfreezing it, is noticed in the
-next forward; what is done to one of n submodules, within n / FEW forwards. The first two forwards look at all:
-before training is when models are changed most.
+The constructor decides which parameters are reduced: all that require grad at that time. Each rank would train a
+parameter that is added or unfrozen later by itself, and replicas would diverge silently (torch does not notice).
+Looking at every parameter in every step would cost about as much as all hooks together. So a forward checks `FEW`
+submodules, in turn. It notices a change of the whole model, such as unfreezing it, at once, and a change of one
+among n submodules within n / FEW forwards. The first two forwards check all submodules, because most changes are
+made before training.
 
-A parameter that no longer requires grad, or has been removed, needs no search: its gradient is missing when
-backward ends, see [Note: unfinished reduction]; with find_unused_parameters it merely counts as unused.
+A parameter that is removed, or frozen, needs no check. Its gradient is missing at the end of backward, which is an
+error, see [Note: unfinished reduction]; with find_unused_parameters it counts as unused.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ FEW = 4
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Place:
-    """A submodule with its children and parameters. `strangers` are parameters that are not reduced."""
+class _Snapshot:
+    """A submodule, its children and parameters, and those parameters that are not reduced."""
 
     submodule: nn.Module
     members: Sequence[object]
-    strangers: Sequence[nn.Parameter]
+    unknown: Sequence[nn.Parameter]
 
-    def is_as_it_was(self) -> bool:
+    def is_unchanged(self) -> bool:
         members = (*self.submodule._modules.values(), *self.submodule._parameters.values())
-        are_trained = map(operator.attrgetter("requires_grad"), self.strangers)
+        are_trained = map(operator.attrgetter("requires_grad"), self.unknown)
         return are_same(members, self.members) and not any(are_trained)
 
 
@@ -43,52 +42,48 @@ def are_same(objects: Sequence[object], others: Sequence[object]) -> bool:
     return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
-class ModuleWatch:
-    """What `module` was made of when it was wrapped. `known` are the parameters that are reduced or ignored.
-
-    What goes by a name in `ignored` is not looked into: it may be replaced.
-    """
+class ModuleChangeCheck:
+    """`known` are the parameters that are reduced or ignored. Parameters named in `ignored` may be replaced."""
 
     def __init__(self, module: nn.Module, known: Iterable[nn.Parameter], ignored: Collection[str] = ()):
         self._module = module
         self._ignored = ignored
-        self._known = {id(param): param for param in known}  # kept alive, so that no other one gets their ids
+        self._known = {id(param): param for param in known}  # references keep the ids unique
         self._frozen = {id(param): param for param in module.parameters() if id(param) not in self._known}
-        self._looks = 0
-        self._remember()
+        self._num_checks = 0
+        self._take_snapshots()
 
-    def look(self, *, everywhere: bool = False) -> None:
-        """Once in each forward that trains; `everywhere` if something is known to be wrong.
+    def check(self, *, everywhere: bool = False) -> None:
+        """Check a few submodules, or all if `everywhere`. Called once in each forward that trains.
 
         Raises:
-            RuntimeError: a parameter requires grad but is not reduced. See [Note: altered modules].
+            RuntimeError: a parameter requires grad but is not reduced.
         """
-        self._looks += 1
-        seen = self._places if everywhere or self._looks <= 2 else itertools.islice(self._turn, FEW)
-        if not all(map(_Place.is_as_it_was, seen)):
-            self._search()
+        self._num_checks += 1
+        chosen = self._snapshots if everywhere or self._num_checks <= 2 else itertools.islice(self._in_turn, FEW)
+        if not all(map(_Snapshot.is_unchanged, chosen)):
+            self._check_all_parameters()
 
-    def _remember(self) -> None:
-        self._places = []
+    def _take_snapshots(self) -> None:
+        self._snapshots = []
         for submodule in self._module.modules():
             children, params = submodule._modules.values(), submodule._parameters.values()
-            strangers = [param for param in params if param is not None and id(param) not in self._known]
-            self._places.append(_Place(submodule, (*children, *params), strangers))
-        self._turn = itertools.cycle(self._places)
+            unknown = [param for param in params if param is not None and id(param) not in self._known]
+            self._snapshots.append(_Snapshot(submodule, (*children, *params), unknown))
+        self._in_turn = itertools.cycle(self._snapshots)
 
-    def _search(self) -> None:
-        """Find out what has changed. Other submodules are no harm as such: they are remembered."""
+    def _check_all_parameters(self) -> None:
         named = dict(self._module.named_parameters())
         self._known |= {id(param): param for name, param in named.items() if name in self._ignored}
-        strays = [
+        not_reduced = [
             f"`{name}` {'did not require grad' if id(param) in self._frozen else 'was not there'}"
             for name, param in named.items()
             if param.requires_grad and id(param) not in self._known and isinstance(param, nn.Parameter)
         ]
-        if strays:
+        if not_reduced:
             raise RuntimeError(
-                f"Parameters require grad that are not reduced: {', '.join(strays)} when the module was wrapped. "
-                f"Wrap it after changing it, or name them in `_ddp_params_and_buffers_to_ignore`."
+                f"Parameters require grad that are not reduced: {', '.join(not_reduced)} when the module was "
+                f"wrapped. Wrap it after changing it, or name them in `_ddp_params_and_buffers_to_ignore`."
             )
-        if all(isinstance(param, nn.Parameter) for param in named.values()):
-            self._remember()  # else tensors stand in for a while (`functional_call`); do not keep them
+        if all(isinstance(param, nn.Parameter) for param in named.values()):  # not during `functional_call`
+            self._take_snapshots()

@@ -143,7 +143,7 @@ def test_capacities_are_those_of_rank_0() -> None:
     sides = [side(bucket_cap_mb=1), side(bucket_cap_mb=7)]
     with must_log("rank 1 are not those on rank 0"):
         agreed = on_all_ranks(sides)
-    assert [replica.bucket_caps() for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
+    assert [replica.caps for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
 
 
 def test_a_fingerprint_covers_every_field() -> None:

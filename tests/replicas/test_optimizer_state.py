@@ -167,5 +167,5 @@ def test_every_rank_raises_what_cannot_be_done(ranks: Any) -> None:
     assert "rank 0 has SGD with groups of 4 parameters and rank 1 has SGD with groups of 3 parameters" in differ
     assert closure.startswith("Rank 0 cannot send the state of its SGD: ")
     assert "sparse or expanded" in wide
-    assert "each rank holds another part" in sharded
+    assert "each rank holds a different part" in sharded
     assert none == "`optimizer` takes a torch.optim.Optimizer, but got object."
