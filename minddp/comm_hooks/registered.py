@@ -112,36 +112,7 @@ class CommHook:
             )
         return hook
 
-    def launch(self, bucket: GradBucket) -> torch._C.Future:
-        try:
-            future = self.function(self.state, bucket)
-        except Exception as error:
-            self._add_note(error, bucket.index())
-            raise
-        if not isinstance(future, torch._C.Future):
-            raise RuntimeError(
-                f"The communication hook's callback must return a torch.futures.Future object, but got "
-                f"{type(future).__name__} from `{self.name}`. The future has to hold the bucket's new tensor."
-            )
-        return future
-
-    def result_of(self, future: torch._C.Future, bucket: GradientBucket) -> torch.Tensor:
-        """Wait for the hook's tensor, and return it, contiguous, if it fits the bucket."""
-        try:
-            value = future.wait()
-        except Exception as error:
-            self._add_note(error, bucket.spec.index)
-            raise
-        tensor = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
-        if not isinstance(tensor, torch.Tensor) or tensor.numel() != bucket.wire.numel():
-            got = f"a tensor of {tensor.numel()} elements" if isinstance(tensor, torch.Tensor) else repr(tensor)
-            raise RuntimeError(
-                f"The communication hook `{self.name}` must give a tensor of {bucket.wire.numel()} elements for "
-                f"bucket {bucket.spec.index}, but gave {got}."
-            )
-        return tensor if bucket.spec.sparse else tensor.resolve_neg().contiguous()
-
-    def _add_note(self, error: Exception, bucket: int) -> None:
+    def add_note(self, error: Exception, bucket: int) -> None:
         """Name the hook, and leave the type of the error, which scripts may check."""
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"Raised by the communication hook `{self.name}`, for bucket {bucket}.")
@@ -157,9 +128,23 @@ class HookedReduction:
     wait_for_future: Callable[[], object] | None = None  # reports a wait that takes too long
 
     def result(self) -> torch.Tensor:
+        """Wait for the hook's tensor, and return it, contiguous, if it fits the bucket."""
+        index, wanted = self.bucket.spec.index, self.bucket.wire.numel()
         if self.wait_for_future is not None:
             self.wait_for_future()
-        return self.hook.result_of(self.future, self.bucket)
+        try:
+            value = self.future.wait()
+        except Exception as error:
+            self.hook.add_note(error, index)
+            raise
+        tensor = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+        if not isinstance(tensor, torch.Tensor) or tensor.numel() != wanted:
+            got = f"a tensor of {tensor.numel()} elements" if isinstance(tensor, torch.Tensor) else repr(tensor)
+            raise RuntimeError(
+                f"The communication hook `{self.hook.name}` must give a tensor of {wanted} elements for bucket "
+                f"{index}, but gave {got}."
+            )
+        return tensor if self.bucket.spec.sparse else tensor.resolve_neg().contiguous()
 
     def when_complete(self, callback: Callable[[], object]) -> None:
         self.future.add_done_callback(lambda _future: callback())
@@ -183,15 +168,25 @@ class HookReducing:
     def launch(
         self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool
     ) -> HookedReduction:
-        future = self.hook.launch(GradBucket(bucket, is_last=is_last, instead=contents))
+        hook, index = self.hook, bucket.spec.index
+        try:
+            future = hook.function(hook.state, GradBucket(bucket, is_last=is_last, instead=contents))
+        except Exception as error:
+            hook.add_note(error, index)
+            raise
+        if not isinstance(future, torch._C.Future):
+            raise RuntimeError(
+                f"The communication hook's callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__} from `{hook.name}`. The future has to hold the bucket's new tensor."
+            )
         wait = self._watch_future(bucket.wire, future) if self._watch_future is not None else None
-        self._events.emit(EventKind.COMM_HOOK_RETURNED, bucket.spec.index)
-        reduction = HookedReduction(self.hook, future, bucket, wait)
+        self._events.emit(EventKind.COMM_HOOK_RETURNED, index)
+        reduction = HookedReduction(hook, future, bucket, wait)
         # Hazard: PowerSGD starts two more collectives, and waits for them, in the callbacks of its futures. On gloo
         # these callbacks run in the two threads that also carry collectives. With two buckets in flight both
         # threads may wait, and the job hangs; or ranks start the further collectives in different orders. So on the
         # CPU only one of its buckets is in flight at a time, at the price of the overlap with backward.
-        if bucket.wire.device.type == "cpu" and _is_power_sgd(self.hook.state):
+        if bucket.wire.device.type == "cpu" and _is_power_sgd(hook.state):
             reduction.result()
         return reduction
 

@@ -38,8 +38,7 @@ def delayed_parameters(
 
     Raises:
         ValueError: one argument without the other; parameters that are not the module's, have several dtypes or
-        devices, or
-            include the trigger; or an option that excludes a delay.
+            devices, or include the trigger; or an option that excludes a delay.
     """
     if (named_params is None) != (trigger is None):
         raise ValueError(

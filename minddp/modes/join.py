@@ -65,9 +65,8 @@ class UnevenInputs(Joinable):
         """A context for a training loop in which ranks exhaust their inputs at different times.
 
         Args:
-            divide_by_initial_world_size: divide gradients by the number of all ranks, so that every sample has the
-            same
-                weight; else by the number of ranks that still have inputs.
+            divide_by_initial_world_size: divide gradients by the number of all ranks, so that every sample has
+                the same weight; else by the number of ranks that still have inputs.
             enable: False makes the context do nothing.
             throw_on_early_termination: all ranks raise `RuntimeError` when the first one has no more inputs.
         """
@@ -81,15 +80,13 @@ class UnevenInputs(Joinable):
             ValueError: an option excludes `join`.
         """
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        skips = self._options.skip_all_reduce_unused_params
-        sums_by_active = self._options.reduction == "sum" and not self._divide_by_initial_world_size
-        delays = self._delayed is not None
-        for is_on, option, why in (
-            (skips, "skip_all_reduce_unused_params", "a rank without inputs cannot know which buckets others skip"),
-            (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient that triggers it"),
-            (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
-        ):
-            exclude("`join`", {option: is_on}, why)
+        others = {
+            "skip_all_reduce_unused_params": self._options.skip_all_reduce_unused_params,
+            "delay_all_reduce_named_params": self._delayed is not None,
+        }
+        exclude("`join`", others, "a rank without inputs cannot know which all-reduces the others start")
+        sums = self._options.reduction == "sum" and not self._divide_by_initial_world_size
+        exclude("`join`", {'reduction="sum" with divide_by_initial_world_size=False': sums}, "nothing is divided")
         return Shadow(self)
 
     @property

@@ -38,7 +38,7 @@ BREAKS = (
     ),
     Misorder(
         *("take a hook's value without waiting", "comm_hooks/registered.py"),
-        *("value = future.wait()", "value = future.value()", "fp16 hook", "race: aten.copy_.*callback's"),
+        *("value = self.future.wait()", "value = self.future.value()", "fp16 hook", "race: aten.copy_.*callback's"),
     ),
     Misorder(
         *("not wait for a buffer hook's futures", "core/reducer.py"),
