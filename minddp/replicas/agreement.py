@@ -117,10 +117,12 @@ def _spec_of(name: str, tensor: torch.Tensor) -> _TensorSpec:
 def _disagreements(rank: int, replicas: Sequence[Replica]) -> Iterator[str]:
     """The most specific message comes first. Each compares some rank with rank 0."""
     yield from _different_options([replica.options for replica in replicas])
-    yield from _different_counts(rank, [replica.reduced for replica in replicas])
-    yield from _different_params(rank, [replica.reduced for replica in replicas])
+    reduced, others = ([getattr(replica, name) for replica in replicas] for name in ("reduced", "others"))
+    remedy = "Build the same module on every rank before wrapping it, with the same parameters requiring grad."
+    yield from _different_tensors(rank, reduced, "params", ("sizes", "strides", "dtype"), remedy)
     yield from _ignored_elsewhere(replicas)
-    yield from _different_others([replica.others for replica in replicas])
+    remedy = "They are broadcast from rank 0. Ignore those of one rank only (`_ddp_params_and_buffers_to_ignore`)."
+    yield from _different_tensors(rank, others, "buffers and frozen params", ("sizes", "dtype"), remedy)
 
 
 def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -134,32 +136,31 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "\n".join(["The ranks disagree on options of DistributedDataParallel:", *differing])
 
 
-def _different_counts(rank: int, params: Sequence[list[_TensorSpec]]) -> Iterator[str]:
-    here = len(params[rank])
-    for other, theirs in enumerate(params):
-        if len(theirs) != len(params[0]):
-            peer = next(i for i, described in enumerate(params) if len(described) != here)
+def _different_tensors(
+    rank: int, lists: Sequence[list[_TensorSpec]], noun: str, aspects: Sequence[str], remedy: str
+) -> Iterator[str]:
+    here = len(lists[rank])
+    for other, theirs in enumerate(lists):
+        if len(theirs) != len(lists[0]):
+            peer = next(i for i, specs in enumerate(lists) if len(specs) != here)
+            not_shared = {spec.name for spec in lists[0]} ^ {spec.name for spec in theirs}
             yield (
-                f"DDP expects same model across all ranks, but Rank {rank} has {here} params, while rank "
-                f"{peer} has inconsistent {len(params[peer])} params.\n"
-                f"Parameters that rank 0 and rank {other} do not share: {_not_shared(params[0], theirs)}. "
-                f"Build the same module on every rank, with the same parameters requiring grad."
+                f"DDP expects same model across all ranks, but Rank {rank} has {here} {noun}, while rank {peer} "
+                f"has inconsistent {len(lists[peer])} {noun}.\nRank 0 and rank {other} do not share: "
+                f"{', '.join(sorted(not_shared)) or 'none by name'}. {remedy}"
             )
-
-
-def _different_params(rank: int, params: Sequence[list[_TensorSpec]]) -> Iterator[str]:
-    for other, theirs in enumerate(params):
-        for index, (zeros, others) in enumerate(zip(params[0], theirs, strict=False)):
-            for aspect in ("sizes", "strides", "dtype"):
+    for other, theirs in enumerate(lists):
+        for index, (zeros, others) in enumerate(zip(lists[0], theirs, strict=False)):
+            for aspect in aspects:
                 left, right = getattr(zeros, aspect), getattr(others, aspect)
                 if left != right:
                     process = "this process" if other == rank else f"process {other}"
+                    name = "it" if others.name == zeros.name else f"`{others.name}`"
                     yield (
-                        f"[{rank}]: params[{index}] in {process} with sizes {others.sizes} appears not to match "
+                        f"[{rank}]: {noun}[{index}] in {process} with sizes {others.sizes} appears not to match "
                         f"{aspect} of the same param in process 0.\n"
-                        f"`{zeros.name}` has {aspect} {left} on rank 0; "
-                        f"{'it' if others.name == zeros.name else f'`{others.name}`'} has {right} on rank {other}. "
-                        f"Build the same module on every rank before wrapping it."
+                        f"`{zeros.name}` has {aspect} {left} on rank 0; {name} has {right} on rank {other}. "
+                        f"{remedy}"
                     )
 
 
@@ -174,25 +175,3 @@ def _ignored_elsewhere(replicas: Sequence[Replica]) -> Iterator[str]:
                     f"The ranks disagree on what to ignore (`_ddp_params_and_buffers_to_ignore`): rank {rank} "
                     f"reduces {wording.names(sorted(names))}, but rank {other} ignores {it}."
                 )
-
-
-def _different_others(others: Sequence[list[_TensorSpec]]) -> Iterator[str]:
-    """Compare buffers and frozen parameters. Their strides do not matter to a broadcast."""
-    for other, theirs in enumerate(others):
-        if len(theirs) != len(others[0]):
-            yield (
-                f"Rank 0 broadcasts {len(others[0])} buffers and frozen parameters, but rank {other} expects "
-                f"{len(theirs)}. Those that they do not share: {_not_shared(others[0], theirs)}. Ignore buffers of "
-                f"one rank only (`_ddp_params_and_buffers_to_ignore`)."
-            )
-        for zeros, spec in zip(others[0], theirs, strict=False):
-            if (zeros.sizes, zeros.dtype) != (spec.sizes, spec.dtype):
-                yield (
-                    f"`{zeros.name}` on rank 0 has sizes {zeros.sizes} and is {zeros.dtype}, but `{spec.name}` on "
-                    f"rank {other} has sizes {spec.sizes} and is {spec.dtype}, so it cannot be broadcast."
-                )
-
-
-def _not_shared(one: Sequence[_TensorSpec], other: Sequence[_TensorSpec]) -> str:
-    names = {spec.name for spec in one} ^ {spec.name for spec in other}
-    return ", ".join(sorted(names)) or "none by name"
