@@ -133,7 +133,7 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             if zeros != others:
                 differing.append(f"`{name}` is {zeros} on rank 0, but {others} on rank {other}.")
     if differing:
-        yield "\n".join(["The ranks disagree on options of DistributedDataParallel:", *differing])
+        yield "\n".join(["The ranks disagree. Use the same arguments on every rank:", *differing])
 
 
 def _different_tensors(

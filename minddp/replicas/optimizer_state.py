@@ -10,12 +10,14 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from minddp.replicas.agreement import Replica, verify_replicas_agree
 from minddp.replicas.broadcast import CoalescedBroadcast
 from minddp.transport.protocols import Transport
 
@@ -45,7 +47,7 @@ def broadcast_optimizer_state(
     Raises:
         RuntimeError: the ranks' parameter groups differ, or some state cannot be sent. On every rank.
     """
-    _verify_groups_agree(group, optimizer, params, source)
+    _verify_optimizers_agree(transport, optimizer, params)
     message: list[Any] = [None]
     if transport.rank == source:
         try:
@@ -62,22 +64,16 @@ def broadcast_optimizer_state(
         coalesced.broadcast(transport, source)
 
 
-def _verify_groups_agree(group: dist.ProcessGroup, optimizer: Optimizer, params: Params, source: int) -> None:
+def _verify_optimizers_agree(transport: Transport, optimizer: Optimizer, params: Params) -> None:
     """Parameters that are not in `params` only have to be equally many."""
     place = {param: index for index, param in enumerate(params)}
-    ours = [[place.get(param) for param in each["params"]] for each in optimizer.param_groups]
-    of_rank: list[Any] = [None] * group.size()
-    dist.all_gather_object(of_rank, (type(optimizer).__name__, ours), group=group)
-    for rank, theirs in enumerate(of_rank):
-        if theirs != of_rank[source]:
-            texts = [
-                f"rank {each} has {name} with groups of {', '.join(str(len(group)) for group in groups)} parameters"
-                for each, (name, groups) in ((source, of_rank[source]), (rank, theirs))
-            ]
-            raise RuntimeError(
-                f"The optimizers differ: {' and '.join(texts)}. Build the same one on every rank, with the same "
-                f"parameters in the same groups and order, and then synchronize."
-            )
+    places = [[place.get(param) for param in group["params"]] for group in optimizer.param_groups]
+    sizes = ", ".join(str(len(group)) for group in places)
+    options = {
+        "optimizer": f"{type(optimizer).__name__} with groups of {sizes} parameters",
+        "the hash of their order": zlib.crc32(repr(places).encode()),
+    }
+    verify_replicas_agree(transport, Replica([], options=options), params[0].device)
 
 
 class _Pickler(pickle.Pickler):
