@@ -4,7 +4,7 @@
                     is it the same model on every rank?       replicas/agreement, by a transport
                     give all of them rank 0's weights         replicas/broadcast, replicas/buffers
                     buckets, and hooks on parameters          strategies, core/reducer
-    forward         is the module still that one?             replicas/module_watch
+    forward         is the module still that one?             replicas/module_change_check
                     do other ranks take part in this step?    modes/join
                     rebuild the buckets in observed order     core/reducer, forecast
                     rank 0's buffers for all                  replicas/buffers
@@ -45,7 +45,7 @@ from minddp.options import Options, check_flag, exclude, warn_of_deprecated
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.agreement import Replica, verify_replicas_agree
 from minddp.replicas.buffers import BufferHook, Buffers
-from minddp.replicas.module_watch import ModuleWatch
+from minddp.replicas.module_change_check import ModuleChangeCheck
 from minddp.replicas.optimizer_state import broadcast_optimizer_state, check_optimizer
 from minddp.replicas.placement import (
     Placement,
@@ -68,7 +68,7 @@ CONNECTED = (
     "_strategies",
     "_reducer",
     "_registered_hook",
-    "_module_watch",
+    "_module_change_check",
 )
 
 
@@ -211,7 +211,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         params = self._reducer.params
         named = self.module.named_parameters(remove_duplicate=False)
         left_alone = [param for name, param in named if name in ignored]
-        self._module_watch = ModuleWatch(self.module, [*params, *left_alone], ignored)
+        self._module_change_check = ModuleChangeCheck(self.module, [*params, *left_alone], ignored)
 
     # ------------------------------------------------------------------ the other ranks
 
@@ -232,7 +232,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
             **{name: value for extension in self.extensions for name, value in extension.agreed().items()},
         )
         agreed = verify_replicas_agree(self._transport, ours, self.device)
-        self._options = replace(options, caps=agreed.bucket_caps())
+        self._options = replace(options, caps=agreed.caps)
 
     def _open_transport(self, kind: str | Transport) -> Transport:
         transport = kind if isinstance(kind, Transport) else open_transport(kind, self.process_group, self.device)
@@ -255,7 +255,7 @@ class DistributedDataParallel(nn.Module, UnevenInputs):
         if torch.is_grad_enabled():
             for extension in self.extensions:
                 extension.pre_forward(self)
-            self._module_watch.look(everywhere=self._reducer.phase is Phase.INCOMPLETE)
+            self._module_change_check.check(everywhere=self._reducer.phase is Phase.INCOMPLETE)
             self._reducer.ensure_finished()
         self._announce_to_joined_ranks()
         if torch.is_grad_enabled():

@@ -1,15 +1,8 @@
-"""Communication hooks: what one is given and what it must give back. Torch's own plug in unchanged.
+"""The contract of a communication hook. Torch's own hooks run unchanged.
 
-A hook replaces the all-reduce of a bucket: `hook(state, bucket) -> torch.futures.Future[torch.Tensor]`. Torch's
-`dist.GradBucket` cannot be made from Python, but no hook asks for its type: `GradBucket` here has the same six
+A hook replaces the all-reduce of a bucket: `hook(state, bucket) -> torch.futures.Future[torch.Tensor]`. Python code
+cannot construct torch's `dist.GradBucket`, but no hook checks the type: the `GradBucket` below has the same six
 methods, and the hooks that torch ships (all-reduce, fp16, bf16, PowerSGD, ...) accept it.
-
-[Note: hooks that send from callbacks]
-PowerSGD makes two more collectives when its first is done, and waits for them, in the callbacks of its futures. On
-gloo these run in the two threads that also carry collectives: with two buckets under way both threads wait, and
-nothing is left to carry what they wait for. Where a thread is left, buckets send in an order that is chance, and
-another one on each rank. So on the CPU a bucket of PowerSGD is waited for before backward goes on: one bucket is
-under way at a time, and every rank sends in one order. That gives up the overlap with backward.
 """
 
 from __future__ import annotations
@@ -29,11 +22,11 @@ from minddp.core.packing import Scaling
 from minddp.platform import streams
 
 _AS_TEXT = ("dist.GradBucket", "GradBucket")  # annotations under `from __future__ import annotations`
-_BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch goes by the names, too
+_BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch, too, recognises them by name
 
 
 class GradBucket:
-    """One bucket as a hook sees it: flat buffer, per-parameter views, and its place in the launch order."""
+    """A bucket as a hook sees it: flat buffer, per-parameter views, and its place in the launch order."""
 
     def __init__(self, bucket: GradientBucket, *, is_last: bool, instead: torch.Tensor | None = None):
         self._bucket = bucket
@@ -47,16 +40,16 @@ class GradBucket:
     def buffer(self) -> torch.Tensor:
         """This rank's gradients, flat, not divided by the world size.
 
-        Complex gradients are pairs of real numbers, as in torch. A sparse one is itself the buffer.
+        As in torch, complex gradients are pairs of real numbers, and a sparse gradient is itself the buffer.
         """
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Let `buffer()` and `gradients()` show another tensor, flat and of as many elements."""
+        """Replace the tensor of `buffer()` and `gradients()` by a flat one with as many elements."""
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """Views into `buffer()` in the shapes of the parameters, row-major whatever their strides (as torch)."""
+        """Views into `buffer()` with the shapes of the parameters, always row-major, as in torch."""
         spec = self._bucket.spec
         if spec.sparse:
             return [self._buffer]
@@ -67,7 +60,7 @@ class GradBucket:
         ]
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters whose gradients these are, in the order of their offsets."""
+        """The parameters of the gradients, in the order of their offsets."""
         return list(self._bucket.params)
 
     def is_last(self) -> bool:
@@ -86,19 +79,13 @@ class CommHook:
     def name(self) -> str:
         return getattr(self.function, "__qualname__", repr(self.function))
 
-    @property
-    def sends_from_callbacks(self) -> bool:
-        """See [Note: hooks that send from callbacks]. A wrapper around torch's hook passes its state on."""
-        power_sgd = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
-        return power_sgd is not None and isinstance(self.state, power_sgd.PowerSGDState)
-
     @classmethod
     def checked(cls, state: Any, function: Callable[[Any, Any], Any]) -> CommHook:
-        """A hook whose signature is right, by the rules torch applies.
+        """A hook with the right signature, by torch's rules.
 
         Raises:
             TypeError: not callable, or bf16 compression on a machine where torch does not allow it.
-            ValueError: annotations that contradict the contract.
+            KeyError, ValueError: no parameter `bucket`, or annotations that contradict the contract.
         """
         if not callable(function):
             raise TypeError(f"Communication hook must be callable, but is {function!r}.")
@@ -125,84 +112,89 @@ class CommHook:
             )
         return hook
 
-    def launch(self, bucket: GradBucket) -> torch._C.Future:
-        try:
-            future = self.function(self.state, bucket)
-        except Exception as error:
-            self._blamed_for(error, bucket.index())
-            raise
-        if not isinstance(future, torch._C.Future):
-            raise RuntimeError(
-                f"The communication hook's callback must return a torch.futures.Future object, but got "
-                f"{type(future).__name__} from `{self.name}`. The future has to hold the bucket's new tensor."
-            )
-        return future
-
-    def result_of(self, future: torch._C.Future, bucket: GradientBucket) -> torch.Tensor:
-        """Wait for the hook's tensor, contiguous, and check that it fits the bucket."""
-        try:
-            value = future.wait()
-        except Exception as error:
-            self._blamed_for(error, bucket.spec.index)
-            raise
-        tensor = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
-        if not isinstance(tensor, torch.Tensor) or tensor.numel() != bucket.wire.numel():
-            got = f"a tensor of {tensor.numel()} elements" if isinstance(tensor, torch.Tensor) else repr(tensor)
-            raise RuntimeError(
-                f"The communication hook `{self.name}` must give a tensor of {bucket.wire.numel()} elements for "
-                f"bucket {bucket.spec.index}, but gave {got}."
-            )
-        return tensor if bucket.spec.sparse else tensor.resolve_neg().contiguous()
-
-    def _blamed_for(self, error: Exception, bucket: int) -> None:
-        """Let the error, whose type scripts may go by, say where it comes from."""
+    def add_note(self, error: Exception, bucket: int) -> None:
+        """Name the hook, and leave the type of the error, which scripts may check."""
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"Raised by the communication hook `{self.name}`, for bucket {bucket}.")
 
 
-#: Watches a future that is to bring a tensor, so that waiting for it too long is noticed.
-WatchFuture = Callable[[torch.Tensor, torch._C.Future], Callable[[], object]]
-
-
 @dataclass(frozen=True)
 class HookedReduction:
-    """A bucket that a communication hook reduces, as `core.reduction.Reduction`. `wait_for_future` watches."""
+    """A bucket that a communication hook reduces, as `core.reduction.Reduction`."""
 
     hook: CommHook
     future: torch._C.Future
     bucket: GradientBucket
-    wait_for_future: Callable[[], object] | None = None
+    wait_for_future: Callable[[], object] | None = None  # reports a wait that takes too long
 
     def result(self) -> torch.Tensor:
+        """Wait for the hook's tensor, and return it, contiguous, if it fits the bucket."""
+        index, wanted = self.bucket.spec.index, self.bucket.wire.numel()
         if self.wait_for_future is not None:
             self.wait_for_future()
-        return self.hook.result_of(self.future, self.bucket)
+        try:
+            value = self.future.wait()
+        except Exception as error:
+            self.hook.add_note(error, index)
+            raise
+        tensor = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+        if not isinstance(tensor, torch.Tensor) or tensor.numel() != wanted:
+            got = f"a tensor of {tensor.numel()} elements" if isinstance(tensor, torch.Tensor) else repr(tensor)
+            raise RuntimeError(
+                f"The communication hook `{self.hook.name}` must give a tensor of {wanted} elements for bucket "
+                f"{index}, but gave {got}."
+            )
+        return tensor if self.bucket.spec.sparse else tensor.resolve_neg().contiguous()
 
     def when_complete(self, callback: Callable[[], object]) -> None:
         self.future.add_done_callback(lambda _future: callback())
 
 
 class HookReducing:
-    """Lets a communication hook reduce the buckets, as `core.reduction.Reducing`. Nothing is scaled."""
+    """Reduces buckets by a communication hook, as `core.reduction.Reducing`. As in torch, nothing is scaled.
 
-    def __init__(self, hook: CommHook, events: EventStream, watch_future: WatchFuture | None):
+    `watch_future(tensor, future)`, if given, returns a function that waits for the future of a hook and reports a
+    wait that takes too long.
+    """
+
+    def __init__(self, hook: CommHook, events: EventStream, watch_future: Callable[..., Any] | None):
         self.hook = hook
         self._events = events
         self._watch_future = watch_future
 
     def open(self) -> Scaling:
-        return Scaling(restores_unused=False)  # as torch
+        return Scaling(restores_unused=False)
 
     def launch(
         self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool
     ) -> HookedReduction:
-        future = self.hook.launch(GradBucket(bucket, is_last=is_last, instead=contents))
+        hook, index = self.hook, bucket.spec.index
+        try:
+            future = hook.function(hook.state, GradBucket(bucket, is_last=is_last, instead=contents))
+        except Exception as error:
+            hook.add_note(error, index)
+            raise
+        if not isinstance(future, torch._C.Future):
+            raise RuntimeError(
+                f"The communication hook's callback must return a torch.futures.Future object, but got "
+                f"{type(future).__name__} from `{hook.name}`. The future has to hold the bucket's new tensor."
+            )
         wait = self._watch_future(bucket.wire, future) if self._watch_future is not None else None
-        self._events.emit(EventKind.COMM_HOOK_RETURNED, bucket.spec.index)
-        reduction = HookedReduction(self.hook, future, bucket, wait)
-        if self.hook.sends_from_callbacks and bucket.wire.device.type == "cpu":
+        self._events.emit(EventKind.COMM_HOOK_RETURNED, index)
+        reduction = HookedReduction(hook, future, bucket, wait)
+        # Hazard: PowerSGD starts two more collectives, and waits for them, in the callbacks of its futures. On gloo
+        # these callbacks run in the two threads that also carry collectives. With two buckets in flight both
+        # threads may wait, and the job hangs; or ranks start the further collectives in different orders. So on the
+        # CPU only one of its buckets is in flight at a time, at the price of the overlap with backward.
+        if bucket.wire.device.type == "cpu" and _is_power_sgd(hook.state):
             reduction.result()
         return reduction
+
+
+def _is_power_sgd(state: Any) -> bool:
+    """Also true of torch's wrappers around PowerSGD, which pass its state on."""
+    power_sgd = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    return power_sgd is not None and isinstance(state, power_sgd.PowerSGDState)
 
 
 def _bf16_reduces() -> bool:

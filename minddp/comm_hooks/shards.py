@@ -1,10 +1,9 @@
-"""Which rank sums which numbers.
+"""Cutting gradients into shards: which rank sums which elements.
 
-[Note: shards follow parameters]
-Each gradient is cut by itself: into blocks, and these into as many runs of equal length as there are ranks; rank r
-sums the r-th. So the parameter alone decides which numbers share a block and which rank sums them, whatever its
-bucket: a hook whose arithmetic goes by block, parameter or owner has the same bits with any bucket size, before and
-after the rebuild. The last runs are filled up with zeros, on average half as many blocks as there are ranks.
+Each gradient is cut by itself, into blocks, and the blocks into one run of equal length per rank; rank r sums run
+r. So the parameter alone decides which elements share a block and which rank sums them. A hook that computes by
+block, by parameter or by owner therefore has the same bits in any buckets, before and after the rebuild. The last
+runs are padded with zeros, on average by half as many blocks as there are ranks.
 """
 
 import functools
@@ -15,12 +14,12 @@ from torch.nn.functional import pad
 
 
 def blocks_per_rank(numel: int, num_ranks: int, block: int) -> int:
-    """How many blocks of a gradient each rank sums; `block` is their number of elements."""
+    """The number of blocks, of `block` elements, that each rank sums of a gradient of `numel` elements."""
     return -(-numel // (num_ranks * block))
 
 
 def cut(gradients: Sequence[torch.Tensor], num_ranks: int, block: int, dtype: torch.dtype) -> torch.Tensor:
-    """All of them as `[num_ranks, blocks, block]`, a copy. See [Note: shards follow parameters]."""
+    """A copy of all gradients, as `[num_ranks, blocks, block]`."""
     runs = []
     for gradient in gradients:
         blocks = blocks_per_rank(gradient.numel(), num_ranks, block)
@@ -29,8 +28,8 @@ def cut(gradients: Sequence[torch.Tensor], num_ranks: int, block: int, dtype: to
     return torch.cat(runs, dim=1)
 
 
-def joined(shards: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The reverse of `cut`: a tensor in the shape of each of `like`."""
+def reassemble(shards: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inverse of `cut`: tensors with the shapes of `like`."""
     num_ranks, _, block = shards.shape
     widths = [blocks_per_rank(one.numel(), num_ranks, block) for one in like]
     runs = shards.split(widths, dim=1)
@@ -38,5 +37,5 @@ def joined(shards: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Ten
 
 
 def sum_in_rank_order(addends: torch.Tensor) -> torch.Tensor:
-    """`[ranks, ...]` in, `[...]` out. One by one: in which order `torch.sum` adds depends on the shape."""
+    """`[ranks, ...]` in, `[...]` out. `torch.sum` adds in an order that depends on the shape."""
     return functools.reduce(torch.add, addends)

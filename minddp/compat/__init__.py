@@ -1,1 +1,1 @@
-"""Being taken for torch's class by frameworks: its private surface; `install` puts minddp's class in its place."""
+"""The private surface of torch's class, for frameworks; `install` replaces torch's class by minddp's."""

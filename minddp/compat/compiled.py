@@ -1,19 +1,18 @@
-"""torch.compile: let it see the wrapped module, cut at the buckets, and nothing of minddp.
+"""torch.compile: dynamo sees the wrapped module, splits its graph at the buckets, and skips minddp's own code.
 
-Dynamo compiles frame by frame. It has to learn two things that it knows of torch's own class:
+Dynamo compiles frame by frame, and has special rules for torch's class, which it needs for this one, too:
 
-- The frames of minddp itself are not to be traced: they talk to processes. Dynamo leaves out files in its skip
-  list, but still compiles what they call, which is the wrapped module's forward.
-- While that forward runs, a data-parallel module is *active*. Dynamo asks torch's class for the active module
-  and, if there is one, cuts the graph where a bucket is full (`DDPOptimizer`), so that each piece's backward
-  ends with a bucket ready to leave. One graph for all would deliver every gradient at the very end.
+- It must not trace minddp's frames, which communicate with other processes. Dynamo leaves out the files in its skip
+list,
+  but still compiles the functions that they call, such as the forward of the wrapped module.
+- During that forward a data-parallel module is *active*. Dynamo asks torch's class for it, and then splits the
+graph
+  where a bucket is full (`DDPOptimizer`), so that the backward of each part ends with a bucket that can be
+  launched. The backward of a single graph would deliver all gradients at the very end.
 
-[Note: a reducer that can be traced]
-optimize_ddp="python_reducer": a reducer that compiled autograd can see through.
-
-Compiled autograd traces the backward, hooks included, into one graph, and inductor then buckets and schedules the
-collectives that it finds in there. So in this mode minddp's own reducer stands aside: each parameter gets a hook
-that does the simplest thing there is, average this gradient, in operations that can be traced. As torch's class.
+With optimize_ddp="python_reducer", compiled autograd traces the backward, including its hooks, into one graph, in
+which inductor buckets and schedules the collectives. As in torch's class, each parameter then has a hook that
+averages its gradient by traceable operations, and the reducer is not used.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from minddp.options import MIB
 
 
 def set_skipped(is_skipped: bool) -> None:
-    """Put minddp's files on dynamo's skip list, or take them off: compiled autograd traces through the wrapper."""
+    """Add minddp's files to dynamo's skip list, or remove them for compiled autograd, which traces the wrapper."""
     from torch._dynamo import trace_rules
 
     package = Path(__file__).parent.parent
     folders = (*package.iterdir(), *(package / "tools").glob("*"))
-    ours = [str(path) for path in folders if path.name not in ("tools", "tasks")]  # models are to be compiled
+    ours = [str(path) for path in folders if path.name not in ("tools", "tasks")]  # their models are compiled
     others = [path for path in trace_rules.SKIP_DIRS if path not in ours]
     trace_rules.SKIP_DIRS[:] = [*others, *ours] if is_skipped else others
     trace_rules._recompile_re()
@@ -47,7 +46,7 @@ def python_reducer_is_wanted() -> bool:
 
 
 def take_over(ddp: Any) -> None:
-    """Replace the reducer's hooks by traceable ones, and configure inductor."""
+    """Replace the reducer's hooks by traceable ones, and let inductor bucket their collectives."""
     torch._inductor.config._fuse_ddp_communication = True  # type: ignore[assignment]
     torch._inductor.config._fuse_ddp_bucket_size = ddp.bucket_bytes_cap // MIB  # type: ignore[assignment]
     ddp._reducer.hooks.remove()

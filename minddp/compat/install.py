@@ -1,18 +1,12 @@
-"""Putting minddp in the place of torch's class, in a Python process that is already running.
+"""Putting minddp's class in the place of torch's, in a running Python process.
 
-`from torch.nn.parallel import DistributedDataParallel` binds a name in the module that says so. For modules yet to
-be imported it is enough to change what `torch.nn.parallel` offers; those that have bound the name already, such as
+`from torch.nn.parallel import DistributedDataParallel` binds a name in the importing module. For modules that are
+imported later it is enough to change `torch.nn.parallel`. Modules that have bound the name already, such as
 torch.distributed.checkpoint and Lightning's strategies, have to be changed one by one.
 
-Frameworks ask `isinstance(ddp, DistributedDataParallel)` before they strip `module.` from a checkpoint, unwrap a
-model or look for `no_sync`; see docs/frameworks.md. minddp's class is no subclass of torch's, but torch's is an
-abstract class by its metaclass (it derives from `Joinable`), so minddp's can be registered as a virtual one.
-
-[Note: taking a registration back]
-Python has `ABCMeta.register` but nothing to undo it. An abstract class keeps a registry, and caches of the classes
-that it has said yes and no to, those derived from minddp's among them. Both can be read and reset through functions
-of `_abc`, from which `ABCMeta` itself is made. So both are emptied, and whatever else was registered is registered
-again. `Joinable`, the abstract class above, has caches too, but nothing to forget: minddp's class really is one.
+Frameworks check `isinstance(ddp, DistributedDataParallel)` before they strip `module.` from a checkpoint, unwrap a
+model or use `no_sync`; see docs/frameworks.md. minddp's class does not derive from torch's. But torch's is an
+abstract class by its metaclass (it derives from `Joinable`), so minddp's can be registered as a virtual subclass.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ from minddp.ddp import DistributedDataParallel as WrapperClass
 
 
 def register() -> ExitStack:
-    """Make minddp's class a virtual subclass of torch's. Returns what undoes this call, as `install` does."""
+    """Make minddp's class a virtual subclass of torch's. The result undoes this call, as that of `install` does."""
     undo = ExitStack()
     if not issubclass(WrapperClass, TorchDDP):
         TorchDDP.register(WrapperClass)
@@ -39,7 +33,12 @@ def register() -> ExitStack:
 
 
 def unregister() -> None:
-    """Undo `register`; does nothing if it was not called. See [Note: taking a registration back]."""
+    """Undo `register`; does nothing if it was not called.
+
+    Python can undo a registration only by emptying the registry and the caches of the abstract class, through the
+    functions of `_abc` from which `ABCMeta` is made. Other registered classes are registered again. `Joinable` has
+    caches, too, but they stay valid: minddp's class derives from it.
+    """
     registered = [reference() for reference in _get_dump(TorchDDP)[0]]  # weak references
     _reset_registry(TorchDDP)
     _reset_caches(TorchDDP)
@@ -49,40 +48,40 @@ def unregister() -> None:
 
 
 def install() -> ExitStack:
-    """Let every name of torch's DistributedDataParallel mean minddp's, and `register`.
+    """Replace torch's DistributedDataParallel by minddp's under all its names, and `register`.
 
-    Changed is each global variable, of each module in `sys.modules` outside minddp, that is torch's class itself,
-    whatever it is called: among them `torch.nn.parallel.DistributedDataParallel` and
-    `torch.nn.parallel.distributed.DistributedDataParallel`, from which all later imports read.
+    This changes each global variable, under any name, that is torch's class, in each module in `sys.modules`
+    outside of minddp. Among them are `torch.nn.parallel.DistributedDataParallel` and
+    `torch.nn.parallel.distributed.DistributedDataParallel`, which later imports read.
 
-    Not changed: instances that exist already; classes that were derived from torch's before the call, such as
-    torch's own deprecated `DistributedDataParallelCPU`; references held elsewhere than in a module's globals
-    (default arguments, closures, containers). For those that only ask `isinstance`, registration is enough.
+    It does not change existing instances; classes that were derived from torch's before the call, such as torch's
+    own deprecated `DistributedDataParallelCPU`; references in default arguments, closures and containers. Code with
+    such references that only checks `isinstance` works with the registration.
 
     Returns:
-        What undoes this call, by `.close()` or at the end of a `with` block: each changed variable means torch's
-        class again, unless it has been assigned to since. A module that is first imported in between keeps
-        minddp's. A second call while the first holds finds nothing to change, and so undoes nothing.
+        An object that undoes this call, by `.close()` or at the end of a `with` block: each changed variable is
+        torch's class again, unless it has been assigned to since. A module that is first imported in between keeps
+        minddp's class. A second call while the first one is in effect changes nothing, and undoes nothing.
     """
     with ExitStack() as undo:
         undo.enter_context(register())
         for module, name in bound_to(TorchDDP):
             setattr(module, name, minddp.DistributedDataParallel)
-            undo.callback(_give_back, module, name)
+            undo.callback(_restore, module, name)
         return undo.pop_all()
 
 
 def bound_to(it: object) -> Iterator[tuple[ModuleType, str]]:
-    """Every global variable outside minddp that is torch's class, or function."""
+    """All global variables outside of minddp whose value is `it`."""
     for key, module in list(sys.modules.items()):
         if key.partition(".")[0] == "minddp" or not isinstance(module, ModuleType):
             continue
-        # vars() and not getattr(): modules that import their parts on demand must not be made to.
+        # Not by getattr(), which would import the parts of lazily importing modules.
         for name, value in list(vars(module).items()):
             if value is it:
                 yield module, name
 
 
-def _give_back(module: ModuleType, name: str) -> None:
+def _restore(module: ModuleType, name: str) -> None:
     if vars(module).get(name) is minddp.DistributedDataParallel:
         setattr(module, name, TorchDDP)

@@ -1,13 +1,7 @@
-"""`ddp.logger` and the logging data: what a module is made of, how its last sampled iteration went, what failed.
+"""`ddp.logger` and the logging data: configuration, times of the last sampled iteration, errors.
 
 Names and meanings are torch's (`torch/csrc/distributed/c10d/logger.cpp`). Frameworks and torch's own tests read
 them through `ddp._get_ddp_logging_data()`.
-
-[Note: a logger for torch's helpers]
-Helpers in C++, such as `dist._compute_bucket_assignment_by_size`, take a logger in which to note that they have
-failed, and it must be torch's. So this class derives from torch's. Torch's logger in turn wants torch's reducer: it
-gets one over a dummy parameter that takes part in nothing but counting iterations. Errors noted in C++ are found in
-the base class's data, as are the communication hook and `join`; everything else is minddp's own.
 """
 
 from __future__ import annotations
@@ -15,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,7 +29,7 @@ CPP_NAMES = {
     torch.complex64: "c10::complex<float>",
     torch.complex128: "c10::complex<double>",
 }
-# Variables of the environment that are logged, in lower case: those of every backend, and those of one.
+# Environment variables whose values are logged, under their names in lower case.
 VARIABLES = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
 BACKEND_VARIABLES = {
     "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
@@ -48,30 +42,39 @@ BACKEND_VARIABLES = {
         "NCCL_IB_TIMEOUT",
     ),
 }
-RENAMED = ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING")  # today with TORCH_ before it, which counts first
+RENAMED = (
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING",
+)  # TORCH_NCCL_... takes precedence
 
 
 class Logger(dist.Logger):
-    """See [Note: a logger for torch's helpers].
+    """Collects the logging data of `ddp`.
 
-    An iteration begins with a forward whose backward will be synchronised. It is sampled if it is one of the first
-    `ALWAYS_SAMPLED` or its number a multiple of `sample_rate`; only then does anything watch the reducer.
+    An iteration begins with a forward whose backward will be synchronised. The first `ALWAYS_SAMPLED` iterations
+    are sampled, and then every `sample_rate`-th. Only a sampled iteration watches the reducer's events.
+
+    Helpers in C++, such as `dist._compute_bucket_assignment_by_size`, note errors in a logger, which must be
+    torch's. So this class derives from torch's logger. That needs a reducer of torch's: one with a dummy parameter,
+    which only counts iterations. The base class holds the errors noted in C++, the name of the communication hook,
+    and `join`.
     """
 
     def __init__(self, ddp: Any):
-        # Over a group of its own: a C++ reducer that held the last reference to a real one would join the group's
-        # threads with Python's lock in its hand, and those may be waiting for just that.
-        alone = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
-        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], alone)
+        # Hazard: with a real group, a C++ reducer that held its last reference would wait for the group's threads
+        # while it holds the GIL, and these threads may be waiting for the GIL.
+        group = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
+        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], group)
         super().__init__(self._counterpart)
         self._ddp = weakref.proxy(ddp)
+
+        # The logging data, by name.
         self._strs: dict[str, str] = {}
         self._ints: dict[str, int] = {}
-        self._totals_ns: Counter[str] = Counter()
+        self._totals_ns: Counter[str] = Counter()  # of the spans, over all sampled iterations
         self._num_spans: Counter[str] = Counter()
-        self._graph_may_change = ddp._options.finds_unused_each_pass
-        self._unused_at_first: Sequence[int] | None = None
-        self._graph_is_static = True
+
+        self._unused_seen: set[tuple[int, ...]] = set()  # at most two: the graph is static if there is one
         self.iteration = 0
         self.sample_rate = 100
         self.sampled: SampledIteration | None = None
@@ -84,10 +87,10 @@ class Logger(dist.Logger):
             self._set_static_graph()
         self._strs |= {
             "module_name": type(ddp.module).__name__,
-            "device_ids": _joined(ddp.device_ids or ()),
-            "dtypes": _joined(sorted(dtypes)),
-            "bucket_sizes": _joined(bucket.nbytes for bucket in plan.buckets),
-            "initial_bucket_size_limits": _joined(bucket.cap_bytes for bucket in plan.buckets),
+            "device_ids": _listed(ddp.device_ids or ()),
+            "dtypes": _listed(sorted(dtypes)),
+            "bucket_sizes": _listed(bucket.nbytes for bucket in plan.buckets),
+            "initial_bucket_size_limits": _listed(bucket.cap_bytes for bucket in plan.buckets),
         }
         self._ints |= {
             "iteration": 0,
@@ -106,7 +109,7 @@ class Logger(dist.Logger):
     # ------------------------------------------------------------------ called by the wrapper
 
     def set_group(self, group: dist.ProcessGroup) -> None:
-        """The present group, and what the environment sets for its backend."""
+        """Log the group, and the environment variables of its backend."""
         backend = group.name()
         for name in (*VARIABLES, *BACKEND_VARIABLES.get(backend, ())):
             value = os.environ.get(f"TORCH_{name}") if name in RENAMED else None
@@ -115,12 +118,11 @@ class Logger(dist.Logger):
         self._ints |= {"world_size": group.size(), "rank": group.rank()}
         if backend == "gloo":
             gloo: Any = group._get_backend(torch.device("cpu"))
-            # It is wrapped if TORCH_DISTRIBUTED_DEBUG=DETAIL.
-            self._ints["gloo_num_threads"] = getattr(gloo, "wrapped_pg", gloo).options._threads
+            unwrapped = getattr(gloo, "wrapped_pg", gloo)  # wrapped under TORCH_DISTRIBUTED_DEBUG=DETAIL
+            self._ints["gloo_num_threads"] = unwrapped.options._threads
 
     def begin_iteration(self) -> None:
-        if self._graph_may_change:
-            self._notice_unused()
+        self._note_unused()
         if self.sampled is not None:
             self._ddp._reducer.events.unwatch(self.sampled.observe)
             self.sampled = None
@@ -131,7 +133,7 @@ class Logger(dist.Logger):
             self._ddp._reducer.events.watch(self.sampled.observe)
 
     def set_runtime_stats_and_log(self) -> None:
-        """Take over what was sampled of the last iteration; called when the next one is about to begin."""
+        """Log the last iteration, if it was sampled. Called before the next one begins."""
         if self.sampled is None:
             return
         sampled, reducer = self.sampled, self._ddp._reducer
@@ -148,43 +150,36 @@ class Logger(dist.Logger):
             buckets = reducer.plan.buckets
             params = (" ".join(str(slot.param) for slot in bucket.slots) for bucket in buckets)
             self._strs |= {
-                "rebuilt_bucket_sizes": _joined(bucket.nbytes for bucket in buckets),
-                "rebuilt_bucket_size_limits": _joined(bucket.cap_bytes for bucket in buckets),
-                "rebuilt_per_bucket_param_indices": _joined(params),
+                "rebuilt_bucket_sizes": _listed(bucket.nbytes for bucket in buckets),
+                "rebuilt_bucket_size_limits": _listed(bucket.cap_bytes for bucket in buckets),
+                "rebuilt_per_bucket_param_indices": _listed(params),
             }
         arrived = [param for param in dict.fromkeys(sampled.params_ready) if param not in unused]
         if arrived:
-            self._strs["prev_iteration_grad_ready_order_indices"] = _joined(arrived)
+            self._strs["prev_iteration_grad_ready_order_indices"] = _listed(arrived)
         spans_ns = sampled.spans_ns()
         self._totals_ns.update(spans_ns)
         self._num_spans.update(spans_ns.keys())
-        for name in SPANS:  # 0 where there was none; means over all sampled iterations
+        for name in SPANS:  # 0 if there was none
             self._ints[name] = spans_ns.get(name, 0)
             self._ints[f"avg_{name}"] = self._totals_ns[name] // max(self._num_spans[name], 1)
 
-    def _notice_unused(self) -> None:
+    def _note_unused(self) -> None:
         unused = self._ddp._reducer.expectation.last_unused
-        if self._unused_at_first is None:
-            self._unused_at_first = unused
-        elif unused != self._unused_at_first:
-            self._graph_is_static = False
+        if unused is not None and len(self._unused_seen) < 2:
+            self._unused_seen.add(tuple(unused))
 
     @property
     def graph_is_static(self) -> bool:
         """True if every backward so far has left the same parameters unused."""
-        self._notice_unused()
-        return self._graph_is_static
+        self._note_unused()
+        return len(self._unused_seen) < 2
 
     def _set_static_graph(self) -> None:
         self._ints["static_graph"] = int(self._ddp.static_graph)
 
-    # ------------------------------------------------------------------ asked by others
-
     def _get_ddp_logging_data(self) -> DDPLoggingData:
-        """Texts and numbers by name, as they are now; sizes are bytes, times nanoseconds, flags 0 or 1.
-
-        A later sample does not clear an error that was noted.
-        """
+        """The current values. Sizes are bytes, times nanoseconds, flags 0 or 1. Errors stay in later samples."""
         data = super()._get_ddp_logging_data()
         ints = {**data.ints_map, **self._ints}
         ints["iteration"] = max(data.ints_map.get("iteration", 0), self._ints["iteration"])
@@ -194,5 +189,5 @@ class Logger(dist.Logger):
         return data
 
 
-def _joined(values: Iterable[object]) -> str:
+def _listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))

@@ -1,8 +1,8 @@
-"""`ddp.reducer`: the methods of torch's `dist.Reducer`, for code that reaches into it.
+"""`ddp.reducer`: the methods of torch's `dist.Reducer`.
 
-They do: Accelerate and Lightning call `prepare_for_backward` and `_rebuild_buckets`, torch's pipelining too, its
-communication hooks call `_run_allreduce_hook`, its tests `_get_local_used_map`. Names and meanings are torch's
-(`torch/csrc/distributed/c10d/reducer.cpp`); minddp's own reducer does the work and does not use them.
+Accelerate, Lightning and torch's pipelining call `prepare_for_backward` and `_rebuild_buckets`; torch's
+communication hooks call `_run_allreduce_hook`; torch's tests call `_get_local_used_map`. Names and meanings are
+torch's (`torch/csrc/distributed/c10d/reducer.cpp`). minddp's own reducer does not use these methods.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minddp.core.reducer import Reducer
 
 
 class ReducerFacade:
-    """Belongs to one wrapper, which it refers to weakly."""
+    """Belongs to one wrapper, which it references weakly."""
 
     def __init__(self, ddp: Any, reducer: Reducer):
         self._ddp = weakref.proxy(ddp)
@@ -35,10 +35,10 @@ class ReducerFacade:
     _check_reducer_finalized = property(attrgetter("_reducer.ensure_finished"))
 
     def prepare_for_backward(self, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Let the next backward be synchronised, such as one whose forward ran under `no_sync`.
+        """Synchronise the next backward, even if its forward ran under `no_sync`.
 
         Raises:
-            RuntimeError: the last backward has not brought all gradients. (Torch starts anew and keeps silent.)
+            RuntimeError: gradients of the last backward are missing. (Torch ignores that.)
         """
         self._reducer.ensure_finished()
         self._reducer.arm(outputs, finalize_at_end=not self._ddp.require_manual_backward_finalization)
@@ -50,11 +50,11 @@ class ReducerFacade:
     # ------------------------------------------------------------------ communication
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> torch._C.Future:
-        """The sum over the ranks, in place of the bucket's buffer; the future holds it as a list of one."""
+        """Sum the bucket's buffer over the ranks, in place. The future holds it in a list."""
         return self._ddp.process_group.allreduce([bucket.buffer()]).get_future()
 
     def _get_local_used_map(self) -> torch.Tensor | None:
-        """How many ranks used each parameter in the last backward, int32; `None` where that is not counted."""
+        """The number of ranks that used each parameter in the last backward, int32; `None` if it is not counted."""
         usage = getattr(self._reducer.expectation, "usage", None)
         return None if usage is None else usage.sums
 
@@ -74,5 +74,5 @@ class ReducerFacade:
         self._reducer.events.on_error = lambda error: logger.set_error_and_log(str(error))
 
     def _reset_state(self) -> None:
-        """Forget the last backward, however it has ended, and the order of the first."""
+        """Drop the last backward, even after an exception, and the observed order."""
         self._reducer.change_ranks(self._reducer.transport, self._reducer.reducing)

@@ -1,8 +1,8 @@
-"""One iteration, observed: when its forward and backward began and ended, and what was communicated meanwhile.
+"""The times of one iteration: when forward, backward and communication began and ended.
 
-`observe` is a sink of the reducer's events. Events carry no time, so it takes the time itself: on the host, and for
-a module on a GPU there as well, since the host does not wait for its work. As in torch, an iteration that is
-sampled cannot be captured in a CUDA graph.
+`SampledIteration.observe` receives the reducer's events, which carry no time, and reads the clock: that of the
+host, and for a module on a GPU also the device's, because the host runs ahead. As in torch, a sampled iteration
+cannot be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from minddp.core.events import Event, EventKind
 from minddp.platform import streams
 
-# The names of moments and spans in torch's logging data. Backward "begins" when forward has ended, as torch has it:
-# what lies between, such as the loss, is counted with it.
+# Named as in torch's logging data. As in torch, backward "begins" when forward has ended: it includes the loss.
 MOMENTS = {
     "forward_compute_time_start": EventKind.FORWARD_BEGIN,
     "backward_compute_time_start": EventKind.FORWARD_END,
@@ -46,7 +45,7 @@ class Moment:
         return cls(time.perf_counter_ns(), event)
 
     def ns_until(self, later: Moment) -> int:
-        """Nanoseconds of computing time. Waits for the device to have come as far as `later`."""
+        """Nanoseconds, measured on the device if it has streams. Waits until the device has reached `later`."""
         if self.on_device is None or later.on_device is None:
             return later.host_ns - self.host_ns
         later.on_device.synchronize()
@@ -54,18 +53,19 @@ class Moment:
 
 
 class SampledIteration:
-    """What a forward that trains, and its backward, looked like. Only the first event of a kind counts."""
+    """A forward that trains and its backward. Only the first event of each kind counts."""
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._unix_ns = time.time_ns() - time.perf_counter_ns()  # added to a reading gives the time of day
+        self._unix_ns = time.time_ns() - time.perf_counter_ns()  # plus a reading: nanoseconds since 1970
         self.moments: dict[EventKind, Moment] = {}
-        self.params_ready: list[int] = []  # in the order in which their gradients arrived
+        self.params_ready: list[int] = []  # in the order of their gradients
         self.num_buckets_reduced = 0
 
     def observe(self, event: Event) -> None:
         kind = event.kind
-        # After GRADIENTS_COMPLETE a parameter only counts as ready: a recorded backward.
+        # In a recorded backward, parameters are also marked ready after GRADIENTS_COMPLETE, in no order that
+        # counts.
         if kind is EventKind.PARAM_READY and EventKind.GRADIENTS_COMPLETE not in self.moments:
             self.params_ready.append(event.subject)
         if kind is EventKind.BUCKET_LAUNCHED:
@@ -74,14 +74,14 @@ class SampledIteration:
             self.moments[kind] = Moment.now(self._device)
 
     def unix_ns(self) -> dict[str, int]:
-        """The moments, in nanoseconds since 1970; 0 where something has not happened."""
+        """The moments in nanoseconds since 1970; 0 for one that has not happened."""
         return {
             name: self._unix_ns + self.moments[kind].host_ns if kind in self.moments else 0
             for name, kind in MOMENTS.items()
         }
 
     def spans_ns(self) -> dict[str, int]:
-        """The spans between two moments in this order: the first backward of a static graph overlaps nothing."""
+        """The spans that have ended. The first backward of a static graph has no overlap."""
         return {
             name: span
             for name, (begin, end) in SPANS.items()

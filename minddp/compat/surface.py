@@ -1,15 +1,14 @@
-"""The wrapper taken for torch's class: that of `minddp.ddp`, with the private surface of torch's.
+"""The wrapper of `minddp.ddp` with the private surface of torch's class.
 
-Frameworks, torch's own tests and torch.compile use names that begin with an underscore, and attributes that mean
-something only to them. They are not needed to learn how data parallelism works, so they are here. What torch's
-class has and this one deliberately lacks is listed, with reasons, in tests/surface.
+Frameworks, torch's own tests and torch.compile use names with a leading underscore, and attributes that nothing
+else needs. They are kept apart from the algorithm. tests/surface lists the members of torch's class that this one
+lacks, with the reasons.
 """
 
 from __future__ import annotations
 
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -25,8 +24,8 @@ from torch.utils.hooks import RemovableHandle
 
 from minddp import ddp as core
 from minddp.compat import compiled
-from minddp.compat.builtin_hooks import apply_optim_in_backward_hook, builtin_hook
 from minddp.compat.logger import Logger
+from minddp.compat.optimizers_in_backward import take_over_optimizers
 from minddp.compat.reducer_facade import ReducerFacade
 from minddp.replicas import broadcast as replicas
 from minddp.replicas.buffers import BufferHook
@@ -34,7 +33,7 @@ from minddp.replicas.placement import copies_on_side_stream, reduced_parameters,
 
 
 class _ActiveModule:
-    """The module whose forward is running, or `None`. Torch's class remembers it; see `_inside_ddp_forward`."""
+    """The module whose forward is running, or `None`, as stored in torch's class. See `_inside_ddp_forward`."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         return TorchDDP._active_ddp_module
@@ -45,7 +44,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     _active_ddp_module: ClassVar[Any] = _ActiveModule()
 
-    _ddp_sink_clone = False  # outputs are never cloned: nothing is wrapped around them
+    _ddp_sink_clone = False  # outputs are never cloned
 
     def _build_reducer(self) -> None:
         super()._build_reducer()
@@ -91,11 +90,10 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
-        """Dynamo takes this module for the active data-parallel one. An inner one takes over for a while.
+        """Make this the active data-parallel module for dynamo; an inner wrapper replaces it during its forward.
 
-        It is set on torch's class alone. Where `install` has put minddp's in its place, dynamo asks minddp's, which
-        answers what torch's says: to set it on minddp's would invalidate Python's caches of all its methods twice
-        in every forward.
+        Only torch's class stores it, and minddp's class reads it there. Setting an attribute of minddp's class
+        would invalidate Python's caches of all its methods, twice in every forward.
         """
         before = TorchDDP._active_ddp_module
         TorchDDP._active_ddp_module = self  # type: ignore[assignment]
@@ -106,7 +104,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @classmethod
     def _get_active_ddp_module(cls) -> Any:
-        """What torch.compile splits graphs by. Some set it on the class that they find under torch's name."""
+        """Asked by torch.compile. Some code sets it on the class that it finds under torch's name."""
         return cls._active_ddp_module or TorchDDP._active_ddp_module
 
     # ------------------------------------------------------------------ logging data and errors
@@ -128,27 +126,24 @@ class DistributedDataParallel(core.DistributedDataParallel):
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        """Register the Python version of a hook that torch has in C++, too; both have the same bits."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks: dict[object, Callable[..., Any]] = {
+            dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+            dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+        }
         with self._noting_errors():
-            super().register_comm_hook(self.process_group, builtin_hook(comm_hook_type))
+            if comm_hook_type not in hooks:
+                listed = ", ".join(map(str, hooks))
+                raise TypeError(f"A built-in hook is one of {listed}, but got {comm_hook_type!r}.")
+        self.register_comm_hook(self.process_group, hooks[comm_hook_type])
         self.logger._set_comm_hook_name(str(comm_hook_type))
 
     def _lazy_init(self) -> None:
-        """At the first forward: optimizers of `_apply_optimizer_in_backward` shall step after the reduction."""
+        """At the first forward, since the optimizers may be applied after construction."""
         self._lazy_init_ran = True
-        params = self._module_parameters
-        if not any(hasattr(param, "_in_backward_optimizers") for param in params):
-            return
-        from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
-        from torch.distributed.optim import apply_optimizer_in_backward
-
-        handles: Mapping[Any, Any] = apply_optimizer_in_backward.param_to_optim_hook_handle_map
-        for param in params:
-            for handle in handles.get(param, ()):
-                handle.remove()
-        hook: Callable[..., Any] = apply_optim_in_backward_hook
-        if self.device_type != "cpu":
-            hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(self.gradient_as_bucket_view)
-        self.register_comm_hook(weakref.ref(self), hook)
+        take_over_optimizers(self)
 
     # ------------------------------------------------------------------ buffers
 
@@ -165,10 +160,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @property
     def buffer_hook(self) -> _BufferCommHook:
-        """
-        Raises:
-            AttributeError: none is registered.
-        """
+        """Raises `AttributeError` if none is registered."""
         hook = self._buffers_in_step.hook
         if not isinstance(hook, BufferHook):
             raise AttributeError("There is no buffer hook.")
@@ -236,7 +228,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
             )
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Go on with the ranks of another group; a rank that is not among them only forgets its last backward."""
+        """Continue with the ranks of another group. A rank outside of the group only resets its reducer."""
         if _rank_not_in_group(new_process_group):
             self.reducer._reset_state()
         else:
@@ -249,9 +241,9 @@ class DistributedDataParallel(core.DistributedDataParallel):
     _has_rebuilt_buckets = property(attrgetter("_reducer.store.has_rebuilt"))
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
-        """Nothing to set: outputs can be modified in place although they are not cloned."""
+        """Does nothing: outputs can be modified in place without being cloned."""
 
-    # ------------------------------------------------------------------ what it was constructed with
+    # ------------------------------------------------------------------ options
 
     broadcast_bucket_size = replicas.COALESCE_BYTES
     bucket_bytes_cap = property(attrgetter("_options.caps.rest_bytes"))
@@ -263,8 +255,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
     bucket_bytes_cap_default = property(lambda self: self._options.caps.first_bytes < self.bucket_bytes_cap)
     is_multi_device_module = property(lambda self: len({param.device for param in self._module_parameters}) > 1)
 
-    # ------------------------------------------------------------------ what torch's class has, for any wrapper
-    # These only ask for members that are here, too, and pass them on: to the reducer, the logger, the module.
+    # ------------------------------------------------------------------ methods of torch's class that fit this one
+    # They pass members of this class on to the reducer, the logger or the module.
 
     _log_and_throw: Any = TorchDDP._log_and_throw
     _get_ddp_logging_data: Any = TorchDDP._get_ddp_logging_data
@@ -276,6 +268,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     _build_debug_param_to_name_mapping: Any = TorchDDP._build_debug_param_to_name_mapping
     _check_reducer_finalized: Any = TorchDDP._check_reducer_finalized
     _remove_autograd_hooks: Any = TorchDDP._remove_autograd_hooks
-    scatter: Any = TorchDDP.scatter  # from when a process had several devices, as are the next two
+    scatter: Any = TorchDDP.scatter  # for several devices in a process, like the next two
     to_kwargs: Any = TorchDDP.to_kwargs
     gather: Any = TorchDDP.gather

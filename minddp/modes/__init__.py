@@ -1,1 +1,1 @@
-"""What changes how gradients are reduced, each in a file of its own; the core knows none of them."""
+"""Options that change how gradients are reduced, each in a file of its own. The core knows none of them."""

@@ -1,18 +1,18 @@
-"""Uneven inputs: a rank that has exhausted its inputs keeps making the others' collectives, with zeros.
+"""Uneven inputs: a rank without inputs takes part in the other ranks' collectives with zeros.
 
-Collectives need every rank. So a rank that has joined (its inputs ended early) *shadows* the active ranks: in each
-of their steps it makes the same collectives in the same order, and contributes zeros. The protocol is that of
-`torch.distributed.algorithms.Join`: an active rank calls `notify_join_context` in each forward; a joined rank
-calls `main_hook` as long as any rank notifies, and all call `post_hook` at the end.
+The protocol is that of `torch.distributed.algorithms.Join`: an active rank calls `notify_join_context` in each
+forward; a joined rank, which has exhausted its inputs, calls `main_hook` as long as any rank notifies; all ranks
+call `post_hook` at the end. A joined rank *shadows* the active ones: it starts the same collectives in the same
+order.
 
-A step of an active rank, and what its shadow does:
+    a step      of an active rank          of its shadow
 
-    forward    notify                      the loop in Join counts the active ranks
-               all-gather the step's kind  the same: the highest active rank, and what the step will do
-               rebuild the buckets         the same
-               synchronise buffers         the same, from the highest active rank
-    backward   all-reduce each bucket      all-reduce zeros
-               exchange marks of use       exchange "none"
+    forward     notify                     the loop in Join counts the active ranks
+                all-gather the step's kind the same
+                rebuild the buckets        the same
+                broadcast buffers          the same, from the highest active rank
+    backward    all-reduce each bucket     all-reduce zeros
+                exchange the usage map     exchange an empty one
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from minddp.transport.protocols import Transport
 
 
 class UnevenInputs(Joinable):
-    """The part of the wrapper that is about `join`. What it needs of the other parts is declared here."""
+    """The wrapper's part in `join`, with declarations of the attributes that it uses."""
 
     process_group: dist.ProcessGroup
     forward_sync_buffers: bool
@@ -53,8 +53,8 @@ class UnevenInputs(Joinable):
 
     def __init__(self) -> None:
         super().__init__()
-        self._authoritative_rank = 0  # of the last `join`; torch's own tests read it
-        self._buffers_from = 0  # the rank whose buffers this step begins with
+        self._authoritative_rank = 0  # after the last `join`; torch's own tests read it
+        self._buffers_from = 0  # the rank whose buffers are broadcast in this step
 
     def join(
         self,
@@ -62,37 +62,31 @@ class UnevenInputs(Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """A context for a training loop in which ranks run out of inputs at different times.
+        """A context for a training loop in which ranks exhaust their inputs at different times.
 
         Args:
-            divide_by_initial_world_size: every sample counts the same; else gradients are averaged over the
-                ranks that still have inputs.
+            divide_by_initial_world_size: divide gradients by the number of all ranks, so that every sample has
+                the same weight; else by the number of ranks that still have inputs.
             enable: False makes the context do nothing.
-            throw_on_early_termination: all ranks raise `RuntimeError` when the first one runs out.
+            throw_on_early_termination: all ranks raise `RuntimeError` when the first one has no more inputs.
         """
-        return Join(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
+        divides = {"divide_by_initial_world_size": divide_by_initial_world_size}
+        return Join([self], enable, throw_on_early_termination, **divides)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What `Join` calls on a rank that has exhausted its inputs.
+        """The hooks for a joined rank. Called by `Join`.
 
         Raises:
-            ValueError: combined with an option that a rank without inputs cannot follow.
+            ValueError: an option excludes `join`.
         """
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        skips = self._options.skip_all_reduce_unused_params
-        sums_by_active = self._options.reduction == "sum" and not self._divide_by_initial_world_size
-        delays = self._delayed is not None
-        for is_on, option, why in (
-            (skips, "skip_all_reduce_unused_params", "a rank without inputs cannot know which buckets others skip"),
-            (delays, "delay_all_reduce_named_params", "a rank without inputs has no gradient that triggers it"),
-            (sums_by_active, 'reduction="sum" with divide_by_initial_world_size=False', "nothing is divided"),
-        ):
-            exclude("`join`", {option: is_on}, why)
+        others = {
+            "skip_all_reduce_unused_params": self._options.skip_all_reduce_unused_params,
+            "delay_all_reduce_named_params": self._delayed is not None,
+        }
+        exclude("`join`", others, "a rank without inputs cannot know which all-reduces the others start")
+        sums = self._options.reduction == "sum" and not self._divide_by_initial_world_size
+        exclude("`join`", {'reduction="sum" with divide_by_initial_world_size=False': sums}, "nothing is divided")
         return Shadow(self)
 
     @property
@@ -104,7 +98,7 @@ class UnevenInputs(Joinable):
         return self.process_group
 
     def _announce_to_joined_ranks(self) -> None:
-        """Announce to the joined ranks that this rank is active, and the kind of step that begins."""
+        """At the beginning of a forward: tell the joined ranks what this step will do."""
         announced = Join.notify_join_context(self)
         by_active = announced is not None and not self._divide_by_initial_world_size
         self._divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
@@ -112,12 +106,12 @@ class UnevenInputs(Joinable):
             trains = torch.is_grad_enabled()
             step = ActiveStep(self._transport.rank, trains, trains and self.require_backward_grad_sync)
             self._buffers_from = exchange_step(self._transport, self.join_device, step).highest_active_rank
-        elif self._buffers_from != 0:  # asked first: to set an attribute of a module is slow
+        elif self._buffers_from != 0:  # setting an attribute of a module is slow
             self._buffers_from = 0
 
 
 class ActiveStep(NamedTuple):
-    """The step that begins, which is of one kind on all active ranks."""
+    """The step that begins, of the same kind on all active ranks."""
 
     highest_active_rank: int
     trains: bool  # gradients are enabled
@@ -125,14 +119,14 @@ class ActiveStep(NamedTuple):
 
 
 class Shadow(JoinHook):
-    """What one module does on a rank that has exhausted its inputs."""
+    """The hooks of one module on a joined rank."""
 
     def __init__(self, ddp: UnevenInputs):
         super().__init__()
         self._ddp = ddp
 
     def main_hook(self) -> None:
-        """Shadow one step of the ranks that still have inputs."""
+        """Shadow one step of the active ranks."""
         ddp, reducer = self._ddp, self._ddp._reducer
         reducer.ensure_finished()
         step = exchange_step(ddp._transport, ddp.join_device, ActiveStep(-1, False, False))
@@ -147,7 +141,7 @@ class Shadow(JoinHook):
             shadow_backward(reducer)
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """All ranks end with the model of one that was trained to the last."""
+        """Give all ranks the parameters of a rank that was active to the end."""
         ddp = self._ddp
         mine = ddp._transport.rank if is_last_joiner else -1
         last = exchange_step(ddp._transport, ddp.join_device, ActiveStep(mine, False, False))
@@ -156,18 +150,18 @@ class Shadow(JoinHook):
 
 
 def shadow_backward(reducer: Reducer) -> None:
-    """Take part, with zeros, in a backward of the other ranks: the same collectives in the same order."""
+    """Take part in a backward of the active ranks, with zeros: the same collectives in the same order."""
     observes_order = reducer.awaits_order
     reducer.num_passes += 1
     for mode in reducer.modes:
         mode.shadow_begins()
-    under_way = []
+    reductions = []
     for bucket in (buckets := reducer.buckets):
         zeros = torch.zeros_like(bucket.wire)
         reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
-        under_way.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is buckets[-1]))
+        reductions.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is buckets[-1]))
     reducer.expectation.shadow(reducer.transport)
-    for reduction in under_way:
+    for reduction in reductions:
         reduction.result()
     reducer.store.end_pass()
     if observes_order:
@@ -176,7 +170,7 @@ def shadow_backward(reducer: Reducer) -> None:
 
 
 def exchange_step(transport: Transport, device: torch.device, ours: ActiveStep) -> ActiveStep:
-    """The step of the active ranks; a joined rank passes -1 and what is false. Collective."""
+    """The step of the active ranks. A joined rank passes `ActiveStep(-1, False, False)`. Collective."""
     steps = torch.stack(list(transport.all_gather(torch.tensor(ours, device=device))))
     rank, trains, is_synchronised = steps.amax(0).tolist()
     return ActiveStep(rank, bool(trains), bool(is_synchronised))

@@ -2,23 +2,23 @@
 
 Optimizers and checkpoints see full precision. Buffers are cast once, at construction.
 
-    forward     param.data becomes a copy in param_dtype, as do inputs; .grad is cast, for autograd to add to
-    backward    gradients arrive in param_dtype and are packed into buckets of reduce_dtype
-                all-reduce, then divide by the world size
-    its end     param.data is the original again; .grad is cast back, then given the average
+    forward            param.data becomes a copy in param_dtype; inputs and existing gradients are cast, too
+    backward           gradients arrive in param_dtype and are packed into buckets of reduce_dtype
+                       all-reduce, then divide by the world size
+    end of backward    param.data is the original again; gradients are cast back, and receive the averages
 
-A parameter whose dtype changes gets a new accumulator, so hooks move with it (`GradientHooks.renew`). What
-autograd saves of a parameter is the parameter, not its data, so a backward that comes after `restore`, such as a
-second one through the same graph, lowers once more.
+A parameter whose dtype changes gets a new accumulator, so hooks are installed again (`GradientHooks.renew`).
+Autograd saves the parameter, not its data. So a backward after `restore`, such as a second one through the same
+graph, lowers the parameters again.
 
-Deliberately not as torch 2.13, whose implementation errs:
-  - Every backward reduces gradients. Torch's first one reduces memory that was never written to, because the
-    buckets are converted and the views into them are not; the second one of a static graph does so again.
-    With gradient_as_bucket_view the third and all later ones bring the second one's averages once more.
+torch 2.13's implementation has errors, which are not reproduced:
+  - Here every backward reduces gradients. Torch's first one reduces uninitialised memory, because the buckets are
+    converted and the views into them are not; so does the second one of a static graph. With
+    gradient_as_bucket_view, all backwards from the third on repeat the averages of the second.
   - `find_unused_parameters`, tied parameters, `no_sync` and evaluation under `torch.no_grad()` work; torch's raise.
-  - Only floating-point buffers are cast, as torch documents it: a count of batches stays exact.
-  - `param_dtype=None` is each parameter's own and `reduce_dtype=None` is `param_dtype`, as torch documents it.
-With gradient_as_bucket_view `.grad` has memory of its own all the same: it is never of a bucket's dtype.
+  - Only floating-point buffers are cast, as torch documents: a count of batches stays exact.
+  - `param_dtype=None` means each parameter's own, and `reduce_dtype=None` means `param_dtype`, as torch documents.
+With gradient_as_bucket_view `.grad` still has memory of its own, because its dtype is not the bucket's.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from minddp.transport.protocols import Transport
 class MixedPrecision(Mode):
     """Lowers and restores the floating-point parameters of `module`, except those named in `ignored`.
 
-    Each has two attributes, named as in torch: `_fp_param` is its data in full precision and `_mp_param` the copy,
-    without elements while there is none.
+    As in torch, each parameter has two attributes: `_fp_param` is its data in full precision, `_mp_param` the copy,
+    which is empty while the parameter is not lowered.
 
     Raises:
-        TypeError: `config` is not like torch's `_MixedPrecision`, or has a dtype that is not floating-point.
-        ValueError: trainable parameters that cannot be cast, or whose gradients cannot.
+        TypeError: `config` has not the fields of torch's `_MixedPrecision`, or a dtype that is not floating-point.
+        ValueError: trainable parameters cannot be cast, or their gradients.
     """
 
     def __init__(self, config: Any, module: nn.Module, ignored: Collection[str], sparse: Collection[str]):
@@ -56,8 +56,8 @@ class MixedPrecision(Mode):
         self.buffer_dtype: torch.dtype | None = config.buffer_dtype
         self.grad_dtypes = GradDtypes(config.param_dtype, config.reduce_dtype or config.param_dtype)
         self._is_lowered = False
-        self._awaits_backward = False
-        self._versions: list[int] = []
+        self._awaits_backward = False  # the parameters stay lowered until it ends
+        self._versions: list[int] = []  # of the parameters, when they were lowered
         self._params: dict[str, Any] = {
             name: param
             for name, param in module.named_parameters()
@@ -75,7 +75,7 @@ class MixedPrecision(Mode):
     # ------------------------------------------------------------------ around forward
 
     def begin_forward(self, inputs: Any, kwargs: Any, on_new_accumulators: Callable[[], None]) -> tuple[Any, Any]:
-        """Lower the parameters, if need be the gradients, and the floating-point tensors among the arguments."""
+        """Lower the parameters, existing gradients, and the floating-point tensors among the arguments."""
         has_lowered = self._lower()
         if torch.is_grad_enabled():
             _cast_grads(self._params.values())
@@ -84,7 +84,7 @@ class MixedPrecision(Mode):
         return _cast_forward_inputs(self.param_dtype, *inputs, **kwargs)
 
     def end_forward(self, output: Any) -> None:
-        """Stay low until the backward of `output` ends, if there can be one."""
+        """Keep the parameters lowered until the backward of `output` ends, or restore them if there is none."""
         if torch.is_grad_enabled():
             self._awaits_backward = True
             autograd.call_when_gradient_enters(output, self._on_backward)
@@ -92,7 +92,7 @@ class MixedPrecision(Mode):
             self.restore()
 
     def _lower(self) -> bool:
-        """Give the parameters low-precision copies; false if an earlier forward has, whose backward is due."""
+        """Replace the parameters' data by low-precision copies. False if they are lowered already."""
         if self._awaits_backward or not self._params:
             return False
         self.restore()  # an exception may have cut the last forward short
@@ -108,10 +108,10 @@ class MixedPrecision(Mode):
     # ------------------------------------------------------------------ around backward
 
     def restore(self) -> None:
-        """Full precision again, for parameters and gradients.
+        """Restore full precision for parameters and gradients.
 
         Raises:
-            RuntimeError: a parameter was written to meanwhile; what was written is lost with the copy.
+            RuntimeError: a parameter was written to while it was lowered, so the new value is lost.
         """
         if not self._is_lowered:
             return
@@ -126,7 +126,7 @@ class MixedPrecision(Mode):
             names = [name for name, now, then in pairs if now != then]
             raise RuntimeError(
                 f"Parameters were written to between a forward and the end of its backward, while mixed_precision "
-                f"had them replaced by copies in {self.param_dtype}, so the new values are lost: "
+                f"had replaced them by copies in {self.param_dtype}, so the new values are lost: "
                 f"{', '.join(names)}. Load checkpoints and step optimizers after backward; evaluate under "
                 f"torch.no_grad()."
             )
@@ -144,7 +144,7 @@ class MixedPrecision(Mode):
 
 
 class MeanAfterSum:
-    """The ranks' gradients are summed as they are, and the sum is divided. Native mixed precision does so."""
+    """Sums the gradients over the ranks, then divides the sum, as torch does for mixed precision."""
 
     def __init__(self, transport: Transport, divisor: DivisorOfBackward):
         self._transport = transport
@@ -161,7 +161,7 @@ class MeanAfterSum:
 
 
 def _cast(tensors: list[torch.Tensor], dtypes: list[torch.dtype | None]) -> list[torch.Tensor]:
-    """Copies in other dtypes, strides kept. One kernel on a GPU."""
+    """Copies in other dtypes, with the same strides, made by one kernel on a GPU."""
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
     with torch.no_grad():
         torch._foreach_copy_(copies, tensors)
@@ -169,7 +169,7 @@ def _cast(tensors: list[torch.Tensor], dtypes: list[torch.dtype | None]) -> list
 
 
 def _cast_grads(params: Iterable[Any]) -> None:
-    """Give gradients the dtype of their parameters. They stay the same objects."""
+    """Cast gradients, in place, to the dtype of their parameters."""
     others = [param for param in params if param.grad is not None and param.grad.dtype != param.dtype]
     if others:
         casts = _cast([param.grad for param in others], [param.dtype for param in others])
@@ -194,10 +194,10 @@ def _check_params(module: nn.Module, ignored: Collection[str], sparse: Collectio
         name: param for name, param in module.named_parameters() if param.requires_grad and name not in ignored
     }
     for reason, names in (
-        ("complex numbers have no such dtype", [name for name, param in trainable.items() if param.is_complex()]),
+        ("complex numbers cannot be cast", [name for name, param in trainable.items() if param.is_complex()]),
         ("sparse gradients are not cast (build the embedding with sparse=False)", trainable.keys() & sparse),
         (
-            "tensor parallelism computes with a DTensor made of the parameter, which would keep an old copy",
+            "tensor parallelism computes with a DTensor that would keep an old copy of the parameter",
             [name for name, param in trainable.items() if hasattr(param, "_st_info")],
         ),
     ):

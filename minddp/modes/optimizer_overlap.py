@@ -1,11 +1,11 @@
-"""Step each bucket's parameters as soon as its averages are there, while later buckets are still travelling.
+"""Step each bucket's parameters as soon as their averages are there, while later buckets are still in flight.
 
-What is exposed of communication lies at the end of backward, where nothing is left to compute but the optimizer's
-step. Most optimizers treat each parameter by itself, so the step of one bucket need not wait for the next, and its
-result does not depend on what is stepped beside it: the same bits as `optimizer.step()` after backward.
+At the end of backward only communication and the optimizer's step are left. Most optimizers treat each parameter by
+itself, so the step of one bucket need not wait for the next one. Its result does not depend on the other parameters
+of a step: the bits are those of `optimizer.step()` after backward.
 
-It is not for steps that look at all gradients at once, such as clipping by the norm, nor for loss scaling, which
-must know of all gradients that they are finite before any parameter moves.
+Steps that need all gradients at once cannot be overlapped, such as clipping by the norm; nor can loss scaling,
+which checks that all gradients are finite before any parameter changes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from minddp.core.mode import Mode
 
 
 class OverlappedOptimizer(Mode):
-    """Steps any of torch's optimizers piece by piece. Its state and its learning rates are the optimizer's own.
+    """Steps an optimizer bucket by bucket, with the optimizer's own state and hyperparameters.
 
-    `params` are those of `module` that have a bucket.
+    `params` are the parameters of `module` that have a bucket.
 
     Raises:
-        ValueError: an optimizer that minimises by calling the model again (LBFGS), or has parameters that are
-            trained and have no bucket.
+        ValueError: the optimizer evaluates the model (LBFGS), or has trainable parameters without a bucket.
     """
 
-    cannot_add = "the overlapped optimizer would step on it again. Compute one loss from all outputs"
+    cannot_add = "the overlapped optimizer would use it twice. Compute one loss from all outputs"
 
     def __init__(
         self,
@@ -50,33 +49,35 @@ class OverlappedOptimizer(Mode):
         self._guard = optimizer.register_step_pre_hook(_refuse)
 
     def armed(self) -> None:
-        """Refuse parameters that no bucket steps; groups may have been added since the last forward."""
+        """Refuse parameters without a bucket; groups may have been added since the last forward."""
         groups = enumerate(self._optimizer.param_groups)
         places = [(index, param) for index, group in groups for param in group["params"]]
         if left := [(i, param) for i, param in places if param.requires_grad and id(param) not in self._params]:
             names = {id(param): f"`{name}`" for name, param in self._module.named_parameters()}
             listed = [names.get(id(p), f"a parameter of shape {tuple(p.shape)} in group {i}") for i, p in left]
             raise ValueError(
-                f"`overlap_optimizer` steps the parameters of each bucket, and these have none, so they would "
+                f"`overlap_optimizer` steps the parameters of each bucket. These have no bucket, so they would "
                 f"never be stepped: {', '.join(listed)}. Give them an optimizer of their own."
             )
 
     def after_unpack(self, bucket: GradientBucket) -> None:
-        """One step of those of the bucket's parameters that the optimizer has."""
+        """Step the parameters that the bucket and the optimizer have in common."""
         chosen = set(bucket.params)
         wholes = self._optimizer.param_groups
         groups = [{**whole, "params": [param for param in whole["params"] if param in chosen]} for whole in wholes]
         if stepped := [group for group in groups if group["params"]]:
-            piece = object.__new__(type(self._optimizer))  # shares the state; copy.copy drops attributes
+            piece = object.__new__(type(self._optimizer))  # shares all attributes, some of which copy.copy drops
             hooks: dict[str, Any] = {"_optimizer_step_pre_hooks": {}, "_optimizer_step_post_hooks": {}}
             vars(piece).update(vars(self._optimizer), param_groups=stepped, **hooks)
             type(piece).step(piece)
         for whole, group in zip(wholes, groups, strict=True):
             if changed := [name for name in whole if name != "params" and group[name] is not whole[name]]:
-                raise RuntimeError(f"An optimizer whose step changes {changed} of a group must step after backward")
+                raise RuntimeError(
+                    f"The step changes {changed} of a group. Step this optimizer after backward, not by buckets."
+                )
 
     def remove(self) -> None:
-        """Let the optimizer's own `step` work again."""
+        """Stop stepping in backward, and allow `optimizer.step()` again."""
         self._guard.remove()
         if self in self._modes:
             self._modes.remove(self)
@@ -85,5 +86,5 @@ class OverlappedOptimizer(Mode):
 def _refuse(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     raise RuntimeError(
         f"This {type(optimizer).__name__} has been given to `overlap_optimizer`: backward has already stepped its "
-        f"parameters. Leave out `optimizer.step()`, or take it back with the handle's `remove()`."
+        f"parameters. Leave out `optimizer.step()`, or undo the overlap by the handle's `remove()`."
     )

@@ -1,9 +1,9 @@
-"""Gradients under torch's distributed autograd (RPC), where they do not lie in `.grad`.
+"""Gradients under torch's distributed autograd (RPC), which are not in `.grad`.
 
-`dist_autograd.backward(context, ...)` may serve several contexts at once, so it leaves `.grad` alone and keeps a
-parameter's gradient in the context. Everything else in minddp speaks of `.grad`. So while such a backward runs,
-`.grad` shows the context's tensor from when it is packed; it is reduced in place, and at the end `.grad` gets back
-what was there before. Torch's reducer knows both places instead (`runGradCallbackForVariable`).
+`dist_autograd.backward(context, ...)` may serve several contexts at once, so it keeps the gradients in the context.
+All of minddp uses `.grad`. So during such a backward `.grad` is set to the context's tensor when it is packed. The
+tensor is reduced in place, and at the end `.grad` is restored. Torch's reducer handles both places instead
+(`runGradCallbackForVariable`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minddp.core.mode import Mode
 
 
 class RpcGradients(Mode):
-    """Shows the gradients of the context that the last forward was in, if the backward is one of that context."""
+    """Shows the gradients in the context of the last forward, if the backward belongs to that context."""
 
     def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str]):
         self._params = params
@@ -35,7 +35,7 @@ class RpcGradients(Mode):
         self._is_open = self._context_id is not None and self._params[param] in self._gradients()
 
     def before_pack(self, params: Sequence[int]) -> None:
-        """Show what the backward has accumulated for these parameters, if anything."""
+        """Set `.grad` to the gradients in the context; `None` for a parameter without one."""
         if not self._is_open:
             return
         gradients = self._gradients()
@@ -44,26 +44,26 @@ class RpcGradients(Mode):
             self._shown[param] = self._params[param].grad = gradients.get(self._params[param])
 
     def closed(self) -> None:
-        """The averages are in `.grad`: see that the context has them, and restore what was there before.
+        """Move the averages in `.grad` to the context, and restore `.grad`.
 
         Raises:
-            RuntimeError: a parameter that this rank has not used got an average from other ranks.
+            RuntimeError: a parameter has an average although this rank has not used it.
         """
         before, shown = self._before, self._shown
         self._before, self._shown, self._is_open = {}, {}, False
-        without_home = []
+        not_used = []
         for param, grad in before.items():
             average = self._params[param].grad
             self._params[param].grad = grad
             tensor = shown[param]
             if tensor is None and average is not None:
-                without_home.append(self._names[param])
+                not_used.append(self._names[param])
             elif tensor is not None and average is not None and average is not tensor:
                 tensor.copy_(average)
-        if without_home:
+        if not_used:
             raise RuntimeError(
-                f"Parameters that only other ranks have used: {', '.join(without_home)}. No gradient can be put "
-                f"into a distributed autograd context from here; use every parameter on every rank."
+                f"Parameters that only other ranks have used: {', '.join(not_used)}. Their gradients cannot be "
+                f"added to this rank's distributed autograd context. Use every parameter on every rank."
             )
 
     def _gradients(self) -> dict[torch.Tensor, torch.Tensor]:

@@ -1,10 +1,10 @@
-"""The bucket of one sparse gradient: no buffer, no packing; a copy of the gradient itself travels.
+"""The bucket of one sparse gradient, without a buffer: a copy of the gradient itself is reduced.
 
-A sparse gradient (of `nn.Embedding(sparse=True)`, say) is a list of indices with a row of values each, another one
-in each backward. So nothing can be allocated for it in advance, nor packed beside it.
+A sparse gradient (of `nn.Embedding(sparse=True)`, for example) has indices and a row of values for each; their
+number differs in each backward. So its memory cannot be allocated in advance, nor shared with other gradients.
 
-Torch scales it in place. But autograd lets gradients share memory: two embeddings whose outputs are added both
-get the sum's gradient as their values, and in place each would be scaled twice. So a copy is scaled here.
+Torch scales the gradient in place. But autograd lets gradients share memory: two embeddings whose outputs are added
+have the same values tensor in their gradients, which would be scaled twice. So a copy is scaled here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minddp.core.plan import BucketSpec
 
 
 class SparseBucket:
-    """As `core.bucket.GradientBucket`. `wire` is what this backward has packed, not coalesced."""
+    """As `core.bucket.GradientBucket`. `wire` is the gradient that was packed, not coalesced."""
 
     def __init__(self, spec: BucketSpec, params: list[torch.nn.Parameter], names: list[str]):
         self.spec = spec
@@ -30,11 +30,11 @@ class SparseBucket:
         """A sparse gradient is never a view."""
 
     def begin_pass(self) -> None:
-        """Release what the last backward has packed."""
+        """Release the gradient of the last backward."""
         self.wire = _nothing(self.params[0])
 
     def pack(self, group: int, scaling: Scaling) -> None:
-        """Take the gradient, scaled by a true division. A missing one counts as a gradient without rows.
+        """Copy the gradient, divided by the divisor. A missing one counts as a gradient without rows.
 
         Raises:
             RuntimeError: the gradient is dense.
@@ -45,7 +45,7 @@ class SparseBucket:
         if grad.layout != torch.sparse_coo:
             raise RuntimeError(
                 f"Expected variable to have sparse gradient: `{self.names[0]}` belongs to an embedding with "
-                f"sparse=True, but its gradient is {grad.layout}. Something else uses the weight too; set "
+                f"sparse=True, but its gradient is {grad.layout}, because the weight has another use, too. Set "
                 f"sparse=False."
             )
         self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor

@@ -1,1 +1,1 @@
-"""How replicas start equal and stay equal: checks before wrapping, broadcasts, buffers."""
+"""Replicas start equal and stay equal: checks at construction, broadcasts, buffers."""

@@ -1,4 +1,4 @@
-"""Make tensors on all ranks those of one rank: how replicas become equal, and how their buffers stay in step."""
+"""Broadcasts of tensors from one rank to all: initial parameters, and buffers before each forward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from minddp.transport.protocols import Transport
 
-COALESCE_BYTES = 250 * 1024 * 1024  # torch's bound on one coalesced broadcast
+COALESCE_BYTES = 250 * 1024 * 1024  # as torch
 
 
 def broadcast_coalesced(
@@ -22,13 +22,13 @@ def broadcast_coalesced(
 
 
 class CoalescedBroadcast:
-    """Tensors that are broadcast together, as often as wanted.
+    """Tensors that are broadcast together, any number of times.
 
-    Many small messages become few large ones: tensors of one device share a message of bytes, up to
-    `coalesce_bytes` each (a larger tensor travels alone), and all messages are under way at once.
+    The tensors of a device share messages of up to `coalesce_bytes`; a larger tensor has a message of its own. All
+    messages are in flight at the same time.
 
     Raises:
-        RuntimeError: a tensor that cannot be overwritten. On every rank, before anything is sent.
+        RuntimeError: a tensor cannot be overwritten. On every rank, before anything is sent.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], coalesce_bytes: int = COALESCE_BYTES):
@@ -39,26 +39,26 @@ class CoalescedBroadcast:
                     f"sparse or expanded. Register a dense copy instead (`.to_dense()`, `.clone()`)."
                 )
         self._tensors = list(tensors)
-        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        self._types = [(tensor.dtype, tensor.shape) for tensor in tensors]
         self._messages = [_FlatMessage(chunk) for chunk in _chunks(tensors, coalesce_bytes)]
 
     @property
     def nbytes(self) -> int:
-        return sum(message.wire.numel() for message in self._messages)
+        return sum(message.buffer.numel() for message in self._messages)
 
     def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """True if these are the tensors that it was made of, unchanged in dtype and shape."""
+        """True if these are the tensors of this broadcast, with unchanged dtypes and shapes."""
         return (
             len(tensors) == len(self._tensors)
             and all(one is other for one, other in zip(tensors, self._tensors, strict=True))
-            and [(tensor.dtype, tensor.shape) for tensor in tensors] == self._kinds
+            and [(tensor.dtype, tensor.shape) for tensor in tensors] == self._types
         )
 
     def broadcast(self, transport: Transport, source: int) -> None:
         if transport.rank == source:
             for message in self._messages:
                 message.fill()
-        works = [transport.broadcast(message.wire, source) for message in self._messages]
+        works = [transport.broadcast(message.buffer, source) for message in self._messages]
         for message, work in zip(self._messages, works, strict=True):
             work.wait()
             if transport.rank != source:
@@ -66,17 +66,17 @@ class CoalescedBroadcast:
 
 
 class _FlatMessage:
-    """Tensors of one device, and what carries them: `wire`, uint8."""
+    """Tensors of one device, and the uint8 `buffer` that is sent."""
 
     def __init__(self, tensors: list[torch.Tensor]):
         sizes = [tensor.nbytes for tensor in tensors]
         self._tensors = tensors
         self._are_plain = not any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
-        with torch.inference_mode(False):  # it may be kept for steps that are none of inference
-            self.wire = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+        with torch.inference_mode(False):  # it may be reused outside of inference mode
+            self.buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
             self._copies = [
                 piece.view(tensor.dtype).view(tensor.shape)
-                for tensor, piece in zip(tensors, self.wire.split(sizes), strict=True)
+                for tensor, piece in zip(tensors, self.buffer.split(sizes), strict=True)
             ]
 
     def fill(self) -> None:
@@ -91,10 +91,7 @@ class _FlatMessage:
 
 
 def _chunks(tensors: Sequence[torch.Tensor], coalesce_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Tensors by device, cut into runs of at most `coalesce_bytes`.
-
-    Wide elements come first, so that every tensor starts at a multiple of its element size.
-    """
+    """The tensors of each message. Wide dtypes come first, so that each tensor is aligned to its element size."""
     for device in dict.fromkeys(tensor.device for tensor in tensors):
         here = [tensor for tensor in tensors if tensor.device == device]
         chunk: list[torch.Tensor] = []

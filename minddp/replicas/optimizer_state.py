@@ -1,8 +1,8 @@
-"""Give all ranks one rank's optimizer state, as after that rank alone has loaded a checkpoint.
+"""Broadcasting one rank's optimizer state to all, for instance after that rank alone has loaded a checkpoint.
 
-First the ranks compare their parameter groups, so that all raise if they differ. Then the source sends its state as
-a pickle, in which places stand for parameters and for tensors on the module's devices, and a coalesced broadcast
-brings these tensors. `load_state_dict` would cast state to its parameter's dtype, and so change bits.
+First the ranks compare their parameter groups, so that all of them raise if they differ. Then the source sends its
+state as a pickle, with placeholders for parameters and for tensors on the module's devices. A coalesced broadcast
+sends these tensors. (`load_state_dict` would cast them to the dtype of their parameter, and so change bits.)
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from minddp.replicas.agreement import Replica, verify_replicas_agree
 from minddp.replicas.broadcast import CoalescedBroadcast
 from minddp.transport.protocols import Transport
 
@@ -24,14 +26,14 @@ Params = Sequence[torch.nn.Parameter]
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise for what has no state that could be broadcast."""
+    """Raise unless `optimizer` is one whose state can be broadcast."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"`optimizer` takes a torch.optim.Optimizer, but got {type(optimizer).__name__}.")
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
         raise ValueError(
-            "A ZeroRedundancyOptimizer cannot be synchronised: each rank holds another part of the state. Call its "
-            "load_state_dict on every rank, with what consolidate_state_dict has collected."
+            "A ZeroRedundancyOptimizer cannot be synchronised: each rank holds a different part of the state. Call "
+            "its load_state_dict on every rank, with the result of consolidate_state_dict."
         )
 
 
@@ -40,12 +42,12 @@ def broadcast_optimizer_state(
 ) -> None:
     """Overwrite state and hyperparameters on every rank with those of rank `source`. Collective.
 
-    The state of parameters that are not in `params`, a list of equal order on all ranks, stays as it is.
+    `params` have the same order on all ranks. The state of other parameters is not changed.
 
     Raises:
         RuntimeError: the ranks' parameter groups differ, or some state cannot be sent. On every rank.
     """
-    _verify_groups_agree(group, optimizer, params, source)
+    _verify_optimizers_agree(transport, optimizer, params)
     message: list[Any] = [None]
     if transport.rank == source:
         try:
@@ -62,26 +64,20 @@ def broadcast_optimizer_state(
         coalesced.broadcast(transport, source)
 
 
-def _verify_groups_agree(group: dist.ProcessGroup, optimizer: Optimizer, params: Params, source: int) -> None:
-    """An optimizer may have parameters that are not in `params`: these only have to be as many."""
+def _verify_optimizers_agree(transport: Transport, optimizer: Optimizer, params: Params) -> None:
+    """Parameters that are not in `params` only have to be equally many."""
     place = {param: index for index, param in enumerate(params)}
-    ours = [[place.get(param) for param in each["params"]] for each in optimizer.param_groups]
-    of_rank: list[Any] = [None] * group.size()
-    dist.all_gather_object(of_rank, (type(optimizer).__name__, ours), group=group)
-    for rank, theirs in enumerate(of_rank):
-        if theirs != of_rank[source]:
-            texts = [
-                f"rank {each} has {name} with groups of {', '.join(str(len(group)) for group in groups)} parameters"
-                for each, (name, groups) in ((source, of_rank[source]), (rank, theirs))
-            ]
-            raise RuntimeError(
-                f"The optimizers differ: {' and '.join(texts)}. Build the same one on every rank, with the same "
-                f"parameters in the same groups and order, and then synchronize."
-            )
+    places = [[place.get(param) for param in group["params"]] for group in optimizer.param_groups]
+    sizes = ", ".join(str(len(group)) for group in places)
+    options = {
+        "optimizer": f"{type(optimizer).__name__} with groups of {sizes} parameters",
+        "the hash of their order": zlib.crc32(repr(places).encode()),
+    }
+    verify_replicas_agree(transport, Replica([], options=options), params[0].device)
 
 
 class _Pickler(pickle.Pickler):
-    """Puts tensors that lie on the parameters' devices aside, in `tensors`. Others are pickled."""
+    """Collects tensors on the parameters' devices in `tensors`; pickles all else."""
 
     def __init__(self, file: io.BytesIO, params: Params):
         super().__init__(file)
@@ -91,7 +87,7 @@ class _Pickler(pickle.Pickler):
         self._ids: dict[torch.Tensor, tuple[Any, ...]] = {}
 
     def persistent_id(self, value: Any) -> Any:
-        """The place of a parameter; all that it takes to make a tensor like this; or `None`."""
+        """The index of a parameter, a description of a tensor in `tensors`, or `None` for all else."""
         if not isinstance(value, torch.Tensor) or value.device not in self._devices:
             return None
         if value in self._place:
@@ -106,7 +102,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes new tensors, without contents, where `_Pickler` has put some aside."""
+    """Allocates the tensors that `_Pickler` has collected."""
 
     def __init__(self, pickled: bytes, params: Params):
         super().__init__(io.BytesIO(pickled))
@@ -124,7 +120,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _pickled(optimizer: Optimizer, params: Params) -> tuple[bytes, list[torch.Tensor]]:
-    """The state, and the tensors that are left out of it."""
+    """The pickled state, and the tensors that it leaves out."""
     file = io.BytesIO()
     pickler = _Pickler(file, params)
     state = [(key, optimizer.state[key]) for key in _synchronised(optimizer, params)]
@@ -134,7 +130,7 @@ def _pickled(optimizer: Optimizer, params: Params) -> tuple[bytes, list[torch.Te
 
 
 def _unpickled(pickled: bytes, optimizer: Optimizer, params: Params) -> list[torch.Tensor]:
-    """Give the optimizer what the source has sent. Returns the tensors in it, still to be filled."""
+    """Set the optimizer's state to that of the source. Returns its tensors, which are not filled yet."""
     unpickler = _Unpickler(pickled, params)
     state, groups = unpickler.load()
     for key in _synchronised(optimizer, params):
@@ -148,7 +144,7 @@ def _unpickled(pickled: bytes, optimizer: Optimizer, params: Params) -> list[tor
 
 
 def _synchronised(optimizer: Optimizer, params: Iterable[torch.nn.Parameter]) -> list[Any]:
-    """The keys of the optimizer's state but other parameters."""
+    """The keys of the optimizer's state, except parameters that are not in `params`."""
     known = set(params)
     return [key for key in optimizer.state if not isinstance(key, torch.Tensor) or key in known]
 

@@ -1,4 +1,4 @@
-"""What can be wrapped, and where it may lie: torch's rules, checked before anything is sent."""
+"""Torch's rules for the module, its devices and the process group, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.utils import _to_kwargs
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a module lies. `device_ids` is a list of one, the device that inputs are moved to, or `None`."""
+    """The devices of a module. `device_ids` has one element, the device to move inputs to, or is `None`."""
 
     device: torch.device
     device_ids: list[int] | None
@@ -33,7 +33,7 @@ class Placement:
         """The module's placement, if the arguments fit it.
 
         Raises:
-            ValueError: parameters on devices of several types, or arguments that contradict where they are.
+            ValueError: parameters on devices of several types, or arguments that contradict the devices.
         """
         devices = {param.device: None for name, param in module.named_parameters() if name not in ignored}
         if not devices:  # all of them are delayed
@@ -63,7 +63,7 @@ class Placement:
         return cls(device, [_index(device_ids[0])], _index(output))
 
     def move(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-        """A forward's inputs on the module's device, where one was named; else as they are."""
+        """Move the inputs of a forward to the device in `device_ids`, if there is one."""
         if self.device_ids is None:
             return inputs, kwargs
         device = torch.device(self.device.type, self.device_ids[0])
@@ -78,7 +78,7 @@ def copies_on_side_stream() -> bool:
 def resolve_group(
     process_group: dist.ProcessGroup | None, device_mesh: Any, module: nn.Module
 ) -> dist.ProcessGroup:
-    """The ranks to average over. A slice of a larger mesh also turns the module's DTensors local, as torch does."""
+    """The ranks to average over. As in torch, a slice of a larger mesh makes the module's DTensors local."""
     if process_group is not None and device_mesh is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
     if process_group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -104,7 +104,7 @@ def is_default_group(group: dist.ProcessGroup) -> bool:
 
 
 def check_module(module: nn.Module, ignored: Collection[str], delayed: Iterable[nn.Parameter]) -> None:
-    """Raise for a module that cannot be trained data-parallel."""
+    """Raise `RuntimeError` or `ValueError` if the module cannot be trained data-parallel."""
     named = dict(module.named_parameters())
     lazy = [name for name, param in named.items() if isinstance(param, nn.parameter.UninitializedParameter)]
     if lazy:
@@ -128,9 +128,9 @@ def check_module(module: nn.Module, ignored: Collection[str], delayed: Iterable[
 
 
 def reduced_parameters(module: nn.Module, ignored: Collection[str]) -> list[tuple[str, nn.Parameter]]:
-    """Parameters to reduce: those that require grad, in registration order, tied ones once.
+    """The parameters that require grad, in registration order, tied ones once.
 
-    As torch, a tied parameter is left out only if it is ignored in each submodule that has it.
+    As in torch, a tied parameter is ignored only if all submodules that have it ignore it.
     """
     first_name: dict[nn.Parameter, str] = {}
     for prefix, submodule in module.named_modules():
@@ -141,7 +141,7 @@ def reduced_parameters(module: nn.Module, ignored: Collection[str]) -> list[tupl
 
 
 def sparse_parameters(module: nn.Module) -> set[str]:
-    """All names of the parameters whose gradients will be sparse: those of embeddings with sparse=True."""
+    """All names of the parameters of embeddings with sparse=True, whose gradients are sparse."""
     owners: dict[nn.Parameter, nn.Module] = {}
     for child in module.modules():
         for param in child.parameters(recurse=False):

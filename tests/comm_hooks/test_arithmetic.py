@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.comm_hooks.adasum import _combined, _dots
-from minddp.comm_hooks.int8_wire import BLOCK, LARGEST, decode, encode
-from minddp.comm_hooks.shards import blocks_per_rank, cut, joined, sum_in_rank_order
+from minddp.comm_hooks.int8_compression import BLOCK, LARGEST, decode, encode
+from minddp.comm_hooks.shards import blocks_per_rank, cut, reassemble, sum_in_rank_order
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_what_is_not_finite_spoils_its_whole_block_and_no_other(odd: float) -> N
 
 
 def test_int8_loses_a_quarter_of_what_float8_loses() -> None:
-    """See [Note: why int8]. Both with one scale for each block."""
+    """See the docstring of `int8_compression.py`. Both with one scale for each block."""
     values = normal(2000, BLOCK)
     scale = values.abs().amax(dim=-1, keepdim=True) / 448  # float8_e4m3fn's largest
     in_float8 = (values / scale).to(torch.float8_e4m3fn).float() * scale
@@ -83,7 +83,7 @@ def test_joining_undoes_cutting(shapes: list[tuple[int, ...]], num_ranks: int, b
     shards = cut(gradients, num_ranks, block, torch.float32)
     blocks = sum(blocks_per_rank(gradient.numel(), num_ranks, block) for gradient in gradients)
     assert shards.shape == (num_ranks, blocks, block)
-    for gradient, back in zip(gradients, joined(shards, gradients), strict=True):
+    for gradient, back in zip(gradients, reassemble(shards, gradients), strict=True):
         assert torch.equal(gradient, back)
 
 

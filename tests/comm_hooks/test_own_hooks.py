@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from minddp.comm_hooks import HOOKS
-from minddp.comm_hooks.int8_wire import BLOCK, decode, encode
+from minddp.comm_hooks.int8_compression import BLOCK, decode, encode
 from tests.ranks import RankFailure
 
 CLASSES = (TorchDDP, minddp.DistributedDataParallel)
@@ -296,9 +296,9 @@ def _refused_states(rank: int) -> list[str]:
 
 def test_errors_of_other_ranks_or_models_are_refused(ranks: Any) -> None:
     other_rank, other_number, other_model = ranks(2).run(_refused_states)[0]
-    assert "those of rank 1 of 2, but this is rank 0 of 2; of other shape here: none" in other_rank
-    assert "those of rank 0 of 5" in other_number
-    assert "of other shape here: weight, scale" in other_model
+    assert "rank 1 of 2, but this is rank 0 of 2. Parameters of another shape here: none" in other_rank
+    assert "by rank 0 of 5" in other_number
+    assert "of another shape here: weight, scale" in other_model
 
 
 def _accounts_under_join(rank: int) -> list[torch.Tensor]:
@@ -455,7 +455,7 @@ def test_gradients_that_a_hook_cannot_take_are_refused(ranks: Any, what: str, na
         ranks(2).run(_refused, what, name)
     text = failure.value.reports[0]
     assert "TypeError" in text
-    assert f"`{name}_hook` takes dense gradients of torch.float32" in text
+    assert f"`{HOOKS[name][1].__name__}` takes dense gradients of torch.float32" in text
     assert "are sparse, of parameters of shape [8, 2]" in text if what == "sparse" else f"are torch.{what}" in text
 
 
@@ -472,15 +472,15 @@ def test_a_hook_waits_no_longer_than_the_group_that_it_was_given(ranks: Any) -> 
 
 
 def _failing_job(rank: int) -> str:
-    ddp, exchange = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 2), "bf16_wire")
+    ddp, collectives = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 2), "bf16_wire")
 
     def lost(_shards: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("connection lost")
 
-    exchange.all_gather = lost
+    collectives.all_gather = lost
     with pytest.raises(RuntimeError) as caught:
         ddp(torch.ones(1, 2)).sum().backward()
-    del exchange.all_gather
+    del collectives.all_gather
     ddp(torch.ones(1, 2)).sum().backward()
     return str(caught.value)
 

@@ -242,7 +242,7 @@ def _register(ddp: Any, which: str) -> None:
 
 
 def _gradients_of_steps(cls: type, rank: int, which: str, views: bool) -> Iterator[torch.Tensor]:
-    # Torch's wrapper hangs with several buckets: see [Note: hooks that send from callbacks].
+    # Torch's wrapper hangs with several buckets: see `HookReducing.launch`.
     cap_mb = None if which == "powerSGD" else 0.001
     ddp = cls(_model(), gradient_as_bucket_view=views, bucket_cap_mb=cap_mb)
     _register(ddp, which)

@@ -17,7 +17,12 @@ from tests.features.streams import streams_of_a_cpu
 
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 ADAMW = (torch.optim.AdamW, {"lr": 0.01})
+ADAM = (torch.optim.Adam, {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-6})
+DECAY = (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1})
 VIEWS = {"gradient_as_bucket_view": True}
+UNUSED = {"find_unused_parameters": True}
+SKIPPED_BUCKETS = {"skip_all_reduce_unused_params": True, "bucket_cap_mb": 1e-6}
+SKIPS = {"how": "wrapped, then in backward", "optimizer": DECAY, "skips_middle": True}
 
 
 class Net(nn.Module):
@@ -29,8 +34,9 @@ class Net(nn.Module):
         self.middle = nn.Linear(7, 7)
         self.last = nn.Linear(7, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.middle(self.first(x).tanh()).tanh())
+    def forward(self, x: torch.Tensor, *, skips_middle: bool) -> torch.Tensor:
+        y = self.first(x).tanh()
+        return self.last(y if skips_middle else self.middle(y).tanh())
 
 
 def train(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
@@ -38,9 +44,10 @@ def train(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
     net = Net()
     optimizer_class, arguments = case["optimizer"]
     stepped = [p for name, p in net.named_parameters() if not case.get("leaves_out_last") or "last" not in name]
+    moving = {name for name, p in net.named_parameters() if any(p is q for q in stepped)}
     if case["how"] == "in backward, then wrapped":
         _apply_in_backward(optimizer_class, stepped, arguments)
-    ddp = wrap(net, bucket_cap_mb=0.0001, **case.get("options", {}))
+    ddp = wrap(net, **{"bucket_cap_mb": 0.0001, **case.get("options", {})})
     if case["how"] == "wrapped, then in backward":
         _apply_in_backward(optimizer_class, stepped, arguments)
     elif case["how"] == "fused":
@@ -50,10 +57,14 @@ def train(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
     trail = []
     for step in range(4):
         before = snapshot(ddp)
-        ddp(random(4, 6, rank=rank, step=step)).square().sum().backward()
+        x = random(4, 6, rank=rank, step=step)
+        ddp(x, skips_middle=case.get("skips_middle", False)).square().sum().backward()
         trail.append(snapshot(ddp))
         moved = {name for name, _ in net.named_parameters() if differs(trail[-1], before, f"module.{name}")}
-        assert moved == {name for name, param in net.named_parameters() if any(param is p for p in stepped)}
+        assert moved == {name for name in moving if case.get("stays", "none") not in name}
+        if "backward" in case["how"]:
+            assert ddp._get_ddp_logging_data()["comm_hook"].endswith("apply_optim_in_backward_hook")
+            assert all(param.grad is None for param in stepped)
         if case.get("leaves_out_last"):
             others.step()
         ddp.zero_grad()
@@ -81,15 +92,57 @@ def _play(rank: int, case: dict[str, Any]) -> list[Any]:
         {"how": "in backward, then wrapped", "optimizer": SGD},
         {"how": "wrapped, then in backward", "optimizer": ADAMW},
         {"how": "wrapped, then in backward", "optimizer": SGD, "leaves_out_last": True, "options": VIEWS},
+        {"how": "wrapped, then in backward", "optimizer": SGD, "ranks": 3},
+        {**SKIPS, "options": UNUSED},
+        {**SKIPS, "stays": "middle", "options": UNUSED | VIEWS},
+        {**SKIPS, "stays": "middle", "options": UNUSED | SKIPPED_BUCKETS},
+        {"how": "in backward, then wrapped", "optimizer": SGD, "options": {"static_graph": True}},
         {"how": "fused", "optimizer": ADAMW},
+        {"how": "fused", "optimizer": ADAM, "leaves_out_last": True},
         {"how": "fused", "optimizer": SGD, "leaves_out_last": True},
         {"how": "fused", "optimizer": SGD, "options": VIEWS | {"static_graph": True}},
     ],
     ids=str,
 )
 def test_steps_in_backward_have_torchs_bits(ranks: Any, case: dict[str, Any]) -> None:
-    one, other = ranks(2).run(_play, case)
-    assert all(map(torch.equal, one, other))
+    one, *others = ranks(case.get("ranks", 2)).run(_play, case)
+    assert all(all(map(torch.equal, one, other)) for other in others)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def _interrupted(rank: int) -> Trail:
+    """The second backward raises after all buckets but that of the first layer have been launched."""
+    torch.manual_seed(0)
+    net = Net()
+    ddp = minddp.DistributedDataParallel(net, bucket_cap_mb=0.0001)
+    _apply_in_backward(torch.optim.SGD, list(net.parameters()), {"lr": 0.1})
+
+    def interrupt(_gradient: torch.Tensor) -> None:
+        raise Interrupted
+
+    trail = []
+    for step in range(3):
+        handles = [net.first.weight.register_hook(interrupt)] if step == 1 else []
+        try:
+            ddp(random(4, 6, rank=rank, step=step), skips_middle=False).square().sum().backward()
+        except Interrupted:
+            assert step == 1
+        for handle in handles:
+            handle.remove()
+        trail.append(snapshot(ddp))
+        ddp.zero_grad()
+    return trail
+
+
+def test_an_exception_in_backward_steps_nothing(ranks: Any) -> None:
+    for trail in ranks(2).run(_interrupted):
+        weights = [taken["module.middle.weight"] for taken in trail]
+        assert torch.equal(weights[0], weights[1])
+        assert not torch.equal(weights[1], weights[2])
+        assert all(taken["module.middle.weight.grad"] is None for taken in (trail[0], trail[2]))
 
 
 def _gradients_of_last(rank: int, cls: type) -> list[list[float]]:
@@ -115,7 +168,7 @@ def _refused(rank: int, how: str) -> str:
             ddp._register_fused_optim(torch.optim.SGD, lr=0.1)
         else:
             _apply_in_backward(torch.optim.SGD, list(ddp.parameters()), {"lr": 0.1})
-            ddp(torch.ones(1, 6))
+            ddp(torch.ones(1, 6), skips_middle=False)
     return str(caught.value)
 
 

@@ -93,7 +93,7 @@ def message_of(rank: int, how: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("sum", "be summed again"), ("weigh", "`weigh` was for that"), ("overlap", "step on it again")],
+    [("sum", "be summed again"), ("weigh", "`weigh` applied to that"), ("overlap", "use it twice")],
 )
 def test_what_cannot_be_added_to_the_first_gradients_is_an_error(ranks: Any, how: str, reason: str) -> None:
     assert all(reason in message for message in ranks(2).run(message_of, how))

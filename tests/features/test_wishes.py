@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.checkpoint import checkpoint
 
 import minddp
-from minddp.replicas.module_watch import FEW, ModuleWatch
+from minddp.replicas.module_change_check import FEW, ModuleChangeCheck
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.logs import logged
 
@@ -176,8 +176,8 @@ SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
         ("forward_sync_buffers", ["`forward_sync_buffers` is True on rank 0, but False on rank 1"]),
         ("broadcast_buffers", ["`broadcast_buffers` is False on rank 0, but True on rank 1"]),
         ("ignored", ["rank 0 reduces `right.bias`, `right.weight`, but rank 1 ignores them"]),
-        ("buffers", ["Rank 0 broadcasts 1", "rank 1 expects 2", "more"]),
-        ("larger buffer", ["`seen` on rank 0 has sizes [3]", "on rank 1 has sizes [5]"]),
+        ("buffers", ["1 buffers and frozen params", "2 buffers and frozen params", "do not share: more"]),
+        ("larger buffer", ["`seen` has sizes [3] on rank 0; it has [5] on rank 1"]),
         ("transport", ["`transport` is 'auto' on rank 0, but 'shared_memory' on rank 1"]),
         ("views", ["no error"]),
         ("capacity", ["no error"]),
@@ -579,15 +579,15 @@ def test_with_find_unused_parameters_layers_may_be_frozen(ranks: Any) -> None:
 
 def test_each_look_checks_few_submodules() -> None:
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3 * FEW)))
-    watch = ModuleWatch(model, model.parameters())
+    check = ModuleChangeCheck(model, model.parameters())
     for _ in range(2):
-        watch.look()
+        check.check()
     model[-1].extra = nn.Parameter(torch.ones(1))
     looks = 0
     with pytest.raises(RuntimeError, match=rf"`{3 * FEW - 1}\.extra` was not there"):
         while True:
             looks += 1
-            watch.look()
+            check.check()
     assert looks == 4
 
 

@@ -121,7 +121,7 @@ def weighed_behind_a_long_kernel(rank: int, transport: str) -> bool:
 
 @pytest.mark.parametrize("transport", ["process_group", "nccl"])
 def test_a_weight_is_read_without_waiting_for_forward(transport: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
-    """See [Note: read aside]. One rank: a peer's device would have to share the card with that kernel."""
+    """See `modes/divisor.py`. One rank: a peer's device would have to share the card with that kernel."""
     chosen = "process_group" if REHEARSAL else transport
     assert gpu_ranks("nccl1").run(weighed_behind_a_long_kernel, chosen, timeout_s=60) == [True]
 

@@ -210,7 +210,7 @@ def test_gradients_without_a_sign_stop_the_optimizer() -> None:
     optimizer = torch.optim.SGD(pair.parameters(), lr=1.0)
     delayed.provide_grads()
     pair.second(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"not reduced: second\.weight"):
+    with pytest.raises(RuntimeError, match=r"has not arrived: second\.weight"):
         optimizer.step()
     pair.first(torch.ones(1, 2)).sum().backward()
     optimizer.step()

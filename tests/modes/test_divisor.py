@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def test_weights_are_summed_and_read_on_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See [Note: read aside]."""
+    """Reading them on the current stream would wait for a whole forward."""
     entered = []
 
     @contextmanager
@@ -31,7 +31,7 @@ def test_weights_are_summed_and_read_on_the_side_stream(monkeypatch: pytest.Monk
             entered.append("all-reduce")
             return FakeWork(lambda: entered.append("waited"))
 
-    monkeypatch.setattr(Divisor, "_aside", aside)
+    monkeypatch.setattr(Divisor, "_on_side_stream", aside)
     divisor = Divisor(Transport(), "mean")
     divisor.weigh(4.0, CPU)
     assert entered == ["in", "all-reduce", "out"]
@@ -49,7 +49,7 @@ def test_on_a_gpu_aside_is_another_stream(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(streams, "has_streams", lambda _device: True)
     divisor = Divisor(FakeTransport(), "mean")
     for _ in range(2):
-        assert divisor._aside(torch.device("cuda", 1)) == "on a stream of cuda:1"
+        assert divisor._on_side_stream(torch.device("cuda", 1)) == "on a stream of cuda:1"
     assert len(made) == 1, "each stream has memory of its own in torch's allocator"
 
 

@@ -129,8 +129,11 @@ def test_what_one_ignores_the_other_must_not_reduce() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (side(Named(a=2, f=3, frozen=["f"])), ["`x` on rank 0 has sizes [2]", "`f` on rank 1 has sizes [3]"]),
-        (side(Named(a=2, buffers=["x", "y"])), ["rank 1 expects 2", "do not share: y"]),
+        (side(Named(a=2, f=3, frozen=["f"])), ["`x` has sizes [2] on rank 0; `f` has [3] on rank 1"]),
+        (
+            side(Named(a=2, buffers=["x", "y"])),
+            ["2 buffers and frozen params", "do not share: y", "Ignore those of one rank"],
+        ),
     ],
 )
 def test_what_is_broadcast_must_fit(other: Replica, words: list[str]) -> None:
@@ -143,7 +146,7 @@ def test_capacities_are_those_of_rank_0() -> None:
     sides = [side(bucket_cap_mb=1), side(bucket_cap_mb=7)]
     with must_log("rank 1 are not those on rank 0"):
         agreed = on_all_ranks(sides)
-    assert [replica.bucket_caps() for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
+    assert [replica.caps for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
 
 
 def test_a_fingerprint_covers_every_field() -> None:

@@ -147,13 +147,14 @@ def _fails(rank: int) -> list[str]:
     ddp = minddp.DistributedDataParallel(Net())
     params = list(ddp.parameters())
     other = torch.optim.SGD(params if rank == 0 else params[:3], lr=0.1)
+    reordered = torch.optim.SGD(params if rank == 0 else params[::-1], lr=0.1)
     unsendable = torch.optim.SGD(params, lr=0.1)
     unsendable.param_groups[0]["closure"] = lambda: None
     expanded = torch.optim.SGD(params, lr=0.1)
     expanded.state[params[0]]["wide"] = torch.zeros(1).expand(3)
     texts = []
     sharded = ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
-    for optimizer in (other, unsendable, expanded, sharded, object()):
+    for optimizer in (other, reordered, unsendable, expanded, sharded, object()):
         with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
             ddp.synchronize(optimizer=optimizer)
         texts.append(str(error.value))
@@ -163,9 +164,10 @@ def _fails(rank: int) -> list[str]:
 def test_every_rank_raises_what_cannot_be_done(ranks: Any) -> None:
     of_rank = ranks(2).run(_fails)
     assert of_rank[0] == of_rank[1]
-    differ, closure, wide, sharded, none = of_rank[0]
-    assert "rank 0 has SGD with groups of 4 parameters and rank 1 has SGD with groups of 3 parameters" in differ
+    differ, reordered, closure, wide, sharded, none = of_rank[0]
+    assert "`optimizer` is 'SGD with groups of 4 parameters' on rank 0, but 'SGD with groups of 3" in differ
+    assert "`the hash of their order` is" in reordered
     assert closure.startswith("Rank 0 cannot send the state of its SGD: ")
     assert "sparse or expanded" in wide
-    assert "each rank holds another part" in sharded
+    assert "each rank holds a different part" in sharded
     assert none == "`optimizer` takes a torch.optim.Optimizer, but got object."

@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.optim import _apply_optimizer_in_backward  # compiles, so not on the simulated device
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
@@ -175,6 +176,10 @@ def _step_without_optimizer(training: Training) -> None:
     training.loss().backward()
 
 
+def _apply_in_backward(training: Training) -> None:
+    _apply_optimizer_in_backward(torch.optim.SGD, training.module.parameters(), {"lr": 0.1, "foreach": True})
+
+
 def _delays(module: Any) -> dict[str, Any]:
     """The last layer's gradients come first, and leave with those of the layer before."""
     later = [(f"layers.4.{name}", param) for name, param in module.layers[4].named_parameters()]
@@ -296,6 +301,7 @@ MODES: dict[str, Mode] = {
         step=_step_without_optimizer,
         make_optimizer=partial(torch.optim.Adam, foreach=False),
     ),
+    "optimizers in backward": Mode(prepare=_apply_in_backward, step=_step_without_optimizer),
     "delayed": Mode(_delays),
     "lazy buckets": Mode({"lazy_bucket_allocation": True}),
     "auto": Mode({"bucket_cap_mb": "auto"}, steps=28, equal_up_to=2),

@@ -38,7 +38,7 @@ BREAKS = (
     ),
     Misorder(
         *("take a hook's value without waiting", "comm_hooks/registered.py"),
-        *("value = future.wait()", "value = future.value()", "fp16 hook", "race: aten.copy_.*callback's"),
+        *("value = self.future.wait()", "value = self.future.value()", "fp16 hook", "race: aten.copy_.*callback's"),
     ),
     Misorder(
         *("not wait for a buffer hook's futures", "core/reducer.py"),
@@ -122,7 +122,7 @@ BREAKS = (
     Misorder(
         *("clear delayed gradients that are on their way", "modes/delayed.py"),
         "            self._on_backward_end()\n        self._ends",
-        "            self._under_way = None\n        self._ends",
+        "            self._in_flight = None\n        self._ends",
         *("exception, delayed", "race: .*allreduce.*zero_"),
     ),
     Misorder(
@@ -136,8 +136,8 @@ BREAKS = (
     ),
     Misorder(
         *("reduce delayed gradients where the old ranks still write", "modes/delayed.py"),
-        "            self._under_way = None\n            self._take_memory()\n",
-        *("            self._under_way = None\n", "moved in flight, delayed", "race: .*allreduce.*zero_"),
+        "            self._in_flight = None\n            self._allocate()\n",
+        *("            self._in_flight = None\n", "moved in flight, delayed", "race: .*allreduce.*zero_"),
     ),
     # ------------------------------------------------------------------ memory given away
     Misorder(

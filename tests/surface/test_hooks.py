@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
@@ -69,61 +67,15 @@ def test_one_hook_only_and_only_known_ones(ranks) -> None:
     assert "BuiltinCommHookType.FP16_COMPRESS" in unknown
 
 
-# ------------------------------------------------------------------ optimizers that step in backward
+def with_shares(rank: int) -> str:
+    ddp = minddp.DistributedDataParallel(TwoLayers(), logical_ranks=2)
+    with pytest.raises(RuntimeError) as raised:
+        ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    return str(raised.value)
 
 
-def in_backward(rank: int, options: dict[str, Any]) -> list[str]:
-    """Against a plain module that is trained with averaged gradients. Returns what is wrong."""
-    wrong = []
-    module = TwoLayers()
-    reference = copy.deepcopy(module)
-    _apply_optimizer_in_backward(torch.optim.SGD, module.first.parameters(), {"lr": 0.1, "momentum": 0.9})
-    ddp = minddp.DistributedDataParallel(module, **options)
-    plain = minddp.DistributedDataParallel(reference, **options)
-    late = torch.optim.SGD(module.second.parameters(), lr=0.1, momentum=0.9)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        ddp(batch(rank, step)).sum().backward()
-        if any(param.grad is not None for param in module.first.parameters()):
-            wrong.append(f"step {step}: a gradient was kept")
-        late.step()
-        late.zero_grad()
-        plain(batch(rank, step)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for (name, ours), theirs in zip(module.named_parameters(), reference.parameters(), strict=True):
-            if not torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7):
-                wrong.append(f"step {step}: {name}")
-    if ddp._get_ddp_logging_data().get("comm_hook") != "apply_optim_in_backward_hook":
-        wrong.append("the hook has another name")
-    return wrong
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
-def test_optimizers_step_in_backward_with_averages(ranks, options: dict[str, Any]) -> None:
-    assert ranks(2).run(in_backward, options) == [[], []]
-
-
-def fused(rank: int, subset: bool) -> tuple[bool, bool]:
-    """True if the bits are torch's; and True if only the given parameters were stepped."""
-    weights, moved = [], []
-    for wrapper in WRAPPERS:
-        module = TwoLayers()
-        before = [param.detach().clone() for param in module.parameters()]
-        ddp = wrapper(module)
-        chosen = list(module.first.parameters()) if subset else None
-        ddp._register_fused_optim(torch.optim.Adam, 0.01, optim_params=chosen, betas=(0.9, 0.99), eps=1e-6)
-        for step in range(3):
-            ddp.zero_grad()
-            ddp(batch(rank, step)).sum().backward()
-        weights.append([param.detach() for param in module.parameters()])
-        moved.append([not torch.equal(a, b) for a, b in zip(before, weights[-1], strict=True)])
-    return equal(*weights), moved[1] == [True, True, not subset, not subset]
-
-
-@pytest.mark.parametrize("subset", [False, True])
-def test_fused_optimizers_step_as_torchs(ranks, subset: bool) -> None:
-    assert ranks(2).run(fused, subset) == [(True, True)] * 2
+def test_a_builtin_hook_is_refused_where_any_hook_is(ranks) -> None:
+    assert "`logical_ranks` exclude each other" in ranks(2).run(with_shares)[0]
 
 
 def unfusable(rank: int) -> str:

@@ -10,28 +10,28 @@ import pytest
 import torch
 from torch import nn
 
-from minddp.replicas.module_watch import FEW, ModuleWatch
+from minddp.replicas.module_change_check import FEW, ModuleChangeCheck
 
 
 def model() -> nn.Sequential:
-    """More submodules than two looks see; the first layer's weight is frozen."""
+    """More submodules than two checks look at; the first layer's weight is frozen."""
     layers = nn.Sequential(*(nn.Linear(2, 2) for _ in range(2 * FEW)))
     layers[0].weight.requires_grad_(False)
     return layers
 
 
-def watch_of(module: nn.Module, ignored: tuple[str, ...] = ()) -> ModuleWatch:
-    """As a wrapper makes it; past the first two looks, which see everything."""
+def check_of(module: nn.Module, ignored: tuple[str, ...] = ()) -> ModuleChangeCheck:
+    """As a wrapper makes it; past the first two checks, which look at everything."""
     named = module.named_parameters()
-    watch = ModuleWatch(module, [p for name, p in named if p.requires_grad or name in ignored], ignored)
+    check = ModuleChangeCheck(module, [p for name, p in named if p.requires_grad or name in ignored], ignored)
     for _ in range(2):
-        watch.look()
-    return watch
+        check.check()
+    return check
 
 
-def look_all_around(watch: ModuleWatch) -> None:
+def check_all(check: ModuleChangeCheck) -> None:
     for _ in range(3):  # 2 * FEW + 1 submodules
-        watch.look()
+        check.check()
 
 
 def _unfreezes(module: nn.Module) -> None:
@@ -67,80 +67,80 @@ STRAYS = {
 @pytest.mark.parametrize("change", STRAYS)
 def test_a_parameter_that_is_not_reduced_is_named(change: Callable[[nn.Module], None], everywhere: bool) -> None:
     module = model()
-    watch = watch_of(module)
-    look_all_around(watch)
+    check = check_of(module)
+    check_all(check)
     change(module)
     with pytest.raises(RuntimeError, match=f"not reduced: {re.escape(STRAYS[change])} when the module"):
-        watch.look(everywhere=True) if everywhere else look_all_around(watch)
+        check.check(everywhere=True) if everywhere else check_all(check)
 
 
 @pytest.mark.parametrize("change", STRAYS)
-def test_the_first_two_looks_see_everything(change: Callable[[nn.Module], None]) -> None:
-    for looks_before in (0, 1):
+def test_the_first_two_checks_look_at_everything(change: Callable[[nn.Module], None]) -> None:
+    for checks_before in (0, 1):
         module = model()
-        watch = ModuleWatch(module, [param for param in module.parameters() if param.requires_grad])
-        for _ in range(looks_before):
-            watch.look()
+        check = ModuleChangeCheck(module, [param for param in module.parameters() if param.requires_grad])
+        for _ in range(checks_before):
+            check.check()
         change(module)
         with pytest.raises(RuntimeError, match="not reduced"):
-            watch.look()
+            check.check()
 
 
-def test_frozen_layers_may_be_added_and_are_watched_from_then_on() -> None:
+def test_frozen_layers_may_be_added_and_are_checked_from_then_on() -> None:
     module = model()
-    watch = watch_of(module)
+    check = check_of(module)
     module[7] = nn.Linear(2, 2).requires_grad_(False)
-    look_all_around(watch)
+    check_all(check)
     module[7].weight.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"`7\.weight` was not there"):
-        look_all_around(watch)
+        check_all(check)
 
 
 def test_parameters_may_be_removed_moved_or_frozen() -> None:
     module = model()
-    watch = watch_of(module)
+    check = check_of(module)
     del module[6]
     module[1].bias = None
     module[2].weight.requires_grad_(False)
     module[3], module[4] = module[4], module[3]
     module[5].weight, module[5].second = module[4].weight, module[3].weight
     for _ in range(3):
-        look_all_around(watch)
+        check_all(check)
 
 
 def test_what_is_ignored_by_name_may_be_replaced() -> None:
     module = model()
-    watch = watch_of(module, ignored=("0.weight", "1.bias"))
+    check = check_of(module, ignored=("0.weight", "1.bias"))
     module[0].weight = nn.Parameter(torch.ones(2, 2))
     module[1].bias = nn.Parameter(torch.ones(2))
     for _ in range(3):
-        look_all_around(watch)
+        check_all(check)
 
 
 def test_tensors_may_replace_parameters_in_functional_call() -> None:
     """As in `torch.func.functional_call`, whose tensors may require grad."""
     module = model()
-    watch = watch_of(module)
+    check = check_of(module)
     wraps = nn.Module()
     wraps.module = module
-    wraps.forward = lambda: [look_all_around(watch) for _ in range(3)]  # type: ignore[method-assign]
+    wraps.forward = lambda: [check_all(check) for _ in range(3)]  # type: ignore[method-assign]
     fast = {f"module.{name}": param * 0.9 for name, param in module.named_parameters()}
     torch.func.functional_call(wraps, fast, ())
     references = [weakref.ref(tensor) for tensor in fast.values()]
     del fast
     assert [reference() for reference in references] == [None] * len(references)  # nor the graph behind them
-    look_all_around(watch)
+    check_all(check)
     _adds(module)
     with pytest.raises(RuntimeError, match=r"`3\.extra`"):
-        look_all_around(watch)
+        check_all(check)
 
 
 def test_parameters_are_identified_by_the_object_and_not_by_a_reused_address() -> None:
     """A parameter that is gone and a new one at its address are two parameters."""
     module = model()
-    watch = watch_of(module)
+    check = check_of(module)
     for _ in range(20):
         del module[0].bias
         module[0].bias = nn.Parameter(torch.ones(2))
         with pytest.raises(RuntimeError, match=r"`0\.bias` was not there"):
-            look_all_around(watch)
+            check_all(check)

@@ -1,13 +1,11 @@
-"""The messages of a hook: ranks scatter shards, each sums the one that it owns, and the sums are gathered.
+"""The collectives of a hook: scatter the shards to the ranks that sum them, then gather the sums.
 
-[Note: two phases, one thread]
-A plain all-reduce is one message that a process group carries while backward goes on. A hook that rounds has two,
-and computes between them. If a callback of the first sent the second, buckets would send in an order that is
-chance, and another one on each rank. So all that a hook does runs in one thread, bucket by bucket in launch order,
-the same on every rank; and on a process group of its own, because the order in which this thread and others send is
-chance, too. Backward goes on meanwhile.
+A hook that rounds has two phases, and computes between them. If a callback of the first phase started the second
+one, buckets would send in a random order, different on each rank. So one thread runs all jobs of a hook, bucket by
+bucket in launch order, which is the same on every rank. It uses a process group of its own, because the order in
+which this thread and others send is random, too. Backward continues meanwhile.
 
-Where the device has streams the caller's thread does it: it only puts messages and sums on the stream, in that
+On a device with streams the caller's thread runs the jobs. It only puts messages and sums on the stream, in launch
 order, and does not wait for them.
 """
 
@@ -27,22 +25,16 @@ from minddp.platform import streams
 Job = Callable[[], object]
 
 
-class Exchange:
-    """The ranks of `group` (the default group if None) as the hook of `module` uses them. Making it is collective.
+class HookCollectives:
+    """Collectives over the ranks of `group` (by default all), for the hook of `module`. Making it is collective.
 
-    `size` is the number of ranks, `rank` this one's number among them. `enqueue(job)` calls `job`, which must not
-    raise, after those of earlier calls. See [Note: two phases, one thread].
+    `enqueue(job)` calls `job`, which must not raise, after the jobs of earlier calls.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
-        self._ranks = dist.get_process_group_ranks(group)  # their numbers in the default group
-        device = next(module.parameters()).device
-        backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
-        limit = None
-        with suppress(RuntimeError, AttributeError):  # a backend without options
-            limit = backend.options._timeout
-        self._group = _new_group_beside(group, self._ranks, limit)
+        self._ranks = dist.get_process_group_ranks(group)  # as numbered in the default group
         self.size, self.rank = len(self._ranks), dist.get_rank(group)
+        self._group = _new_group_like(group, self._ranks, next(module.parameters()).device)
         self.enqueue: Callable[[Job], object] = lambda job: job()
         if not any(streams.has_streams(param.device) for param in module.parameters()):
             jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -51,7 +43,7 @@ class Exchange:
             self.enqueue = jobs.put
 
     def run(self, buffer: torch.Tensor, job: Job) -> torch.futures.Future[torch.Tensor]:
-        """Enqueue `job`, which turns `buffer` into what the hook gives back."""
+        """Enqueue `job`, which reduces `buffer` in place. Returns the hook's result, the future of `buffer`."""
         devices: list[Any] | None = [buffer.device] if buffer.device.index is not None else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
 
@@ -67,10 +59,14 @@ class Exchange:
         self.enqueue(fulfil)
         return future
 
-    def all_to_all(self, shards: torch.Tensor) -> torch.Tensor:
-        """Shard `rank` of every rank: `[size, ...]` in, `[size, ...]` out, in the order of the ranks. Any dtype.
+    def drain(self) -> None:
+        """Wait for the jobs of earlier calls."""
+        HookCollectives.run(self, torch.empty(0), lambda: None).wait()
 
-        By messages from rank to rank, which each backend has in each version; gloo has no all-to-all in some.
+    def all_to_all(self, shards: torch.Tensor) -> torch.Tensor:
+        """`[size, ...]` in, `[size, ...]` out: shard `rank` of every rank, in the order of the ranks. Any dtype.
+
+        Uses point-to-point messages, which every backend has; some versions of gloo have no all-to-all.
         """
         sent = shards.contiguous().view(self.size, -1).view(torch.uint8)
         received = torch.empty_like(sent)
@@ -85,7 +81,7 @@ class Exchange:
         return received.view(shards.dtype).view(shards.shape)
 
     def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
-        """The shards of all ranks: `[...]` in, `[size, ...]` out. Any dtype."""
+        """`[...]` in, `[size, ...]` out: the shards of all ranks. Any dtype."""
         sent = shard.contiguous().view(-1).view(torch.uint8)
         gathered = sent.new_empty(self.size, sent.numel())
         dist.all_gather(list(gathered), sent, group=self._group)
@@ -93,7 +89,7 @@ class Exchange:
 
 
 def check_bucket(bucket: dist.GradBucket, hook: str, dtypes: Collection[torch.dtype]) -> None:
-    """Raise `TypeError`, with the parameters' shapes, for gradients that are sparse or not of one of `dtypes`."""
+    """Raise `TypeError` if the gradients are sparse, complex, or not of one of `dtypes`."""
     buffer, params = bucket.buffer(), bucket.parameters()
     has = next((str(param.dtype) for param in params if param.is_complex()), str(buffer.dtype))
     if buffer.layout != torch.strided:
@@ -106,19 +102,24 @@ def check_bucket(bucket: dist.GradBucket, hook: str, dtypes: Collection[torch.dt
         )
 
 
-def _new_group_beside(group: dist.ProcessGroup | None, ranks: list[int], limit: Any) -> Any:
-    """A further group of `ranks`, those of `group`. Other ranks take no part.
+def _new_group_like(group: dist.ProcessGroup | None, ranks: list[int], device: torch.device) -> Any:
+    """A second group of `ranks`, with the timeout of `group`. Only these ranks take part.
 
-    torch 2.15 counts such a group on its ranks, and names later groups by the count: unless it is put back, the
-    next group of all ranks hangs. For the name of this one the count is a number that no other group has.
+    torch 2.15 counts such a group on its members only, and names later groups by the count. Unless the count is
+    restored, the next group of all ranks hangs. While the group is made the count is a number that no other group
+    has.
     """
+    timeout = None
+    with suppress(RuntimeError, AttributeError):  # a backend without options
+        backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
+        timeout = backend.options._timeout
     if group is None:
-        return dist.new_group(ranks, limit)
+        return dist.new_group(ranks, timeout)
     world, store = dist.distributed_c10d._world, dist.distributed_c10d._get_default_store()
     count = world.group_count
     world.group_count = -store.add(f"minddp/groups of hooks on {ranks}, rank {dist.get_rank()}", 1)
     try:
-        return dist.new_group(ranks, limit, use_local_synchronization=True)
+        return dist.new_group(ranks, timeout, use_local_synchronization=True)
     finally:
         world.group_count = count
 
