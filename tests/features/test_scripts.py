@@ -24,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
 import minddp
-from tests.features.beside import Snapshot, Trail, Wrap, assert_same, play, random, snapshot
+from tests.features.beside import Snapshot, Steps, Trail, Wrap, assert_same, play, random, snapshot
 
-Script = Callable[..., Trail]
+Script = Callable[..., Steps]
 
 WIDTH = 128  # a weight of 128 x 128 floats is just large enough to be aliased
 STEPS = 6
@@ -51,8 +51,20 @@ def losses(ddp: Any, rank: int) -> Iterator[tuple[int, torch.Tensor]]:
         yield step, loss_of(ddp, rank, step)
 
 
+def trained(ddp: Any, rank: int) -> Steps:
+    """Ordinary steps."""
+    for _step, loss in losses(ddp, rank):
+        loss.backward()
+        yield snapshot(ddp)
+
+
 def grads(module: nn.Module) -> list[torch.Tensor]:
     return [param.grad for param in module.parameters() if param.grad is not None]
+
+
+def hook_all(ddp: nn.Module, hook: Callable[[Any], object]) -> None:
+    for param in ddp.parameters():
+        param.register_post_accumulate_grad_hook(hook)
 
 
 def descend(ddp: nn.Module) -> None:
@@ -67,9 +79,9 @@ def numbered(tensors: Sequence[torch.Tensor]) -> Snapshot:
 # ------------------------------------------------------------------ autograd.grad, and several backwards
 
 
-def asks_for_gradients(wrap: Wrap, rank: int, of: str, and_goes_back: bool = True) -> Trail:
+def asks_for_gradients(wrap: Wrap, rank: int, of: str, and_goes_back: bool = True) -> Steps:
     """`autograd.grad` after a forward of the wrapper."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     for step in range(STEPS):
         ddp.zero_grad()
         x = random(4, WIDTH, rank=rank, step=step).requires_grad_()
@@ -80,13 +92,12 @@ def asks_for_gradients(wrap: Wrap, rank: int, of: str, and_goes_back: bool = Tru
             asked = torch.autograd.grad(loss, wanted, retain_graph=True)
         if step < CALM_STEPS or and_goes_back:
             loss.backward()
-        trail.append(snapshot(ddp) | numbered(asked))
-    return trail
+        yield snapshot(ddp) | numbered(asked)
 
 
-def penalises_slopes(wrap: Wrap, rank: int) -> Trail:
+def penalises_slopes(wrap: Wrap, rank: int) -> Steps:
     """A backward through the gradient of the loss by the input."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     for step in range(STEPS):
         ddp.zero_grad()
         x = random(4, WIDTH, rank=rank, step=step).requires_grad_()
@@ -95,30 +106,27 @@ def penalises_slopes(wrap: Wrap, rank: int) -> Trail:
             [slope] = torch.autograd.grad(loss, x, create_graph=True)
             loss = loss + slope.square().sum()
         loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
+        yield snapshot(ddp)
 
 
-def goes_back_twice(wrap: Wrap, rank: int) -> Trail:
+def goes_back_twice(wrap: Wrap, rank: int) -> Steps:
     """A second backward through a retained graph stays local."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     for step, loss in losses(ddp, rank):
         loss.backward(retain_graph=step >= CALM_STEPS)
-        trail.append(snapshot(ddp))
+        yield snapshot(ddp)
         if step >= CALM_STEPS:
             loss.backward()
-            trail.append(snapshot(ddp))
-    return trail
+            yield snapshot(ddp)
 
 
-def goes_forward_twice(wrap: Wrap, rank: int) -> Trail:
+def goes_forward_twice(wrap: Wrap, rank: int) -> Steps:
     """Two forwards, then their backwards."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     for step, loss in losses(ddp, rank):
         for each in [loss, loss_of(ddp, rank, step + STEPS)]:
             each.backward()
-            trail.append(snapshot(ddp))
-    return trail
+            yield snapshot(ddp)
 
 
 class Heads(nn.Module):
@@ -130,36 +138,35 @@ class Heads(nn.Module):
         return self.left(x), self.right(x)
 
 
-def goes_back_in_parts(wrap: Wrap, rank: int) -> Trail:
+def goes_back_in_parts(wrap: Wrap, rank: int) -> Steps:
     """One backward for each output. Nothing reaches `.grad` before all gradients have come."""
-    ddp, trail = wrap(Heads()), []
+    ddp = wrap(Heads())
     for step in range(STEPS):
         ddp.zero_grad()
         for output in ddp(random(4, WIDTH, rank=rank, step=step)):
             output.square().sum().backward()
-            trail.append(snapshot(ddp))
-    return trail
+            yield snapshot(ddp)
 
 
-def uses_a_layer_by_itself(wrap: Wrap, rank: int) -> Trail:
+def uses_a_layer_by_itself(wrap: Wrap, rank: int) -> Steps:
     """A local backward through the layer whose gradients come first; the script keeps these gradients."""
-    ddp, trail, kept = wrap(layers()), [], []
+    ddp, kept = wrap(layers()), []
     for step in range(STEPS):
         ddp.zero_grad()
         if step >= CALM_STEPS:
             loss_of(ddp.module[-1], rank, step + STEPS).backward()
             kept.append(ddp.module[-1].weight.grad.detach())
         loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return [*trail, numbered(kept)]
+        yield snapshot(ddp)
+    yield numbered(kept)
 
 
 # ------------------------------------------------------------------ gradients over several steps
 
 
-def zeroes(wrap: Wrap, rank: int, how: str) -> Trail:
+def zeroes(wrap: Wrap, rank: int, how: str) -> Steps:
     """`set_to_none` in various orders; None is a step without zero_grad."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     for step in range(STEPS + 2):
         set_to_none = {
             "in place": False,
@@ -171,8 +178,7 @@ def zeroes(wrap: Wrap, rank: int, how: str) -> Trail:
         if set_to_none is not None:
             ddp.zero_grad(set_to_none=set_to_none)
         loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
+        yield snapshot(ddp)
 
 
 #: Ways of holding on to a gradient, and how to look at it later where it is no tensor any more.
@@ -201,20 +207,19 @@ def read(how: str, kept: Sequence[Any]) -> Snapshot:
     return numbered([READERS.get(how, torch.as_tensor)(item) for item in kept])
 
 
-def keeps(wrap: Wrap, rank: int, how: str) -> Trail:
+def keeps(wrap: Wrap, rank: int, how: str) -> Steps:
     """The gradients of all steps, looked at after the last."""
-    ddp, trail, kept = wrap(layers()), [], []
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
+    ddp, kept = wrap(layers()), []
+    for taken in trained(ddp, rank):
+        yield taken
         kept += [ALIASES[how](grad) for grad in grads(ddp)]
         descend(ddp)
-    return [*trail, read(how, kept)]
+    yield read(how, kept)
 
 
-def keeps_in_a_graph(wrap: Wrap, rank: int) -> Trail:
+def keeps_in_a_graph(wrap: Wrap, rank: int) -> Steps:
     """A graph needs the gradient for its own backward, which comes after that of the next step."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     factor = torch.ones(WIDTH, WIDTH, requires_grad=True)
     product = None
     for _step, loss in losses(ddp, rank):
@@ -222,121 +227,87 @@ def keeps_in_a_graph(wrap: Wrap, rank: int) -> Trail:
         factor.grad = None
         if product is not None:
             product.backward()
-        trail.append(snapshot(ddp) | {"factor": factor.grad})
+        yield snapshot(ddp) | {"factor": factor.grad}
         product = (ddp.module[0].weight.grad * factor).sum()
-    return trail
 
 
-def watches_gradients_go(wrap: Wrap, rank: int, small: bool = False) -> Trail:
+def watches_gradients_go(wrap: Wrap, rank: int, small: bool = False) -> Steps:
     """A weak reference to a gradient is dead after zero_grad, also to a small one: nothing else refers to it."""
     ddp = wrap(narrow() if small else layers())
-    trail: Trail = []
     for _step, loss in losses(ddp, rank):
         loss.backward()
         references = [weakref.ref(grad) for grad in grads(ddp)]
         ddp.zero_grad()
-        trail.append({"gone": torch.tensor([reference() is None for reference in references])})
-    return trail
+        yield {"gone": torch.tensor([reference() is None for reference in references])}
 
 
 # ------------------------------------------------------------------ hooks on parameters
 
 
-def keeps_in_hooks(wrap: Wrap, rank: int, how: str) -> Trail:
+def keeps_in_hooks(wrap: Wrap, rank: int, how: str) -> Steps:
     """A hook keeps `.grad` or its memory: when backward has ended, the average is there."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     seen: list[Any] = []
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(lambda param: seen.append(ALIASES[how](param.grad)))
-    for _step, loss in losses(ddp, rank):
+    hook_all(ddp, lambda param: seen.append(ALIASES[how](param.grad)))
+    for taken in trained(ddp, rank):
+        yield taken
+        yield read(how, seen)
         seen.clear()
-        loss.backward()
-        trail += [snapshot(ddp), read(how, seen)]
-    return trail
 
 
-def keeps_what_arrives(wrap: Wrap, rank: int) -> Trail:
+def keeps_what_arrives(wrap: Wrap, rank: int) -> Steps:
     """A hook keeps what is on its way to the parameter, and may become its `.grad`."""
-    ddp, trail, kept = wrap(layers()), [], []
+    ddp, kept = wrap(layers()), []
     for param in ddp.parameters():
         param.register_hook(lambda grad: kept.append(grad))
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return [*trail, numbered(kept)]
+    yield from trained(ddp, rank)
+    yield numbered(kept)
 
 
-def changes_what_arrives(wrap: Wrap, rank: int) -> Trail:
-    ddp, trail = wrap(layers()), []
+def changes_what_arrives(wrap: Wrap, rank: int) -> Steps:
+    ddp = wrap(layers())
     for param in ddp.parameters():
         param.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
+    yield from trained(ddp, rank)
 
 
-def scales_in_hooks(wrap: Wrap, rank: int) -> Trail:
+def scales_in_hooks(wrap: Wrap, rank: int) -> Steps:
     """A hook puts another tensor in the place of `.grad`."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
 
     def scale(param: torch.Tensor) -> None:
         assert param.grad is not None
         param.grad = param.grad * 0.5
 
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(scale)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
+    hook_all(ddp, scale)
+    yield from trained(ddp, rank)
 
 
-def looks_from_accumulators(wrap: Wrap, rank: int) -> Trail:
+def looks_from_accumulators(wrap: Wrap, rank: int) -> Steps:
     """Hooks on the accumulators, beside DDP's own, see what this rank has computed."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     seen: list[torch.Tensor] = []
     nodes = [get_gradient_edge(param).node for param in ddp.parameters()]
     for node, param in zip(nodes, ddp.parameters(), strict=True):
         node.register_hook(lambda *_, param=param: seen.append(param.grad.clone()))
-    for _step, loss in losses(ddp, rank):
+    for taken in trained(ddp, rank):
+        yield taken | numbered(seen)
         seen.clear()
-        loss.backward()
-        trail.append(snapshot(ddp) | numbered(seen))
-    return trail
 
 
-def looks_at_others(wrap: Wrap, rank: int) -> Trail:
+def looks_at_others(wrap: Wrap, rank: int) -> Steps:
     """The hook that comes last looks at gradients that have been packed, and perhaps reduced, before."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     seen: list[torch.Tensor] = []
     ddp.module[0].weight.register_post_accumulate_grad_hook(
         lambda _: seen.extend(grad.clone() for grad in grads(ddp))
     )
-    for _step, loss in losses(ddp, rank):
+    for taken in trained(ddp, rank):
+        yield taken | numbered(seen)
         seen.clear()
-        loss.backward()
-        trail.append(snapshot(ddp) | numbered(seen))
-    return trail
 
 
-def writes_to_others(wrap: Wrap, rank: int) -> Trail:
-    """The hook that comes last clears gradients that have been packed before."""
-    ddp, trail = wrap(layers()), []
-    others = list(ddp.module[2:].parameters())
-
-    def clear(_param: torch.Tensor) -> None:
-        for other in others:
-            other.grad.zero_()
-
-    ddp.module[0].weight.register_post_accumulate_grad_hook(clear)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def flattens(wrap: Wrap, rank: int, wraps_first: bool) -> Trail:
+def flattens(wrap: Wrap, rank: int, wraps_first: bool) -> Steps:
     """Hooks move each gradient into one flat buffer. DDP's own hooks are there before them, or after."""
     module = layers()
     ddp = wrap(module) if wraps_first else None
@@ -350,23 +321,19 @@ def flattens(wrap: Wrap, rank: int, wraps_first: bool) -> Trail:
             param.grad = place.view_as(param)
 
         param.register_post_accumulate_grad_hook(move)
-    trail = []
-    for _step, loss in losses(ddp or wrap(module), rank):
-        loss.backward()
-        trail.append(snapshot(module, flat=flat))
-    return trail
+    for taken in trained(ddp or wrap(module), rank):
+        yield taken | {"flat": flat.clone()}
 
 
-def accumulates_into_its_own_memory(wrap: Wrap, rank: int) -> Trail:
+def accumulates_into_its_own_memory(wrap: Wrap, rank: int) -> Steps:
     """The `.grad` of the only parameter is a view of the script's buffer from before each backward."""
-    ddp, trail = wrap(nn.Linear(WIDTH, WIDTH, bias=False)), []
+    ddp = wrap(nn.Linear(WIDTH, WIDTH, bias=False))
     flat = torch.zeros(WIDTH * WIDTH)
     for step in range(STEPS):
         flat.zero_()
         ddp.module.weight.grad = flat.view(WIDTH, WIDTH)
         loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp, flat=flat))
-    return trail
+        yield snapshot(ddp, flat=flat)
 
 
 # ------------------------------------------------------------------ what is done to gradients between steps
@@ -404,106 +371,91 @@ def mark(param: Any) -> None:
     param.grad.mark = True
 
 
-def handles(wrap: Wrap, rank: int, what: Callable[[Any], None], zeroing: bool = True) -> Trail:
+def handles(wrap: Wrap, rank: int, what: Callable[[Any], None], zeroing: bool = True) -> Steps:
     """After each step, `what` is done to each parameter's gradient."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     for step in range(STEPS):
         if zeroing:
             ddp.zero_grad()
         loss_of(ddp, rank, step).backward()
         traces = torch.tensor([[hasattr(grad, "mark"), grad.requires_grad] for grad in grads(ddp)])
-        trail.append(snapshot(ddp, traces=traces))
+        yield snapshot(ddp, traces=traces)
         for param in ddp.parameters():
             what(param)
-        trail.append(snapshot(ddp))
-    return trail
+        yield snapshot(ddp)
 
 
 # ------------------------------------------------------------------ several wrappers
 
 
-def shares_a_weight(wrap: Wrap, rank: int) -> Trail:
-    """Between two wrappers: each of them averages it."""
+def shares_a_weight(wrap: Wrap, rank: int, to_none: bool = True) -> Steps:
+    """Between two wrappers: each of them averages it. Where it stays, it lies in the first one's bucket."""
     one, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     other.weight = one.weight
-    first, second, trail = wrap(one), wrap(other), []
+    first, second = wrap(one), wrap(other)
     for step in range(STEPS):
-        first.zero_grad()
-        second.zero_grad()
+        first.zero_grad(set_to_none=to_none)
+        second.zero_grad(set_to_none=to_none)
         loss_of(lambda x: second(torch.tanh(first(x))), rank, step).backward()
-        trail += [snapshot(first), snapshot(second)]
-    return trail
+        yield snapshot(first)
+        yield snapshot(second)
 
 
-def wraps_within(wrap: Wrap, rank: int) -> Trail:
-    module, trail = layers(), []
+def wraps_within(wrap: Wrap, rank: int) -> Steps:
+    module = layers()
     module[0] = wrap(module[0])
-    ddp = wrap(module)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
+    yield from trained(wrap(module), rank)
 
 
-def wraps_parts(wrap: Wrap, rank: int) -> Trail:
-    module, trail = layers(), []
+def wraps_parts(wrap: Wrap, rank: int) -> Steps:
+    module = layers()
     for index in (0, 2, 4):
         module[index] = wrap(module[index])
-    for _step, loss in losses(module, rank):
-        loss.backward()
-        trail.append(snapshot(module))
-    return trail
+    yield from trained(module, rank)
 
 
-def ties_weights(wrap: Wrap, rank: int) -> Trail:
-    module, trail = layers(), []
+def ties_weights(wrap: Wrap, rank: int) -> Steps:
+    module = layers()
     module[2].weight = module[0].weight
     ddp = wrap(module)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
+    for taken in trained(ddp, rank):
+        yield taken
         descend(ddp)
-    return trail
 
 
 # ------------------------------------------------------------------ what changes on the way
 
 
-def freezes(wrap: Wrap, rank: int) -> Trail:
+def freezes(wrap: Wrap, rank: int) -> Steps:
     """A layer, for two steps."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     for step in range(STEPS + 2):
         ddp.module[0].requires_grad_(step not in (CALM_STEPS, CALM_STEPS + 1))
         ddp.zero_grad()
         loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
+        yield snapshot(ddp)
 
 
-def turns_channels_last(wrap: Wrap, rank: int, turn: int) -> Trail:
+def turns_channels_last(wrap: Wrap, rank: int, turn: int) -> Steps:
     """Before step `turn`, so that gradients have other strides than in the step before."""
     ddp = wrap(nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 16, 3, padding=1)))
-    trail = []
     for step in range(STEPS):
         ddp.zero_grad()
         if step == turn:
             ddp.to(memory_format=torch.channels_last)
         layout = torch.channels_last if step >= turn else torch.contiguous_format
         ddp(random(2, 64, 4, 4, rank=rank, step=step).to(memory_format=layout)).square().sum().backward()
-        trail.append(snapshot(ddp))
-    return trail
+        yield snapshot(ddp)
 
 
-def moves_parameters(wrap: Wrap, rank: int) -> Trail:
+def moves_parameters(wrap: Wrap, rank: int) -> Steps:
     """To other memory, by `.data`: under the first plan and under the final one."""
-    ddp, trail = wrap(layers()), []
-    for step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
+    ddp = wrap(layers())
+    for step, taken in enumerate(trained(ddp, rank)):
+        yield taken
         if step in (0, CALM_STEPS):
             for param in ddp.parameters():
                 param.data = param.data.clone()
-    return trail
 
 
 class Blown(Exception):
@@ -535,13 +487,17 @@ class Fused(nn.Sequential):
         return x
 
 
-def survives_an_exception(wrap: Wrap, rank: int, zeroing: bool) -> Trail:
-    """In the middle of backward: the gradients so far are what this rank has computed, reduced or not.
+def after_exception(wrap: Wrap, ddp: Any) -> Any:
+    """The wrapper to go on with. Torch's is of no use any more, and a new one takes its place. minddp's goes on."""
+    if isinstance(ddp, minddp.DistributedDataParallel):
+        return ddp
+    ddp._remove_autograd_hooks()
+    return wrap(ddp.module)
 
-    Torch's wrapper is of no use any more then, and a new one takes its place. minddp's goes on.
-    """
-    module, trail = Fused(*layers()), []
-    ddp = wrap(module)
+
+def survives_an_exception(wrap: Wrap, rank: int, zeroing: bool) -> Steps:
+    """In the middle of backward: the gradients so far are what this rank has computed, reduced or not."""
+    ddp = wrap(Fused(*layers()))
     for step in range(STEPS + 2):
         if zeroing or step <= CALM_STEPS:
             ddp.zero_grad()
@@ -549,13 +505,10 @@ def survives_an_exception(wrap: Wrap, rank: int, zeroing: bool) -> Trail:
         try:
             loss_of(ddp, rank, step).backward()
         except Blown:
-            if not isinstance(ddp, minddp.DistributedDataParallel):
-                ddp._remove_autograd_hooks()
-                ddp = wrap(module)
+            ddp = after_exception(wrap, ddp)
         finally:
             Fuse.lit = False
-        trail.append(snapshot(module))
-    return trail
+        yield snapshot(ddp)
 
 
 # ------------------------------------------------------------------ many small gradients
@@ -566,9 +519,9 @@ def narrow() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(WIDTH, 64) if index % 2 == 0 else nn.Linear(64, WIDTH) for index in range(20)))
 
 
-def steps_in_hooks(wrap: Wrap, rank: int, to_none: bool) -> Trail:
+def steps_in_hooks(wrap: Wrap, rank: int, to_none: bool) -> Steps:
     """An optimizer in backward: what arrives is used up before it can be reduced."""
-    ddp, trail = wrap(narrow()), []
+    ddp = wrap(narrow())
 
     def step(param: torch.Tensor) -> None:
         assert param.grad is not None
@@ -578,22 +531,20 @@ def steps_in_hooks(wrap: Wrap, rank: int, to_none: bool) -> Trail:
         else:
             param.grad.zero_()
 
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(step)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
+    hook_all(ddp, step)
+    yield from trained(ddp, rank)
 
 
-def replaces_all_at_the_end(wrap: Wrap, rank: int, what: str) -> Trail:
+def replaces_all_at_the_end(wrap: Wrap, rank: int, what: str) -> Steps:
     """The hook that comes last does something to each gradient that has been packed, except those of its layer."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     others = list(ddp.module[2:].parameters())
 
     def change(_param: torch.Tensor) -> None:
         for other in others:
             match what:
+                case "clears":
+                    other.grad.zero_()
                 case "drops":
                     other.grad = None
                 case "replaces":
@@ -604,41 +555,34 @@ def replaces_all_at_the_end(wrap: Wrap, rank: int, what: str) -> Trail:
                     other.grad.data = torch.zeros_like(other)
 
     ddp.module[0].weight.register_post_accumulate_grad_hook(change)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
+    yield from trained(ddp, rank)
 
 
-def accumulates(wrap: Wrap, rank: int, locally: Sequence[int]) -> Trail:
+def accumulates(wrap: Wrap, rank: int, locally: Sequence[int]) -> Steps:
     """Under `no_sync` in some steps, and with the next one together."""
-    ddp, trail = wrap(narrow()), []
+    ddp = wrap(narrow())
     for step in range(STEPS + 2):
         if step - 1 not in locally:
             ddp.zero_grad()
         with ddp.no_sync() if step in locally else nullcontext():
             loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
+        yield snapshot(ddp)
 
 
-def restores(wrap: Wrap, rank: int, how: str) -> Trail:
+def restores(wrap: Wrap, rank: int, how: str) -> Steps:
     """From the middle on, hooks move what arrives into a tensor that was the gradient once, and now is again."""
-    ddp, trail = wrap(layers()), []
+    ddp = wrap(layers())
     kept: dict[torch.Tensor, torch.Tensor] = {}
 
     def restore(param: torch.Tensor) -> None:
         if param in kept:
             param.grad = kept[param].copy_(param.grad)
 
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(restore)
-    for step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
+    hook_all(ddp, restore)
+    for step, taken in enumerate(trained(ddp, rank)):
+        yield taken
         if step == CALM_STEPS:
             kept = {param: ALIASES[how](param.grad) for param in ddp.parameters()}
-    return trail
 
 
 class Checkpointed(nn.Module):
@@ -656,20 +600,19 @@ class Checkpointed(nn.Module):
         return self.inner[half:](x)
 
 
-def nests(wrap: Wrap, rank: int, model: Callable[[], nn.Sequential], begin: int) -> Trail:
+def nests(wrap: Wrap, rank: int, model: Callable[[], nn.Sequential], begin: int) -> Steps:
     """Backwards, from step `begin` on."""
-    ddp, trail = wrap(Checkpointed(model())), []
+    ddp = wrap(Checkpointed(model()))
     for step in range(STEPS):
         ddp.zero_grad()
         ddp.module.nests = step >= begin
         loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
+        yield snapshot(ddp)
 
 
-def reduces_by_a_hook(wrap: Wrap, rank: int, kinds: Sequence[str]) -> Trail:
+def reduces_by_a_hook(wrap: Wrap, rank: int, kinds: Sequence[str]) -> Steps:
     """A communication hook that gives the bucket's own tensor, a copy, or another tensor of the same memory."""
-    ddp, trail = wrap(narrow()), []
+    ddp = wrap(narrow())
     kind = itertools.cycle(kinds)
 
     def reduced(bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -682,46 +625,38 @@ def reduces_by_a_hook(wrap: Wrap, rank: int, kinds: Sequence[str]) -> Trail:
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(after)
 
     ddp.register_comm_hook(None, lambda _state, bucket: reduced(bucket))
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
+    yield from trained(ddp, rank)
 
 
-def runs_out_of_inputs(wrap: Wrap, rank: int) -> Trail:
+def runs_out_of_inputs(wrap: Wrap, rank: int) -> Steps:
     """One rank before the other, twice."""
-    ddp, trail = wrap(narrow()), []
+    ddp = wrap(narrow())
     for _epoch in range(2):
         with ddp.join():
             for step in range(CALM_STEPS + rank):
                 ddp.zero_grad()
                 loss_of(ddp, rank, step).backward()
-                trail.append(snapshot(ddp))
-    return trail
+                yield snapshot(ddp)
 
 
-def raises_in_hooks(wrap: Wrap, rank: int) -> Trail:
-    """A hook fails when some gradients have arrived and are not packed; see `survives_an_exception`."""
-    module, trail = narrow(), []
-    ddp = wrap(module)
+def raises_in_hooks(wrap: Wrap, rank: int) -> Steps:
+    """A hook fails when some gradients have arrived and are not packed; see `after_exception`."""
+    ddp = wrap(narrow())
     is_lit = False
 
     def fail(_param: torch.Tensor) -> None:
         if is_lit:
             raise Blown
 
-    module[2].bias.register_post_accumulate_grad_hook(fail)
+    ddp.module[2].bias.register_post_accumulate_grad_hook(fail)
     for step in range(STEPS + 2):
-        module.zero_grad()
+        ddp.zero_grad()
         is_lit = step == CALM_STEPS
         try:
             loss_of(ddp, rank, step).backward()
         except Blown:
-            if not isinstance(ddp, minddp.DistributedDataParallel):
-                ddp._remove_autograd_hooks()
-                ddp = wrap(module)
-        trail.append(snapshot(module))
-    return trail
+            ddp = after_exception(wrap, ddp)
+        yield snapshot(ddp)
 
 
 # ------------------------------------------------------------------ the scripts, played
@@ -760,7 +695,7 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "scales in hooks": (scales_in_hooks, NO_VIEWS),
     "looks from accumulators": (looks_from_accumulators, NO_VIEWS),
     "looks at others": (looks_at_others, NO_VIEWS),
-    "writes to others": (writes_to_others, NO_VIEWS),
+    "clears all at the end": (partial(replaces_all_at_the_end, what="clears"), NO_VIEWS),
     "flattens before wrapping": (partial(flattens, wraps_first=False), NO_VIEWS),
     "flattens after wrapping": (partial(flattens, wraps_first=True), NO_VIEWS),
     "accumulates into its own memory": (accumulates_into_its_own_memory, ALL),
@@ -777,6 +712,7 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "requires grad of gradients": (partial(handles, what=require_grad), ALL),
     "marks gradients": (partial(handles, what=mark), ALL),
     "shares a weight": (shares_a_weight, NO_VIEWS),
+    "shares a weight and zeroes in place": (partial(shares_a_weight, to_none=False), NO_VIEWS),
     "wraps within": (wraps_within, NO_VIEWS),
     "wraps parts": (wraps_parts, ALL),
     "ties weights": (ties_weights, ALL),
@@ -808,7 +744,7 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
 
 def with_options(wrap: Wrap, rank: int, script: Script, options: dict[str, Any]) -> Trail:
     torch.manual_seed(0)
-    return script(partial(wrap, **options), rank)
+    return list(script(partial(wrap, **options), rank))
 
 
 def _plays_alike(rank: int, script: Script, options: dict[str, Any]) -> None:
