@@ -36,7 +36,7 @@ conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with
 	$(PY) -m tests.conformance --table docs/conformance.md --versions docs/versions.md
 
 fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
-	MINDDP_FUZZ_EXAMPLES=$${MINDDP_FUZZ_EXAMPLES:-3000} $(BIN)/pytest -q -x --timeout 0 tests/parity
+	$(PY) -m tests.parity --count $${MINDDP_FUZZ_EXAMPLES:-3000}
 
 bench: venv  ## Measure everything beside torch's DDP, and draw the figures (20 minutes, on an idle machine).
 	$(PY) -m benchmarks everything

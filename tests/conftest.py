@@ -45,7 +45,7 @@ SLOW = [
         "conformance",
         "tools/doctor/test_doctor_command.py",
         "features/test_scripts.py",
-        "mid_training/test_faults.py",
+        "parity/test_faults.py",
         "surface/test_compile.py",
         "tools/train/test_cluster.py",
         "test_demo.py",
@@ -63,15 +63,14 @@ SLOW = [
 LONGEST = [
     Path(__file__).parent / name
     for name in (
-        "parity/test_parity.py",  # one long test
+        "parity/test_parity.py",
         "features/test_scripts.py",
         "tools/elastic/test_survival.py",
         "tools/launch/test_on_cpu.py",
         "tools/train/test_launch.py",
         "conformance/test_sample.py",
         "tools/elastic/test_survival_breaks.py",
-        "mid_training/test_faults.py",
-        "mid_training/test_mid_training.py",
+        "parity/test_faults.py",
         "tools/train/test_cluster.py",
         "tools/launch/test_meeting.py",
         "compat/test_lightning.py",

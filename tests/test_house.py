@@ -59,6 +59,8 @@ def imports_of(path: Path) -> Iterator[str]:
             name = ".".join([*base, *([node.module] if node.module else [])])
             yield name
             yield from (f"{name}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant))
 
 
 def rooms_imported(path: Path) -> Iterator[str]:

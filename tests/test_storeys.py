@@ -65,14 +65,8 @@ def test_the_copy_has_no_tools(below: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_parity(below: Path) -> None:
-    run(below, "pytest", "-q", "-p", "no:cacheprovider", "tests/parity", "-m", "not slow", **CLASS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_scripts_that_change_their_ways(below: Path) -> None:
-    command = ("tests.mid_training", "--seed", "70000", "--count", "100")
-    assert "100 scripts" in run(below, *command, "--subject", CLASS["MINDDP_PARITY_SUBJECT"])
+    run(below, "pytest", "-q", "-p", "no:cacheprovider", "tests/parity/test_fixed_scripts.py", **CLASS)
+    assert "300 scripts" in run(below, "tests.parity", "--seed", "70000", "--count", "300", **CLASS)
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """One script played twice in the same worker: with torch's wrapper and with minddp's. What they leave is compared.
 
-A script is a function `script(wrap, rank, *args) -> Trail`. It builds its model anew, wraps it by calling `wrap`,
-trains, and after every step appends a `snapshot`. `play` demands equal bits of every tensor in every step.
+A script is a function `script(wrap, rank, *args)`. It builds its model anew, wraps it by calling `wrap`, trains,
+and after every step yields a `snapshot`, or returns a list of them. `play` demands equal bits of every tensor in
+every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,22 +19,25 @@ from tests.parity.compare import difference
 
 Snapshot = dict[str, torch.Tensor | None]
 Trail = list[Snapshot]
+Steps = Iterator[Snapshot]
 Wrap = Callable[..., Any]
 
 
-def play(rank: int, script: Callable[..., Trail], *args: Any, ours: dict[str, Any] | None = None) -> Trail:
+def play(
+    rank: int, script: Callable[..., Iterable[Snapshot]], *args: Any, ours: dict[str, Any] | None = None
+) -> Trail:
     """Play `script` on both sides; `ours` are further arguments for minddp's wrapper. Returns minddp's trail.
 
     Raises:
         AssertionError: the first step that differs, and what differs in it.
     """
-    theirs = script(TorchDDP, rank, *args)
-    trail = script(lambda *a, **k: minddp.DistributedDataParallel(*a, **k, **(ours or {})), rank, *args)
+    theirs = list(script(TorchDDP, rank, *args))
+    trail = list(script(lambda *a, **k: minddp.DistributedDataParallel(*a, **k, **(ours or {})), rank, *args))
     assert_same(theirs, trail, f"rank {rank}")
     return trail
 
 
-def play_over(rank: int, transport: str, script: Callable[..., Trail], *args: Any) -> Trail:
+def play_over(rank: int, transport: str, script: Callable[..., Iterable[Snapshot]], *args: Any) -> Trail:
     """The same, where minddp's gradients travel over another transport."""
     return play(rank, script, *args, ours={"transport": transport})
 

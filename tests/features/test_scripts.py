@@ -7,721 +7,24 @@ The model has gradients large enough to be aliased, and others that are too smal
 from __future__ import annotations
 
 import copy
-import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.utils.checkpoint import checkpoint
 
 import minddp
-from tests.features.beside import Snapshot, Trail, Wrap, assert_same, play, random, snapshot
-
-Script = Callable[..., Trail]
-
-WIDTH = 128  # a weight of 128 x 128 floats is just large enough to be aliased
-STEPS = 6
-CALM_STEPS = 3  # before something changes: one per plan, and one more
-
-
-def layers() -> nn.Sequential:
-    """Two layers with large weights and one with a small one. All begin where a fresh allocation could."""
-    return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 16)
-    )
-
-
-def loss_of(ddp: Any, rank: int, step: int) -> torch.Tensor:
-    return ddp(random(4, WIDTH, rank=rank, step=step)).square().sum()
-
-
-def losses(ddp: Any, rank: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """`(step, loss)` of each step, which begins without gradients."""
-    for step in range(STEPS):
-        ddp.zero_grad()
-        yield step, loss_of(ddp, rank, step)
-
-
-def grads(module: nn.Module) -> list[torch.Tensor]:
-    return [param.grad for param in module.parameters() if param.grad is not None]
-
-
-def descend(ddp: nn.Module) -> None:
-    for param, grad in zip(ddp.parameters(), grads(ddp), strict=True):
-        param.data -= 0.01 * grad
-
-
-def numbered(tensors: Sequence[torch.Tensor]) -> Snapshot:
-    return {str(number): tensor.detach().clone() for number, tensor in enumerate(tensors)}
-
-
-# ------------------------------------------------------------------ autograd.grad, and several backwards
-
-
-def asks_for_gradients(wrap: Wrap, rank: int, of: str, and_goes_back: bool = True) -> Trail:
-    """`autograd.grad` after a forward of the wrapper."""
-    ddp, trail = wrap(layers()), []
-    for step in range(STEPS):
-        ddp.zero_grad()
-        x = random(4, WIDTH, rank=rank, step=step).requires_grad_()
-        loss = ddp(x).square().sum()
-        asked: Sequence[torch.Tensor] = []
-        if step >= CALM_STEPS:
-            wanted = [x] if of == "input" else list(ddp.parameters())
-            asked = torch.autograd.grad(loss, wanted, retain_graph=True)
-        if step < CALM_STEPS or and_goes_back:
-            loss.backward()
-        trail.append(snapshot(ddp) | numbered(asked))
-    return trail
-
-
-def penalises_slopes(wrap: Wrap, rank: int) -> Trail:
-    """A backward through the gradient of the loss by the input."""
-    ddp, trail = wrap(layers()), []
-    for step in range(STEPS):
-        ddp.zero_grad()
-        x = random(4, WIDTH, rank=rank, step=step).requires_grad_()
-        loss = ddp(x).square().sum()
-        if step >= CALM_STEPS:
-            [slope] = torch.autograd.grad(loss, x, create_graph=True)
-            loss = loss + slope.square().sum()
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def goes_back_twice(wrap: Wrap, rank: int) -> Trail:
-    """A second backward through a retained graph stays local."""
-    ddp, trail = wrap(layers()), []
-    for step, loss in losses(ddp, rank):
-        loss.backward(retain_graph=step >= CALM_STEPS)
-        trail.append(snapshot(ddp))
-        if step >= CALM_STEPS:
-            loss.backward()
-            trail.append(snapshot(ddp))
-    return trail
-
-
-def goes_forward_twice(wrap: Wrap, rank: int) -> Trail:
-    """Two forwards, then their backwards."""
-    ddp, trail = wrap(layers()), []
-    for step, loss in losses(ddp, rank):
-        for each in [loss, loss_of(ddp, rank, step + STEPS)]:
-            each.backward()
-            trail.append(snapshot(ddp))
-    return trail
-
-
-class Heads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.left(x), self.right(x)
-
-
-def goes_back_in_parts(wrap: Wrap, rank: int) -> Trail:
-    """One backward for each output. Nothing reaches `.grad` before all gradients have come."""
-    ddp, trail = wrap(Heads()), []
-    for step in range(STEPS):
-        ddp.zero_grad()
-        for output in ddp(random(4, WIDTH, rank=rank, step=step)):
-            output.square().sum().backward()
-            trail.append(snapshot(ddp))
-    return trail
-
-
-def uses_a_layer_by_itself(wrap: Wrap, rank: int) -> Trail:
-    """A local backward through the layer whose gradients come first; the script keeps these gradients."""
-    ddp, trail, kept = wrap(layers()), [], []
-    for step in range(STEPS):
-        ddp.zero_grad()
-        if step >= CALM_STEPS:
-            loss_of(ddp.module[-1], rank, step + STEPS).backward()
-            kept.append(ddp.module[-1].weight.grad.detach())
-        loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return [*trail, numbered(kept)]
-
-
-# ------------------------------------------------------------------ gradients over several steps
-
-
-def zeroes(wrap: Wrap, rank: int, how: str) -> Trail:
-    """`set_to_none` in various orders; None is a step without zero_grad."""
-    ddp, trail = wrap(layers()), []
-    for step in range(STEPS + 2):
-        set_to_none = {
-            "in place": False,
-            "in place at first": step >= CALM_STEPS,
-            "in place later": step < CALM_STEPS,
-            "in place by turns": step % 2 == 1,
-            "once": True if step == CALM_STEPS else None,
-        }[how]
-        if set_to_none is not None:
-            ddp.zero_grad(set_to_none=set_to_none)
-        loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-#: Ways of holding on to a gradient, and how to look at it later where it is no tensor any more.
-ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "gradients": lambda grad: grad,
-    "data": lambda grad: grad.data,
-    "detached": lambda grad: grad.detach(),
-    "flat views": lambda grad: grad.view(-1),
-    "rows": lambda grad: grad[0],
-    "storages": lambda grad: (grad.untyped_storage(), grad.storage_offset(), grad.size()),
-    "arrays": lambda grad: grad.numpy(),
-    "memoryviews": lambda grad: grad.numpy().data,
-    "arrays by dlpack": lambda grad: np.from_dlpack(grad),
-    "dlpacks": lambda grad: torch.utils.dlpack.to_dlpack(grad),
-}
-READERS: dict[str, Callable[[Any], torch.Tensor]] = {
-    "storages": lambda kept: torch.empty(0).set_(*kept),
-    "arrays": torch.from_numpy,
-    "memoryviews": lambda kept: torch.from_numpy(np.asarray(kept)),
-    "arrays by dlpack": torch.from_numpy,
-    "dlpacks": torch.utils.dlpack.from_dlpack,
-}
-
-
-def read(how: str, kept: Sequence[Any]) -> Snapshot:
-    return numbered([READERS.get(how, torch.as_tensor)(item) for item in kept])
-
-
-def keeps(wrap: Wrap, rank: int, how: str) -> Trail:
-    """The gradients of all steps, looked at after the last."""
-    ddp, trail, kept = wrap(layers()), [], []
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-        kept += [ALIASES[how](grad) for grad in grads(ddp)]
-        descend(ddp)
-    return [*trail, read(how, kept)]
-
-
-def keeps_in_a_graph(wrap: Wrap, rank: int) -> Trail:
-    """A graph needs the gradient for its own backward, which comes after that of the next step."""
-    ddp, trail = wrap(layers()), []
-    factor = torch.ones(WIDTH, WIDTH, requires_grad=True)
-    product = None
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        factor.grad = None
-        if product is not None:
-            product.backward()
-        trail.append(snapshot(ddp) | {"factor": factor.grad})
-        product = (ddp.module[0].weight.grad * factor).sum()
-    return trail
-
-
-def watches_gradients_go(wrap: Wrap, rank: int, small: bool = False) -> Trail:
-    """A weak reference to a gradient is dead after zero_grad, also to a small one: nothing else refers to it."""
-    ddp = wrap(narrow() if small else layers())
-    trail: Trail = []
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        references = [weakref.ref(grad) for grad in grads(ddp)]
-        ddp.zero_grad()
-        trail.append({"gone": torch.tensor([reference() is None for reference in references])})
-    return trail
-
-
-# ------------------------------------------------------------------ hooks on parameters
-
-
-def keeps_in_hooks(wrap: Wrap, rank: int, how: str) -> Trail:
-    """A hook keeps `.grad` or its memory: when backward has ended, the average is there."""
-    ddp, trail = wrap(layers()), []
-    seen: list[Any] = []
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(lambda param: seen.append(ALIASES[how](param.grad)))
-    for _step, loss in losses(ddp, rank):
-        seen.clear()
-        loss.backward()
-        trail += [snapshot(ddp), read(how, seen)]
-    return trail
-
-
-def keeps_what_arrives(wrap: Wrap, rank: int) -> Trail:
-    """A hook keeps what is on its way to the parameter, and may become its `.grad`."""
-    ddp, trail, kept = wrap(layers()), [], []
-    for param in ddp.parameters():
-        param.register_hook(lambda grad: kept.append(grad))
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return [*trail, numbered(kept)]
-
-
-def changes_what_arrives(wrap: Wrap, rank: int) -> Trail:
-    ddp, trail = wrap(layers()), []
-    for param in ddp.parameters():
-        param.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def scales_in_hooks(wrap: Wrap, rank: int) -> Trail:
-    """A hook puts another tensor in the place of `.grad`."""
-    ddp, trail = wrap(layers()), []
-
-    def scale(param: torch.Tensor) -> None:
-        assert param.grad is not None
-        param.grad = param.grad * 0.5
-
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(scale)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def looks_from_accumulators(wrap: Wrap, rank: int) -> Trail:
-    """Hooks on the accumulators, beside DDP's own, see what this rank has computed."""
-    ddp, trail = wrap(layers()), []
-    seen: list[torch.Tensor] = []
-    nodes = [get_gradient_edge(param).node for param in ddp.parameters()]
-    for node, param in zip(nodes, ddp.parameters(), strict=True):
-        node.register_hook(lambda *_, param=param: seen.append(param.grad.clone()))
-    for _step, loss in losses(ddp, rank):
-        seen.clear()
-        loss.backward()
-        trail.append(snapshot(ddp) | numbered(seen))
-    return trail
-
-
-def looks_at_others(wrap: Wrap, rank: int) -> Trail:
-    """The hook that comes last looks at gradients that have been packed, and perhaps reduced, before."""
-    ddp, trail = wrap(layers()), []
-    seen: list[torch.Tensor] = []
-    ddp.module[0].weight.register_post_accumulate_grad_hook(
-        lambda _: seen.extend(grad.clone() for grad in grads(ddp))
-    )
-    for _step, loss in losses(ddp, rank):
-        seen.clear()
-        loss.backward()
-        trail.append(snapshot(ddp) | numbered(seen))
-    return trail
-
-
-def writes_to_others(wrap: Wrap, rank: int) -> Trail:
-    """The hook that comes last clears gradients that have been packed before."""
-    ddp, trail = wrap(layers()), []
-    others = list(ddp.module[2:].parameters())
-
-    def clear(_param: torch.Tensor) -> None:
-        for other in others:
-            other.grad.zero_()
-
-    ddp.module[0].weight.register_post_accumulate_grad_hook(clear)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def flattens(wrap: Wrap, rank: int, wraps_first: bool) -> Trail:
-    """Hooks move each gradient into one flat buffer. DDP's own hooks are there before them, or after."""
-    module = layers()
-    ddp = wrap(module) if wraps_first else None
-    params = list(module.parameters())
-    flat = torch.zeros(sum(param.numel() for param in params))
-    for param, place in zip(params, flat.split([param.numel() for param in params]), strict=True):
-
-        def move(param: torch.Tensor, place: torch.Tensor = place) -> None:
-            assert param.grad is not None
-            place.view_as(param).copy_(param.grad)
-            param.grad = place.view_as(param)
-
-        param.register_post_accumulate_grad_hook(move)
-    trail = []
-    for _step, loss in losses(ddp or wrap(module), rank):
-        loss.backward()
-        trail.append(snapshot(module, flat=flat))
-    return trail
-
-
-def accumulates_into_its_own_memory(wrap: Wrap, rank: int) -> Trail:
-    """The `.grad` of the only parameter is a view of the script's buffer from before each backward."""
-    ddp, trail = wrap(nn.Linear(WIDTH, WIDTH, bias=False)), []
-    flat = torch.zeros(WIDTH * WIDTH)
-    for step in range(STEPS):
-        flat.zero_()
-        ddp.module.weight.grad = flat.view(WIDTH, WIDTH)
-        loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp, flat=flat))
-    return trail
-
-
-# ------------------------------------------------------------------ what is done to gradients between steps
-
-
-def put_data(param: Any) -> None:
-    param.grad.data = param.grad.data * 0.5
-
-
-def set_memory(param: Any) -> None:
-    param.grad.set_(param.grad.clone())
-
-
-def replace(param: Any) -> None:
-    param.grad = param.grad * 0.5
-
-
-def detach(param: Any) -> None:
-    param.grad = param.grad.detach()
-
-
-def transpose(param: Any) -> None:
-    param.grad.t_()
-
-
-def unsqueeze(param: Any) -> None:
-    param.grad.unsqueeze_(0)
-
-
-def require_grad(param: Any) -> None:
-    param.grad.requires_grad_()
-
-
-def mark(param: Any) -> None:
-    param.grad.mark = True
-
-
-def handles(wrap: Wrap, rank: int, what: Callable[[Any], None], zeroing: bool = True) -> Trail:
-    """After each step, `what` is done to each parameter's gradient."""
-    ddp, trail = wrap(layers()), []
-    for step in range(STEPS):
-        if zeroing:
-            ddp.zero_grad()
-        loss_of(ddp, rank, step).backward()
-        traces = torch.tensor([[hasattr(grad, "mark"), grad.requires_grad] for grad in grads(ddp)])
-        trail.append(snapshot(ddp, traces=traces))
-        for param in ddp.parameters():
-            what(param)
-        trail.append(snapshot(ddp))
-    return trail
-
-
-# ------------------------------------------------------------------ several wrappers
-
-
-def shares_a_weight(wrap: Wrap, rank: int) -> Trail:
-    """Between two wrappers: each of them averages it."""
-    one, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    other.weight = one.weight
-    first, second, trail = wrap(one), wrap(other), []
-    for step in range(STEPS):
-        first.zero_grad()
-        second.zero_grad()
-        loss_of(lambda x: second(torch.tanh(first(x))), rank, step).backward()
-        trail += [snapshot(first), snapshot(second)]
-    return trail
-
-
-def wraps_within(wrap: Wrap, rank: int) -> Trail:
-    module, trail = layers(), []
-    module[0] = wrap(module[0])
-    ddp = wrap(module)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def wraps_parts(wrap: Wrap, rank: int) -> Trail:
-    module, trail = layers(), []
-    for index in (0, 2, 4):
-        module[index] = wrap(module[index])
-    for _step, loss in losses(module, rank):
-        loss.backward()
-        trail.append(snapshot(module))
-    return trail
-
-
-def ties_weights(wrap: Wrap, rank: int) -> Trail:
-    module, trail = layers(), []
-    module[2].weight = module[0].weight
-    ddp = wrap(module)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-        descend(ddp)
-    return trail
-
-
-# ------------------------------------------------------------------ what changes on the way
-
-
-def freezes(wrap: Wrap, rank: int) -> Trail:
-    """A layer, for two steps."""
-    ddp, trail = wrap(layers()), []
-    for step in range(STEPS + 2):
-        ddp.module[0].requires_grad_(step not in (CALM_STEPS, CALM_STEPS + 1))
-        ddp.zero_grad()
-        loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def turns_channels_last(wrap: Wrap, rank: int, turn: int) -> Trail:
-    """Before step `turn`, so that gradients have other strides than in the step before."""
-    ddp = wrap(nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 16, 3, padding=1)))
-    trail = []
-    for step in range(STEPS):
-        ddp.zero_grad()
-        if step == turn:
-            ddp.to(memory_format=torch.channels_last)
-        layout = torch.channels_last if step >= turn else torch.contiguous_format
-        ddp(random(2, 64, 4, 4, rank=rank, step=step).to(memory_format=layout)).square().sum().backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def moves_parameters(wrap: Wrap, rank: int) -> Trail:
-    """To other memory, by `.data`: under the first plan and under the final one."""
-    ddp, trail = wrap(layers()), []
-    for step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-        if step in (0, CALM_STEPS):
-            for param in ddp.parameters():
-                param.data = param.data.clone()
-    return trail
-
-
-class Blown(Exception):
-    """Of a `Fuse`."""
-
-
-class Fuse(torch.autograd.Function):
-    """The identity. Its backward raises while it is `lit`."""
-
-    lit = False
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        if Fuse.lit:
-            raise Blown
-        return grads[0]
-
-
-class Fused(nn.Sequential):
-    """Layers, with a fuse after the first and its activation."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for index, layer in enumerate(self):
-            x = layer(x if index != 2 else Fuse.apply(x))
-        return x
-
-
-def survives_an_exception(wrap: Wrap, rank: int, zeroing: bool) -> Trail:
-    """In the middle of backward: the gradients so far are what this rank has computed, reduced or not.
-
-    Torch's wrapper is of no use any more then, and a new one takes its place. minddp's goes on.
-    """
-    module, trail = Fused(*layers()), []
-    ddp = wrap(module)
-    for step in range(STEPS + 2):
-        if zeroing or step <= CALM_STEPS:
-            ddp.zero_grad()
-        Fuse.lit = step == CALM_STEPS
-        try:
-            loss_of(ddp, rank, step).backward()
-        except Blown:
-            if not isinstance(ddp, minddp.DistributedDataParallel):
-                ddp._remove_autograd_hooks()
-                ddp = wrap(module)
-        finally:
-            Fuse.lit = False
-        trail.append(snapshot(module))
-    return trail
-
-
-# ------------------------------------------------------------------ many small gradients
-
-
-def narrow() -> nn.Sequential:
-    """Twenty layers, none of them large, together more than one run holds ([Note: packing in runs])."""
-    return nn.Sequential(*(nn.Linear(WIDTH, 64) if index % 2 == 0 else nn.Linear(64, WIDTH) for index in range(20)))
-
-
-def steps_in_hooks(wrap: Wrap, rank: int, to_none: bool) -> Trail:
-    """An optimizer in backward: what arrives is used up before it can be reduced."""
-    ddp, trail = wrap(narrow()), []
-
-    def step(param: torch.Tensor) -> None:
-        assert param.grad is not None
-        param.data -= 0.01 * param.grad
-        if to_none:
-            param.grad = None
-        else:
-            param.grad.zero_()
-
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(step)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def replaces_all_at_the_end(wrap: Wrap, rank: int, what: str) -> Trail:
-    """The hook that comes last does something to each gradient that has been packed, except those of its layer."""
-    ddp, trail = wrap(layers()), []
-    others = list(ddp.module[2:].parameters())
-
-    def change(_param: torch.Tensor) -> None:
-        for other in others:
-            match what:
-                case "drops":
-                    other.grad = None
-                case "replaces":
-                    other.grad = torch.zeros_like(other)
-                case "wraps anew":
-                    other.grad = other.grad.detach()
-                case "puts data":
-                    other.grad.data = torch.zeros_like(other)
-
-    ddp.module[0].weight.register_post_accumulate_grad_hook(change)
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def accumulates(wrap: Wrap, rank: int, locally: Sequence[int]) -> Trail:
-    """Under `no_sync` in some steps, and with the next one together."""
-    ddp, trail = wrap(narrow()), []
-    for step in range(STEPS + 2):
-        if step - 1 not in locally:
-            ddp.zero_grad()
-        with ddp.no_sync() if step in locally else nullcontext():
-            loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def restores(wrap: Wrap, rank: int, how: str) -> Trail:
-    """From the middle on, hooks move what arrives into a tensor that was the gradient once, and now is again."""
-    ddp, trail = wrap(layers()), []
-    kept: dict[torch.Tensor, torch.Tensor] = {}
-
-    def restore(param: torch.Tensor) -> None:
-        if param in kept:
-            param.grad = kept[param].copy_(param.grad)
-
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(restore)
-    for step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-        if step == CALM_STEPS:
-            kept = {param: ALIASES[how](param.grad) for param in ddp.parameters()}
-    return trail
-
-
-class Checkpointed(nn.Module):
-    """Layers of which the first half, but for the very first, is computed again in a nested backward."""
-
-    def __init__(self, inner: nn.Sequential):
-        super().__init__()
-        self.inner = inner
-        self.nests = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        half = len(self.inner) // 2
-        x = self.inner[0](x)
-        x = checkpoint(self.inner[1:half], x, use_reentrant=True) if self.nests else self.inner[1:half](x)
-        return self.inner[half:](x)
-
-
-def nests(wrap: Wrap, rank: int, model: Callable[[], nn.Sequential], begin: int) -> Trail:
-    """Backwards, from step `begin` on."""
-    ddp, trail = wrap(Checkpointed(model())), []
-    for step in range(STEPS):
-        ddp.zero_grad()
-        ddp.module.nests = step >= begin
-        loss_of(ddp, rank, step).backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def reduces_by_a_hook(wrap: Wrap, rank: int, kinds: Sequence[str]) -> Trail:
-    """A communication hook that gives the bucket's own tensor, a copy, or another tensor of the same memory."""
-    ddp, trail = wrap(narrow()), []
-    kind = itertools.cycle(kinds)
-
-    def reduced(bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        gives = next(kind)
-
-        def after(future: torch.futures.Future) -> torch.Tensor:
-            [tensor] = future.value()
-            return {"itself": tensor, "copy": tensor / 2, "alias": tensor[:]}[gives]
-
-        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(after)
-
-    ddp.register_comm_hook(None, lambda _state, bucket: reduced(bucket))
-    for _step, loss in losses(ddp, rank):
-        loss.backward()
-        trail.append(snapshot(ddp))
-    return trail
-
-
-def runs_out_of_inputs(wrap: Wrap, rank: int) -> Trail:
-    """One rank before the other, twice."""
-    ddp, trail = wrap(narrow()), []
-    for _epoch in range(2):
-        with ddp.join():
-            for step in range(CALM_STEPS + rank):
-                ddp.zero_grad()
-                loss_of(ddp, rank, step).backward()
-                trail.append(snapshot(ddp))
-    return trail
-
-
-def raises_in_hooks(wrap: Wrap, rank: int) -> Trail:
-    """A hook fails when some gradients have arrived and are not packed; see `survives_an_exception`."""
-    module, trail = narrow(), []
-    ddp = wrap(module)
-    is_lit = False
-
-    def fail(_param: torch.Tensor) -> None:
-        if is_lit:
-            raise Blown
-
-    module[2].bias.register_post_accumulate_grad_hook(fail)
-    for step in range(STEPS + 2):
-        module.zero_grad()
-        is_lit = step == CALM_STEPS
-        try:
-            loss_of(ddp, rank, step).backward()
-        except Blown:
-            if not isinstance(ddp, minddp.DistributedDataParallel):
-                ddp._remove_autograd_hooks()
-                ddp = wrap(module)
-        trail.append(snapshot(module))
-    return trail
+from tests.features.beside import Steps, Trail, Wrap, assert_same, play, random
+from tests.features.habits import gradients, hooks, wrappers
+from tests.features.habits.model import ALIASES, CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow, numbered
+
+Script = Callable[..., Steps]
 
 
 # ------------------------------------------------------------------ the scripts, played
@@ -738,77 +41,86 @@ NO_VIEWS = "default buckets static unused"  # those show what is reduced so far,
 LARGE = "default buckets"  # where gradients alias the bucket
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
-    "asks for gradients of parameters": (partial(asks_for_gradients, of="parameters"), ALL),
-    "asks for gradients of the input": (partial(asks_for_gradients, of="input"), ALL),
-    "only asks for gradients": (partial(asks_for_gradients, of="parameters", and_goes_back=False), ALL),
-    "penalises slopes": (penalises_slopes, ALL),
-    "goes back twice": (goes_back_twice, ALL),
-    "goes forward twice": (goes_forward_twice, ALL),
-    "goes back in parts": (goes_back_in_parts, LARGE),
-    "uses a layer by itself": (uses_a_layer_by_itself, ALL),
-    "zeroes in place": (partial(zeroes, how="in place"), ALL),
-    "zeroes in place at first": (partial(zeroes, how="in place at first"), ALL),
-    "zeroes in place later": (partial(zeroes, how="in place later"), ALL),
-    "zeroes in place by turns": (partial(zeroes, how="in place by turns"), ALL),
-    "zeroes once": (partial(zeroes, how="once"), ALL),
-    **{f"keeps {how}": (partial(keeps, how=how), LARGE) for how in ALIASES},
-    "keeps in a graph": (keeps_in_a_graph, LARGE),
-    "watches gradients go": (watches_gradients_go, LARGE),
-    **{f"keeps {how} in hooks": (partial(keeps_in_hooks, how=how), LARGE) for how in ALIASES},
-    "keeps what arrives": (keeps_what_arrives, ALL),
-    "changes what arrives": (changes_what_arrives, ALL),
-    "scales in hooks": (scales_in_hooks, NO_VIEWS),
-    "looks from accumulators": (looks_from_accumulators, NO_VIEWS),
-    "looks at others": (looks_at_others, NO_VIEWS),
-    "writes to others": (writes_to_others, NO_VIEWS),
-    "flattens before wrapping": (partial(flattens, wraps_first=False), NO_VIEWS),
-    "flattens after wrapping": (partial(flattens, wraps_first=True), NO_VIEWS),
-    "accumulates into its own memory": (accumulates_into_its_own_memory, ALL),
-    "puts data": (partial(handles, what=put_data), NO_VIEWS),
-    "puts data and accumulates": (partial(handles, what=put_data, zeroing=False), NO_VIEWS),
-    "sets memory": (partial(handles, what=set_memory), NO_VIEWS),
-    "sets memory and accumulates": (partial(handles, what=set_memory, zeroing=False), NO_VIEWS),
-    "replaces": (partial(handles, what=replace), ALL),
-    "replaces and accumulates": (partial(handles, what=replace, zeroing=False), ALL),
-    "detaches": (partial(handles, what=detach), ALL),
-    "detaches and accumulates": (partial(handles, what=detach, zeroing=False), ALL),
-    "transposes": (partial(handles, what=transpose), NO_VIEWS),
-    "unsqueezes": (partial(handles, what=unsqueeze), NO_VIEWS),
-    "requires grad of gradients": (partial(handles, what=require_grad), ALL),
-    "marks gradients": (partial(handles, what=mark), ALL),
-    "shares a weight": (shares_a_weight, NO_VIEWS),
-    "wraps within": (wraps_within, NO_VIEWS),
-    "wraps parts": (wraps_parts, ALL),
-    "ties weights": (ties_weights, ALL),
-    "freezes": (freezes, "unused"),
-    "turns channels last early": (partial(turns_channels_last, turn=1), "default buckets views"),
-    "turns channels last late": (partial(turns_channels_last, turn=CALM_STEPS), "views"),
-    "moves parameters": (moves_parameters, ALL),
-    "watches small gradients go": (partial(watches_gradients_go, small=True), ALL),
-    "steps in hooks": (partial(steps_in_hooks, to_none=True), ALL),
-    "steps in hooks and zeroes": (partial(steps_in_hooks, to_none=False), ALL),
+    "asks for gradients of parameters": (partial(gradients.asks_for_gradients, of="parameters"), ALL),
+    "asks for gradients of the input": (partial(gradients.asks_for_gradients, of="input"), ALL),
+    "only asks for gradients": (partial(gradients.asks_for_gradients, of="parameters", and_goes_back=False), ALL),
+    "penalises slopes": (gradients.penalises_slopes, ALL),
+    "goes back twice": (gradients.goes_back_twice, ALL),
+    "goes forward twice": (gradients.goes_forward_twice, ALL),
+    "goes back in parts": (gradients.goes_back_in_parts, LARGE),
+    "uses a layer by itself": (gradients.uses_a_layer_by_itself, ALL),
+    "zeroes in place": (partial(gradients.zeroes, how="in place"), ALL),
+    "zeroes in place at first": (partial(gradients.zeroes, how="in place at first"), ALL),
+    "zeroes in place later": (partial(gradients.zeroes, how="in place later"), ALL),
+    "zeroes in place by turns": (partial(gradients.zeroes, how="in place by turns"), ALL),
+    "zeroes once": (partial(gradients.zeroes, how="once"), ALL),
+    **{f"keeps {how}": (partial(gradients.keeps, how=how), LARGE) for how in ALIASES},
+    "keeps in a graph": (gradients.keeps_in_a_graph, LARGE),
+    "watches gradients go": (gradients.watches_gradients_go, LARGE),
+    **{f"keeps {how} in hooks": (partial(hooks.keeps_in_hooks, how=how), LARGE) for how in ALIASES},
+    "keeps what arrives": (hooks.keeps_what_arrives, ALL),
+    "changes what arrives": (hooks.changes_what_arrives, ALL),
+    "scales in hooks": (hooks.scales_in_hooks, NO_VIEWS),
+    "looks from accumulators": (hooks.looks_from_accumulators, NO_VIEWS),
+    "looks at others": (hooks.looks_at_others, NO_VIEWS),
+    "clears all at the end": (partial(hooks.replaces_all_at_the_end, what="clears"), NO_VIEWS),
+    "flattens before wrapping": (partial(hooks.flattens, wraps_first=False), NO_VIEWS),
+    "flattens after wrapping": (partial(hooks.flattens, wraps_first=True), NO_VIEWS),
+    "accumulates into its own memory": (gradients.accumulates_into_its_own_memory, ALL),
     **{
-        f"{what} all at the end": (partial(replaces_all_at_the_end, what=what), LARGE)
+        f"{name}{more}": (partial(gradients.handles, what=what, zeroing=not more), settings)
+        for name, what, settings in (
+            ("puts data", gradients.put_data, NO_VIEWS),
+            ("sets memory", gradients.set_memory, NO_VIEWS),
+            ("replaces", gradients.replace, ALL),
+            ("detaches", gradients.detach, ALL),
+        )
+        for more in ("", " and accumulates")
+    },
+    "transposes": (partial(gradients.handles, what=gradients.transpose), NO_VIEWS),
+    "unsqueezes": (partial(gradients.handles, what=gradients.unsqueeze), NO_VIEWS),
+    "requires grad of gradients": (partial(gradients.handles, what=gradients.require_grad), ALL),
+    "marks gradients": (partial(gradients.handles, what=gradients.mark), ALL),
+    "shares a weight": (wrappers.shares_a_weight, NO_VIEWS),
+    "shares a weight and zeroes in place": (partial(wrappers.shares_a_weight, to_none=False), NO_VIEWS),
+    "wraps within": (wrappers.wraps_within, NO_VIEWS),
+    "wraps parts": (wrappers.wraps_parts, ALL),
+    "ties weights": (wrappers.ties_weights, ALL),
+    "freezes": (wrappers.freezes, "unused"),
+    "turns channels last early": (partial(wrappers.turns_channels_last, turn=1), "default buckets views"),
+    "turns channels last late": (partial(wrappers.turns_channels_last, turn=CALM_STEPS), "views"),
+    "moves parameters": (wrappers.moves_parameters, ALL),
+    "watches small gradients go": (partial(gradients.watches_gradients_go, small=True), ALL),
+    "steps in hooks": (partial(hooks.steps_in_hooks, to_none=True), ALL),
+    "steps in hooks and zeroes": (partial(hooks.steps_in_hooks, to_none=False), ALL),
+    **{
+        f"{what} all at the end": (partial(hooks.replaces_all_at_the_end, what=what), LARGE)
         for what in ("drops", "replaces", "wraps anew", "puts data")
     },
-    "accumulates early": (partial(accumulates, locally=[1]), ALL),
-    "accumulates late": (partial(accumulates, locally=[CALM_STEPS, CALM_STEPS + 1]), ALL),
-    "accumulates by turns": (partial(accumulates, locally=range(1, STEPS, 2)), ALL),
-    "nests": (partial(nests, model=narrow, begin=0), "default buckets static views"),
-    "nests late": (partial(nests, model=layers, begin=CALM_STEPS), "default buckets views"),
-    "nests late in several runs": (partial(nests, model=narrow, begin=CALM_STEPS), "default buckets static views"),
-    "reduces by a hook": (partial(reduces_by_a_hook, kinds=["itself"]), ALL),
-    "reduces by a hook that gives others": (partial(reduces_by_a_hook, kinds=["copy", "itself", "alias"]), ALL),
-    "runs out of inputs": (runs_out_of_inputs, "default buckets unused views"),
-    "raises in hooks": (raises_in_hooks, NO_VIEWS),
-    "survives an exception": (partial(survives_an_exception, zeroing=True), NO_VIEWS),
-    "survives an exception and accumulates": (partial(survives_an_exception, zeroing=False), NO_VIEWS),
+    "accumulates early": (partial(gradients.accumulates, locally=[1]), ALL),
+    "accumulates late": (partial(gradients.accumulates, locally=[CALM_STEPS, CALM_STEPS + 1]), ALL),
+    "accumulates by turns": (partial(gradients.accumulates, locally=range(1, STEPS, 2)), ALL),
+    "nests": (partial(wrappers.nests, model=narrow, begin=0), "default buckets static views"),
+    "nests late": (partial(wrappers.nests, model=layers, begin=CALM_STEPS), "default buckets views"),
+    "nests late in several runs": (
+        partial(wrappers.nests, model=narrow, begin=CALM_STEPS),
+        "default buckets static views",
+    ),
+    "reduces by a hook": (partial(hooks.reduces_by_a_hook, kinds=["itself"]), ALL),
+    "reduces by a hook that gives others": (
+        partial(hooks.reduces_by_a_hook, kinds=["copy", "itself", "alias"]),
+        ALL,
+    ),
+    "runs out of inputs": (wrappers.runs_out_of_inputs, "default buckets unused views"),
+    "raises in hooks": (wrappers.raises_in_hooks, NO_VIEWS),
+    "survives an exception": (partial(wrappers.survives_an_exception, zeroing=True), NO_VIEWS),
+    "survives an exception and accumulates": (partial(wrappers.survives_an_exception, zeroing=False), NO_VIEWS),
 }
 
 
 def with_options(wrap: Wrap, rank: int, script: Script, options: dict[str, Any]) -> Trail:
     torch.manual_seed(0)
-    return script(partial(wrap, **options), rank)
+    return list(script(partial(wrap, **options), rank))
 
 
 def _plays_alike(rank: int, script: Script, options: dict[str, Any]) -> None:
@@ -819,7 +131,7 @@ def _plays_alike(rank: int, script: Script, options: dict[str, Any]) -> None:
 def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, how: str) -> None:
     """Also if this backward has put it there. On three ranks a division and a multiplication differ."""
     for setting in ("default", "views"):
-        ranks(3).run(_plays_alike, partial(restores, how=how), SETTINGS[setting])
+        ranks(3).run(_plays_alike, partial(hooks.restores, how=how), SETTINGS[setting])
 
 
 @pytest.mark.parametrize(
@@ -857,17 +169,17 @@ def _row_major(trail: Trail) -> Trail:
 
 
 @pytest.mark.parametrize("zeroing", [True, False], ids=["zeroed", "accumulated"])
-@pytest.mark.parametrize("what", [put_data, set_memory])
+@pytest.mark.parametrize("what", [gradients.put_data, gradients.set_memory])
 def test_other_memory_under_a_view_is_averaged(ranks: Any, what: Callable[[Any], None], zeroing: bool) -> None:
     """Torch goes on with the bucket's, and averages what is no gradient any more."""
-    script = partial(handles, what=what, zeroing=zeroing)
+    script = partial(gradients.handles, what=what, zeroing=zeroing)
     ranks(2).run(_is_right_alone, script, SETTINGS["views"], SETTINGS["default"])
 
 
 @pytest.mark.parametrize("setting", ["default", "buckets", "static", "unused"])
 def test_parameters_may_change_their_strides(ranks: Any, setting: str) -> None:
     """Under the final plan. Torch's buckets keep the old ones, and its averages come back in another order."""
-    script = partial(turns_channels_last, turn=CALM_STEPS)
+    script = partial(wrappers.turns_channels_last, turn=CALM_STEPS)
     ranks(2).run(_is_right_alone, script, SETTINGS[setting], SETTINGS["views"])
 
 
@@ -918,13 +230,13 @@ def test_gradients_of_a_skipped_bucket_are_not_kept_alive(ranks: Any) -> None:
 
 
 def _fails_and_goes_on(rank: int) -> list[bool]:
-    ddp = minddp.DistributedDataParallel(Fused(*narrow()))
+    ddp = minddp.DistributedDataParallel(wrappers.Fused(*narrow()))
     for step in range(CALM_STEPS + 1):
         ddp.zero_grad()
-        Fuse.lit = step == CALM_STEPS
-        with suppress(Blown):
+        wrappers.Fuse.lit = step == CALM_STEPS
+        with suppress(wrappers.Blown):
             loss_of(ddp, rank, step).backward()
-    Fuse.lit = False
+    wrappers.Fuse.lit = False
     references = [weakref.ref(grad) for grad in grads(ddp)]
     ddp.zero_grad()
     loss_of(ddp, rank, 0)

@@ -1,4 +1,7 @@
-"""Several backwards through the outputs of one forward, and two wrappers around one parameter."""
+"""Several backwards for one forward, and callbacks for the end of a backward: what torch does otherwise.
+
+Where both do the same: `tests/parity/test_fixed_scripts.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
+from tests.modules import grads_by_name
 
 
 class Heads(nn.Module):
     """Two outputs; with a trunk they share parameters."""
 
-    def __init__(self, *, shares: bool) -> None:
+    def __init__(self, *, shares: bool = False) -> None:
         super().__init__()
         self.trunk = nn.Linear(4, 4) if shares else nn.Identity()
         self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
@@ -26,10 +30,10 @@ class Heads(nn.Module):
         return self.left(h), self.right(h)
 
 
-def grads_of(rank: int, wrapper: Callable[..., nn.Module], order: str, shares: bool) -> list[list[torch.Tensor]]:
+def grads_of(rank: int, order: str, shares: bool) -> list[dict[str, torch.Tensor | None]]:
     """`order`: the outputs through which backward is called, one call each; "b" stands for both at once."""
     torch.manual_seed(0)
-    ddp = wrapper(Heads(shares=shares), find_unused_parameters=True)
+    ddp = minddp.DistributedDataParallel(Heads(shares=shares), find_unused_parameters=True)
     steps = []
     for step in range(4):
         ddp.zero_grad()
@@ -39,20 +43,17 @@ def grads_of(rank: int, wrapper: Callable[..., nn.Module], order: str, shares: b
         for call in order:
             loss = losses["l"] + losses["r"] if call == "b" else losses[call]
             loss.backward(retain_graph=True)
-        steps.append([torch.zeros(()) if p.grad is None else p.grad.clone() for p in ddp.parameters()])
+        steps.append(grads_by_name(ddp))
     return steps
 
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("order", ["lr", "rl"])
 def test_each_output_may_have_its_backward(ranks: Any, order: str, shares: bool) -> None:
-    """Torch raises here. The gradients are those of one backward through both outputs."""
-    apart = ranks(2).run(grads_of, minddp.DistributedDataParallel, order, shares)
-    together = ranks(2).run(grads_of, minddp.DistributedDataParallel, "b", shares)
-    for rank, (mine, yours) in enumerate(zip(apart, together, strict=True)):
-        for step, pair in enumerate(zip(mine, yours, strict=True)):
-            for one, other in zip(*pair, strict=True):
-                torch.testing.assert_close(one, other, msg=f"rank {rank}, step {step}", rtol=1e-4, atol=1e-4)
+    """Torch raises where they share parameters. The gradients are those of one backward through both outputs."""
+    apart = ranks(2).run(grads_of, order, shares)
+    together = ranks(2).run(grads_of, "b", shares)
+    torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-4)
 
 
 def one_by_one(rank: int, how: str, weighs_again: bool, clears: bool) -> list[float]:
@@ -113,36 +114,64 @@ def test_what_can_be_added_or_is_cleared_is_not(
     assert ranks(2).run(one_by_one, how, weighs_again, clears) == [expected] * 2
 
 
-@pytest.mark.parametrize("order", ["b", "bb"])
-def test_a_second_backward_through_the_same_outputs_stays_local_as_in_torch(ranks: Any, order: str) -> None:
-    ours, theirs = (
-        ranks(3).run(grads_of, wrapper, order, False) for wrapper in (minddp.DistributedDataParallel, TorchDDP)
-    )
-    for mine, yours in zip(ours, theirs, strict=True):
-        for pair in zip(mine, yours, strict=True):
-            assert all(map(torch.equal, *pair))
+def raised_by_second_backward(rank: int) -> str:
+    ddp = minddp.DistributedDataParallel(Heads(), static_graph=True)
+    with pytest.raises(RuntimeError, match="backward") as error:
+        left, right = ddp(torch.randn(3, 4))
+        left.square().mean().backward(retain_graph=True)
+        right.square().mean().backward()
+        ddp(torch.randn(3, 4))
+    return str(error.value)
 
 
-def two_wrappers(rank: int, wrapper: Callable[..., nn.Module]) -> list[torch.Tensor]:
-    """One large layer in two wrappers, whose gradients are kept from step to step and set to zero in place."""
+def test_a_backward_for_each_output_is_an_error_in_a_static_graph(ranks: Any) -> None:
+    """The second one's gradients stayed local, as torch's do."""
+    for text in ranks(2).run(raised_by_second_backward):
+        assert "gradient of `right.bias`, from another output, would stay local" in text
+
+
+# ------------------------------------------------------------------ callbacks for the end of backward
+
+
+def seen_by_callbacks(rank: int, wrapper: Callable[..., nn.Module], place: str) -> list[dict[str, Any]]:
+    """`.grad` as a callback sees it that a hook of the output or of a weight queues for the end, in two steps."""
+    seen: list[dict[str, Any]] = []
+
+    def queue(_grad: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: seen.append(grads_by_name(module)))
+
+    def hook_output(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(queue)
+
     torch.manual_seed(0)
-    shared = nn.Linear(128, 256)
-    first, second = wrapper(nn.Sequential(shared)), wrapper(nn.Sequential(shared, nn.Linear(256, 8)))
-    seen = []
-    for step in range(5):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    if place == "weight":
+        module[-1].weight.register_hook(queue)
+    else:
+        module.register_forward_hook(hook_output)
+    ddp = wrapper(module, static_graph=True)
+    for step in range(2):
+        ddp.zero_grad()
         torch.manual_seed(10 * step + rank)
-        x = torch.randn(2, 128)
-        (first(x).sum() + second(x).square().sum() if step else first(x).sum()).backward()
-        seen.append(shared.weight.grad.clone())
-        for param in (*first.parameters(), *second.parameters()):
-            if param.grad is not None:
-                param.grad.zero_()
+        ddp(torch.randn(3, 4)).square().mean().backward()
     return seen
 
 
-def test_aliased_gradients_are_not_scaled_under_another_wrapper(ranks: Any) -> None:
-    """`.grad` lies in the first wrapper's bucket since the last step; the second one packs it unscaled."""
-    ours = ranks(2).run(two_wrappers, minddp.DistributedDataParallel)
-    theirs = ranks(2).run(two_wrappers, TorchDDP)
-    for mine, yours in zip(ours, theirs, strict=True):
-        assert all(map(torch.equal, mine, yours))
+@pytest.mark.parametrize(
+    ("wrapper", "place", "sees_averages"),
+    [
+        (TorchDDP, "output", [True, False]),
+        (minddp.DistributedDataParallel, "output", [True, False]),
+        (TorchDDP, "weight", [True, False]),
+        (minddp.DistributedDataParallel, "weight", [True, True]),
+    ],
+)
+def test_callbacks_for_the_end_of_backward(
+    ranks: Any, wrapper: Callable[..., nn.Module], place: str, sees_averages: list[bool]
+) -> None:
+    """A callback that is queued before the wrapper's reads this rank's gradients. See docs/differences.md."""
+    one, other = ranks(2).run(seen_by_callbacks, wrapper, place)
+    assert [
+        all(torch.allclose(mine[name], yours[name]) for name in mine)
+        for mine, yours in zip(one, other, strict=True)
+    ] == sees_averages

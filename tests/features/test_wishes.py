@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.utils.checkpoint import checkpoint
 
 import minddp
 from minddp.replicas.module_change_check import FEW, ModuleChangeCheck
@@ -44,46 +43,6 @@ def wrapped(*args: Any, deep: int = 0, **options: Any) -> Any:
 
 def texts_of(warned: list[warnings.WarningMessage], words: str) -> list[str]:
     return [str(one.message) for one in warned if words in str(one.message)]
-
-
-# ------------------------------------------------------------------ parameters are named (57776)
-
-
-def _unused_is_named(rank: int) -> str:
-    ddp = wrapped()
-    ddp(torch.ones(1, 3), "left").sum().backward()
-    with pytest.raises(RuntimeError) as error:
-        ddp(torch.ones(1, 3))
-    return str(error.value)
-
-
-def test_57776_unused_parameters_are_named(ranks: Any) -> None:
-    for rank, text in enumerate(ranks(2).run(_unused_is_named)):
-        assert f"did not receive grad for rank {rank}: right.weight, right.bias" in text
-
-
-class Twice(nn.Module):
-    """Two reentrant checkpoints share a layer, whose gradient therefore arrives twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.shared, checkpoint(self.shared, x, use_reentrant=True), use_reentrant=True)
-
-
-def _twice_is_named(rank: int) -> str:
-    ddp = minddp.DistributedDataParallel(Twice())
-    with pytest.raises(RuntimeError) as error:
-        ddp(torch.ones(1, 3, requires_grad=True)).sum().backward()
-    return str(error.value)
-
-
-def test_57776_parameters_that_are_ready_twice_are_named(ranks: Any) -> None:
-    for text in ranks(2).run(_twice_is_named):
-        assert "mark a variable ready only once" in text
-        assert "shared." in text
 
 
 # ------------------------------------------------------------------ an unfinished reduction warns at once (68297)

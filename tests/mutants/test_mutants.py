@@ -10,8 +10,8 @@ import pytest
 from tests.mutants.forks import noting_calls, outcomes, place_of
 from tests.mutants.operators import PACKAGE, Mutant, changes, mutants_of
 from tests.mutants.replaced import Break, StaleBreak, apply
-from tests.parity.runner import Report, run_scenario
-from tests.parity.scenario import Accumulate, Layer, Model, Optimize, Options, Scenario, Train
+from tests.parity.script import Line, Options, Script
+from tests.parity.verdict import Report, play
 from tests.ranks import RankFailure, RankPool
 
 SEED = 0
@@ -41,25 +41,26 @@ def test_unit_tests_notice_most_mutants_of_their_room(room: str, share: float) -
 # ------------------------------------------------------------------ against torch, on real ranks
 
 
-SCENARIO = Scenario(
-    3,  # halves are exact, thirds are not
-    Model((Layer("linear"), Layer("branch_rank"), Layer("batch_norm"), Layer("linear")), reversed_use=True),
-    Options(bucket_cap_mb=0.01, find_unused_parameters=True),
-    script=(Train(), Optimize(), Accumulate(), Train(), Optimize(), Train()),
+SCRIPT = Script(
+    ("large", "branch by rank", "norm", "large"),
+    Options(bucket_cap_mb=0.06, find_unused_parameters=True),
+    (Line("reorder", (0,)), Line("train"), Line("windows", (1,)), Line("train")),
+    world_size=3,  # halves are exact, thirds are not
+    apart=True,
 )
 
 
 def functions_called(rank: int) -> set[tuple[str, str]]:
-    """The functions of the core that the scenario calls, by file and name."""
+    """The functions of the core that the script calls, by file and name."""
     with noting_calls() as codes:
-        assert run_scenario(rank, SCENARIO).mismatches == []
+        assert play(rank, SCRIPT).failure is None
     return {place for place in map(place_of, codes) if place is not None and place[0].startswith("core/")}
 
 
 def run_mutated(rank: int, mutant: Mutant) -> Report:
     undo = apply(mutant)
     try:
-        return run_scenario(rank, SCENARIO)
+        return play(rank, SCRIPT)
     finally:
         undo()
 
@@ -74,7 +75,7 @@ def test_the_comparison_with_torch_notices_many_mutants() -> None:
         mutants = [mutant for mutant in sample(None, "core/*.py") if (mutant.file, mutant.function) in called][:24]
         for mutant in mutants:
             try:
-                noticed = any(report.mismatches for report in pool.run(run_mutated, mutant, timeout_s=60.0))
+                noticed = any(report.failure for report in pool.run(run_mutated, mutant, timeout_s=60.0))
             except RankFailure:
                 noticed = True
             if not noticed:

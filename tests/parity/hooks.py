@@ -1,4 +1,4 @@
-"""Communication hooks that scenarios name: torch's own, and users' of every kind.
+"""Communication hooks that scripts name: torch's own, and users' of every kind.
 
 Each entry of `HOOKS` makes a fresh `(state, hook)` for one DDP. Annotations are evaluated here: torch refuses
 a hook whose annotation of `bucket` is anything but `dist.GradBucket`, a string for instance.
@@ -39,7 +39,7 @@ def _set_buffer(state: object, bucket: dist.GradBucket) -> torch.futures.Future[
 
 
 def _take_notes(state: list[Any], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Torch's all-reduce hook, and a record of the bucket that the hook got: `compare.py` compares the notes."""
+    """Torch's all-reduce hook, and a record of the bucket that the hook got: `verdict.py` compares the notes."""
     grads = tuple((tuple(grad.shape), grad.stride()) for grad in bucket.gradients())
     params = tuple(tuple(param.shape) for param in bucket.parameters())
     state.append((bucket.index(), bucket.is_last(), bucket.buffer().numel(), bucket.buffer().dtype, grads, params))
@@ -56,3 +56,13 @@ HOOKS: dict[str, Callable[[], tuple[Any, Callable[..., Any]]]] = {
     "set_buffer": lambda: (None, _set_buffer),
     "take_notes": lambda: ([], _take_notes),
 }
+
+#: Those that compute the mean over the ranks, but for rounding in single precision.
+MEAN_HOOKS = ("allreduce", "set_buffer", "take_notes")
+
+
+def factor_of(name: str | None) -> tuple[bool, float]:
+    """If gradients stay local with that hook, and the factor by which they or their sums are multiplied."""
+    if name == "keep_local":
+        return True, 2.0
+    return False, 1 / 3 if name == "sum_times_third" else 1 / dist.get_world_size()

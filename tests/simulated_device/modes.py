@@ -194,37 +194,31 @@ def _accumulating_step(training: Training) -> None:
     training.optimizer.step()
 
 
-def _interrupted_step(training: Training) -> None:
-    training.module.is_interrupted = training.turn == 1
-    try:
-        training.step()
-    except Interrupted:
-        training.over()
-        training.optimizer.zero_grad()
+def _interrupted(
+    then: Callable[[Training], object] = lambda _training: None, *, set_to_none: bool = True
+) -> Callable[[Training], None]:
+    """Steps of which one is interrupted, with buckets on their way; then gradients are cleared."""
+
+    def step(training: Training) -> None:
+        training.module.is_interrupted = training.turn == 1
+        try:
+            training.step()
+        except Interrupted:
+            training.over()
+            training.optimizer.zero_grad(set_to_none=set_to_none)
+            then(training)
+
+    return step
 
 
-def _dropped_step(training: Training) -> None:
-    """The wrapper is dropped with its buckets on their way."""
-    training.module.is_interrupted = training.turn == 1
-    try:
-        training.step()
-    except Interrupted:
-        training.over()
-        training.optimizer.zero_grad()
-        del training.ddp
-        gc.collect()
-        training.wrap()
+def _drop_and_wrap_anew(training: Training) -> None:
+    del training.ddp
+    gc.collect()
+    training.wrap()
 
 
-def _moved_step(training: Training) -> None:
-    """The wrapper goes on with another group, with buckets on their way in the old one."""
-    training.module.is_interrupted = training.turn == 1
-    try:
-        training.step()
-    except Interrupted:
-        training.over()
-        training.optimizer.zero_grad()
-        training.ddp.move_to_group(dist.group.WORLD)
+def _move(training: Training) -> None:
+    training.ddp.move_to_group(dist.group.WORLD)
 
 
 def _joined_steps(training: Training) -> None:
@@ -238,15 +232,6 @@ def _zeroed_step(training: Training) -> None:
     training.optimizer.zero_grad(set_to_none=False)
     training.loss().backward()
     training.optimizer.step()
-
-
-def _interrupted_and_zeroed_step(training: Training) -> None:
-    training.module.is_interrupted = training.turn == 1
-    try:
-        training.step()
-    except Interrupted:
-        training.over()
-        training.optimizer.zero_grad(set_to_none=False)
 
 
 def _recorded_step(training: Training) -> None:
@@ -307,23 +292,23 @@ MODES: dict[str, Mode] = {
     "auto": Mode({"bucket_cap_mb": "auto"}, steps=28, equal_up_to=2),
     "no_sync": Mode(step=_accumulating_step),
     "no_sync, views": Mode(_VIEWS, step=_accumulating_step),
-    "exception": Mode(step=_interrupted_step),
-    "exception, views": Mode(_VIEWS, step=_interrupted_step),
-    "exception, zeros": Mode(step=_interrupted_and_zeroed_step),
+    "exception": Mode(step=_interrupted()),
+    "exception, views": Mode(_VIEWS, step=_interrupted()),
+    "exception, zeros": Mode(step=_interrupted(set_to_none=False)),
     # Documented: zeros may come before the sum that is still on its way.
     "exception, views, zeros": Mode(
-        _VIEWS, step=_interrupted_and_zeroed_step, known_errors=("_foreach_zero_",), equal_up_to=0
+        _VIEWS, step=_interrupted(set_to_none=False), known_errors=("_foreach_zero_",), equal_up_to=0
     ),
     "exception, buffer hook": Mode(
         normalizes=True,
-        step=_interrupted_step,
+        step=_interrupted(),
         prepare=lambda training: training.ddp.register_buffer_hook(None, _count_of_all),
     ),
-    "exception, delayed": Mode(_delays, step=_interrupted_step),
-    "dropped in flight": Mode(step=_dropped_step),
-    "moved in flight": Mode(step=_moved_step),
-    "moved in flight, views": Mode(_VIEWS, step=_moved_step),
-    "moved in flight, delayed": Mode(_delays, step=_moved_step),
+    "exception, delayed": Mode(_delays, step=_interrupted()),
+    "dropped in flight": Mode(step=_interrupted(_drop_and_wrap_anew)),
+    "moved in flight": Mode(step=_interrupted(_move)),
+    "moved in flight, views": Mode(_VIEWS, step=_interrupted(_move)),
+    "moved in flight, delayed": Mode(_delays, step=_interrupted(_move)),
     "join": Mode(step=_joined_steps, steps=1, normalizes=True),
     "X-ray": Mode(step=_recorded_step),
     "watchdog": Mode({"stuck_after_s": 20.0}),

@@ -52,7 +52,7 @@ def test_the_same_bits_on_up_to_8_ranks(ranks: Ranks, seed: int) -> None:
 
 def train_two_shares(rank: int, native: bool) -> list[torch.Tensor]:
     """Two shares on two ranks, without randomness: what torch's DDP computes, too."""
-    model = Training(3, ("linear", "conv", "layer_norm", "batch_norm"), shares=2).model()
+    model = Training(3, ("large", "conv", "tiny", "norm"), shares=2).model()
     ddp: nn.Module = TorchDDP(model) if native else minddp.DistributedDataParallel(model, logical_ranks=2)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     for step in range(STEPS):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 import minddp
-from tests.parity.models import LAYERS, WIDTH, Batch, Network
-from tests.parity.scenario import Layer, Model
+from tests.parity.layers import LAYERS, WIDTH, Batch
+from tests.parity.network import Network
 
 STEPS = 5
-LEAVES_OUT = ("unused", "branch_rank", "branch_turn", "branch_input", "no_gradient")
+LEAVES_OUT = ("unused", "branch by rank", "branch by turn", "branch by input", "undefined")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Training:
     """`wrapper` are options of the wrapper beside `logical_ranks`, the number of shares."""
 
     seed: int
-    layers: tuple[str, ...] = ("linear", "batch_norm", "dropout", "conv")
+    layers: tuple[str, ...] = ("large", "norm", "dropout", "conv")
     frozen: tuple[str, ...] = ()
     shares: int = 8
     optimizer: str = "AdamW"
@@ -36,7 +36,7 @@ class Training:
         rng = random.Random(seed)
         finds_unused = rng.random() < 0.4
         # A reentrant checkpoint of the inputs brings no gradient, in native DDP neither.
-        kinds = sorted(set(LAYERS) - {"checkpointed_reentrant"} - (set() if finds_unused else set(LEAVES_OUT)))
+        kinds = sorted(set(LAYERS) - {"reentrant", "sparse"} - (set() if finds_unused else set(LEAVES_OUT)))
         layers = tuple(rng.choices(kinds, k=rng.randint(2, 6)))
         wrapper = {
             "find_unused_parameters": finds_unused,
@@ -47,7 +47,7 @@ class Training:
         return cls(
             seed,
             layers,
-            frozen=tuple(rng.choice(["none", "none", "none", "first", "all"]) for _ in layers),
+            frozen=tuple(rng.choice(["", "", "", ":first", ":all"]) for _ in layers),
             shares=rng.choice([4, 5, 6, 7, 8, 8]),
             optimizer=rng.choice(["SGD", "AdamW"]),
             wrapper=wrapper,
@@ -57,9 +57,8 @@ class Training:
 
     def model(self) -> Network:
         torch.manual_seed(self.seed)
-        frozen = self.frozen or ("none",) * len(self.layers)
-        layers = [Layer(kind, "float32", which) for kind, which in zip(self.layers, frozen, strict=True)]
-        return Network(replace(Model(tuple(layers)), output="tensor"))
+        frozen = self.frozen or ("",) * len(self.layers)
+        return Network([kind + which for kind, which in zip(self.layers, frozen, strict=True)])
 
     def batches(self, step: int) -> list[Batch]:
         """One for each share. Shares differ in size."""

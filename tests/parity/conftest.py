@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.mid_training.search import new_pool
+from tests.parity.search import new_pool
 from tests.ranks import RankPool
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from tests.mid_training.side import Side
+    from tests.parity.side import Side
 
 
 def _halve(param: torch.Tensor) -> None:
@@ -138,12 +138,7 @@ def freeze(side: Side, layer: int) -> list[torch.Tensor]:
 
 def thaw(side: Side) -> list[torch.Tensor]:
     """All layers require grad again, but for what never did."""
-    for layer, kind in zip(side.model.layers, side.script.layers, strict=True):
-        if kind == "half_frozen":
-            assert isinstance(layer, nn.Linear)
-            layer.weight.requires_grad_(True)
-        else:
-            layer.requires_grad_(True)
+    side.model.thaw()
     return []
 
 

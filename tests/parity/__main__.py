@@ -1,25 +1,26 @@
-"""Search longer: python -m tests.mid_training --seed 1000 --count 2000; or play one: --script "Script(...)"."""
+"""Search longer: python -m tests.parity --seed 1000 --count 2000; or play one: --script "Script(...)"."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import time
 
-from tests.mid_training.script import Script
-from tests.mid_training.search import Search, new_pool
-from tests.mid_training.side import SUBJECT
+from tests.parity.script import Script
+from tests.parity.search import Search, new_pool
+from tests.parity.side import SUBJECT
 from tests.ranks import RankPool
 
 
 def main() -> int:
     """Exit status 0 where every rule holds, 1 where one is broken."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mid_training", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="the first script's")
+    parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**9), help="the first script's; else drawn")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--script", type=Script.parsed, help="play this one alone")
-    parser.add_argument("--subject", default=SUBJECT, help="module:class, or a fault in `old_faults.py`")
+    parser.add_argument("--subject", default=SUBJECT, help="module:class")
     asked = parser.parse_args()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # for the ranks: torch warns in every script
     pools: dict[int, RankPool] = {}
@@ -29,6 +30,7 @@ def main() -> int:
         failure = search.play(asked.script)
         print(failure or f"no failure; {search.last_notes}")
         return int(failure is not None)
+    print(f"scripts {asked.seed} to {asked.seed + asked.count - 1}", flush=True)
     for seed in range(asked.seed, asked.seed + asked.count):
         before = set(search.failures)
         search.from_seed(seed)

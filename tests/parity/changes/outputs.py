@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tests.parity.steps import tensors_in
+from tests.parity.side import tensors_in
 
 if TYPE_CHECKING:
-    from tests.mid_training.side import Side
+    from tests.parity.side import Side
 
 #: Ways to change a tensor of shape (batch, classes) in place; each returns the tensor to go on with.
 IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -27,14 +27,20 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def change_output(side: Side, kind: str, how: str) -> list[torch.Tensor]:
-    """A step whose loss is computed from an output of that kind after a change in place, as `IN_PLACE` has it."""
+    """A step whose loss is computed from an output of that kind after a change in place, as `IN_PLACE` has it.
+
+    Where it is to change the "second", the loss is computed from the first.
+    """
     side.zero()
     before, side.model.output = side.model.output, kind
     try:
         outputs = side.forward()
     finally:
         side.model.output = before
-    outputs[0] = IN_PLACE[how](outputs[0])
+    if how == "second":
+        outputs.pop().mul_(2.0)
+    else:
+        outputs[0] = IN_PLACE[how](outputs[0])
     side.backward(side.loss(outputs))
     return outputs
 

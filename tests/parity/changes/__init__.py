@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tests.mid_training.changes import backwards, gradients, outputs, routes, surroundings
+from tests.parity.changes import backwards, gradients, outputs, routes, surroundings
 
 if TYPE_CHECKING:
-    from tests.mid_training.side import Side
+    from tests.parity.side import Side
 
 
 def train(side: Side) -> list[torch.Tensor]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.mid_training.network import WIDTH
+from tests.parity.layers import WIDTH
+from tests.parity.script import DEVICE
 
 if TYPE_CHECKING:
-    from tests.mid_training.side import Side
+    from tests.parity.side import Side
 
 
 def load_state(side: Side) -> list[torch.Tensor]:
@@ -32,11 +34,11 @@ def comm_hook(side: Side, name: str) -> list[torch.Tensor]:
     return []
 
 
-def copy_wrapper(side: Side) -> list[torch.Tensor]:
-    """The script goes on with a deep copy of the wrapper."""
-    side.kept, side.grads_once = [], {}
+def copy_wrapper(side: Side, how: str = "copied") -> list[torch.Tensor]:
+    """The script goes on with a copy of the wrapper, "copied" or "pickled", which has no communication hook."""
+    side.kept, side.grads_once, side.hook_name = [], {}, None
     side.remove_hooks()
-    side.use(copy.deepcopy(side.ddp))
+    side.use(copy.deepcopy(side.ddp) if how == "copied" else pickle.loads(pickle.dumps(side.ddp)))
     side.use_optimizer("sgd")
     return []
 
@@ -68,7 +70,7 @@ def share(side: Side, layer: int) -> list[torch.Tensor]:
     """A step of another model, in a wrapper of its own, that shares a layer with this one."""
     torch.manual_seed(side.turn)
     side.zero()
-    other = side.wrap(Beside(side.layer(layer)))
+    other = side.wrap(Beside(side.layer(layer)).to(DEVICE))
     output = other(side.batch(1).x)
     side.backward(output.square().mean())
     return [output, *(param.grad for param in other.module.own.parameters())]

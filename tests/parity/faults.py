@@ -1,29 +1,131 @@
-"""Torch's DDP with one fault each, for `test_faults.py`: right at first, wrong after a certain change.
-
-Each has a condition, looked at around its forward. In the backward after it the ranks' gradients differ.
-"""
+"""Torch's DDP with one fault each, for `test_faults.py`: the comparison must notice every one of them."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 _CALM_FORWARDS = 3
+
+
+def at_end_of_backward(act: Any) -> None:
+    """Queued by a callback: after torch's own, which finishes the reduction."""
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(act))
 
 
 class Faithful(DistributedDataParallel):
     """No fault at all."""
 
 
+# ------------------------------------------------------------------ wrong from the start
+
+
+class ForgetsBuffers(DistributedDataParallel):
+    """Synchronises them at construction only."""
+
+    def __init__(self, module: nn.Module, **options: Any):
+        super().__init__(module, **options)
+        self.broadcast_buffers = False
+
+
+class StartsApart(DistributedDataParallel):
+    """Every rank keeps its own initial weights."""
+
+    def __init__(self, module: nn.Module, **options: Any):
+        super().__init__(module, **(options | {"init_sync": False}))
+
+
+class OtherBuckets(DistributedDataParallel):
+    """Everything in one bucket: right but for the last bit, and only from three ranks on."""
+
+    def __init__(self, module: nn.Module, **options: Any):
+        super().__init__(module, **(options | {"bucket_cap_mb": 25}))
+
+
+class RoundsDifferently(DistributedDataParallel):
+    """Divides after the sum instead of multiplying before."""
+
+    def __init__(self, module: nn.Module, **options: Any):
+        super().__init__(module, **options)
+        self.register_comm_hook(None, default_hooks.allreduce_hook)
+
+
+class NeverSilent(DistributedDataParallel):
+    """Reduces under no_sync too."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+
+class NeverComplains(DistributedDataParallel):
+    """Accepts unused parameters where torch raises."""
+
+    def __init__(self, module: nn.Module, **options: Any):
+        super().__init__(module, **(options | {"find_unused_parameters": True}))
+
+
+class ComplainsOtherwise(DistributedDataParallel):
+    """Raises where torch does, but something else."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return super().forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+
+
+class ComplainsEarly(DistributedDataParallel):
+    """No fault: raises about an unfinished reduction at the end of the backward that leaves it so."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        output = super().forward(*inputs, **kwargs)
+        if output.requires_grad:
+            output.register_hook(lambda _grad: at_end_of_backward(self._check_reducer_finalized))
+        return output
+
+
+class ComplainsForNothing(DistributedDataParallel):
+    """Raises in every backward."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        output = super().forward(*inputs, **kwargs)
+        output.register_hook(self._complain)
+        return output
+
+    def _complain(self, grad: torch.Tensor) -> None:
+        raise RuntimeError("Expected to have finished reduction")
+
+
+class ZeroesUnused(DistributedDataParallel):
+    """Gives parameters without gradient one of zeros."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        for param in self.module.parameters():
+            if param.grad is None and param.requires_grad:
+                param.grad = torch.zeros_like(param)
+        return super().forward(*inputs, **kwargs)
+
+
+# ------------------------------------------------------------------ wrong after a change
+
+
 class _Faulty(DistributedDataParallel):
-    """Wrong in the backward of each forward for which `is_wrong` holds; `calls` are the modules called by it."""
+    """Right at first; then wrong in the backward of each forward for which `is_wrong` holds.
+
+    `calls` are the modules called by the forward. In a wrong backward the ranks' gradients differ.
+    """
 
     def __init__(self, module: nn.Module, **options: Any):
         super().__init__(module, **options)
@@ -44,7 +146,7 @@ class _Faulty(DistributedDataParallel):
         self.num_forwards += 1
         is_wrong = self.num_forwards > _CALM_FORWARDS and self.is_wrong()
         if is_wrong and isinstance(output, torch.Tensor) and output.requires_grad:
-            output.register_hook(lambda _grad: self._at_end_of_backward(self.do_wrong))
+            output.register_hook(lambda _grad: at_end_of_backward(self.do_wrong))
         return output
 
     def look_before_forward(self) -> None:
@@ -59,10 +161,6 @@ class _Faulty(DistributedDataParallel):
                 if param.grad is not None:
                     param.grad.add_(dist.get_rank() + 1)
                     return
-
-    def _at_end_of_backward(self, act: Any) -> None:
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(act))  # queued by a callback: after torch's own, which finishes the reduction
 
 
 class WrongWhereALayerIsReused(_Faulty):

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.mid_training.changes import routes
-from tests.mid_training.network import Interrupted
-from tests.parity.models import InterruptedBackward
+from tests.parity.changes import routes
+from tests.parity.network import Interrupted
 
 if TYPE_CHECKING:
-    from tests.mid_training.side import Side
+    from tests.parity.side import Side
 
 
 def again(side: Side) -> list[torch.Tensor]:
@@ -127,9 +126,10 @@ def two_forwards(side: Side, order: str) -> list[torch.Tensor]:
     return outputs[0] + outputs[1]
 
 
-def abandon(side: Side) -> list[torch.Tensor]:
+def abandon(side: Side, under_no_sync: bool = False) -> list[torch.Tensor]:
     """A forward whose backward never comes."""
-    return side.forward()
+    with side.ddp.no_sync() if under_no_sync else contextlib.nullcontext():
+        return side.forward()
 
 
 def fail(side: Side, where: str, stop: int) -> list[torch.Tensor]:
@@ -149,7 +149,7 @@ def _fails(side: Side, where: str, stop: int) -> bool:
     side.model.fails_in, side.model.fails_at = where, stop % (len(side.model.route) + 1)
     try:
         side.loss(side.forward()).backward()
-    except (Interrupted, InterruptedBackward):
+    except Interrupted:
         return True
     finally:
         side.model.fails_in = None
@@ -209,6 +209,16 @@ def backward_in_no_sync(side: Side) -> list[torch.Tensor]:
     outputs = side.forward()
     with side.ddp.no_sync():
         side.backward(side.loss(outputs))
+    return outputs
+
+
+def local_step(side: Side) -> list[torch.Tensor]:
+    """Forward and backward inside `no_sync`; the next step adds to these gradients."""
+    side.zero()
+    with side.ddp.no_sync():
+        outputs = side.forward()
+        side.loss(outputs).backward()
+    side.keeps_grads_once = True
     return outputs
 
 
@@ -276,6 +286,7 @@ CHANGES = (
     fail_and_step,
     windows,
     backward_in_no_sync,
+    local_step,
     weight_decay,
     backward_outside,
     evaluate,

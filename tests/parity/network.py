@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.parity.models import Batch, InterruptedBackward, Output
+from tests.parity.layers import WIDTH, Batch, Checkpointed, SeesBatch, Tied, build
 
-WIDTH = 128  # a weight of 128 x 128 floats has 64 KiB: just large enough for its gradient to alias a bucket
-VOCABULARY = 40
 CLASSES = 8
 
 
@@ -27,7 +24,16 @@ class Use:
 
 
 class Interrupted(Exception):
-    """Raised in forward because the script says so."""
+    """Raised in forward or in backward because the script says so."""
+
+
+@dataclass
+class Output:
+    """The dataclass that forward returns where the output is a "dataclass"."""
+
+    main: torch.Tensor
+    aux: torch.Tensor
+    count: int = 3
 
 
 class OpaqueOutput:
@@ -35,116 +41,6 @@ class OpaqueOutput:
 
     def __init__(self, *tensors: torch.Tensor):
         self.tensors = tensors
-
-
-class Embedding(nn.Module):
-    """Adds what a table has for the tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCABULARY, WIDTH)
-        self.tokens = torch.zeros(1, dtype=torch.int64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.table(self.tokens)
-
-
-class SparseEmbedding(Embedding):
-    """Its table's gradient is sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCABULARY, WIDTH, sparse=True)
-
-
-class Halves(nn.Module):
-    """One weight, used through two views of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        upper, lower = self.weight[: WIDTH // 2], self.weight[WIDTH // 2 :].t()
-        return torch.cat([F.linear(x, upper), x @ lower], dim=1)
-
-
-class Transposed(nn.Module):
-    """A weight that is dense, but does not lie row by row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter((torch.randn(WIDTH, WIDTH) / WIDTH**0.5).t())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight
-
-
-class Scalar(nn.Module):
-    """A parameter without dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.rand(()) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
-class Undefined(nn.Module):
-    """A weight whose gradient is undefined: a function returns none for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _AddWithoutGradient.apply(x, self.weight)
-
-
-class _AddWithoutGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x + weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grads[0], None
-
-
-class Tied(nn.Module):
-    """A linear layer with the weight of an earlier one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
-        self.bias = nn.Parameter(torch.randn(WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-def _half_frozen() -> nn.Linear:
-    linear = nn.Linear(WIDTH, WIDTH)
-    linear.bias.requires_grad_(False)
-    return linear
-
-
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "large": lambda: nn.Linear(WIDTH, WIDTH),
-    "wide": lambda: nn.Sequential(nn.Linear(WIDTH, 160), nn.Tanh(), nn.Linear(160, WIDTH)),
-    "small": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)),
-    "tiny": lambda: nn.LayerNorm(WIDTH),
-    "norm": lambda: nn.BatchNorm1d(WIDTH),
-    "scalar": Scalar,
-    "tied": Tied,
-    "halves": Halves,
-    "transposed": Transposed,
-    "embedding": Embedding,
-    "half_frozen": _half_frozen,
-    "undefined": Undefined,
-    "sparse": SparseEmbedding,
-}
 
 
 class _Fuse(torch.autograd.Function):
@@ -156,7 +52,7 @@ class _Fuse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        raise InterruptedBackward("the script interrupts this backward")
+        raise Interrupted("the script interrupts this backward")
 
 
 class _Nested(torch.autograd.Function):
@@ -185,19 +81,31 @@ class Network(nn.Module):
 
     def __init__(self, layers: Sequence[str]):
         super().__init__()
-        self.layers = nn.ModuleList(LAYERS[kind]() for kind in layers)
+        self.layers = nn.ModuleList(map(build, layers))
         _tie(self.layers)
         self.head = nn.Linear(WIDTH, CLASSES)
+        self.frozen_from_the_start = {name for name, param in self.named_parameters() if not param.requires_grad}
         self.straight = tuple(Use((index,)) for index in range(len(layers)))
         self.route = self.straight
         self.output = "tensor"
         self.fails_in: str | None = None
         self.fails_at = 0
 
+    def thaw(self) -> None:
+        """All parameters require grad again, but those that never did."""
+        for name, param in self.named_parameters():
+            param.requires_grad_(name not in self.frozen_from_the_start)
+
+    def needs_grad_of_input(self) -> bool:
+        """Reentrant checkpoints pass no gradient on unless their input wants one."""
+        return any(use.how in ("reentrant", "nested") for use in self.route) or any(
+            isinstance(layer, Checkpointed) and layer.reentrant for layer in self.modules()
+        )
+
     def forward(self, batch: Batch) -> Any:
-        for layer in self.layers:
-            if isinstance(layer, Embedding):
-                layer.tokens = batch.tokens
+        for layer in self.modules():
+            if isinstance(layer, SeesBatch):
+                layer.look_at(batch)
         x = batch.x
         for stop, use in enumerate(self.route):
             x = self._pass_stop(x) if stop == self.fails_at else x
@@ -221,7 +129,7 @@ OUTPUTS: dict[str, Callable[[Network, Batch, torch.Tensor, torch.Tensor], Any]] 
     "dict": lambda model, batch, main, hidden: {"main": main, "aux": hidden, "count": 3},
     "dataclass": lambda model, batch, main, hidden: Output(main, hidden),
     "object": lambda model, batch, main, hidden: OpaqueOutput(main, hidden),
-    "with parameter": lambda model, batch, main, hidden: (main, next(model.layers[0].parameters())),
+    "with parameter": lambda model, batch, main, hidden: (main, next(model.parameters())),
     "with input": lambda model, batch, main, hidden: (main, batch.x),
     "with buffers": lambda model, batch, main, hidden: (
         main,
@@ -229,6 +137,7 @@ OUTPUTS: dict[str, Callable[[Network, Batch, torch.Tensor, torch.Tensor], Any]] 
     ),
     "view": lambda model, batch, main, hidden: main.t().t(),
     "with view": lambda model, batch, main, hidden: (main, main.view(-1)),
+    "with detached": lambda model, batch, main, hidden: (main, main.detach()),
     "twice": lambda model, batch, main, hidden: [main, main],
 }
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.mid_training.generate import script_from
-from tests.mid_training.script import Line, Script
-from tests.mid_training.side import SUBJECT
-from tests.mid_training.verdict import play_script
-from tests.parity.scenario import Options
+from tests.parity.generate import script_from
+from tests.parity.script import Line, Options, Script
+from tests.parity.side import SUBJECT
+from tests.parity.verdict import play_script
 from tests.ranks import RankFailure, RankPool
 
 LIMIT_S = 60.0
@@ -117,6 +116,8 @@ def smaller(script: Script) -> Iterator[Script]:
         yield replace(script, goes_on=False)
     for index in range(len(script.layers)) if len(script.layers) > 1 else ():
         yield replace(script, layers=script.layers[:index] + script.layers[index + 1 :])
+    if script.apart:
+        yield replace(script, apart=False)
     for name in Options.offered():
         # Without find_unused_parameters torch hangs where one rank leaves a layer out.
         is_needed = name == "find_unused_parameters" and any(line.name == "drop_on_rank" for line in script.lines)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +17,15 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
-from tests.mid_training.network import VOCABULARY, WIDTH, Network, OpaqueOutput, Use
-from tests.parity.hooks import HOOKS
-from tests.parity.models import Batch
-from tests.parity.steps import tensors_in
+from tests.parity.hooks import HOOKS, factor_of
+from tests.parity.layers import VOCABULARY, WIDTH, Batch
+from tests.parity.network import Network, OpaqueOutput, Use
+from tests.parity.script import DEVICE
 
 if TYPE_CHECKING:
-    from tests.mid_training.script import Script
+    from tests.parity.script import Script
 
-SUBJECT = "minddp:DistributedDataParallel"
+SUBJECT = os.environ.get("MINDDP_PARITY_SUBJECT", "minddp:DistributedDataParallel")
 BATCH_SIZE = 3
 
 
@@ -42,7 +44,7 @@ class Unwrapped(nn.Module):
         yield
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Every hook of these scripts computes the mean."""
+        """`Side.mean_grads` knows what hooks compute."""
 
     process_group = None
 
@@ -60,34 +62,37 @@ def subject_of(name: str, script: Script) -> Callable[..., nn.Module]:
 
 
 class Side:
-    """A model, the wrapper around it, and all that a script may set up around them.
-
-    `zeroing` is what a step does to gradients first: "none", "zeros" or "keep". `kept` are tensors that the
-    script holds on to, `grads_once` those that were gradients at the last `keep_grads`. `on_output` and `on_input`
-    are called with the first output and with the input of each forward. `overlapped` is the handle of an optimizer
-    that minddp's backward steps. `recorded` is the way through the model that a static graph has recorded.
-    `wants_step` tells that a synchronised backward has run since the last optimizer's
-    step.
-    """
+    """A model, the wrapper around it, and all that a script may set up around them."""
 
     def __init__(self, wrap: Callable[..., nn.Module], script: Script):
-        torch.manual_seed(script.seed)
+        torch.manual_seed(script.seed + (dist.get_rank() if script.apart else 0))
         self.make_wrapper, self.script = wrap, script
-        self.use(self.wrap(Network(script.layers)))
+        self.use(self.wrap(Network(script.layers).to(DEVICE)))
+
+        # The optimizer, its handle if minddp steps it in backward, and if it is to step on reduced gradients.
         self.optimizer = self.new_optimizer("sgd")
-        self.hook_name: str | None = None
+        self.overlapped: Any = None
+        self.wants_step = False
+
+        # How a step begins ("none", "zeros" or "keep" gradients; once it keeps them anyway), and if it clips.
         self.zeroing = "none"
         self.keeps_grads_once = False
         self.clips = False
+
+        # Tensors that the script holds on to, and those that were gradients at the last `keep_grads`.
         self.kept: list[torch.Tensor] = []
         self.grads_once: dict[str, torch.Tensor | None] = {}
+
+        # The communication hook; handles of other hooks; what is called with each first output and each input.
+        self.hook_name: str | None = None
+        self.hook_state: Any = None
         self.handles: list[Any] = []
         self.on_output: list[Callable[[torch.Tensor], Any]] = []
         self.on_input: list[Callable[[torch.Tensor], Any]] = []
-        self.overlapped: Any = None
-        self.recorded: tuple[tuple[Use, ...], str] | None = None
+
+        # The line that is played, and the way through the model that a static graph has recorded.
         self.turn = 0
-        self.wants_step = False
+        self.recorded: tuple[tuple[Use, ...], str] | None = None
 
     def wrap(self, module: nn.Module, **more: Any) -> Any:
         return self.make_wrapper(module, **(self.script.options.chosen() | more))
@@ -143,12 +148,14 @@ class Side:
     # ------------------------------------------------------------------ the parts of a step
 
     def batch(self, nth: int = 0) -> Batch:
-        """The input of one forward of this line; another one on each rank."""
+        """The input of one forward of this line; another one on each rank. Both copies draw the same dropout."""
         generator = torch.Generator().manual_seed(hash((self.script.seed, self.rank, self.turn, nth)))
-        x = torch.randn(BATCH_SIZE, WIDTH, generator=generator)
-        tokens = torch.randint(VOCABULARY, (BATCH_SIZE,), generator=generator)
-        # Reentrant checkpoints pass no gradient on unless their input wants one.
-        x.requires_grad_(bool(self.on_input) or any(use.how in ("reentrant", "nested") for use in self.model.route))
+        x = torch.randn(BATCH_SIZE, WIDTH, generator=generator).to(DEVICE)
+        # Forwards of one line take the same branch: ranks that disagreed on whether a step is legal would hang.
+        x[0, 0] = x[0, 0].abs() * (1 if hash((self.script.seed, self.rank, self.turn)) % 2 else -1)
+        tokens = torch.randint(VOCABULARY, (BATCH_SIZE,), generator=generator).to(DEVICE)
+        x.requires_grad_(bool(self.on_input) or self.model.needs_grad_of_input())
+        torch.manual_seed(1000 * self.turn + nth)
         for act in self.on_input:
             act(x)
         return Batch(x, tokens, self.rank, self.turn)
@@ -203,10 +210,7 @@ class Side:
         if straight:
             self.model.route, self.model.output = self.recorded or (self.model.straight, "tensor")
             self.remove_hooks()
-            for layer, kind in zip(self.model.layers, self.script.layers, strict=True):
-                layer.requires_grad_(True)
-                if kind == "half_frozen":
-                    layer.bias.requires_grad_(False)
+            self.model.thaw()
         self.wants_step = False
         self.kept, self.grads_once = [], {}
         for param in self.named_params.values():
@@ -229,7 +233,8 @@ class Side:
 
     def register_hook(self, name: str) -> None:
         self.hook_name = name
-        self.ddp.register_comm_hook(*HOOKS[name]())
+        self.hook_state, hook = HOOKS[name]()
+        self.ddp.register_comm_hook(self.hook_state, hook)
 
     # ------------------------------------------------------------------ beside the other sides
 
@@ -246,13 +251,33 @@ class Side:
             ours.copy_(buffer)
 
     def mean_grads(self, group: dist.ProcessGroup) -> dict[str, torch.Tensor | None]:
-        """What a wrapper should leave in `.grad`: this side's gradients, averaged over the ranks. Collective."""
-        means: dict[str, torch.Tensor | None] = {}
-        for name, param in self.named_params.items():
-            has_grad = torch.tensor(float(param.grad is not None))
-            total = torch.zeros_like(param) if param.grad is None else param.grad.detach().clone()
-            total = total.to_dense().contiguous()
-            dist.all_reduce(has_grad, group=group)
+        """What a wrapper should leave in `.grad`: this side's gradients, combined as the communication hook does.
+
+        Collective.
+        """
+        keeps_local, factor = factor_of(self.hook_name)
+        params = self.named_params.values()
+        has_grad = torch.tensor([float(param.grad is not None) for param in params], device=DEVICE)
+        grads = [torch.zeros_like(param) if param.grad is None else param.grad.detach() for param in params]
+        total = torch.cat([grad.to_dense().reshape(-1).double() for grad in grads])
+        dist.all_reduce(has_grad, group=group)
+        if not keeps_local:
             dist.all_reduce(total, group=group)
-            means[name] = total / dist.get_world_size() if has_grad else None
-        return means
+        means = (total * factor).split([grad.numel() for grad in grads])
+        return {
+            name: mean.view_as(grad).to(grad.dtype) if is_there else None
+            for name, grad, mean, is_there in zip(self.named_params, grads, means, has_grad.tolist(), strict=True)
+        }
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """Tensors of a nested output, in order."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        output = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return [tensor for part in output for tensor in tensors_in(part)]
+    return []

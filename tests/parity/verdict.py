@@ -9,8 +9,8 @@ backward has run. After each stage:
 2. Torch raises on some rank: minddp raises too, in this stage or at the latest in the next forward; or its
    gradients are the mean over the ranks of what the unwrapped model computes.
 3. Torch returns, minddp raises: torch must raise in its next forward (minddp notices the same fault earlier).
-4. Torch is silently wrong (it returns, but its gradients are not that mean): minddp may have the mean, or raise.
-   Such scripts are counted apart.
+4. Torch is silently wrong (it returns from a synchronised backward, but its gradients are not that mean): minddp
+   may have the mean, or raise. Such scripts are counted apart.
 5. Torch's gradients stay local, as those of a static graph do after `autograd.grad` or a backward for each of two
    heads: minddp must have the mean, or raise, although it would have the same bits.
 
@@ -50,11 +50,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minddp import transport as transports
 from minddp.transport.hierarchical import connect_hosts
-from tests.mid_training.changes import CHANGES
-from tests.mid_training.old_faults import put_back
-from tests.mid_training.script import Line, Script, acceleration_of
-from tests.mid_training.side import Side, Unwrapped, subject_of
-from tests.parity.compare import difference
+from tests.parity.changes import CHANGES
+from tests.parity.compare import different_notes, differing_sides, far, rounded_difference
+from tests.parity.hooks import MEAN_HOOKS
+from tests.parity.layers import kind_of
+from tests.parity.script import DEVICE, Line, Script, acceleration_of
+from tests.parity.side import SUBJECT, Side, Unwrapped, subject_of
 
 _LONGEST_LIST = 6  # mismatches reported per rank
 _LONGEST_MESSAGE = 110
@@ -83,13 +84,14 @@ def play_script(rank: int, script: Script, subject: str, limit_s: float, traces:
     with open(os.path.join(traces, str(rank)), "w") as file:
         faulthandler.dump_traceback_later(limit_s, file=file)
         try:
-            return _play(rank, script, subject)
+            return play(rank, script, subject)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _play(rank: int, script: Script, subject: str) -> Report:
-    with warnings.catch_warnings(), acceleration_of(script), _hosts_of(script, rank), put_back(subject) as subject:
+def play(rank: int, script: Script, subject: str = SUBJECT) -> Report:
+    """The same without a limit."""
+    with warnings.catch_warnings(), acceleration_of(script), _hosts_of(script, rank):
         warnings.simplefilter("ignore")
         return _Play(rank, script, subject).play()
 
@@ -122,8 +124,9 @@ class _Play:
         self.minddp = Side(subject_of(subject, script), script)
         self.control = Side(Unwrapped, script)
         self.exact = script.transport != "hierarchical" or script.world_size == 2
-        self.has_recovered = False
+        self.has_recovered = self.has_started_over = False
         self.report = Report()
+        self.kinds = {kind_of(layer) for layer in script.layers}
 
     def play(self) -> Report:
         where = "construction"
@@ -133,17 +136,31 @@ class _Play:
                 try:
                     self._play_line(line, number)
                 finally:
-                    params = [param.detach().cpu().numpy().tobytes() for param in self.minddp.named_params.values()]
-                    self.report.states.append(zlib.crc32(b"".join(params)))
+                    self.report.states.append(self._fingerprint())
         except _Over:
             pass
         except _Failed as failure:
             cause = "".join(traceback.format_exception(failure.__cause__)) if failure.__cause__ else ""
             self.report.failure = f"{where}: {failure}\n{cause}".rstrip()
+        else:
+            self._require_ranks_in_step()
         if (guard := getattr(self.minddp.ddp, "guard", None)) is not None:
             guard.close()
             self.report.findings = [finding.text for finding in guard.exchange.found]
         return self.report
+
+    def _fingerprint(self) -> int:
+        """Of the parameters that data parallelism keeps equal."""
+        named, frozen = self.minddp.named_params.items(), self.minddp.model.frozen_from_the_start
+        flat = [param.detach().contiguous().view(-1) for name, param in named if name not in frozen]
+        return zlib.crc32(torch.cat([param.view(torch.uint8) for param in flat]).cpu().numpy().tobytes())
+
+    def _require_ranks_in_step(self) -> None:
+        """One more all-reduce: its sum is wrong if some rank has made too few or too many."""
+        ones = torch.ones(3, device=DEVICE)
+        dist.all_reduce(ones)
+        if ones.tolist() != [float(dist.get_world_size())] * 3:
+            self.report.failure = f"ranks are out of step: an all-reduce of ones gave {ones.tolist()}"
 
     def _play_line(self, line: Line, number: int) -> None:
         for side in (self.torch, self.minddp, self.control):
@@ -157,8 +174,9 @@ class _Play:
         fails = line.name == "fail_and_step" or (line.name == "fail" and line.args[0] == "backward")
         if not self._judge(outcomes, control, fails=fails):
             return
-        is_rounded = self.minddp.hook_name == "fp16_compress"
-        if self.script.options.static_graph and _may_stay_local(line) and not is_rounded:
+        # Buffers that the forward uses are broadcast before it, which the control does not do.
+        has_mean = self.minddp.hook_name in (None, *MEAN_HOOKS) and "running mean" not in self.kinds
+        if self.script.options.static_graph and _may_stay_local(line) and has_mean:
             self._require_mean(control)
         if self.torch.wants_step:
             steps = [_attempt(side.optimize) for side in (self.torch, self.minddp)]
@@ -219,6 +237,7 @@ class _Play:
         torch_raises, minddp_raises = self._anywhere(expected.error, late.error)
         if torch_raises and not minddp_raises:
             raise _Failed(f"torch {expected} in its next forward, minddp neither there nor in the optimizer's step")
+        self._check_kind(late.error, expected.error)
         self._note("both raise in the next forward", expected.error)
 
     def _settle_minddp_alone(self, got: _Outcome, control: _Outcome) -> None:
@@ -238,6 +257,8 @@ class _Play:
 
     def _settle_difference(self, differing: list[str], control: _Outcome) -> None:
         """Both have returned, with other bits: see [Note: the verdict], 4."""
+        if not self.torch.wants_step:
+            raise _Failed(f"other bits than torch's, though nothing is reduced: {differing or 'on another rank'}")
         torch_wrong, minddp_wrong = self._anywhere(
             self._not_the_mean(self.torch, control), self._not_the_mean(self.minddp, control)
         )
@@ -257,6 +278,7 @@ class _Play:
         for side in (self.torch, self.minddp, self.control):
             side.settle(straight=straight)
         self.torch.start_over(init_sync=False)
+        self.has_started_over = True
         if isinstance(self.minddp.ddp, TorchDDP):
             self.minddp.start_over(init_sync=False)
         if not (self.script.in_double and of_script):  # whose parameters are copies until the next forward
@@ -267,43 +289,13 @@ class _Play:
     # ------------------------------------------------------------------ what is compared
 
     def _differences(self, expected: _Outcome, got: _Outcome) -> list[str]:
-        found = []
-        pairs: dict[str, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
-        for name, param in self.torch.named_params.items():
-            ours = self.minddp.named_params[name]
-            pairs[f"gradient of `{name}`"] = self._plain(param.grad), self._plain(ours.grad)
-            if not self.torch.wants_step:  # else they are compared after that
-                pairs[f"parameter `{name}`"] = param, ours
-        for (name, buffer), other in zip(
-            self.torch.model.named_buffers(), self.minddp.model.buffers(), strict=True
-        ):
-            pairs[f"buffer `{name}`"] = buffer, other
-        for index, (kept, other) in enumerate(zip(self.torch.kept, self.minddp.kept, strict=True)):
-            pairs[f"kept tensor {index}"] = kept, other
-        for what, pair in pairs.items():
-            if difference_found := self._difference(*pair):
-                found.append(f"rank {self.rank}, {what} {difference_found}")
+        found = differing_sides(self.torch, self.minddp, exact=self.exact)
         for index, pair in enumerate(zip_longest(expected.outputs, got.outputs)):
-            if difference_found := self._difference(*pair):
+            if difference_found := rounded_difference(*pair, self.script, exact=self.exact):
                 found.append(f"output {index} {difference_found}")
-        return found[:_LONGEST_LIST]
-
-    def _difference(self, expected: torch.Tensor | None, got: torch.Tensor | None) -> str | None:
-        """What is different in `got`. Of sparse tensors, the values; of those in float64, all but the rounding."""
-        if expected is None or got is None or not (self.script.in_double or expected.is_sparse):
-            return difference(expected, got, exact=self.exact)
-        if expected.layout != got.layout:
-            return f"should be {expected.layout}, is {got.layout}"
-        expected, got = expected.detach().to_dense(), got.detach().to_dense()
-        if self.script.in_double and expected.shape == got.shape:
-            gap, size = ((expected - got).abs().sum().item(), expected.abs().sum().item())
-            return None if gap <= 1e-3 * size + 1e-7 * expected.numel() else f"is off by {gap:.3g}, of {size:.3g}"
-        return difference(expected, got, exact=self.exact)
-
-    def _plain(self, grad: torch.Tensor | None) -> torch.Tensor | None:
-        """Where gradients are views, torch's stay part of the graph of an earlier `create_graph`."""
-        is_view = self.script.options.gradient_as_bucket_view
-        return grad.detach() if is_view and grad is not None else grad
+        if self.torch.hook_name == "take_notes" and self.exact and not self.has_started_over:
+            found += different_notes(self.torch, self.minddp)
+        return [f"rank {self.rank}, {text}" for text in found[:_LONGEST_LIST]]
 
     def _not_the_mean(self, side: Side, control: _Outcome) -> list[str]:
         """Where a side's gradients are not the mean over the ranks of what the control has computed. Collective."""
@@ -312,13 +304,13 @@ class _Play:
             return ["the unwrapped model raises too"]
         found = []
         for name, mean in self.control.mean_grads(self.group).items():
-            if found_difference := _far(mean, side.named_params[name].grad):
+            if found_difference := far(mean, side.named_params[name].grad):
                 found.append(f"gradient of `{name}` {found_difference}")
         return found[:_LONGEST_LIST]
 
     def _anywhere(self, *facts: Any) -> list[bool]:
         """For each, True if it is true on some rank."""
-        marks = torch.tensor([float(bool(fact)) for fact in facts])
+        marks = torch.tensor([float(bool(fact)) for fact in facts], device=DEVICE)
         dist.all_reduce(marks, group=self.group)
         return [mark > 0 for mark in marks.tolist()]
 
@@ -351,18 +343,6 @@ def _first_line(error: Exception) -> str:
 def _may_stay_local(line: Line) -> bool:
     """See [Note: the verdict], 5. A head backward that enters where the first one went through is as `again`."""
     return line.name in ("train", "heads", "asks", "penalise", "hessian") and line.args != ("with view", "reversed")
-
-
-def _far(expected: torch.Tensor | None, got: torch.Tensor | None) -> str | None:
-    """A zero gradient is as good as none: a rank may have made one for the sake of the others."""
-    if expected is None or got is None:
-        other = expected if got is None else got
-        return None if other is None or not other.to_dense().any() else "is there on one side only"
-    expected, got = expected.to_dense(), got.to_dense()
-    size = expected.abs().max().item()
-    if torch.allclose(expected, got, rtol=1e-2, atol=1e-4 * max(1.0, size)):
-        return None
-    return f"is off by {(expected - got).abs().max():.3g}, of {size:.3g}"
 
 
 @functools.cache
