@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minddp.core.reduction import Reducing
 from minddp.transport.protocols import Transport
 
 if TYPE_CHECKING:
@@ -37,10 +36,6 @@ class Extension:
     def wrap_transport(self, transport: Transport, ddp: DistributedDataParallel) -> Transport:
         """The transport to use in the place of `transport`. Called before `ddp` is constructed, too."""
         return transport
-
-    def wrap_reducing(self, reducing: Reducing, ddp: DistributedDataParallel) -> Reducing:
-        """The strategy to use in the place of `reducing`, which reduces buckets over the ranks."""
-        return reducing
 
     def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
         """`ddp` is constructed, or is a copy. `starts_equal`: all ranks have just been given rank 0's weights."""

@@ -9,7 +9,7 @@ import numbers
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Options:
     init_sync_buffers: bool
     forward_sync_buffers: bool
     small_last_bucket: bool
-    reduction: str | Callable[..., Any] = "mean"
+    reduction: str = "mean"
     lazy_bucket_allocation: bool = False
 
     @property
@@ -114,8 +114,13 @@ class Options:
         for name in (*FLAGS, "broadcast_buffers", "forward_sync_buffers"):
             check_flag(name, arguments[name])
         _check_caps(cap, cap_list, first_cap)
-        if arguments["reduction"] not in REDUCTIONS and not callable(arguments["reduction"]):
-            raise ValueError(f"`reduction` is 'mean' or 'sum', but got {arguments['reduction']!r}.")
+        _warn_of_deprecated(broadcast, forward, arguments.get("check_reduction", False))
+        if arguments["reduction"] not in REDUCTIONS:
+            remedy = " Register a communication hook instead: `register_comm_hook`."
+            raise ValueError(
+                f"`reduction` is 'mean' or 'sum', but got {arguments['reduction']!r}."
+                f"{remedy if callable(arguments['reduction']) else ''}"
+            )
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast is None else bool(broadcast)
@@ -136,10 +141,10 @@ def exclude(option: str, others: Mapping[str, bool], why: str = "leave one of th
             raise ValueError(f"{option} and {name} exclude each other: {why}.")
 
 
-def warn_of_deprecated(
+def _warn_of_deprecated(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None, check_reduction: bool
 ) -> None:
-    """To be called by the constructor: the warnings point to the line that calls it, or a subclass's."""
+    """The warnings point to the line that calls the constructor."""
     level = 2
     while sys._getframe(level - 1).f_globals["__name__"].startswith("minddp."):
         level += 1

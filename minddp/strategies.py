@@ -14,12 +14,13 @@ from minddp.core.bucket_store import BucketStore
 from minddp.core.expectation import Expectation
 from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
+from minddp.core.packing import Scaling
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import DivisorOfBackward, MeanBeforeSum, Reducing
+from minddp.core.reduction import AllReduceStrategy, DivisorOfBackward, ReduceStrategy
 from minddp.core.static_graph import StaticGraph
 from minddp.core.unfinished import UnfinishedReduction
-from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
+from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
 from minddp.options import Options
@@ -101,15 +102,7 @@ class Strategies:
             return FindUnused(params, hooks, skips_buckets=skips_buckets)
         return Expectation(params)
 
-    def all_reduce(self, transport: Transport) -> Reducing:
-        """What reduces a bucket where no communication hook does."""
-        if callable(self.options.reduction):
-            return self.options.reduction(transport)
-        if self.mixed_precision is not None:
-            return MeanAfterSum(transport, self.divisor)
-        return MeanBeforeSum(
-            transport,
-            self.divisor,
-            divides_resident=self._grads_are_views,
-            divides_copied=self.options.batched_grad_copy,
-        )
+    def all_reduce(self, transport: Transport) -> ReduceStrategy:
+        """The strategy without a communication hook. Native mixed precision divides the sum."""
+        scaling = Scaling(divide_resident=self._grads_are_views, divide_all=self.options.batched_grad_copy)
+        return AllReduceStrategy(transport, self.divisor, scaling, divides_after=self.mixed_precision is not None)

@@ -41,7 +41,7 @@ class ReducerFacade:
             RuntimeError: the last backward has not brought all gradients. (Torch starts anew and keeps silent.)
         """
         self._reducer.ensure_finished()
-        self._reducer.arm(outputs, finalize_at_end=not self._ddp.require_manual_backward_finalization)
+        self._reducer.arm(outputs)
 
     def _rebuild_buckets(self) -> bool:
         self._reducer.ensure_finished()

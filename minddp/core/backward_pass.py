@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
-from minddp.core.reduction import Reducing, Reduction
+from minddp.core.reduction import PendingReduction, ReduceStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -106,10 +107,10 @@ class BackwardPass:
         # What has come, in this order.
         self.ready_order: list[int] = []  # parameters
         self.packed: list[int] = []  # pack groups
-        self.reductions: list[Reduction | None] = []  # of the buckets launched so far; `None`: skipped
+        self.reductions: list[PendingReduction | None] = []  # of the buckets launched so far; `None`: skipped
         self.unused_grads: dict[int, torch.Tensor] = {}  # copies; see `Scaling.restores_unused`
 
-    def open(self, param: int, reducing: Reducing) -> None:
+    def open(self, param: int, reducing: ReduceStrategy) -> None:
         """The gradient of `param` is the first to arrive."""
         self._reducing = weakref.ref(reducing)
         self.scaling = reducing.open()
@@ -190,7 +191,7 @@ class BackwardPass:
         if len(self.reductions) == len(self.groups_left):
             self._on_all_launched()
 
-    def _launch(self, bucket: GradientBucket) -> Reduction:
+    def _launch(self, bucket: GradientBucket) -> PendingReduction:
         index = bucket.spec.index
         reducing = self._reducing()
         if reducing is None:
@@ -198,8 +199,12 @@ class BackwardPass:
                 f"A communication hook was registered while a backward had yet to reduce bucket {index}, whose "
                 f"gradients are scaled for another one. Register it before training."
             )
+        if self.scaling.divisor == math.inf:  # the weight is 0, but a NaN that is divided by infinity stays NaN
+            bucket.wire.zero_()
+        for mode in self.modes:
+            mode.before_launch(bucket, bucket.wire)
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction = reducing.launch(bucket, is_last=index == len(self.groups_left) - 1)
+        reduction = reducing.launch(bucket, bucket.wire, is_last=index == len(self.groups_left) - 1)
         self.events.emit(EventKind.LAUNCH_END, index)
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))

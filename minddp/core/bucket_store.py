@@ -144,6 +144,11 @@ class BucketStore:
         """The ranks have changed: let the next backward show its order anew."""
         self.has_rebuilt, self._observed_order = False, None
 
+    def keep_plan(self) -> None:
+        """Do not rebuild any more."""
+        self.rebuilds = False
+        self.await_another_order()  # and forget the one that it may have observed
+
     def begin_anew(self, allocate: Allocate) -> None:
         """Go back to the plan that construction gives: so one rank may have rebuilt, and another one not."""
         self.await_another_order()

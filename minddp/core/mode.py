@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from minddp.core.bucket import GradientBucket
 
 
@@ -28,6 +30,9 @@ class Mode:
 
     def before_pack(self, params: Sequence[int]) -> None:
         """The gradients of these parameters have arrived and are about to be packed."""
+
+    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
+        """`contents` are about to be reduced: the bucket's own, or zeros on a rank that has run out of inputs."""
 
     def before_unpack(self) -> None:
         """Backward has computed all gradients; nothing has been waited for, and no average is in a gradient yet."""

@@ -40,30 +40,30 @@ grad_of = operator.attrgetter("grad")
 class Scaling(NamedTuple):
     """How packing scales. See [Note: the mean is taken first].
 
-    `divisor` is the world size as a rule, or `None` to leave gradients as they are. `divide_copied` and
-    `divide_resident` ask for true divisions rather than multiplications by the inverse; `as_real` divides complex
-    numbers as pairs of real ones, which rounds otherwise. `restores_unused`: a gradient that no rank has used, and
-    that lies in the bucket (gradient_as_bucket_view), gets its value back after the reduction. A mean needs
-    no copies for that: it leaves equal values as they are, but for rounding, as in torch.
+    `divisor` is usually the world size; `None` leaves gradients as they are. Gradients are multiplied by its
+    inverse. `divide_resident` truly divides those that already lie in the bucket, `divide_all` every one, and
+    complex numbers as pairs of real ones, which rounds differently. `restores_unused`: a gradient in the bucket
+    (gradient_as_bucket_view) that no rank has used gets its old value back after the reduction. That is for sums: a
+    mean of equal values leaves them unchanged except for rounding, as in torch.
     """
 
     divisor: float | None = None
-    divide_copied: bool = False
     divide_resident: bool = False
-    as_real: bool = False
-    restores_unused: bool = True
+    divide_all: bool = False
+    restores_unused: bool = False
 
     @property
     def factor(self) -> float | None:
-        """What a gradient can be multiplied by while it is copied; `None` if it must not be."""
-        return None if self.divisor is None or self.divide_copied else 1.0 / self.divisor
+        """The factor to multiply a gradient by while it is copied; `None` if it must not be multiplied."""
+        return None if self.divisor is None or self.divide_all else 1.0 / self.divisor
 
     def apply(self, tensor: torch.Tensor, *, resident: bool) -> None:
         if self.divisor is None:
             return
-        if self.divide_resident if resident else self.divide_copied:
-            parts = torch.view_as_real(tensor) if self.as_real and tensor.is_complex() else tensor
-            parts.div_(self.divisor)
+        if self.divide_all and tensor.is_complex():
+            torch.view_as_real(tensor).div_(self.divisor)
+        elif self.divide_all or (resident and self.divide_resident):
+            tensor.div_(self.divisor)
         else:
             tensor.mul_(1.0 / self.divisor)
 

@@ -165,6 +165,8 @@ def shadow_backward(reducer: Reducer) -> None:
     for bucket in (buckets := reducer.buckets):
         zeros = torch.zeros_like(bucket.wire)
         reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
+        for mode in reducer.modes:
+            mode.before_launch(bucket, zeros)
         under_way.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is buckets[-1]))
     reducer.expectation.shadow(reducer.transport)
     for reduction in under_way:

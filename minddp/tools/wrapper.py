@@ -23,7 +23,6 @@ from torch.distributed.algorithms.join import JoinHook
 
 from minddp import ddp as core
 from minddp.compat import surface
-from minddp.core.reduction import Reducing
 from minddp.extension import Extension
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from minddp.options import exclude
@@ -124,8 +123,8 @@ class FiniteGradients(Extension):
         if arguments["delay_all_reduce_named_params"]:
             exclude("`delay_all_reduce_named_params`", {"`check_finite`": True})
 
-    def wrap_reducing(self, reducing: Reducing, ddp: core.DistributedDataParallel) -> Reducing:
-        return CheckFinite(reducing, ddp._reducer)
+    def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
+        ddp._reducer.modes.append(CheckFinite(ddp._reducer))
 
 
 @dataclass(eq=False)
@@ -149,15 +148,11 @@ class Shares(Extension):
             "`static_graph`": bool(arguments["static_graph"]),  # its first backward is reduced as a whole
             "`batched_grad_copy`": bool(arguments["batched_grad_copy"]),  # which divides
             "`skip_all_reduce_unused_params`": bool(arguments["skip_all_reduce_unused_params"]),
-            "a `reduction` of your own": callable(arguments["reduction"]),
             "mixed_precision": arguments["mixed_precision"] is not None,
             "delay_all_reduce_named_params": bool(arguments["delay_all_reduce_named_params"]),
             'transport="nccl"': arguments["transport"] == "nccl",
         }
         exclude("`logical_ranks`", others)
-
-    def wrap_reducing(self, reducing: Reducing, ddp: core.DistributedDataParallel) -> Reducing:
-        return ShareReducing(ddp._transport, self.count, takes_mean=ddp._options.reduction == "mean")
 
     def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
         sparse = sparse_parameters(ddp.module)
@@ -166,10 +161,16 @@ class Shares(Extension):
             "forward_sync_buffers=False": bool(ddp._buffers_in_step.named) and not ddp.forward_sync_buffers,
         }
         exclude("`logical_ranks`", others)
+        self._sum_over_shares(ddp)
         self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
+
+    def _sum_over_shares(self, ddp: core.DistributedDataParallel) -> None:
+        takes_mean = ddp._options.reduction == "mean"
+        ddp._reducer.reducing = ShareReducing(ddp._transport, self.count, takes_mean=takes_mean)
 
     def change_ranks(self, ddp: core.DistributedDataParallel) -> None:
         """Some ranks may be new, and have other buckets."""
+        self._sum_over_shares(ddp)
         ddp._reducer.store.begin_anew(ddp._transport.allocate)
 
     def pre_forward(self, ddp: core.DistributedDataParallel) -> None:
@@ -281,7 +282,7 @@ class DistributedDataParallel(surface.DistributedDataParallel):
         *,
         transport: str | Transport = "auto",
         first_bucket_cap_mb: float | None = None,
-        reduction: str | Callable[[Transport], Any] = "mean",
+        reduction: str = "mean",
         extensions: Sequence[Extension] = (),
         stuck_after_s: float | None = 10.0,
         on_drift: str | None = "warn",

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.packing import LARGE_BYTES
-from minddp.core.reduction import MeanBeforeSum
+from minddp.core.reduction import AllReduceStrategy
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import must_log
@@ -721,11 +721,11 @@ def test_a_wrapper_dropped_unfinished_does_not_guard_the_optimizer_for_ever() ->
     torch.optim.SGD(module.parameters(), lr=0.1).step()
 
 
-class Referring(MeanBeforeSum):
+class Referring(AllReduceStrategy):
     """As a communication hook whose state refers to the wrapper."""
 
     def __init__(self, ddp: FakeDDP):
-        super().__init__(ddp.transport, lambda: 2.0, divides_resident=False, divides_copied=False)
+        super().__init__(ddp.transport, lambda: 2.0)
         self.ddp = ddp
 
 

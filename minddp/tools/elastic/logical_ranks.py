@@ -21,7 +21,7 @@ from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import Reduction
+from minddp.core.reduction import PendingReduction
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.tools.elastic.addition_tree import Node, carries, deal
@@ -38,7 +38,7 @@ class Held(NamedTuple):
 
 
 class ShareReducing:
-    """Sums buckets over the shares instead of over the ranks. A `Reducing`."""
+    """Sums buckets over the shares instead of over the ranks. A `ReduceStrategy`."""
 
     def __init__(self, transport: Transport, num_shares: int, *, takes_mean: bool):
         self.tree_sums = TreeSums(transport, num_shares, 1.0 / num_shares if takes_mean else 1.0)
@@ -63,10 +63,10 @@ class ShareReducing:
         self.held.append(Held(node, grads))
         self._next_share += 1
 
-    def launch(self, bucket: Any, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
+    def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         """See [Note: the sums of a rank]."""
         assert isinstance(bucket, Bucket)
-        assert contents is None
+        assert contents is bucket.wire
         params = [slot.param for slot in bucket.spec.slots]
         grads = [[held.grads[param] for param in params] for held in self.held]
         for _ in range(self._num_carries()):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minddp.core.reduction import AllReduce, Reduction
+from minddp.core.reduction import PendingAllReduce, PendingReduction
 from minddp.tools.elastic.addition_tree import add_up, deal, steps_between, sums_of
 from minddp.transport.protocols import AdditionOrder, Transport, Work
 
@@ -41,12 +41,12 @@ class TreeSums:
     def begin_pass(self) -> None:
         self._under_way = []
 
-    def launch(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> Reduction:
+    def launch(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> PendingReduction:
         """`parts`: this rank's sums, flat and in order; the last, `total`, is to become the sum over all shares."""
         if self._order is not None:
             work = self._transport.sum_in_order(total, self._order)
             if work is not None:
-                return AllReduce(work, total)
+                return PendingAllReduce(work, total)
         if self._transport.world_size == 1:
             return TreeSum(self, total, parts)
         self._under_way.append(self._send_to_owners(parts, total))
