@@ -537,7 +537,12 @@ def test_what_is_complete_may_be_finalized_within_backward() -> None:
 
 def test_there_must_be_something_to_finalize() -> None:
     ddp = FakeDDP(Heads())
-    for prepare in (lambda: None, lambda: ddp(X), lambda: ddp(X)[0].sum().backward()):
+    ddp.reducer.finalizes_at_end = False
+
+    def forward() -> torch.Tensor:
+        return ddp(X, finalize_at_end=False)[0]
+
+    for prepare in (lambda: None, forward, lambda: forward().sum().backward()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             prepare()
