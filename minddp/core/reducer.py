@@ -130,7 +130,7 @@ class Reducer:
         """Drop a backward that an exception has interrupted. Raise if one has left gradients unreduced.
 
         Raises:
-            RuntimeError: see [Note: unfinished reduction] and [Note: a backward that is dropped].
+            RuntimeError: see [Note: unfinished reduction]; or another rank does not drop the same backward.
         """
         current = self.current
         if current is None or current.phase is Phase.ARMED:

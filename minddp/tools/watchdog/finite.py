@@ -1,6 +1,5 @@
 """`check_finite`: each bucket is tested for NaN and infinity before averaging spreads them to every rank.
 
-[Note: finite gradients]
 An average that is NaN does not show which rank it came from. So each rank tests a bucket before it is launched, and
 marks the first element that is not finite. All buckets are launched whatever was found, so that the ranks stay in
 step. When the averages are in the gradients, the ranks exchange their marks, and all raise an error.
@@ -29,7 +28,7 @@ BUCKET = 1 << 41  # a mark is the bucket's index times this, plus twice the elem
 
 
 class CheckFinite(Mode):
-    """Tests the buckets that `reducer` launches, and exchanges marks. See [Note: finite gradients]."""
+    """Tests the buckets that `reducer` launches, and exchanges marks."""
 
     def __init__(self, reducer: Reducer):
         self._reducer = weakref.ref(reducer)
