@@ -288,7 +288,12 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
         check_flag("require_manual_backward_finalization", required)
         if required:
             self._check_manual_backward_finalization_supported()
-        self._reducer.finalize_at_end(not required)
+        if required != self.require_manual_backward_finalization and self._reducer.phase is not Phase.IDLE:
+            raise RuntimeError(
+                "require_manual_backward_finalization cannot be called after forward while a backward pass is "
+                "expected or in progress: set it before forward or after backward finalization."
+            )
+        self._reducer.finalizes_at_end = not required
 
     def _check_manual_backward_finalization_supported(self) -> None:
         if not self._reducer.params:

@@ -56,7 +56,7 @@ class Strategies:
             is_lazy=self.options.lazy_bucket_allocation,
         )
         store.make_buckets(transport.allocate)
-        hooks = GradientHooks(params)
+        hooks = GradientHooks(params, names=names)
         return Reducer(
             hooks,
             transport,

@@ -41,8 +41,14 @@ class GradientHooks:
     parameter i. See [Note: the hook sits on the accumulator].
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], handler: Callable[[int], object] = _do_nothing):
+    def __init__(
+        self,
+        params: Sequence[torch.nn.Parameter],
+        handler: Callable[[int], object] = _do_nothing,
+        names: Sequence[str] = (),
+    ):
         self.params = params
+        self._names = names
         self.handler = handler
         self.on_error: Callable[[Exception], object] = _do_nothing
         self._follows_conversions = False
@@ -78,7 +84,7 @@ class GradientHooks:
         for node in before.keys() & self.accumulators:
             before[node].remove()
 
-    def check(self, params: Iterable[int], name_of: Callable[[int], str]) -> None:
+    def check_conversions(self, params: Iterable[int]) -> None:
         """Raise if one of `params`, whose hooks do not fire in this backward, has been converted."""
         if self._follows_conversions:
             return
@@ -86,9 +92,9 @@ class GradientHooks:
             param, hooked = self.params[index], self.accumulators[index]
             if param.requires_grad and get_gradient_edge(param).node is not hooked:
                 raise RuntimeError(
-                    f"Gradients of this backward are not averaged: parameters, such as `{name_of(index)}`, were "
-                    f"converted or moved (`.to`, `.double`, `.cpu`) after the module was wrapped, if only back and "
-                    f"forth. Clear the gradients, and wrap the module again, on every rank."
+                    f"Gradients of this backward are not averaged: parameters, such as `{self._names[index]}`, "
+                    f"were converted or moved (`.to`, `.double`, `.cpu`) after the module was wrapped, perhaps back "
+                    f"and forth. Clear the gradients, and wrap the module again, on every rank."
                 )
 
     def remove(self) -> None:

@@ -55,14 +55,6 @@ def cannot_finalize(*, is_required: bool, is_incomplete: bool) -> RuntimeError:
     return RuntimeError(f"finalize_backward() called {why}")
 
 
-def finalization_is_settled() -> RuntimeError:
-    """The error for a change of manual finalization while a backward is due."""
-    return RuntimeError(
-        "require_manual_backward_finalization cannot be called after forward while a backward pass is expected "
-        "or in progress: set it before forward or after backward finalization."
-    )
-
-
 def interrupted(backward: int, rank: int, missing: Sequence[str]) -> str:
     before = f" before the gradients of {wording.names(missing)} had arrived" if missing else ""
     return f"An exception has ended backward {backward} on rank {rank}{before}"

@@ -19,7 +19,7 @@ reduced) and `MakeBucket` (dense or sparse buckets). `Mode`s are called at the p
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minddp.core import autograd
@@ -27,7 +27,7 @@ from minddp.core.backward_end import Entry
 from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.errors import cannot_finalize, finalization_is_settled, ready_twice, second_backward, still_running
+from minddp.core.errors import cannot_finalize, ready_twice, second_backward, still_running
 from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
@@ -64,13 +64,11 @@ class Reducer:
         # The current backward, and what survives it.
         self.current: BackwardPass | None = None
         self.num_passes = 0  # synchronised backwards so far
-        self.finalizes_at_end = True  # if not, the caller of backward calls `finish`
+        self.finalizes_at_end = True  # if not, the caller of backward calls `finish`. Set it in phase IDLE
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
-        self._num_forwards = 0
-        self._last_reduced = 0  # number of the forward whose backward was reduced last
+        self._last_reduced: object = None  # the forward whose backward was reduced last
         self._further_backward = -1  # a backward that entered at another output of that forward
 
-        self._slow_hook = autograd.weakly(self._on_hook)
         hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
         unfinished.watch(self)
@@ -121,9 +119,9 @@ class Reducer:
     def _watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
         """Notice when a backward enters at `output`, the result of the latest forward."""
         assert self.current is not None, "a pass has been made"
-        self._num_forwards += 1
+        forward = object()
         self.current.ends.is_visible = autograd.call_when_gradient_enters(
-            output, self._on_gradient_enters, self._num_forwards, before_other_hooks=before_other_hooks
+            output, self._on_gradient_enters, forward, before_other_hooks=before_other_hooks
         )
 
     def ensure_finished(self) -> None:
@@ -158,7 +156,8 @@ class Reducer:
 
     def _bind_hooks(self) -> None:
         """See [Note: the hook is bound]."""
-        handler, current = self._slow_hook, self.current
+        current = self.current
+        handler: Callable[[int], object] = autograd.weakly(self._on_hook)
         if current is not None and current.phase is Phase.ACCUMULATING and not self.expectation.is_recording:
             handler = current.mark_ready
         opens_pass = self.phase is Phase.ARMED  # the first hook changes the phase, and so binds again
@@ -195,11 +194,8 @@ class Reducer:
         self._enter(Phase.ACCUMULATING)
         self._await_end()
         unused = self.expectation.last_unused or []
-        self._check_conversions(unused)
+        self.hooks.check_conversions(unused)
         current.mark_without_hook(unused)
-
-    def _check_conversions(self, params: Iterable[int]) -> None:
-        self.hooks.check(params, lambda param: self.plan.params[param].name)
 
     def _on_all_launched(self) -> None:
         self._await_end()
@@ -214,12 +210,15 @@ class Reducer:
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self, forward: int, at_new_tensor: bool) -> None:
+    def _on_gradient_enters(self, forward: object, at_new_tensor: bool) -> None:
         """A backward enters at the outputs: the one that the user called, not one nested in it."""
-        if at_new_tensor and forward == self._last_reduced:  # at another output of that forward
+        if at_new_tensor and forward is self._last_reduced:  # at another output of that forward
             self._further_backward = autograd.current_backward()
             if self.current is None and self.expectation.ends_with_each_backward:
-                self._check_that_modes_can_add()
+                reasons = [mode.cannot_add for mode in self.modes if mode.cannot_add]
+                if reasons and any(param.grad is not None for param in self.params):
+                    fact = "`.grad` holds the result of another backward of this forward"
+                    raise RuntimeError(f"{fact}: {reasons[0]}.")
                 self._make_pass(finalizes_at_end=True)
         if self.current is None:
             return
@@ -232,11 +231,6 @@ class Reducer:
         self._await_end()
         if ends.is_awaited_here:
             self._last_reduced = forward
-
-    def _check_that_modes_can_add(self) -> None:
-        reasons = [mode.cannot_add for mode in self.modes if mode.cannot_add]
-        if reasons and any(param.grad is not None for param in self.params):
-            raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reasons[0]}.")
 
     def _await_end(self) -> None:
         """Request a call at the end of the running backward. See [Note: which backward ends]."""
@@ -254,7 +248,7 @@ class Reducer:
         with self.events.reporting():
             if current.phase is Phase.ARMED:  # it reached no parameter
                 self.expectation.backward_was_empty()
-                self._check_conversions([0])
+                self.hooks.check_conversions([0])
             elif current.phase is Phase.ACCUMULATING:
                 entry = current.ends.entry_of(backward)
                 if self.expectation.is_recording and entry is Entry.AT_OUTPUTS:
@@ -277,20 +271,10 @@ class Reducer:
         if current is None or current.phase is Phase.ARMED or not self.expectation.is_recording:
             return
         self.expectation.recorded()
-        self._check_conversions(self.expectation.last_unused or ())
+        self.hooks.check_conversions(self.expectation.last_unused or ())
         current.mark_without_hook(range(len(self.params)))
         if current.finalizes_at_end:
             self._finalize(current, ending)
-
-    def finalize_at_end(self, finalizes: bool) -> None:
-        """True: each backward finalizes itself at its end. False: its caller calls `finish`.
-
-        Raises:
-            RuntimeError: a backward is expected or running.
-        """
-        if finalizes != self.finalizes_at_end and self.phase is not Phase.IDLE:
-            raise finalization_is_settled()
-        self.finalizes_at_end = finalizes
 
     def finish(self) -> None:
         """Finalize a backward that does not finalize itself: after it, or in it once all buckets are launched.
