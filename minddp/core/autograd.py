@@ -93,7 +93,7 @@ class GradientHooks:
             if param.requires_grad and get_gradient_edge(param).node is not hooked:
                 raise RuntimeError(
                     f"Gradients of this backward are not averaged: parameters, such as `{self._names[index]}`, "
-                    f"were converted or moved (`.to`, `.double`, `.cpu`) after the module was wrapped, perhaps back "
+                    f"were converted or moved (`.to`, `.double`, `.cpu`) after the module was wrapped, even back "
                     f"and forth. Clear the gradients, and wrap the module again, on every rank."
                 )
 
