@@ -40,19 +40,13 @@ from minddp.extension import Extension
 from minddp.modes.delayed import DelayedAllReduce, delayed_parameters, names_of
 from minddp.modes.divisor import Divisor
 from minddp.modes.join import UnevenInputs
+from minddp.modes.manual_finalization import ManualFinalization
 from minddp.modes.mixed_precision import MixedPrecision
-from minddp.options import Options, check_flag, exclude
+from minddp.options import Options, exclude
+from minddp.replicas import placement
 from minddp.replicas.agreement import Replica, verify_replicas_agree
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.module_watch import ModuleWatch
-from minddp.replicas.placement import (
-    Placement,
-    check_module,
-    is_default_group,
-    reduced_parameters,
-    resolve_group,
-    sparse_parameters,
-)
 from minddp.replicas.synchronization import SynchronizedReplicas
 from minddp.strategies import Strategies
 from minddp.transport import open_transport
@@ -71,7 +65,7 @@ CONNECTED = (
 )
 
 
-class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
+class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalization, UnevenInputs):
     """Data parallelism for one module: every rank's `.grad` is the mean over the ranks when backward returns.
 
     A drop-in for torch 2.15's, with the same results to the bit. minddp's own parameters are keyword-only.
@@ -80,8 +74,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
         module: the module to wrap; at least one parameter must require grad.
         device_ids: at most one device, for a module on a GPU: inputs are moved there.
         output_device, dim: as torch; only stored.
-        broadcast_buffers: deprecated `forward_sync_buffers`. False also omits buffers from the broadcast at
-            construction.
+        broadcast_buffers: deprecated; False also omits the buffers from the broadcast at construction.
         init_sync: verify that replicas agree and broadcast rank 0's parameters and buffers.
         process_group: the ranks to average over; the default group if None.
         bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1.
@@ -105,11 +98,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
         extensions: tools that attach to this wrapper; see `extension.py`.
 
     Attributes:
-        module: the wrapped module.
-        plan: the current `BucketPlan`; print it.
         require_backward_grad_sync: True if the next backward is synchronised; see `no_sync`.
-        require_manual_backward_finalization: True if the caller of backward calls `finalize_backward`. Set it
-            before a forward.
 
     Raises:
         ValueError, TypeError: wrong arguments, or no process group.
@@ -156,11 +145,11 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
             extension.check(arguments)
         trigger = param_to_hook_all_reduce
         delayed = delayed_parameters(module, delay_all_reduce_named_params, trigger, self._options, mixed_precision)
-        self.process_group = resolve_group(process_group, device_mesh, module)
+        self.process_group = placement.resolve_group(process_group, device_mesh, module)
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         self.parameters_to_ignore = {*ignored, *names_of(module, delayed.values())}
-        check_module(module, self.parameters_to_ignore, delayed.values())
-        self._placement = Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
+        placement.check_module(module, self.parameters_to_ignore, delayed.values())
+        self._placement = placement.Placement.checked(module, self.parameters_to_ignore, device_ids, output_device)
         self.module, self.dim = module, dim
         self.device_mesh, self.mixed_precision = device_mesh, mixed_precision
         self.forward_sync_buffers = self._options.forward_sync_buffers
@@ -190,13 +179,12 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
 
     def _build_reducer(self) -> None:
         """Make the reducer and its hooks. With the transport, these are not pickled."""
-        ignored, sparse = self.parameters_to_ignore, sparse_parameters(self.module)
+        ignored, sparse = self.parameters_to_ignore, placement.sparse_parameters(self.module)
         self._registered_hook: CommHook | None = None
         self._divisor = Divisor(self._transport, self._options.reduction)
-        self._mixed_precision: MixedPrecision | None = None
-        if self.mixed_precision is not None:
-            self._mixed_precision = MixedPrecision(self.mixed_precision, self.module, ignored, sparse)
-        reduced, divisor = reduced_parameters(self.module, ignored), self._divisor.for_this_backward
+        config = self.mixed_precision
+        self._mixed_precision = None if config is None else MixedPrecision(config, self.module, ignored, sparse)
+        reduced, divisor = placement.reduced_parameters(self.module, ignored), self._divisor.for_this_backward
         self._strategies = Strategies(self._options, reduced, sparse, divisor, self._mixed_precision)
         self._reducer = self._strategies.reducer(self._transport)
         self._reducer.modes.append(self._divisor)
@@ -230,13 +218,12 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
         self._announce_to_joined_ranks()
         if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
-        synchronises_buffers = self._synchronizes_buffers(after_forward=False)
-        if synchronises_buffers:
+        if synchronises_buffers := self._synchronizes_buffers(after_forward=False):
             self._synchronize_buffers()
         inputs, kwargs = self._placement.move(inputs, kwargs)
         if torch.is_grad_enabled():
-            is_broadcast = synchronises_buffers and self._buffers_in_step.hook is None
-            broadcast = self._buffers_in_step.named if is_broadcast else {}
+            buffers = self._buffers_in_step
+            broadcast = buffers.named if synchronises_buffers and buffers.hook is None else {}
             for extension in self.extensions:
                 extension.before_module(self, broadcast, inputs, kwargs)
         if self._mixed_precision is not None:
@@ -278,47 +265,6 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
             yield
         finally:
             self.require_backward_grad_sync = before
-
-    @property
-    def require_manual_backward_finalization(self) -> bool:
-        return not self._reducer.finalizes_at_end
-
-    @require_manual_backward_finalization.setter
-    def require_manual_backward_finalization(self, required: bool) -> None:
-        check_flag("require_manual_backward_finalization", required)
-        if required:
-            self._check_manual_backward_finalization_supported()
-        if required != self.require_manual_backward_finalization and self._reducer.phase is not Phase.IDLE:
-            raise RuntimeError(
-                "require_manual_backward_finalization cannot be called after forward while a backward pass is "
-                "expected or in progress: set it before forward or after backward finalization."
-            )
-        self._reducer.finalizes_at_end = not required
-
-    def _check_manual_backward_finalization_supported(self) -> None:
-        if not self._reducer.params:
-            raise RuntimeError(
-                "Manual backward finalization is not supported when all DDP parameters use "
-                "delay_all_reduce_named_params."
-            )
-
-    def finalize_backward(self) -> None:
-        """Wait for the reductions of the last backward and put the averages into `.grad`. As torch 2.15.
-
-        The caller of backward calls it if `require_manual_backward_finalization` is set: after backward, or within
-        it as soon as all gradients of this module have arrived; but see `should_finalize_after_backward`.
-
-        Raises:
-            RuntimeError: it is not required, there is nothing to finalize, or some gradients have not arrived.
-        """
-        self._check_manual_backward_finalization_supported()
-        self._reducer.finish()
-
-    @property
-    def should_finalize_after_backward(self) -> bool:
-        """True if `finalize_backward` must not be called before the coming backward returns: torch's rule."""
-        waits = self._reducer.awaits_order or self._reducer.expectation.is_recording
-        return self.require_manual_backward_finalization and (waits or self.mixed_precision is not None)
 
     def weigh(self, weight: float) -> None:
         """Weight this rank's gradients in the next backward by `weight`, such as its number of samples.
@@ -417,7 +363,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
     # ------------------------------------------------------------------ copies and pickles
 
     def __getstate__(self) -> dict[str, Any]:
-        if not is_default_group(self.process_group):
+        if not placement.is_default_group(self.process_group):
             raise RuntimeError(
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: "
                 "a copy could not know which ranks to average over. Pickle `.module` instead."
@@ -443,7 +389,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, UnevenInputs):
 
     # ------------------------------------------------------------------ read-only attributes
 
-    plan = property(attrgetter("_reducer.plan"), doc="Which gradient travels in which bucket, in launch order.")
+    plan = property(attrgetter("_reducer.plan"), doc="The current `BucketPlan`; print it.")
     events = property(attrgetter("_reducer.events"), doc="What happens in each step: `events.watch(sink)`.")
     device = property(attrgetter("_placement.device"))
     device_type = property(attrgetter("_placement.device.type"))

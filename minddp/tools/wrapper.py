@@ -25,7 +25,7 @@ from minddp import ddp as core
 from minddp.compat import surface
 from minddp.extension import Extension
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
-from minddp.options import exclude
+from minddp.options import check_flag, exclude
 from minddp.platform.streams import has_streams
 from minddp.replicas.placement import sparse_parameters
 from minddp.tools.elastic.logical_ranks import LogicalRanks, ShareReducing
@@ -219,7 +219,7 @@ def tools_for(
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
     """
-    core.check_flag("check_finite", check_finite)
+    check_flag("check_finite", check_finite)
     if on_drift not in ON_DRIFT:
         raise ValueError(f"`on_drift` is one of {', '.join(map(repr, ON_DRIFT))}, but got {on_drift!r}.")
     if stuck_after_s is not None:
