@@ -1,6 +1,6 @@
 """The constructor's options: checked once, then frozen.
 
-What can be wrong about one option, or two together, is found before a process group is touched. None is ignored.
+Wrong options, and options that exclude each other, raise before a process group is used. No option is ignored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BucketCaps:
         cap_mb_list: Sequence[float] | None,
         first_cap_mb: float | None = None,
     ) -> BucketCaps:
-        """Torch's rule, a first bucket of 1 MiB where no capacity is given; or minddp's `first_cap_mb`."""
+        """Torch's rule: a first bucket of 1 MiB if no capacity is given. Or minddp's `first_cap_mb`."""
         if cap_mb_list:
             each = tuple(int(mb * MIB) for mb in cap_mb_list)
             return cls(max(each), max(each), each)
@@ -66,7 +66,7 @@ class BucketCaps:
         if self.each_bytes:
             return self.each_bytes
         if not order_is_final:
-            return (UNBOUNDED,)  # the order is only a guess, so the first backward's gradients travel together
+            return (UNBOUNDED,)  # the order is only a guess, so the first backward has a single bucket
         return (self.first_bytes, self.rest_bytes) if self.first_bytes != self.rest_bytes else (self.rest_bytes,)
 
     def after_rebuild(self) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class BucketCaps:
 
 @dataclass(frozen=True)
 class Options:
-    """What the constructor was asked for, after all checks."""
+    """The constructor's options, after all checks."""
 
     caps: BucketCaps
     find_unused_parameters: bool
@@ -93,7 +93,7 @@ class Options:
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """True if the first backward's order is trusted for all that follow."""
+        """True if the buckets are rebuilt in the order of the first backward."""
         return self.static_graph or not self.find_unused_parameters
 
     @property

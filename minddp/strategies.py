@@ -1,4 +1,4 @@
-"""Which strategies of the core the constructor's options ask for."""
+"""The parts of a reducer, chosen by the constructor's options."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Strategies:
         return acceleration_is_on() and copies and not self.options.finds_unused_each_pass
 
     def _bucket_maker(self, aliasing: GradientAliasing | None) -> MakeBucket:
-        """Dense buckets or sparse ones, in which dtypes, and how averages get into `.grad`."""
+        """Makes dense or sparse buckets, with their dtypes, and the way that averages take into `.grad`."""
         dtypes = self.mixed_precision.grad_dtypes if self.mixed_precision else GradDtypes()
         make_aliasing = aliasing.of_bucket if aliasing else None
         dense = partial(Bucket, grads_are_views=self._grads_are_views, dtypes=dtypes, make_aliasing=make_aliasing)
@@ -93,7 +93,7 @@ class Strategies:
         return make_bucket
 
     def expectation(self, hooks: GradientHooks) -> Expectation:
-        """Which gradients a backward will bring."""
+        """How it is known which gradients a backward brings."""
         options, params = self.options, hooks.params
         skips_buckets = options.skip_all_reduce_unused_params
         if options.static_graph and params:
