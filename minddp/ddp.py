@@ -241,7 +241,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
             for extension in self.extensions:
                 extension.post_forward(self)
             if synchronises:
-                self._reducer.arm(output)
+                self._reducer.prepare_for_backward(output)
             else:
                 self._reducer.skip_sync(output)
         if self._mixed_precision is not None:
@@ -308,9 +308,9 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
                 f"`{self._registered_hook.name}` is registered and so cannot be `{checked.name}`."
             )
         self._registered_hook = checked
-        self._reducer.reducing = self._reducing()
+        self._reducer.reduce_strategy = self._reduce_strategy()
 
-    def _reducing(self) -> ReduceStrategy:
+    def _reduce_strategy(self) -> ReduceStrategy:
         """The strategy for the current transport: the communication hook if there is one."""
         if self._registered_hook is None:
             return self._strategies.all_reduce(self._transport)
@@ -341,7 +341,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         self.process_group = process_group
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
-        self._reducer.change_ranks(self._transport, self._reducing())
+        self._reducer.change_ranks(self._transport, self._reduce_strategy())
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)
         for extension in self.extensions:

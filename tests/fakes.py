@@ -127,7 +127,7 @@ class FakeDDP:
         output = self.module(*inputs)
         if sync:
             self.reducer.finalizes_at_end = finalize_at_end
-            self.reducer.arm(output)
+            self.reducer.prepare_for_backward(output)
         return output
 
     def step(self, *inputs: Any) -> None:

@@ -75,9 +75,9 @@ def test_buckets_of_unused_parameters_are_skipped_if_asked(skips: bool, other: d
 )
 def test_how_gradients_are_scaled(changed: dict[str, bool], scaling: Scaling) -> None:
     reducer = reducer_of(**changed)
-    assert type(reducer.reducing) is AllReduceStrategy
-    assert not reducer.reducing.divides_after
-    assert reducer.reducing.open() == scaling
+    assert type(reducer.reduce_strategy) is AllReduceStrategy
+    assert not reducer.reduce_strategy.divides_after
+    assert reducer.reduce_strategy.open() == scaling
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_mixed_precision_divides_the_sum_and_copies_gradients(views: bool) -> No
     named = list(module.named_parameters())
     strategies = Strategies(options(gradient_as_bucket_view=views), named, (), lambda: 2.0, mode)
     reducer = strategies.reducer(FakeTransport())
-    assert reducer.reducing.divides_after
-    assert reducer.reducing.open() == Scaling()
+    assert reducer.reduce_strategy.divides_after
+    assert reducer.reduce_strategy.open() == Scaling()
     assert modes_of(reducer) == [RpcGradients, MixedPrecision]
     assert reducer.buckets[0].dtypes == GradDtypes(torch.bfloat16, torch.float32)
     assert not reducer.buckets[0].grads_are_views

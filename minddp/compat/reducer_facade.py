@@ -41,7 +41,7 @@ class ReducerFacade:
             RuntimeError: the last backward has not brought all gradients. (Torch starts anew and keeps silent.)
         """
         self._reducer.ensure_finished()
-        self._reducer.arm(outputs)
+        self._reducer.prepare_for_backward(outputs)
 
     def _rebuild_buckets(self) -> bool:
         self._reducer.ensure_finished()
@@ -75,4 +75,4 @@ class ReducerFacade:
 
     def _reset_state(self) -> None:
         """Forget the last backward, however it has ended, and the order of the first."""
-        self._reducer.change_ranks(self._reducer.transport, self._reducer.reducing)
+        self._reducer.change_ranks(self._reducer.transport, self._reducer.reduce_strategy)

@@ -108,10 +108,10 @@ class BackwardPass:
         self.reductions: list[PendingReduction | None] = []  # one per launched bucket; `None`: skipped
         self.unused_grads: dict[int, torch.Tensor] = {}  # copies; see `Scaling.restores_unused`
 
-    def open(self, param: int, reducing: ReduceStrategy) -> None:
+    def open(self, param: int, reduce_strategy: ReduceStrategy) -> None:
         """The gradient of `param` is the first to arrive."""
-        self._reducing = weakref.ref(reducing)
-        self.scaling = reducing.open()
+        self._reduce_strategy = weakref.ref(reduce_strategy)
+        self.scaling = reduce_strategy.open()
         self.hooks_left = self.expectation.open()
         self.params_left = [len(params) for params in self.store.members]
         self.groups_left = list(self.store.groups_per_bucket)
@@ -191,8 +191,8 @@ class BackwardPass:
 
     def _launch(self, bucket: GradientBucket) -> PendingReduction:
         index = bucket.spec.index
-        reducing = self._reducing()
-        if reducing is None:
+        reduce_strategy = self._reduce_strategy()
+        if reduce_strategy is None:
             raise RuntimeError(
                 f"A communication hook was registered while a backward had yet to reduce bucket {index}, whose "
                 f"gradients are scaled for another one. Register it before training."
@@ -202,7 +202,7 @@ class BackwardPass:
         for mode in self.modes:
             mode.before_launch(bucket, bucket.wire)
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction = reducing.launch(bucket, bucket.wire, is_last=index == len(self.groups_left) - 1)
+        reduction = reduce_strategy.launch(bucket, bucket.wire, is_last=index == len(self.groups_left) - 1)
         self.events.emit(EventKind.LAUNCH_END, index)
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))

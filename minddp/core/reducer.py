@@ -1,8 +1,8 @@
 """From a parameter's hook to its `.grad`: hooks count, buckets are launched in plan order, the end waits for them.
 
-    forward returns     gradients arrive            all gradients have arrived
-    arm():          ->  hooks: count, pack,    ->   _finalize(): wait in order, unpack,
-    make a pass         launch                      drop the pass
+    forward returns              gradients arrive            all gradients have arrived
+    prepare_for_backward():  ->  hooks: count, pack,    ->   _finalize(): wait in order, unpack,
+    make a pass                  launch                      drop the pass
 
 - A bucket is launched when its last pack group is complete and all buckets before it in the plan are launched:
   `BackwardPass._launch_ready_buckets`.
@@ -46,7 +46,7 @@ class Reducer:
         transport: Transport,
         store: BucketStore,
         expectation: Expectation,
-        reducing: ReduceStrategy,
+        reduce_strategy: ReduceStrategy,
         unfinished: UnfinishedReduction,
         modes: Sequence[Mode] = (),
     ):
@@ -56,7 +56,7 @@ class Reducer:
         self.transport = transport
         self.store = store
         self.expectation = expectation
-        self.reducing = reducing
+        self.reduce_strategy = reduce_strategy
         self.modes = list(modes)  # called in this order
         self.unfinished = unfinished
         self.events = EventStream()
@@ -90,7 +90,7 @@ class Reducer:
 
     # ------------------------------------------------------------------ called around forward
 
-    def arm(self, output: Any) -> None:
+    def prepare_for_backward(self, output: Any) -> None:
         """A forward has returned `output`, and its backward will be synchronised."""
         if not self.params:  # all of them are delayed
             return
@@ -189,7 +189,7 @@ class Reducer:
     def _open_pass(self, current: BackwardPass, param: int) -> None:
         """The first hook of an armed backward, that of `param`."""
         self.store.begin_pass()
-        current.open(param, self.reducing)
+        current.open(param, self.reduce_strategy)
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._await_end()
@@ -312,9 +312,9 @@ class Reducer:
 
     # ------------------------------------------------------------------ changed after construction
 
-    def change_ranks(self, transport: Transport, reducing: ReduceStrategy) -> None:
+    def change_ranks(self, transport: Transport, reduce_strategy: ReduceStrategy) -> None:
         """Continue with other ranks, even after an interrupted backward. The buckets will be rebuilt again."""
-        self.transport, self.reducing = transport, reducing
+        self.transport, self.reduce_strategy = transport, reduce_strategy
         if self.current is not None and self.current.phase not in (Phase.ARMED, Phase.FINISHED):
             self.current.drop()
         self.current = None

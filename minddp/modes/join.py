@@ -167,7 +167,7 @@ def shadow_backward(reducer: Reducer) -> None:
         reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
         for mode in reducer.modes:
             mode.before_launch(bucket, zeros)
-        under_way.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is buckets[-1]))
+        under_way.append(reducer.reduce_strategy.launch(bucket, zeros, is_last=bucket is buckets[-1]))
     reducer.expectation.shadow(reducer.transport)
     for reduction in under_way:
         reduction.result()

@@ -28,7 +28,7 @@ from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from minddp.options import check_flag, exclude
 from minddp.platform.streams import has_streams
 from minddp.replicas.placement import sparse_parameters
-from minddp.tools.elastic.logical_ranks import LogicalRanks, ShareReducing
+from minddp.tools.elastic.logical_ranks import LogicalRanks, TreeReduceStrategy
 from minddp.tools.forecast import AutoBuckets, clock_of
 from minddp.tools.forecast.auto_buckets import Tuning
 from minddp.tools.watchdog import RankState, state_of, watched
@@ -166,7 +166,7 @@ class Shares(Extension):
 
     def _sum_over_shares(self, ddp: core.DistributedDataParallel) -> None:
         takes_mean = ddp._options.reduction == "mean"
-        ddp._reducer.reducing = ShareReducing(ddp._transport, self.count, takes_mean=takes_mean)
+        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count, takes_mean=takes_mean)
 
     def change_ranks(self, ddp: core.DistributedDataParallel) -> None:
         """New ranks may have different buckets."""

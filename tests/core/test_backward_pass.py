@@ -74,7 +74,7 @@ class Calls:
         self.store = BucketStore(self.params, specs, Bucket, [0], [0])
         self.transport = FakeTransport(world_size=4)
         self.store.make_buckets(self.transport.allocate)
-        self.reducing = AllReduceStrategy(self.transport, lambda: 4)
+        self.reduce_strategy = AllReduceStrategy(self.transport, lambda: 4)
         self.expectation = expectation(self.params)
         self.events = EventStream()
         self.events.watch(lambda event: self.log.append(str(event)))
@@ -92,7 +92,7 @@ class Calls:
         """A pass for which the gradient of parameter `first` is the first to arrive, and has yet to be counted."""
         calls = (self.on_all_launched, self.on_ready_twice, self.on_end)
         current = BackwardPass(self.store, self.expectation, modes, self.events, *calls)
-        current.open(first, self.reducing)
+        current.open(first, self.reduce_strategy)
         current.mark_without_hook(self.expectation.last_unused or [])
         return current
 
@@ -142,7 +142,7 @@ def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
 
 def test_a_rank_of_weight_zero_contributes_zeros_and_no_nan() -> None:
     calls = Calls()
-    calls.reducing.divisor = lambda: math.inf
+    calls.reduce_strategy.divisor = lambda: math.inf
     calls.params[1].grad.fill_(math.nan)
     current = calls.backward_pass()
     for param in range(3):

@@ -184,9 +184,9 @@ def test_a_backward_after_which_the_ranks_change() -> None:
     with must_log("has brought no gradient"):
         ddp(X)[0].sum().backward()
     recorder.take()
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     assert recorder.take() == ["closed"]
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     assert recorder.take() == []
 
 

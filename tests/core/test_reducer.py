@@ -579,12 +579,12 @@ def test_the_ranks_may_change_after_an_unfinished_backward() -> None:
         ddp(X)[0].sum().backward()
     others = FakeTransport(world_size=3)
     of_old_ranks = ddp.reducer.buckets
-    ddp.reducer.change_ranks(others, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(others, ddp.reducer.reduce_strategy)
     assert ddp.reducer.phase is Phase.IDLE
     torch.optim.SGD(ddp.module.parameters(), lr=0.1).step()
     ddp.reducer.rebuild_if_due()
     left, right = ddp.module(X)
-    ddp.reducer.arm((left, right))
+    ddp.reducer.prepare_for_backward((left, right))
     (left + right).sum().backward()
     assert not {id(bucket) for bucket in of_old_ranks} & {id(bucket) for bucket in ddp.reducer.buckets}
     ddp.reducer.rebuild_if_due()
@@ -610,7 +610,7 @@ def test_if_the_ranks_change_after_an_exception_packed_gradients_have_their_valu
     with pytest.raises(KeyError):
         ddp.step(torch.ones(1))
     assert ddp.reducer.current.packed
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     assert [float(weight.grad.mean()) for weight in ddp.module.weights] == [1.0, 2.0]
     ddp.module.explosive.arm(False)
     ddp.step(torch.ones(1))
@@ -623,7 +623,7 @@ def test_what_is_under_way_when_the_ranks_change_writes_to_no_bucket() -> None:
     with pytest.raises(KeyError):
         ddp.step(X)
     (reduction,) = ddp.reducer.current.reductions
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     for bucket in ddp.reducer.buckets:
         bucket.wire.fill_(1)
     reduction.work.wait()
@@ -737,7 +737,7 @@ class Referring(AllReduceStrategy):
 def test_a_wrapper_dropped_after_an_exception_leaves_no_hooks_although_what_reduces_refers_to_it() -> None:
     module = Heads()
     ddp = FakeDDP(module)
-    ddp.reducer.reducing = Referring(ddp)
+    ddp.reducer.reduce_strategy = Referring(ddp)
     module.left.weight.register_hook(lambda _grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sum(ddp(X)).sum().backward()
@@ -754,7 +754,7 @@ def test_what_reduces_is_not_exchanged_in_a_backward() -> None:
     left, right = ddp(X)
     with must_log("has brought no gradient"):
         left.sum().backward()
-    ddp.reducer.reducing = Referring(ddp)
+    ddp.reducer.reduce_strategy = Referring(ddp)
     with pytest.raises(RuntimeError, match="registered while a backward had yet to reduce bucket 0"):
         right.sum().backward()
     assert ddp.transport.calls == []

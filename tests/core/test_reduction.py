@@ -16,27 +16,27 @@ from tests.fakes import FakeTransport
 WORLD = 4
 
 
-def reducing(divisor: float | None, *, resident: bool = False) -> AllReduceStrategy:
+def reduce_strategy(divisor: float | None, *, resident: bool = False) -> AllReduceStrategy:
     return AllReduceStrategy(FakeTransport(WORLD), lambda: divisor, Scaling(divide_resident=resident))
 
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_each_rank_divides_before_the_sum(resident: bool) -> None:
-    assert reducing(3, resident=resident).open() == Scaling(3, divide_resident=resident)
+    assert reduce_strategy(3, resident=resident).open() == Scaling(3, divide_resident=resident)
 
 
 def test_a_sum_is_not_scaled() -> None:
-    assert reducing(None).open().factor is None
+    assert reduce_strategy(None).open().factor is None
 
 
 def test_after_a_sum_gradients_in_the_bucket_are_restored_that_no_rank_has_used() -> None:
-    assert reducing(None, resident=True).open().restores_unused
-    assert not reducing(None).open().restores_unused, "they do not lie in the bucket"
+    assert reduce_strategy(None, resident=True).open().restores_unused
+    assert not reduce_strategy(None).open().restores_unused, "they do not lie in the bucket"
 
 
 def test_a_bucket_is_summed_where_it_lies_once_it_is_waited_for() -> None:
     bucket = bucket_of([parameter(torch.ones(3))])
-    strategy = reducing(WORLD)
+    strategy = reduce_strategy(WORLD)
     pack(bucket, strategy.open())
     before = bucket.wire.clone()
     reduction = strategy.launch(bucket, bucket.wire, is_last=True)
@@ -50,7 +50,7 @@ def test_other_contents_leave_the_bucket_alone() -> None:
     """A rank that has run out of inputs contributes zeros."""
     bucket = bucket_of([parameter(torch.ones(3))])
     bucket.wire.fill_(7)
-    for strategy in (reducing(2), AllReduceStrategy(FakeTransport(WORLD), lambda: 2, divides_after=True)):
+    for strategy in (reduce_strategy(2), AllReduceStrategy(FakeTransport(WORLD), lambda: 2, divides_after=True)):
         strategy.open()
         assert strategy.launch(bucket, torch.zeros(3), is_last=True).result().tolist() == [0, 0, 0]
         assert bucket.wire.tolist() == [7, 7, 7]
@@ -78,7 +78,7 @@ def test_a_completion_is_reported_where_the_work_has_a_future() -> None:
     called: list[str] = []
     complete: Callable[[], object] = lambda: called.append("complete")  # noqa: E731
     bucket = bucket_of([parameter(torch.ones(3))])
-    reducing(2).launch(bucket, bucket.wire, is_last=True).when_complete(complete)
+    reduce_strategy(2).launch(bucket, bucket.wire, is_last=True).when_complete(complete)
     strategy = AllReduceStrategy(WithFuture(), lambda: 2)
     strategy.launch(bucket, bucket.wire, is_last=True).when_complete(complete)
     assert called == []

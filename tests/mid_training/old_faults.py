@@ -74,10 +74,10 @@ OLD_FAULTS = {
         Break(
             "hook watched by the old group's transport",
             "ddp.py",
-            "self._reducer.change_ranks(self._transport, self._reducing())",
-            "self._reducer.change_ranks(\n"
-            "            self._transport, self._reducer.reducing if self._registered_hook else self._reducing()\n"
-            "        )",
+            "self._reducer.change_ranks(self._transport, self._reduce_strategy())",
+            "hooked = self._registered_hook is not None\n"
+            "        strategy = self._reducer.reduce_strategy if hooked else self._reduce_strategy()\n"
+            "        self._reducer.change_ranks(self._transport, strategy)",
         ),
     )
 }

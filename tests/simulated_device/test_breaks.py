@@ -152,9 +152,9 @@ BREAKS = (
     ),
     Misorder(
         *("send zeros of a bucket's size that are then dropped", "core/backward_pass.py"),
-        "reduction = reducing.launch(bucket, bucket.wire,",
+        "reduction = reduce_strategy.launch(bucket, bucket.wire,",
         "zeros = torch.zeros_like(bucket.wire) if self.scaling.divisor == math.inf else bucket.wire\n"
-        "        reduction = reducing.launch(bucket, zeros,",
+        "        reduction = reduce_strategy.launch(bucket, zeros,",
         *("wrapped elsewhere, weigh", "freed too early: .*allreduce"),
     ),
     Misorder(

@@ -36,7 +36,7 @@ class Held(NamedTuple):
     grads: list[torch.Tensor]
 
 
-class ShareReducing:
+class TreeReduceStrategy:
     """A `ReduceStrategy` that sums buckets over the shares instead of the ranks."""
 
     def __init__(self, transport: Transport, num_shares: int, *, takes_mean: bool):
@@ -126,9 +126,9 @@ class LogicalRanks(Mode, StepWatcher):
         Raises:
             RuntimeError: a share had no backward, or more than one.
         """
-        reducing, here = self._reducer.reducing, self.here
-        assert isinstance(reducing, ShareReducing)
-        reducing.begin_step(here[0])
+        reduce_strategy, here = self._reducer.reduce_strategy, self.here
+        assert isinstance(reduce_strategy, TreeReduceStrategy)
+        reduce_strategy.begin_step(here[0])
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
         self._saved = buffers, earlier
@@ -145,7 +145,7 @@ class LogicalRanks(Mode, StepWatcher):
                 if share == here[-1]:
                     self._check_that_it_was_reduced(share)
                 else:
-                    reducing.hold(self._take_grads(share))
+                    reduce_strategy.hold(self._take_grads(share))
                 if share == 0:
                     survivors = _copies(self._current_buffers())
         self._overwrite_buffers(survivors)

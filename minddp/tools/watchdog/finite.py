@@ -66,7 +66,7 @@ class CheckFinite(Mode):
             return
         marks, sums = self._marks, self._sums
         self._begin()
-        if isinstance(reducer.reducing, AllReduceStrategy) and all(map(_begins_with_number, sums)):
+        if isinstance(reducer.reduce_strategy, AllReduceStrategy) and all(map(_begins_with_number, sums)):
             return
         transport, device = reducer.transport, reducer.params[0].device
         first_of_rank = torch.zeros(transport.world_size, dtype=torch.int64, device=device)
