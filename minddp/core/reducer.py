@@ -119,9 +119,8 @@ class Reducer:
     def _watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
         """Notice when a backward enters at `output`, the result of the latest forward."""
         assert self.current is not None, "a pass has been made"
-        forward = object()
         self.current.ends.is_visible = autograd.call_when_gradient_enters(
-            output, self._on_gradient_enters, forward, before_other_hooks=before_other_hooks
+            output, self._on_gradient_enters, object(), before_other_hooks=before_other_hooks
         )
 
     def ensure_finished(self) -> None:
@@ -131,8 +130,10 @@ class Reducer:
             RuntimeError: see [Note: unfinished reduction]; or another rank does not drop the same backward.
         """
         current = self.current
-        if current is None or current.phase is Phase.ARMED:
+        if current is None:
             pass
+        elif current.phase is Phase.ARMED:
+            current.ends.reset()  # its backward may have raised before it reached a parameter
         elif current.phase is Phase.FINISHED:
             self._enter(Phase.IDLE)
         elif current.phase in (Phase.ACCUMULATING, Phase.REDUCING) and current.ends.is_awaited_here:
@@ -144,8 +145,6 @@ class Reducer:
             current.abandon()
             self.wait_for_futures()  # of its buffer hook: the next forward may read the buffers
             self._enter(Phase.IDLE)
-        if current is not None:
-            current.ends.reset()
         self.expectation.forward_begins()
 
     def rebuild_if_due(self) -> bool:
@@ -211,14 +210,13 @@ class Reducer:
     # ------------------------------------------------------------------ the end of backward
 
     def _on_gradient_enters(self, forward: object, at_new_tensor: bool) -> None:
-        """A backward enters at the outputs: the one that the user called, not one nested in it."""
+        """A backward, the one that the user called, enters at the outputs of `forward`, a token for identity."""
         if at_new_tensor and forward is self._last_reduced:  # at another output of that forward
             self._further_backward = autograd.current_backward()
             if self.current is None and self.expectation.ends_with_each_backward:
-                reasons = [mode.cannot_add for mode in self.modes if mode.cannot_add]
-                if reasons and any(param.grad is not None for param in self.params):
-                    fact = "`.grad` holds the result of another backward of this forward"
-                    raise RuntimeError(f"{fact}: {reasons[0]}.")
+                reason = next((mode.cannot_add for mode in self.modes if mode.cannot_add), "")
+                if reason and any(param.grad is not None for param in self.params):
+                    raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reason}.")
                 self._make_pass(finalizes_at_end=True)
         if self.current is None:
             return
@@ -331,11 +329,7 @@ class Reducer:
         self._bind_hooks()
 
     def adopt(self, plan: BucketPlan) -> None:
-        """Use another plan of the same parameters from the next backward on. On every rank, between steps.
-
-        Raises:
-            RuntimeError: a backward is under way.
-        """
+        """Use another plan of the same parameters from the next backward on. On every rank, between steps."""
         if self.phase not in (Phase.IDLE, Phase.ARMED):
             raise RuntimeError(f"minddp: no new buckets while the reducer is in phase {self.phase.name}.")
         self.store.adopt(plan, self.transport.allocate)
