@@ -9,8 +9,8 @@
 - The mean is taken while a group is packed, `PackGroup.pack`, unless the `ReduceStrategy` divides later or not at
   all. See [Note: the mean is taken first].
 - The end of backward waits, for one bucket after the other: `BackwardPass.wait_and_unpack`.
-- After an exception in backward, an optimizer step on its gradients raises, see `unfinished.py`, and the next forward
-  drops the pass: `ensure_finished`. The table in `core/__init__.py` lists all that survives a step.
+- After an exception in backward, an optimizer step on its gradients raises (`unfinished.py`), and the next forward
+  drops the pass (`ensure_finished`). The table in `core/__init__.py` lists all that survives a step.
 
 Three parts are pluggable: an `Expectation` (which gradients will come), a `ReduceStrategy` (how a bucket is
 reduced) and `MakeBucket` (dense or sparse buckets). `Mode`s are called at the points that `Mode` lists.
