@@ -1,4 +1,4 @@
-"""The rule: every parameter's gradient comes once. Exceptions are tested in tests/expectation."""
+"""The rule: the gradient of each parameter arrives once. `test_find_unused.py` and `test_static_graph.py` test others."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ TORCHES = ("2.15", "2.14", "2.13", "2.12", "2.11")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CORE = (
     "core",
-    "expectation",
     "modes",
     "comm_hooks",
     "replicas",
