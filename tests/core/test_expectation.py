@@ -1,4 +1,4 @@
-"""The rule: the gradient of each parameter arrives once. `test_find_unused.py` and `test_static_graph.py` test others."""
+"""The rule: each parameter gets its gradient once. `FindUnused` and `StaticGraph` are tested in files of their own."""
 
 from __future__ import annotations
 
