@@ -1,4 +1,4 @@
-"""The rule: each parameter gets its gradient once. `FindUnused` and `StaticGraph` are tested in files of their own."""
+"""The rule: each parameter gets its gradient once. Other rules: `test_find_unused.py`, `test_static_graph.py`."""
 
 from __future__ import annotations
 
