@@ -296,7 +296,7 @@ def test_an_interrupted_backward_is_dropped_by_all_ranks_or_none(monkeypatch: py
     unfinished.agree_to_drop(here, 1, num_launched=0)
     for transport, num_launched in ((here, 1), (other, 2)):
         absent = f"Rank {1 - transport.rank} has not come within 0.01 s"
-        with pytest.raises(RuntimeError, match=rf"backward 1 on rank {transport.rank}, .*{absent}.*every rank"):
+        with pytest.raises(RuntimeError, match=rf"backward 1 on rank {transport.rank}\. .*{absent}.*every rank"):
             unfinished.agree_to_drop(transport, 1, num_launched)
     unfinished.agree_to_drop(here, 1, num_launched=2)
 
