@@ -6,7 +6,6 @@
 | `top_k_hook.py` | a communication hook with a state | `ddp.register_comm_hook(state, hook)` |
 | `bucket_per_block.py` | a bucket policy | `ddp.follow(plan)` |
 | `uneven_batches.py` | a check of the guard | `ddp.guard.checks[name] = check` |
-| `mean_without_nan.py` | a reduction | `reduction=ClassOfReducing` |
 | `ranks_as_threads.py` | a transport; DDP in a debugger | `transport=transport` |
 
 They use public names only. tests/examples trains with each, beside torch's class.

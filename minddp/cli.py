@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from minddp.platform.launcher import Stopped
 
-#: A module, whose `main(arguments)` runs the subcommand and returns the exit status, and what it is for.
+#: A module, whose `main(arguments)` runs the subcommand and returns the exit status, and a summary.
 COMMANDS = {
     "train": ("minddp.tools.train.launch", "train a model data-parallel, on ranks that it starts itself"),
     "run": ("minddp.tools.launch.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
@@ -28,8 +28,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand that `argv` (default: the command line) begins with; returns the exit status.
 
-    If a signal has stopped its ranks, that is 128 and the signal's number, as a shell reports it; so it is if the
-    reader of its output has ended, as in `minddp doctor | head`.
+    If a signal stops its ranks, the status is 128 plus the signal's number, as in a shell. The same holds if the
+    reader of its output ends, as in `minddp doctor | head`.
     """
     try:
         try:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + stopped.signal_number
     except BrokenPipeError:
         poll = select.poll()
-        poll.register(sys.stdout, 0)  # that it is closed is reported in any case
+        poll.register(sys.stdout, 0)  # a closed file is always reported
         if not poll.poll(0):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,6 @@
-"""The seams by which a tool attaches to a wrapper that does not know it.
+"""The interface by which a tool attaches to a wrapper.
 
-What happens within a backward has its own seam, `core/mode.py`: an extension appends a mode in `attach`.
+To act within a backward, an extension appends a mode (`core/mode.py`) to the reducer in `attach`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minddp.core.reduction import Reducing
 from minddp.transport.protocols import Transport
 
 if TYPE_CHECKING:
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Extension:
-    """Called by the wrapper `ddp`, in the order of these methods. Each does nothing unless overridden.
+    """The wrapper `ddp` calls these methods, in this order. Each does nothing unless overridden.
 
-    A dataclass is pickled with its arguments alone; a copy of the wrapper attaches it anew.
+    Of a dataclass only the arguments are pickled; a copy of the wrapper attaches it again.
     """
 
     #: True if the extension broadcasts buffers itself, so that the wrapper does not.
@@ -35,26 +34,22 @@ class Extension:
         """Raise `ValueError` if these arguments of the constructor exclude the extension."""
 
     def wrap_transport(self, transport: Transport, ddp: DistributedDataParallel) -> Transport:
-        """The transport to use in the place of `transport`. Called before `ddp` is constructed, too."""
+        """A transport to use instead of `transport`. Also called during construction of `ddp`."""
         return transport
 
-    def wrap_reducing(self, reducing: Reducing, ddp: DistributedDataParallel) -> Reducing:
-        """The strategy to use in the place of `reducing`, which reduces buckets over the ranks."""
-        return reducing
-
     def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
-        """`ddp` is constructed, or is a copy. `starts_equal`: all ranks have just been given rank 0's weights."""
+        """`ddp` has been constructed, or copied. `starts_equal`: rank 0's weights have just been broadcast."""
 
     def change_ranks(self, ddp: DistributedDataParallel) -> None:
-        """`ddp` goes on with the ranks of another group."""
+        """`ddp` continues with the ranks of another group."""
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:
-        """A forward with gradients begins; nothing has been checked or sent."""
+        """A forward with gradients begins; nothing has been checked or communicated."""
 
     def before_module(
         self, ddp: DistributedDataParallel, broadcast: Mapping[str, torch.Tensor], inputs: Any, kwargs: Any
     ) -> None:
-        """The module is about to run, with gradients. `broadcast`: the buffers that rank 0 has just sent."""
+        """The module is about to run, with gradients. `broadcast`: the buffers just received from rank 0."""
 
     def post_forward(self, ddp: DistributedDataParallel) -> None:
         """The module has run, with gradients."""

@@ -1,6 +1,6 @@
 """The constructor's options: checked once, then frozen.
 
-What can be wrong about one option, or two together, is found before a process group is touched. None is ignored.
+Wrong options, and options that exclude each other, raise before a process group is used. No option is ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numbers
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class BucketCaps:
         cap_mb_list: Sequence[float] | None,
         first_cap_mb: float | None = None,
     ) -> BucketCaps:
-        """Torch's rule, a first bucket of 1 MiB where no capacity is given; or minddp's `first_cap_mb`."""
+        """Torch's rule: a first bucket of 1 MiB if no capacity is given. Or minddp's `first_cap_mb`."""
         if cap_mb_list:
             each = tuple(int(mb * MIB) for mb in cap_mb_list)
             return cls(max(each), max(each), each)
@@ -66,7 +66,7 @@ class BucketCaps:
         if self.each_bytes:
             return self.each_bytes
         if not order_is_final:
-            return (UNBOUNDED,)  # the order is only a guess, so the first backward's gradients travel together
+            return (UNBOUNDED,)  # the order is only a guess, so the first backward has a single bucket
         return (self.first_bytes, self.rest_bytes) if self.first_bytes != self.rest_bytes else (self.rest_bytes,)
 
     def after_rebuild(self) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class BucketCaps:
 
 @dataclass(frozen=True)
 class Options:
-    """What the constructor was asked for, after all checks."""
+    """The constructor's options, after all checks."""
 
     caps: BucketCaps
     find_unused_parameters: bool
@@ -88,12 +88,12 @@ class Options:
     init_sync_buffers: bool
     forward_sync_buffers: bool
     small_last_bucket: bool
-    reduction: str | Callable[..., Any] = "mean"
+    reduction: str = "mean"
     lazy_bucket_allocation: bool = False
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """True if the first backward's order is trusted for all that follow."""
+        """True if the buckets are rebuilt in the order of the first backward."""
         return self.static_graph or not self.find_unused_parameters
 
     @property
@@ -114,8 +114,13 @@ class Options:
         for name in (*FLAGS, "broadcast_buffers", "forward_sync_buffers"):
             check_flag(name, arguments[name])
         _check_caps(cap, cap_list, first_cap)
-        if arguments["reduction"] not in REDUCTIONS and not callable(arguments["reduction"]):
-            raise ValueError(f"`reduction` is 'mean' or 'sum', but got {arguments['reduction']!r}.")
+        _warn_of_deprecated(broadcast, forward, arguments.get("check_reduction", False))
+        if arguments["reduction"] not in REDUCTIONS:
+            remedy = " Register a communication hook instead: `register_comm_hook`."
+            raise ValueError(
+                f"`reduction` is 'mean' or 'sum', but got {arguments['reduction']!r}."
+                f"{remedy if callable(arguments['reduction']) else ''}"
+            )
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast is None else bool(broadcast)
@@ -136,10 +141,10 @@ def exclude(option: str, others: Mapping[str, bool], why: str = "leave one of th
             raise ValueError(f"{option} and {name} exclude each other: {why}.")
 
 
-def warn_of_deprecated(
+def _warn_of_deprecated(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None, check_reduction: bool
 ) -> None:
-    """To be called by the constructor: the warnings point to the line that calls it, or a subclass's."""
+    """The warnings point to the line that calls the constructor."""
     level = 2
     while sys._getframe(level - 1).f_globals["__name__"].startswith("minddp."):
         level += 1

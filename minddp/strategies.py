@@ -1,4 +1,4 @@
-"""Which strategies of the core the constructor's options ask for."""
+"""The parts of a reducer, chosen by the constructor's options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from minddp.core.bucket_store import BucketStore
 from minddp.core.expectation import Expectation
 from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
+from minddp.core.packing import Scaling
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import DivisorOfBackward, MeanBeforeSum, Reducing
+from minddp.core.reduction import AllReduceStrategy, DivisorOfBackward, ReduceStrategy
 from minddp.core.static_graph import StaticGraph
 from minddp.core.unfinished import UnfinishedReduction
-from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
+from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
 from minddp.options import Options
@@ -55,7 +56,7 @@ class Strategies:
             is_lazy=self.options.lazy_bucket_allocation,
         )
         store.make_buckets(transport.allocate)
-        hooks = GradientHooks(params)
+        hooks = GradientHooks(params, names=names)
         return Reducer(
             hooks,
             transport,
@@ -77,7 +78,7 @@ class Strategies:
         return acceleration_is_on() and copies and not self.options.finds_unused_each_pass
 
     def _bucket_maker(self, aliasing: GradientAliasing | None) -> MakeBucket:
-        """Dense buckets or sparse ones, in which dtypes, and how averages get into `.grad`."""
+        """Makes dense or sparse buckets, with their dtypes, and the way that averages take into `.grad`."""
         dtypes = self.mixed_precision.grad_dtypes if self.mixed_precision else GradDtypes()
         make_aliasing = aliasing.of_bucket if aliasing else None
         dense = partial(Bucket, grads_are_views=self._grads_are_views, dtypes=dtypes, make_aliasing=make_aliasing)
@@ -92,7 +93,7 @@ class Strategies:
         return make_bucket
 
     def expectation(self, hooks: GradientHooks) -> Expectation:
-        """Which gradients a backward will bring."""
+        """How it is known which gradients a backward brings."""
         options, params = self.options, hooks.params
         skips_buckets = options.skip_all_reduce_unused_params
         if options.static_graph and params:
@@ -101,15 +102,7 @@ class Strategies:
             return FindUnused(params, hooks, skips_buckets=skips_buckets)
         return Expectation(params)
 
-    def all_reduce(self, transport: Transport) -> Reducing:
-        """What reduces a bucket where no communication hook does."""
-        if callable(self.options.reduction):
-            return self.options.reduction(transport)
-        if self.mixed_precision is not None:
-            return MeanAfterSum(transport, self.divisor)
-        return MeanBeforeSum(
-            transport,
-            self.divisor,
-            divides_resident=self._grads_are_views,
-            divides_copied=self.options.batched_grad_copy,
-        )
+    def all_reduce(self, transport: Transport) -> ReduceStrategy:
+        """The strategy without a communication hook. Native mixed precision divides the sum."""
+        scaling = Scaling(divide_resident=self._grads_are_views, divide_all=self.options.batched_grad_copy)
+        return AllReduceStrategy(transport, self.divisor, scaling, divides_after=self.mixed_precision is not None)

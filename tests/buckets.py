@@ -16,7 +16,7 @@ from tests.fakes import FakeTransport
 WORLD = 3  # x * (1 / 3) and x / 3 differ in bits for many x
 COPIED = Scaling(WORLD)
 RESIDENT = Scaling(WORLD, divide_resident=True)  # as with gradient_as_bucket_view
-BATCHED = Scaling(WORLD, divide_copied=True, divide_resident=True)  # as with batched_grad_copy
+BATCHED = Scaling(WORLD, divide_all=True)  # as with batched_grad_copy
 UNSCALED = Scaling()
 
 

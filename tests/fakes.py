@@ -116,7 +116,7 @@ class FakeDDP:
         divisor = Divisor(self.transport, "mean").for_this_backward
         self.reducer = Strategies(options(**changed), named, (), divisor).reducer(self.transport)
         if check_finite:
-            self.reducer.reducing = CheckFinite(self.reducer.reducing, self.reducer)
+            self.reducer.modes.append(CheckFinite(self.reducer))
         self.events: list[Event] = []
         self.reducer.events.watch(self.events.append)
 
@@ -126,7 +126,8 @@ class FakeDDP:
         self.reducer.rebuild_if_due()
         output = self.module(*inputs)
         if sync:
-            self.reducer.arm(output, finalize_at_end=finalize_at_end)
+            self.reducer.finalizes_at_end = finalize_at_end
+            self.reducer.prepare_for_backward(output)
         return output
 
     def step(self, *inputs: Any) -> None:

@@ -17,7 +17,7 @@ from minddp.core.backward_pass import Phase
 from minddp.core.reducer import Reducer
 
 TRANSITIONS = (
-    "arm",
+    "prepare_for_backward",
     "ensure_finished",
     "rebuild_if_due",
     "reduce_recorded",

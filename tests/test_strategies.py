@@ -14,10 +14,11 @@ from minddp.core.bucket import Bucket, GradDtypes
 from minddp.core.expectation import Expectation
 from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
+from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import MeanBeforeSum
+from minddp.core.reduction import AllReduceStrategy
 from minddp.core.static_graph import StaticGraph
-from minddp.modes.mixed_precision import MeanAfterSum, MixedPrecision
+from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
 from minddp.platform.acceleration_switch import VARIABLE
@@ -65,22 +66,18 @@ def test_buckets_of_unused_parameters_are_skipped_if_asked(skips: bool, other: d
 
 
 @pytest.mark.parametrize(
-    ("changed", "divides_copied", "divides_resident"),
+    ("changed", "scaling"),
     [
-        ({}, False, False),
-        ({"gradient_as_bucket_view": True}, False, True),
-        ({"batched_grad_copy": True}, True, True),
+        ({}, Scaling(2.0)),
+        ({"gradient_as_bucket_view": True}, Scaling(2.0, divide_resident=True)),
+        ({"batched_grad_copy": True}, Scaling(2.0, divide_all=True)),
     ],
 )
-def test_how_gradients_are_scaled(changed: dict[str, bool], divides_copied: bool, divides_resident: bool) -> None:
+def test_how_gradients_are_scaled(changed: dict[str, bool], scaling: Scaling) -> None:
     reducer = reducer_of(**changed)
-    assert type(reducer.reducing) is MeanBeforeSum
-    scaling = reducer.reducing.open()
-    assert (scaling.divisor, scaling.divide_copied, scaling.divide_resident) == (
-        2.0,
-        divides_copied,
-        divides_resident,
-    )
+    assert type(reducer.reduce_strategy) is AllReduceStrategy
+    assert not reducer.reduce_strategy.divides_after
+    assert reducer.reduce_strategy.open() == scaling
 
 
 @pytest.mark.parametrize(
@@ -108,7 +105,8 @@ def test_mixed_precision_divides_the_sum_and_copies_gradients(views: bool) -> No
     named = list(module.named_parameters())
     strategies = Strategies(options(gradient_as_bucket_view=views), named, (), lambda: 2.0, mode)
     reducer = strategies.reducer(FakeTransport())
-    assert type(reducer.reducing) is MeanAfterSum
+    assert reducer.reduce_strategy.divides_after
+    assert reducer.reduce_strategy.open() == Scaling()
     assert modes_of(reducer) == [RpcGradients, MixedPrecision]
     assert reducer.buckets[0].dtypes == GradDtypes(torch.bfloat16, torch.float32)
     assert not reducer.buckets[0].grads_are_views

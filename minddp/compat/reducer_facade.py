@@ -41,7 +41,7 @@ class ReducerFacade:
             RuntimeError: gradients of the last backward are missing. (Torch ignores that.)
         """
         self._reducer.ensure_finished()
-        self._reducer.arm(outputs, finalize_at_end=not self._ddp.require_manual_backward_finalization)
+        self._reducer.prepare_for_backward(outputs)
 
     def _rebuild_buckets(self) -> bool:
         self._reducer.ensure_finished()
@@ -74,5 +74,5 @@ class ReducerFacade:
         self._reducer.events.on_error = lambda error: logger.set_error_and_log(str(error))
 
     def _reset_state(self) -> None:
-        """Drop the last backward, even after an exception, and the observed order."""
-        self._reducer.change_ranks(self._reducer.transport, self._reducer.reducing)
+        """Forget the last backward, however it has ended, and the order of the first."""
+        self._reducer.change_ranks(self._reducer.transport, self._reducer.reduce_strategy)

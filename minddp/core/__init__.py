@@ -1,18 +1,18 @@
-"""The algorithm of data parallelism, complete but for the transports. Begin with `reducer.py`.
+"""The algorithm of data parallelism, without the transports. Begin with `reducer.py`.
 
-All that one backward needs is in its `BackwardPass`, which is dropped at the end. These survive a step:
+The state of one backward is in its `BackwardPass`, which is dropped at the end. These survive a step:
 
 | what | where | why |
 |---|---|---|
-| the plan and its buckets | `BucketStore` | memory is taken once; `lazy_bucket_allocation` keeps only the plan |
+| the plan and its buckets | `BucketStore` | allocated once; `lazy_bucket_allocation` keeps only the plan |
 | the observed order, until the next forward | `BucketStore` | the rebuild is collective: not in backward |
 | which parameters were used under `no_sync` | `UsageMap` | the next synchronised backward reduces their sum |
 | what a static graph has recorded | `StaticGraph` | later backwards are the same |
 | which parameters were unused | `Expectation` | for logs and errors |
 | hooks on the parameters | `GradientHooks` | they fire in every backward, if only to raise an error |
-| futures of buffer hooks, until the next end | `Reducer.futures` | their forward may have no backward |
+| futures of buffer hooks, until a backward ends | `Reducer.futures` | their forward may have no backward |
 | how many backwards were synchronised | `Reducer.num_passes` | it names a backward on all ranks |
-| which forward was reduced last | `Reducer` | another backward of it may come in at its other outputs |
-| the missing parameters warned of | `UnfinishedReduction` | each set is named once |
+| which forward was reduced last | `Reducer` | another backward of it may enter at its other outputs |
+| which missing parameters were warned of | `UnfinishedReduction` | each set is named once |
 | the weight of the next backward | `modes.Divisor` | `weigh` may come before the forward |
 """

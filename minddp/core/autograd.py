@@ -1,16 +1,16 @@
-"""All use of the autograd engine: four questions, each with one answer.
+"""All use of the autograd engine.
 
 - When has this parameter's gradient been accumulated?  `GradientHooks`
-- Which parameters will this very backward reach?       `will_be_reached`
-- When is this backward over?                           `call_at_end_of_backward`
+- Which parameters will this backward reach?            `will_be_reached`
+- When does this backward end?                          `call_at_end_of_backward`
 - Which backward is running, and inside another one?    `current_backward`, `inside_another_backward`
 
 [Note: the hook sits on the accumulator]
-Each leaf that requires grad owns one `AccumulateGrad` node, which adds incoming gradients to `.grad`. The hook
-is a post-hook of that node, so it fires after `.grad` has its value, once per backward that reaches the leaf,
-even when the gradient that arrived was undefined (a function returned None for it).
-`Tensor.register_post_accumulate_grad_hook` would not fire then, and the bucket would wait for ever. The leaf
-only holds a weak reference to its node, so what installs hooks must keep the nodes alive.
+Each leaf that requires grad has one `AccumulateGrad` node, which adds incoming gradients to `.grad`. The hook is a
+post-hook of that node: it fires after `.grad` has its value, once per backward that reaches the leaf, even if the
+gradient is undefined (a function returned None for it). `Tensor.register_post_accumulate_grad_hook` would not fire
+then, and the bucket would never be complete. The leaf has only a weak reference to its node, so the owner of the
+hooks must keep the nodes alive.
 """
 
 from __future__ import annotations
@@ -36,14 +36,19 @@ def _do_nothing(*_arguments: object) -> None: ...
 class GradientHooks:
     """Calls `handler(i)` whenever a backward has given `params[i].grad` its value.
 
-    The engine keeps the hooks and what they refer to as long as the parameters live, so `handler` must not refer
-    strongly to the wrapper: bind slow ones by `weakly`. `on_error`, if set, is called with what `handler` raises.
-    `accumulators[i]` is the node of parameter i, kept alive as long as this object. See [Note: the hook sits on the
-    accumulator].
+    The engine keeps the hooks alive as long as the parameters, so `handler` must refer to the wrapper only weakly,
+    see `weakly`. `on_error` is called with each exception that `handler` raises. `accumulators[i]` is the node of
+    parameter i. See [Note: the hook sits on the accumulator].
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], handler: Callable[[int], object] = _do_nothing):
+    def __init__(
+        self,
+        params: Sequence[torch.nn.Parameter],
+        handler: Callable[[int], object] = _do_nothing,
+        names: Sequence[str] = (),
+    ):
         self.params = params
+        self._names = names
         self.handler = handler
         self.on_error: Callable[[Exception], object] = _do_nothing
         self._follows_conversions = False
@@ -52,7 +57,7 @@ class GradientHooks:
         self._install()
 
     def _install(self) -> None:
-        # The engine has a thread for each device.
+        # The engine has one thread per device.
         fire = self._fire_one_by_one if len({param.device for param in self.params}) > 1 else self._fire
         self.accumulators = [
             get_gradient_edge(param).node if param.requires_grad else self.accumulators[i]  # frozen since
@@ -72,24 +77,24 @@ class GradientHooks:
             self._fire(param)
 
     def renew(self) -> None:
-        """Hook also the new accumulators of parameters whose dtype has changed. Old ones stay, for older graphs."""
+        """Hook the new accumulators of parameters whose dtype has changed, too. Older graphs keep the old ones."""
         self._follows_conversions = True
         before = dict(zip(self.accumulators, self._handles, strict=True))
         self._install()
         for node in before.keys() & self.accumulators:
             before[node].remove()
 
-    def check(self, params: Iterable[int], name_of: Callable[[int], str]) -> None:
-        """Raise an error if one of `params`, whose hooks do not fire in this backward, has been converted."""
+    def check_conversions(self, params: Iterable[int]) -> None:
+        """Raise if one of `params`, whose hooks do not fire in this backward, has been converted."""
         if self._follows_conversions:
             return
         for index in params:
             param, hooked = self.params[index], self.accumulators[index]
             if param.requires_grad and get_gradient_edge(param).node is not hooked:
                 raise RuntimeError(
-                    f"Gradients of this backward are not averaged: parameters, such as `{name_of(index)}`, were "
-                    f"converted or moved (`.to`, `.double`, `.cpu`) after the module was wrapped, if only back and "
-                    f"forth. Clear the gradients, and wrap the module again, on every rank."
+                    f"Gradients of this backward are not averaged: parameters, such as `{self._names[index]}`, "
+                    f"were converted or moved (`.to`, `.double`, `.cpu`) after the module was wrapped, even back "
+                    f"and forth. Clear the gradients, and wrap the module again, on every rank."
                 )
 
     def remove(self) -> None:
@@ -99,8 +104,8 @@ class GradientHooks:
 
 
 def weakly(method: Any) -> Callable[..., Any]:
-    """A function that calls the bound `method` as long as its object lives, and does nothing after that."""
-    owner_ref, function = weakref.ref(method.__self__), method.__func__  # a WeakMethod is slow: in Python itself
+    """A function that calls the bound `method` while its object is alive, and then does nothing."""
+    owner_ref, function = weakref.ref(method.__self__), method.__func__  # a WeakMethod is slow
 
     def call(*args: Any) -> Any:
         owner = owner_ref()
@@ -116,19 +121,19 @@ def will_be_reached(accumulator: Node) -> bool:
     except RuntimeError:
         if current_backward() < 0:
             raise
-        return False  # autograd.grad() was asked for this very gradient: it is returned, and not accumulated
+        return False  # autograd.grad() returns this gradient without accumulating it
 
 
 def call_at_end_of_backward(callback: Callable[[], Any], on_failure: Callable[[], Any] = _do_nothing) -> None:
-    """Call `callback` when the backward that is running has computed everything, or `on_failure` if it raises.
+    """Call `callback` when the running backward ends, or `on_failure` if it raises.
 
-    Inside a nested backward (reentrant checkpointing) this means the nested one.
+    Within a nested backward (reentrant checkpointing) this is the nested one.
     """
     Variable._execution_engine.queue_callback(_EndCallback(callback, on_failure))
 
 
 class _EndCallback:
-    """The engine calls it at the end of a backward. After an exception the engine frees it without a call."""
+    """The engine calls it at the end of a backward, or frees it without a call after an exception."""
 
     def __init__(self, callback: Callable[[], Any], on_failure: Callable[[], Any]):
         self._callback, self._on_failure = callback, on_failure
@@ -142,27 +147,26 @@ class _EndCallback:
 
 
 def current_backward() -> int:
-    """A number for the backward that is running; a nested one has its own."""
+    """The number of the running backward. A nested backward has a different number."""
     return torch._C._current_graph_task_id()
 
 
 def inside_another_backward() -> bool:
-    """In an end-of-backward callback: True if an outer backward is still running."""
+    """In an end-of-backward callback: True if an outer backward is running."""
     return torch._C._current_autograd_node() is not None
 
 
 def call_when_gradient_enters(
     output: Any, callback: Callable[..., None], *args: Any, before_other_hooks: bool = False
 ) -> bool:
-    """Call the method `callback` whenever a backward reaches a tensor within `output`. False if there is none.
+    """Call the method `callback` whenever a backward reaches a tensor in `output`. Returns False if it has none.
 
-    It gets `args` and True if this very tensor is reached for the first time. It is then in the backward that the
-    user called. The parameters' own hooks do not know which that is: under reentrant checkpointing they fire in
-    nested backwards, and the end of a nested backward is not the end. The method's object is referenced weakly,
-    since the output may outlive the wrapper.
+    The arguments are `args`, and True if this tensor is reached for the first time. The call is made within the
+    backward that the user called, whereas the hooks of parameters may fire in nested backwards (reentrant
+    checkpointing). The method's object is referenced weakly, since the output may outlive the wrapper.
 
-    An in-place operation on a view gives the view another node, which the hook does not follow. The tensor that it
-    is a view of keeps its node, so that one is hooked, too.
+    An in-place operation on a view gives the view another node, which the hook does not follow. The base of the
+    view keeps its node, so it is hooked, too.
     """
     call = weakly(callback)
     tensors = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
@@ -177,20 +181,20 @@ def call_when_gradient_enters(
     for place, tensor in enumerate([*tensors, *bases]):
         handle = tensor.register_hook(unserializable_hook(partial(on_gradient, place)))
         if before_other_hooks:
-            hooks: Any = tensor._backward_hooks  # torch calls them in the order of insertion
+            hooks: Any = tensor._backward_hooks  # called in the order of insertion
             for other in [key for key in hooks if key != handle.id]:
                 hooks[other] = hooks.pop(other)
     return bool(tensors)
 
 
 def recorded(name: str) -> AbstractContextManager[object]:
-    """A span in torch's profiler, if one is on: entering and leaving costs 25 µs without one, too."""
+    """A span in torch's profiler if one is on. `record_function` takes 25 µs even if none is on."""
     profiler = torch.autograd.profiler
     return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()
 
 
 def distributed_context() -> int | None:
-    """The distributed autograd context (torch's RPC) that the calling thread is in, if any."""
+    """The current distributed autograd context (torch's RPC) of the calling thread, if any."""
     rpc = sys.modules.get("torch.distributed.rpc")
     if rpc is None or not rpc.is_available() or not rpc.api._is_current_rpc_agent_set():
         return None
@@ -201,7 +205,7 @@ def distributed_context() -> int | None:
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:
-    """The tensors within nested lists, tuples, dicts, dataclasses and references to values of this process."""
+    """The tensors in nested lists, tuples, dicts, dataclasses and RRefs that this process owns."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -1,15 +1,14 @@
-"""Which backward is running, is it nested in another one, and when is it over.
+"""Which backward is running, is it nested in another one, and when does it end?
 
 [Note: which backward ends]
-A pass ends with the backward in which a gradient enters at the outputs. Under reentrant checkpointing, hooks fire
-in backwards that are nested in that one, and the end of a nested backward is not the end. The entering gradient
-queues the end-of-backward callback first. The first hook of a pass asks too, in case the outputs hold tensors where
-none were found, and so does the launch of the last bucket: a pass that is complete may be finalized in a nested
-backward. If no gradient was seen to enter, a backward inside another one counts as nested, unless the forward was
-inside one.
+A pass ends with the backward in which a gradient enters at the outputs. Under reentrant checkpointing hooks fire in
+nested backwards, whose ends do not count. So the gradient that enters requests a callback at the end of its
+backward. The first hook of a pass requests one, too, in case the outputs have tensors that were not found; and so
+does the launch of the last bucket, since a complete pass may be finalized in a nested backward. If no gradient was
+seen to enter, a backward inside another one counts as nested, unless the forward was inside one, too.
 
-A backward that does not come in at the outputs, such as one of a penalty on a weight, is not the one that the
-forward announced, although its gradients belong to the pass. It completes no recording.
+A backward that does not enter at the outputs, such as that of a penalty on a weight, is not the one that the
+forward prepared for, although its gradients belong to the pass. It does not complete a recording.
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ from minddp.core import autograd
 
 
 class Entry(enum.Enum):
-    """How a backward came to the parameters."""
+    """How a backward reached the parameters."""
 
-    AT_OUTPUTS = "through the outputs of the forward, or through outputs that cannot be watched"
-    NESTED = "from within the backward that ends the pass"
-    ELSEWHERE = "past the outputs of the forward"
+    AT_OUTPUTS = "through the outputs of the forward, or outputs that cannot be watched"
+    NESTED = "nested in the backward that ends the pass"
+    ELSEWHERE = "not through the outputs of the forward"
 
 
 class AwaitedEnds:
-    """Calls `on_end(backward)` once after each backward in which `await_end` was called.
+    """After a backward in which `await_end` was called, calls `on_end(backward)`, or `on_failure()` if it raised.
 
-    `on_failure()` is called in its place if the backward raises. Both are methods, of objects that are referenced
-    weakly.
+    Both are bound methods, whose objects are referenced weakly.
     """
 
     def __init__(self, on_end: Callable[[int], None], on_failure: Callable[[], None] | None = None):
@@ -43,7 +41,7 @@ class AwaitedEnds:
         self._awaited: set[int] = set()
 
     def await_end(self) -> bool:
-        """False if the end of the backward that is running is awaited already."""
+        """Returns False if the end of the running backward is awaited already."""
         backward = autograd.current_backward()
         if backward in self._awaited:
             return False
@@ -62,7 +60,7 @@ class AwaitedEnds:
         self._on_failure()
 
     def is_any_awaited(self, *, but: int = -1) -> bool:
-        """True while another backward than `but` has yet to end."""
+        """True if the end of a backward other than `but` is awaited."""
         return bool(self._awaited - {but})
 
     @property
@@ -71,19 +69,16 @@ class AwaitedEnds:
         return autograd.current_backward() in self._awaited
 
     def reset(self) -> None:
-        """Expect no end any more."""
+        """Await no end any more."""
         self._awaited.clear()
 
 
 class PassEnds(AwaitedEnds):
-    """Those of the backwards that bring the gradients of one forward. Made when that returns, in its thread.
-
-    `is_visible`: the outputs hold tensors, so a gradient can be seen to enter there.
-    """
+    """The ends of the backwards that bring the gradients of one forward. Made in its thread when it returns."""
 
     def __init__(self, on_end: Callable[[int], None], on_failure: Callable[[], None]):
         super().__init__(on_end, on_failure)
-        self.is_visible = False
+        self.is_visible = False  # True if the outputs have tensors, so that a gradient is seen to enter there
         self._thread = threading.get_ident()
         self._forward_was_nested = autograd.inside_another_backward()
         self._entered = -1  # the backward in which a gradient entered at the outputs
@@ -94,7 +89,7 @@ class PassEnds(AwaitedEnds):
             self._entered = autograd.current_backward()
 
     def entry_of(self, backward: int) -> Entry:
-        """Of a backward that has just ended. See [Note: which backward ends]."""
+        """How a backward that has just ended reached the parameters. See [Note: which backward ends]."""
         if self._entered in self._awaited:
             is_nested = backward != self._entered
         else:
@@ -105,5 +100,5 @@ class PassEnds(AwaitedEnds):
 
     @property
     def is_over_here(self) -> bool:
-        """True in the thread of the forward if no backward runs there: the awaited one has ended, however."""
+        """True in the thread of the forward if no backward runs there: the awaited one has ended or raised."""
         return threading.get_ident() == self._thread and autograd.current_backward() < 0

@@ -1,20 +1,20 @@
 """The phases of a reducer, and one backward: count, pack, launch, wait, unpack.
 
 [Note: the hook is bound]
-A hook costs what it executes times the number of parameters, and it runs between two kernels that have just
-evicted its data from the cache. So a hook does not ask in which state the reducer is. It calls
-`GradientHooks.handler`, which the reducer binds anew when its phase changes: from the first gradient of a backward
-to the last, it is `BackwardPass.mark_ready` itself.
+The time of a hook counts once per parameter, and it runs between two kernels that evict its data from the cache. So
+a hook does not ask for the state of the reducer. It calls `GradientHooks.handler`, which the reducer binds again
+when its phase changes: from the first gradient of a backward to the last, it is `BackwardPass.mark_ready` itself.
 
 [Note: once per backward]
 A gradient that is accumulated again after it was counted would be missing from the average, or be added to it
-unreduced. So every parameter keeps its hook in every step, and one that fires more often than expected is an error.
+unreduced. So every parameter keeps its hook in every step, and a hook that fires too often raises an error.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -29,7 +29,7 @@ from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
-from minddp.core.reduction import Reducing, Reduction
+from minddp.core.reduction import PendingReduction, ReduceStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class Phase(enum.Enum):
     ARMED = "a forward has run; the next backward will be synchronised"
     ACCUMULATING = "hooks are firing"
     INCOMPLETE = "a backward has ended, but some gradients have not arrived"
-    REDUCING = "all buckets are under way"
+    REDUCING = "all buckets have been launched"
     FINALIZING = "waiting for the buckets"
-    FINISHED = "the averages are in the gradients, and a backward around the one that brought them still runs"
+    FINISHED = "a nested backward has put the averages into the gradients, and the outer one is still running"
 
-    __hash__ = object.__hash__  # Enum's own is written in Python, and each transition asks for it twice
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each transition calls it twice
 
 
 ALLOWED = {
@@ -62,12 +62,11 @@ ALLOWED = {
 class BackwardPass:
     """One synchronised backward: made when a forward returns, dropped when the averages are in the gradients.
 
-    All that one backward needs is in here. So an exception leaves nothing half reset: the next forward drops the
-    pass.
+    It has all the state of one backward, so to drop it is the reset, after an exception, too.
 
-    The engine refers to the pass by the hooks, so the pass refers only weakly to what may refer to the wrapper: to
-    the methods of the reducer, `on_all_launched()`, `on_ready_twice(param)` and `on_end(pass, backward)`, and to
-    what reduces the buckets, which may hold a user's communication hook.
+    The engine refers to the pass through the hooks, so the pass must refer only weakly to the wrapper: to methods
+    of the reducer, `on_all_launched()`, `on_ready_twice(param)` and `on_end(pass, backward)`, and to the strategy,
+    which may hold a user's communication hook.
     """
 
     def __init__(
@@ -91,28 +90,28 @@ class BackwardPass:
         self._on_ready_twice = weakly(on_ready_twice)
         self._on_end = weakly(on_end)
 
-        # How far it has come.
+        # The state.
         self.phase = Phase.ARMED
-        self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward does so
+        self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward calls `Reducer.finish`
         self.ends = PassEnds(self._on_backward_end, self.note_failure)
-        self.is_refused = False  # an error was raised because gradients are missing: further ones come too late
+        self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception
 
-        # What is still awaited. Filled by the first hook: until then the buckets may change.
-        self.hooks_left: list[int] = []  # per parameter; 0: left out, more than 1: a static graph uses it again
+        # The counts of gradients that have not arrived. Set by the first hook: until then the buckets may change.
+        self.hooks_left: list[int] = []  # per parameter; 0: unused, more than 1: a static graph uses it again
         self.params_left: list[int] = []  # per pack group
         self.groups_left: list[int] = []  # per bucket
 
-        # What has come, in this order.
+        # The progress, in order of time.
         self.ready_order: list[int] = []  # parameters
         self.packed: list[int] = []  # pack groups
-        self.reductions: list[Reduction | None] = []  # of the buckets launched so far; `None`: skipped
+        self.reductions: list[PendingReduction | None] = []  # one per launched bucket; `None`: skipped
         self.unused_grads: dict[int, torch.Tensor] = {}  # copies; see `Scaling.restores_unused`
 
-    def open(self, param: int, reducing: Reducing) -> None:
+    def open(self, param: int, reduce_strategy: ReduceStrategy) -> None:
         """The gradient of `param` is the first to arrive."""
-        self._reducing = weakref.ref(reducing)
-        self.scaling = reducing.open()
+        self._reduce_strategy = weakref.ref(reduce_strategy)
+        self.scaling = reduce_strategy.open()
         self.hooks_left = self.expectation.open()
         self.params_left = [len(params) for params in self.store.members]
         self.groups_left = list(self.store.groups_per_bucket)
@@ -124,13 +123,13 @@ class BackwardPass:
         self._on_end(self, backward)
 
     def note_failure(self) -> None:
-        """An exception has ended the backward: note which gradients it leaves behind."""
+        """An exception has ended the backward: note which gradients it has left."""
         params = self.expectation.params
         self.grads_left = {param: TensorWeakRef(param.grad) for param in params if param.grad is not None}
 
     @property
     def is_unfinished(self) -> bool:
-        """True if its backward has ended without an exception, and `.grad` is not averaged."""
+        """True if backward has ended without an exception, but `.grad` is not averaged."""
         has_ended = self.grads_left is None and not self.ends.is_any_awaited()
         is_open = self.phase in (Phase.ACCUMULATING, Phase.REDUCING)
         return self.phase is Phase.INCOMPLETE or (is_open and has_ended)
@@ -154,7 +153,7 @@ class BackwardPass:
             self._pack_group(group)
 
     def mark_without_hook(self, params: Iterable[int]) -> None:
-        """No hooks will be counted for these parameters: they are ready."""
+        """These parameters are ready without a hook."""
         if self.scaling.restores_unused:
             for param in self.expectation.last_unused or ():
                 if (grad := self.expectation.params[param].grad) is not None:
@@ -164,11 +163,11 @@ class BackwardPass:
             self.mark_ready(param)
 
     def missing(self) -> list[int]:
-        """The parameters that are still awaited, in order."""
+        """The parameters whose gradients have not arrived, in order."""
         return [param for param, left in enumerate(self.hooks_left) if left > 0]
 
     def _pack_group(self, group: int) -> None:
-        """All gradients of a pack group are there. See [Note: pack groups]."""
+        """All gradients of a pack group have arrived. See [Note: pack groups]."""
         index, group_in_bucket = self.store.groups[group]
         for mode in self._packing_modes:
             mode.before_pack(self.store.members[group])
@@ -183,32 +182,36 @@ class BackwardPass:
             self._launch_ready_buckets()
 
     def _launch_ready_buckets(self) -> None:
-        """Launch from the head of the plan for as long as buckets are full. See [Note: launch order]."""
+        """Launch buckets from the head of the plan as long as they are full. See [Note: launch order]."""
         while len(self.reductions) < len(self.groups_left) and self.groups_left[len(self.reductions)] == 0:
             bucket = self.store.bucket(len(self.reductions))
             self.reductions.append(None if self.expectation.skips(bucket.spec) else self._launch(bucket))
         if len(self.reductions) == len(self.groups_left):
             self._on_all_launched()
 
-    def _launch(self, bucket: GradientBucket) -> Reduction:
+    def _launch(self, bucket: GradientBucket) -> PendingReduction:
         index = bucket.spec.index
-        reducing = self._reducing()
-        if reducing is None:
+        reduce_strategy = self._reduce_strategy()
+        if reduce_strategy is None:
             raise RuntimeError(
                 f"A communication hook was registered while a backward had yet to reduce bucket {index}, whose "
                 f"gradients are scaled for another one. Register it before training."
             )
+        if self.scaling.divisor == math.inf:  # the weight is 0, but NaN divided by infinity is NaN
+            bucket.wire.zero_()
+        for mode in self.modes:
+            mode.before_launch(bucket, bucket.wire)
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction = reducing.launch(bucket, is_last=index == len(self.groups_left) - 1)
+        reduction = reduce_strategy.launch(bucket, bucket.wire, is_last=index == len(self.groups_left) - 1)
         self.events.emit(EventKind.LAUNCH_END, index)
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction
 
     def wait_and_unpack(self) -> None:
-        """Wait for the buckets in launch order and put the averages where the optimizer will look.
+        """Wait for the buckets in launch order and put the averages into `.grad`.
 
-        The gradient of a parameter that no rank has used stays as it is.
+        The gradient of a parameter that no rank has used does not change.
         """
         for mode in self.modes:
             mode.before_unpack()
@@ -235,10 +238,10 @@ class BackwardPass:
                 param.grad.copy_(before)
 
     def abandon(self) -> None:
-        """An exception has ended the backward: let what is under way arrive, and drop it.
+        """An exception has ended the backward: wait for the launched buckets, and drop the pass.
 
-        Gradients that are views then hold averages if their bucket was launched, and else this rank's values: what
-        a script adds to without clearing them is averaged by the next backward.
+        Gradients that are views then hold averages if their bucket was launched, and otherwise this rank's values.
+        If a script adds to them without clearing them, the next backward averages the sums.
         """
         self.events.emit(EventKind.ERROR)
         for reduction in filter(None, self.reductions):
@@ -250,10 +253,10 @@ class BackwardPass:
         self.expectation.abandon()
 
     def drop(self) -> None:
-        """Close, without waiting for what is under way.
+        """Close, without waiting for the launched buckets.
 
-        Gradients that are views have their values back where they were packed into a bucket that was not launched.
-        What they hold where it was launched is known to no rank.
+        Gradients that are views get their values back if their bucket was not launched. Otherwise their values are
+        undefined.
         """
         for group in self.packed:
             index, group_in_bucket = self.store.groups[group]
@@ -268,6 +271,6 @@ class BackwardPass:
         self.store.end_pass()
 
     def observed_order(self) -> list[int]:
-        """Every parameter once: as they became ready, and then those that are unused."""
+        """Every parameter once: in the order of readiness, unused ones last."""
         unused = dict.fromkeys(self.expectation.last_unused or [])
         return [param for param in self.ready_order if param not in unused] + list(unused)

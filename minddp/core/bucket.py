@@ -1,17 +1,16 @@
 """One bucket: a flat buffer and, for each parameter, a view into it.
 
-Packing (`packing.py`) copies gradients into the buffer and scales them by 1/world_size; unpacking puts the averages
-where the optimizer will look.
+Packing (`packing.py`) copies gradients into the buffer and scales them; unpacking puts the averages into `.grad`.
 
 [Note: where an average ends]
 `unpack` has four outcomes for a gradient:
-  - *resident*: `.grad` is the bucket's own view object. Autograd accumulated straight into the buffer, the average
-    lies there, and nothing is done. Only with gradient_as_bucket_view.
-  - *bound*: `.grad` becomes the view. Only with gradient_as_bucket_view, where it is not the view yet.
-  - *aliased*: `.grad` becomes a tensor of its own over the bucket's memory, where no other reference could notice.
-    Only with an `Aliasing`, see core/gradient_aliasing.py.
-  - *copied*: the average is written into the `.grad` that exists, or into a new one.
-`zero_grad(set_to_none=True)` in every step makes autograd allocate new gradients, so packing copies them.
+  - *resident*: `.grad` is the bucket's own view object. Autograd has accumulated into the buffer, and the average
+    is there already. Only with gradient_as_bucket_view.
+  - *bound*: `.grad` becomes the view. Only with gradient_as_bucket_view, if it is not the view yet.
+  - *aliased*: `.grad` becomes a separate tensor over the bucket's memory, if no other reference could notice. See
+    core/gradient_aliasing.py.
+  - *copied*: the average is written into the existing `.grad`, or into a new one.
+After `zero_grad(set_to_none=True)` autograd allocates new gradients, so packing copies them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -27,12 +26,15 @@ from minddp.core.packing import PackGroup, Scaling, grad_of, lies_at, places_by_
 from minddp.core.plan import BucketSpec, Slot
 from minddp.platform import streams
 
-#: Makes a flat tensor of as many elements of a dtype on a device: memory where the transport wants it.
+if TYPE_CHECKING:
+    from minddp.core.gradient_aliasing import BucketAliasing
+
+#: Makes a flat tensor of `numel` elements of a dtype on a device, in memory that suits the transport.
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 
 
 class GradientBucket(Protocol):
-    """What the reducer needs of a bucket, dense or sparse. Its parameters are `spec.slots`, in that order."""
+    """The interface of dense and sparse buckets. `params` are in the order of `spec.slots`."""
 
     spec: BucketSpec
     params: list[torch.nn.Parameter]
@@ -40,11 +42,11 @@ class GradientBucket(Protocol):
 
     @property
     def wire(self) -> torch.Tensor:
-        """This rank's scaled gradients as they travel."""
+        """The buffer to communicate: this rank's scaled gradients."""
         ...
 
     def move_grads_in(self) -> None:
-        """Move gradients that exist into the buffer, where they are to be views of it."""
+        """Move existing gradients into the buffer, if gradients are views of it."""
         ...
 
     def begin_pass(self) -> None:
@@ -56,7 +58,7 @@ class GradientBucket(Protocol):
         ...
 
     def undo_pack(self, group: int, scaling: Scaling) -> None:
-        """The bucket will not be reduced: give gradients that lie in it the values that they had before `pack`."""
+        """The bucket will not be reduced: restore the values before `pack` of gradients that are views of it."""
         ...
 
     def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None) -> None:
@@ -64,29 +66,13 @@ class GradientBucket(Protocol):
         ...
 
 
-class MakeBucket(Protocol):
-    """Makes a bucket with memory of its own."""
-
-    def __call__(
-        self, spec: BucketSpec, params: list[torch.nn.Parameter], names: list[str], allocate: Allocate
-    ) -> GradientBucket: ...
-
-
-class Aliasing(Protocol):
-    """Lets gradients share the memory of one bucket instead of being copied. Made anew with each buffer."""
-
-    def alias(self, places: list[int]) -> list[int]:
-        """Make the bucket's memory the gradient where no reference notices; return the other `places`."""
-        ...
-
-    def memory_is_held(self) -> bool:
-        """True if something, a `.grad` perhaps, still refers to memory that was shared."""
-        ...
+#: Makes a bucket from its spec, its parameters and their names.
+MakeBucket = Callable[[BucketSpec, list[torch.nn.Parameter], list[str], Allocate], GradientBucket]
 
 
 @dataclass(frozen=True)
 class GradDtypes:
-    """The dtypes in which gradients arrive and travel. `None` is the parameter's own."""
+    """The dtypes in which gradients arrive and are communicated. `None` is the parameter's own."""
 
     arriving: torch.dtype | None = None
     travelling: torch.dtype | None = None
@@ -95,11 +81,9 @@ class GradDtypes:
 class Bucket:
     """A flat buffer, the parameters whose gradients it carries, and a view for each.
 
-    `flat` is one-dimensional, of the spec's numel and device, and of its dtype unless `dtypes` has another.
-    `views[k]` has the shape of `params[k]` and, where those are dense, the strides that it had when the bucket was
-    made, so that packing does not transpose. All ranks make a bucket at the same point of the script; strides that
-    change later (`.to(memory_format=...)`) do not change the layout. `groups` are packed one by one. `wire` is
-    `flat` as it travels: complex numbers as pairs of real ones, since not every backend can add them.
+    `views[k]` has the shape of `params[k]` and the strides that it had when the bucket was made, if dense,
+    so that packing does not transpose. All ranks make a bucket at the same point of the script; strides that change
+    later (`.to(memory_format=...)`) do not change the layout.
     """
 
     def __init__(
@@ -111,7 +95,7 @@ class Bucket:
         *,
         grads_are_views: bool = False,
         dtypes: GradDtypes = GradDtypes(),
-        make_aliasing: Callable[[Bucket], Aliasing] | None = None,
+        make_aliasing: Callable[[Bucket], BucketAliasing] | None = None,
     ):
         self.spec = spec
         self.params = params
@@ -124,13 +108,13 @@ class Bucket:
         self._take_memory()
 
     def _take_memory(self) -> None:
-        """A new buffer, the old one being left to whatever still refers to it.
+        """Allocate a new buffer in the same layout, and leave the old one to any tensor that still refers to it.
 
-        In the same layout: another rank may keep its buffer although parameters have other strides by now.
+        Parameters may have other strides by now, but another rank may keep its buffer and so its layout.
         """
         dtype = self.dtypes.travelling or self.spec.dtype
-        self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)
-        self.wire = to_wire(self.flat)
+        self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)  # [numel]
+        self.wire = to_wire(self.flat)  # to communicate: not every backend can add complex numbers
         self.views = self.views_into(self.wire)
         self.groups = [self._group_of(places) for places in places_by_group(self.spec)]
         self.aliasing = self._make_aliasing(self) if self._make_aliasing is not None else None
@@ -161,12 +145,12 @@ class Bucket:
                 param.grad = view
 
     def begin_pass(self) -> None:
-        """Take other memory where the present one is not the bucket's alone any more."""
+        """Allocate new memory if other tensors share the current memory."""
         is_held = self.aliasing is not None and self.aliasing.memory_is_held()
         # `grad.data = ...` has put other memory under a view
         is_moved = self.grads_are_views and list(map(torch.Tensor.data_ptr, self.views)) != self._addresses
         if is_held:
-            self._make_aliasing = None  # from now on: a gradient that is kept keeps the memory of the whole bucket
+            self._make_aliasing = None  # for good: a gradient that is kept keeps the memory of the whole bucket
         if is_held or is_moved:
             self._take_memory()
 
@@ -207,7 +191,7 @@ class Bucket:
             param.grad = view
 
     def _copy(self, averages: list[torch.Tensor], places: Sequence[int]) -> None:
-        """Write the averages into the gradients that exist, and make those that do not."""
+        """Write the averages into existing gradients, and create the missing ones."""
         existing = []
         for k in places:
             if self.params[k].grad is None:
@@ -219,7 +203,7 @@ class Bucket:
 
 
 def to_wire(flat: torch.Tensor) -> torch.Tensor:
-    """The same memory as the transport sees it."""
+    """The same memory, with complex numbers as pairs of real ones."""
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
@@ -229,19 +213,19 @@ def from_wire(wire: torch.Tensor, spec: BucketSpec) -> torch.Tensor:
 
 
 def view_of(flat: torch.Tensor, slot: Slot, layout: torch.Tensor) -> torch.Tensor:
-    """A tensor over the slot's part of `flat`, in the shape and the strides of `layout`, which is dense.
+    """A tensor over the slot's part of `flat`, with the shape and the strides of `layout`, which is dense.
 
-    To autograd it is a tensor, not a view of `flat`: a `.grad` that is a view could not be detached in place.
+    For autograd it is not a view of `flat`: a `.grad` that is a view could not be detached in place.
     """
     offset = flat.storage_offset() + slot.offset
     return flat.new_empty(0).set_(flat.untyped_storage(), offset, layout.size(), layout.stride())
 
 
 def layout_of(param: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory in the layout that autograd gives a gradient of `param`.
+    """A meta tensor with the layout that autograd gives a gradient of `param`.
 
-    That is the parameter's own layout if it is non-overlapping and dense (also channels_last or transposed), else
-    row-major.
+    It is the parameter's own layout if that is non-overlapping and dense (channels_last or transposed, too), or
+    else row-major.
     """
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(param)
     strides = param.stride() if is_dense else torch.empty(param.size(), device="meta").stride()

@@ -1,13 +1,12 @@
 """The current plan, the buckets made for it, and the one rebuild. See [Note: two plans].
 
-[Note: when buckets get their memory]
 Buckets are made with the plan, as in torch, so that a model that is too large fails at construction. With
 `lazy_bucket_allocation`, as in torch 2.15, each is made when the first of its gradients is ready, and all are
-released when the backward has ended: the room is free while activations take most of it, and between steps. A
-gradient that is a view keeps its bucket's memory. A rebuild releases the old memory before it asks for the new.
+released when the backward has ended: the memory is free while activations take most of it, and between steps. A
+gradient that is a view keeps its bucket's memory. A rebuild releases the old memory before it allocates the new.
 
-Where gradients are to be views, a new bucket takes in those that its parameters have at that moment, so these are
-divided and later ones multiplied: see [Note: the mean is taken first].
+If gradients are views, a new bucket takes in the existing gradients of its parameters, so these are divided and
+later ones multiplied: see [Note: the mean is taken first].
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from minddp.transport.protocols import Transport
 class BucketStore:
     """The plan and its buckets.
 
-    Pack groups, which follow from the plan, are numbered through all buckets; `groups[g]` is bucket and place,
-    `members[g]` its parameters. `made` are the buckets that have memory, by index; if `is_lazy`, in backward only.
-    `caps_before` and `caps_after` the rebuild are in bytes. `rebuilds`: the first backward's order counts for all.
+    `caps_before` and `caps_after` the rebuild are in bytes. `rebuilds`: the order of the first backward is that of
+    all later ones. `is_lazy`: buckets have memory in backward only.
     """
 
     def __init__(
@@ -54,12 +52,13 @@ class BucketStore:
         self.rebuilds = rebuilds
         self.has_rebuilt = False
         self.is_lazy = is_lazy
-        self.made: dict[int, GradientBucket] = {}
+        self.made: dict[int, GradientBucket] = {}  # those that have memory, by index
         self._follow(plan_from_registration(specs, caps_before))
 
     def _follow(self, plan: BucketPlan) -> None:
         self.plan = plan
         self.made = {}
+        # Pack groups are numbered through all buckets: the bucket and the place in it, and the parameters of each.
         by_group = [places_by_group(spec) for spec in plan.buckets]
         self.groups = [(bucket, group) for bucket, places in enumerate(by_group) for group in range(len(places))]
         self.members = [
@@ -79,13 +78,13 @@ class BucketStore:
         self.make_buckets(allocate)
 
     def make_buckets(self, allocate: Allocate) -> None:
-        """Make the plan's buckets unless they exist. Lazy ones will be made by this `allocate`."""
+        """Make the plan's buckets unless they exist. Lazy ones will use this `allocate`."""
         self._allocate = allocate
         if not self.is_lazy:
             self.all()
 
     def bucket(self, index: int) -> GradientBucket:
-        """A bucket of the plan, which is made if need be."""
+        """A bucket of the plan. Makes it if it does not exist."""
         if index not in self.made:
             params = [self._params[slot.param] for slot in self.plan.buckets[index].slots]
             names = self.plan.names(index)
@@ -94,23 +93,23 @@ class BucketStore:
         return self.made[index]
 
     def all(self) -> list[GradientBucket]:
-        """The buckets in launch order. Those that do not exist are made."""
+        """The buckets in launch order. Makes those that do not exist."""
         return [self.bucket(index) for index in range(len(self.plan.buckets))]
 
     def release(self) -> None:
-        """Leave the buckets' memory to whatever still refers to it. The next pass makes other ones."""
+        """Drop the buckets; tensors may still refer to their memory. The next pass makes new ones."""
         for bucket in self.made.values():
             if not bucket.spec.sparse:
                 streams.keep_for_current_stream(bucket.wire)  # backward may have allocated it on another one
         self.made = {}
 
     def begin_pass(self) -> None:
-        """A backward begins that is reduced."""
+        """A synchronised backward begins."""
         for bucket in self.made.values():
             bucket.begin_pass()
 
     def end_pass(self) -> None:
-        """A backward has ended, or is dropped."""
+        """A backward has ended, or was dropped."""
         if self.is_lazy:
             self.release()
 
@@ -118,15 +117,15 @@ class BucketStore:
 
     @property
     def awaits_order(self) -> bool:
-        """True if the next order of readiness that is observed leads to a rebuild."""
+        """True if the next observed order of readiness leads to a rebuild."""
         return self.rebuilds and not self.has_rebuilt
 
     def observe(self, ready_order: list[int]) -> None:
-        """A backward has made the gradients ready in this order: every parameter once."""
+        """Gradients became ready in this order: every parameter once."""
         self._observed_order = ready_order
 
     def rebuild_if_due(self, transport: Transport, events: EventStream) -> bool:
-        """Rebuild once, by the order that rank 0 has observed: ranks may have seen different ones. Collective."""
+        """Rebuild once, in the order that rank 0 has observed: orders may differ between ranks. Collective."""
         observed, self._observed_order = self._observed_order, None
         if observed is None:
             return False
@@ -141,10 +140,15 @@ class BucketStore:
         return True
 
     def await_another_order(self) -> None:
-        """The ranks have changed: let the next backward show its order anew."""
+        """Forget the order: the next backward is observed again."""
         self.has_rebuilt, self._observed_order = False, None
 
+    def keep_plan(self) -> None:
+        """Do not rebuild any more."""
+        self.rebuilds = False
+        self.await_another_order()
+
     def begin_anew(self, allocate: Allocate) -> None:
-        """Go back to the plan that construction gives: so one rank may have rebuilt, and another one not."""
+        """Go back to the first plan, for ranks of which some have rebuilt their buckets and others not."""
         self.await_another_order()
         self.adopt(plan_from_registration(self._specs, self._caps_before), allocate)

@@ -1,4 +1,4 @@
-"""Errors of the core that begin with torch's words, where scripts match on them."""
+"""Errors of the core. They begin with torch's words if scripts match on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minddp.platform import wording
 
 
 def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
-    """The error for a parameter whose hook fired more often in one backward than it should."""
+    """The error for a parameter whose hook fired too often in one backward."""
     if static_graph:
         return RuntimeError(
             f"Your training graph has changed in this iteration, e.g., one parameter is unused in first "
@@ -26,7 +26,7 @@ def ready_twice(index: int, name: str, *, static_graph: bool) -> RuntimeError:
 
 
 def second_backward(name: str) -> RuntimeError:
-    """The error for a gradient from a further output of a static graph whose reduction has ended."""
+    """The error for a gradient from another output of a static graph whose gradients are already reduced."""
     return RuntimeError(
         f"Trying to backward a second time through one forward with static_graph=True: the first backward has been "
         f"reduced, and the gradient of `{name}`, from another output, would stay local to this rank. Add the "
@@ -45,7 +45,7 @@ def still_running() -> RuntimeError:
 
 
 def cannot_finalize(*, is_required: bool, is_incomplete: bool) -> RuntimeError:
-    """The error for `finish` without a backward that awaits it, or one whose gradients have not all arrived."""
+    """The error for `finish` if no backward awaits it, or some gradients have not arrived."""
     if not is_required:
         why = "but manual backward finalization is not required. Set require_manual_backward_finalization first."
     elif is_incomplete:

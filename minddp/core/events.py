@@ -1,10 +1,10 @@
-"""What happens inside a step, as typed events.
+"""The events inside a step.
 
 The reducer emits them to *sinks*: callables that take an `Event`. Without a sink, an event costs one comparison.
 A list's `append` is a sink; the tests use it to assert on order.
 
-A sink is called in the middle of backward, so it must be quick and must not raise. `BUCKET_COMPLETED` is emitted by
-the thread that has completed the collective, at any moment, also after a sink has been removed.
+A sink is called within backward, so it must be fast and must not raise. `BUCKET_COMPLETED` is emitted by the thread
+that completes the collective, at any time, even after a sink has been removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class EventKind(enum.Enum):
-    """What can happen. `Event.subject` is the index named behind each."""
+    """The kinds of events. The comment behind each says what `Event.subject` is."""
 
     FORWARD_BEGIN = "forward begins"  # no subject
     BUFFERS_BEGIN = "buffers begin to be synchronised"  # no subject
@@ -61,10 +61,10 @@ EventSink = Callable[[Event], object]
 
 
 class EventStream:
-    """Passes events on to any number of sinks. `sink` takes an event for all of them; `None` if there are none.
+    """Passes events to any number of sinks. `sink` takes an event for all of them; `None` if there are none.
 
-    `on_error` is called with each exception that the reducer raises; the engine raises those of a backward past the
-    wrapper, so that this is the only way to see all of them.
+    `on_error` is called with each exception that the reducer raises. Exceptions in backward do not pass through the
+    wrapper, so this is the only way to see all of them.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class EventStream:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Report what is raised within."""
+        """Report exceptions raised in the block."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Which gradients a backward will bring: as a rule each parameter's, once. Exceptions are in `expectation/`."""
+"""Which gradients a backward brings: each parameter's once, unless `FindUnused` or `StaticGraph` say otherwise."""
 
 from __future__ import annotations
 
@@ -7,64 +7,73 @@ from typing import Any
 
 import torch
 
+from minddp.core import autograd
 from minddp.core.plan import BucketSpec
+from minddp.core.usage_map import UsageMap
 from minddp.transport.protocols import Transport
 
 HookHandler = Callable[[int], object]
 
 
 class Expectation:
-    """Each parameter's hook fires once. A subclass expects otherwise; the reducer calls methods in this order.
+    """The hook of each parameter fires once. The reducer calls the methods in this order.
 
-    `last_unused` are the parameters that this rank leaves out of this backward, or left out of the last one; `None`
-    before the first one. `skips_buckets`: buckets of such parameters only are not reduced
-    (skip_all_reduce_unused_params).
+    `skips_buckets`: buckets whose parameters are all unused are not reduced (skip_all_reduce_unused_params).
     """
 
-    #: What errors say of it: the graph never changes; parameters may be unused.
+    #: For error messages: the graph never changes; parameters may be unused.
     is_static = False
     finds_unused = False
 
-    #: A backward may leave out some outputs. Another one, through those, is then reduced, too.
+    #: A backward may leave out some outputs. A later one that enters there is synchronised, too.
     ends_with_each_backward = False
 
-    #: Hooks are only counted (`record`), and everything is reduced when backward has ended.
+    #: Hooks are only counted, by `record`, and everything is reduced when backward has ended.
     is_recording = False
 
-    #: The next backward only shows what later ones will bring, so its order is not yet the order of readiness.
+    #: The next backward is recorded, so its order is not yet the order of readiness.
     order_is_provisional = False
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], *, skips_buckets: bool = False):
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], *, usage: UsageMap | None = None, skips_buckets: bool = False
+    ):
         self.params = params
         self.skips_buckets = skips_buckets
-        self.last_unused: list[int] | None = None
+        self.usage = usage  # `None` if the ranks need not exchange which parameters they use
+        self.last_unused: list[int] | None = None  # by this rank, in this backward or else the last one
 
     def wrap_hook(self, handler: HookHandler) -> HookHandler:
-        """What a hook calls, in any backward, to do `handler` and note what the expectation needs."""
-        return handler
+        """The function for a hook to call, in any backward: `handler`, preceded by a mark of use if needed."""
+        return handler if self.usage is None else self.usage.marking(handler)
 
     def forward_begins(self) -> None:
-        """The output of the last forward is not needed any more."""
+        """The output of the last forward is no longer needed."""
 
     def armed(self, output: Any, *, is_first: bool) -> None:
-        """A forward has returned `output`, and its backward will be reduced."""
+        """A forward has returned `output`, and its backward will be synchronised."""
+        if self.usage is not None:
+            self.usage.grads_are_in_context = autograd.distributed_context() is not None
 
     def backward_begins(self) -> None:
         """A gradient has entered at the outputs; none has reached a parameter yet."""
 
     def backward_was_empty(self) -> None:
-        """That backward has reached no parameter; there may be another."""
+        """That backward has reached no parameter; another one may follow."""
 
     def open(self) -> list[int]:
-        """The first gradient has arrived: how often will each hook fire in this backward? Called within it.
+        """The first gradient has arrived. Returns how often each hook will fire. Called within backward.
 
-        Sets `last_unused`: for these no hook is expected, and the count is 0.
+        Sets `last_unused`; for these parameters no hook is expected, and the count is 0.
         """
+        if self.usage is not None:
+            self.usage.begin_pass()
         self.last_unused = []
         return [1] * len(self.params)
 
     def hold(self, params: Sequence[int]) -> None:
-        """These have gradients that are held outside of `.grad` until the next reduction. See elastic/."""
+        """Gradients of these are kept outside of `.grad` until the next reduction. See tools/elastic/."""
+        if self.usage is not None:
+            self.usage.held.update(params)
 
     def record(self, param: int) -> None:
         """A hook has fired in a backward that is recorded."""
@@ -73,21 +82,27 @@ class Expectation:
         """The recorded backward has ended. Sets `last_unused`."""
 
     def skips(self, bucket: BucketSpec) -> bool:
-        """True if the bucket is not reduced: this rank uses none of its parameters; by the option, no rank does."""
+        """True if the bucket is not reduced, since no rank uses any of its parameters."""
         return self.skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
 
     def all_launched(self, transport: Transport) -> None:
-        """All buckets are under way; begin to exchange what must be known of the other ranks."""
+        """All buckets have been launched. Begin to exchange which parameters are used."""
+        if self.usage is not None:
+            self.usage.begin_exchange(transport)
 
     def close(self) -> Sequence[bool] | None:
         """Backward has ended. Per parameter, True if no rank has used it; `None` if there is no such parameter."""
         return None
 
     def abandon(self) -> None:
-        """An exception has ended the backward: nothing that it has shown counts."""
+        """An exception has ended the backward: discard its marks."""
+        if self.usage is not None:
+            self.usage.abandon()
 
     def shadow(self, transport: Transport) -> None:
-        """Take part in what the other ranks exchange, having used nothing. See modes/join.py."""
+        """Take part in the exchange of the other ranks, having used nothing. See modes/join.py."""
 
     def reset(self) -> None:
-        """The ranks have changed: drop what was noted for the next reduction."""
+        """The ranks have changed: discard all marks."""
+        if self.usage is not None:
+            self.usage.clear()

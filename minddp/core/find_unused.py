@@ -1,15 +1,16 @@
-"""`find_unused_parameters`: every backward may leave parameters out, and other ones on other ranks.
+"""`find_unused_parameters`: any backward may leave parameters out, and different ones on different ranks.
 
 [Note: unused parameters]
-To know which parameters a backward leaves out, torch walks the graph from the outputs in every forward. The
-engine has computed the answer anyway: when backward begins it visits the whole graph to count dependencies.
-So minddp asks the engine if it will run each accumulator, as soon as a gradient enters at the outputs: the first
-hook may fire in a nested backward, that of a reentrant checkpoint, which reaches only what has been checkpointed.
-That takes no walk, needs no copy of the outputs, and is exact for the loss at hand, also when the loss uses only
-some of the outputs. Three things the engine does not say, so then the graph is walked: what the distributed engine
-will reach; what the backward of the loss will reach, if another backward (a penalty on a weight) brings gradients
-first; and, once in the first backward, what the loss reaches although the outputs do not. Torch takes such
-parameters for unused and raises when their gradient arrives after all.
+To find the parameters that a backward leaves out, torch walks the graph from the outputs in every forward. The
+engine knows the answer: when backward begins it visits the whole graph to count dependencies. So minddp asks the
+engine if it will run each accumulator, as soon as a gradient enters at the outputs. (The first hook would be too
+late: it may fire in the nested backward of a reentrant checkpoint, which reaches only the checkpointed part.) That
+takes no walk and no copy of the outputs, and is exact even if the loss uses only some of the outputs.
+
+In three cases the engine cannot tell, and the graph is walked: with the distributed engine; if another backward,
+such as that of a penalty on a weight, brings gradients before the backward of the loss; and, in the first backward,
+for parameters that the loss reaches although the outputs do not. Torch takes these for unused, and raises when
+their gradient arrives after all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch.autograd.graph import Node
 
 from minddp.core import autograd
-from minddp.core.expectation import Expectation, HookHandler
+from minddp.core.expectation import Expectation
 from minddp.core.usage_map import UsageMap
 from minddp.transport.protocols import Transport
 
@@ -34,27 +35,25 @@ NAME_IN_PROFILES = "torch.distributed.ddp.reducer::search_unused_parameters"  # 
 class FindUnused(Expectation):
     """Asks the engine which parameters a backward leaves out; exchanges which ones any rank has used."""
 
+    usage: UsageMap
+
     finds_unused = True
     ends_with_each_backward = True
 
     def __init__(self, params: Sequence[torch.nn.Parameter], hooks: autograd.GradientHooks, *, skips_buckets: bool):
-        super().__init__(params, skips_buckets=skips_buckets)
+        super().__init__(params, usage=UsageMap(params), skips_buckets=skips_buckets)
         self._hooks = hooks
-        self.usage = UsageMap(params)
         self._outside_forward: set[int] = set()
-        self._left_out: list[int] | None = None  # by the coming backward, if that is known
+        self._left_out: list[int] | None = None  # by the next backward, if known
         self._output_nodes: list[Node] = []  # of the forward whose backward is due
 
-    def wrap_hook(self, handler: HookHandler) -> HookHandler:
-        return self.usage.marking(handler)
-
     def forward_begins(self) -> None:
-        self._output_nodes = []  # they keep the graph, and with it the activations
+        self._output_nodes = []  # they keep the graph alive, and with it the activations
 
     def armed(self, output: Any, *, is_first: bool) -> None:
         self._outside_forward, self._left_out = set(), None
         self._output_nodes = [t.grad_fn for t in autograd.tensors_in(output) if t.grad_fn is not None]
-        self.usage.grads_are_in_context = autograd.distributed_context() is not None
+        super().armed(output, is_first=is_first)
         if self.usage.grads_are_in_context:
             self._left_out = out_of_reach_of(self._output_nodes, self._hooks.accumulators)
         elif is_first:
@@ -71,42 +70,32 @@ class FindUnused(Expectation):
         self._left_out = None
 
     def open(self) -> list[int]:
-        if self._output_nodes and self._left_out is None:  # no gradient has entered at the outputs yet
+        if self._output_nodes and self._left_out is None:  # no gradient has entered at the outputs
             self._left_out = out_of_reach_of(self._output_nodes, self._hooks.accumulators)
         self.backward_begins()
         assert self._left_out is not None
         unused = sorted(self._outside_forward.union(self._left_out))
-        self._outside_forward, self._left_out, self.last_unused = set(), None, unused
-        self.usage.begin_pass()
+        self._outside_forward, self._left_out = set(), None
         if not unused:
             _say_that_all_are_used()
-        left_out = set(unused)
-        return [int(param not in left_out) for param in range(len(self.params))]
-
-    def hold(self, params: Sequence[int]) -> None:
-        self.usage.held.update(params)
-
-    def all_launched(self, transport: Transport) -> None:
-        self.usage.begin_exchange(transport)
+        hooks_left = super().open()
+        self.last_unused = unused
+        for param in unused:
+            hooks_left[param] = 0
+        return hooks_left
 
     def close(self) -> Sequence[bool] | None:
         untouched = self.usage.finish_exchange()
         self.usage.clear()
         return untouched
 
-    def abandon(self) -> None:
-        self.usage.abandon()
-
     def shadow(self, transport: Transport) -> None:
         self.usage.shadow(transport)
-
-    def reset(self) -> None:
-        self.usage.clear()
 
 
 @cache
 def _say_that_all_are_used() -> None:
-    """Once in a process and not as a Python warning, which may be an error: torch prints it from C++."""
+    """Once in a process. Not a Python warning, which may be turned into an error: torch prints it from C++."""
     _log.warning(
         "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in "
         "this backward. If every parameter is always used, leave it out and save the search."
@@ -114,7 +103,7 @@ def _say_that_all_are_used() -> None:
 
 
 def out_of_reach_of(nodes: Sequence[Node], accumulators: Sequence[Node]) -> list[int]:
-    """Those of `accumulators`, as indices, that no path leads to from `nodes`. See [Note: unused parameters]."""
+    """The indices of those `accumulators` that no path from `nodes` reaches. See [Note: unused parameters]."""
     seen: set[Node] = set()
     ahead = list(nodes)
     while ahead:

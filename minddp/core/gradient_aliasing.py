@@ -1,29 +1,28 @@
-"""Averages reach `.grad` without a copy where that cannot be seen.
+"""Averages reach `.grad` without a copy if no script can notice.
 
 [Note: gradient aliasing]
-When a backward ends, the averages lie in the buckets and the optimizer expects them in `.grad`. Torch copies
-them over, one tensor at a time. minddp instead lets the `.grad` of a large parameter be the bucket's memory if
-  - the parameter had no gradient when this backward began, so this backward has made it;
-  - nothing but the parameter refers to the gradient or its memory, so nothing expects the average to appear there;
+When a backward ends, the averages are in the buckets and the optimizer expects them in `.grad`. Torch copies them,
+one tensor at a time. minddp lets the `.grad` of a large parameter share the bucket's memory instead, if
+  - the parameter had no gradient when this backward began, so this backward has created it;
+  - nothing but the parameter refers to the gradient or its memory, so no other tensor would get the average;
   - the view begins at a multiple of `ALIGNMENT_BYTES`, as a fresh allocation would: kernels choose their order of
     summation by alignment, and a gradient norm must keep its bits;
   - the strides are the same;
   - backward does not create a graph (`create_graph=True`).
 Everything else is copied, as in torch: small gradients, since the check takes as long as the copy, and gradients on
-a GPU, where another stream may still read memory that nothing refers to (`Tensor.record_stream`). Nor is aliasing
-used with find_unused_parameters: a gradient that no rank has used must stay as it is, and one that lies in a bucket
-would travel with it.
+a GPU, where another stream may still read memory without references (`Tensor.record_stream`). Nor is aliasing used
+with find_unused_parameters: a gradient that no rank has used must not change, but in a bucket it would be reduced.
 
-The second half of the promise is kept before the buffer is filled again: if anything still refers to gradients
-aliased earlier (a script that keeps them, a view, a detached copy, or `.grad` itself, which was not set to `None`
-and to which this backward adds), the bucket leaves that memory to it, takes new memory, and aliases nothing again.
-So `.grad` behaves as if it had memory of its own: packing, which scales in the buffer, never changes it.
+Before the buffer is filled again, `.grad` must be independent of it. If anything still refers to gradients aliased
+earlier (a script that keeps them, a view, a detached copy, or `.grad` itself, which was not set to `None` and to
+which this backward adds), the bucket leaves its memory to them, allocates new memory, and never aliases again. So
+packing, which scales in the buffer, never changes `.grad`.
 
-Aliasing as soon as a gradient is packed would save memory, but other hooks, and another wrapper that shares the
-parameter, may look at it until backward ends; and until then the engine itself refers to what has just arrived.
+Aliasing while packing would save memory. But until backward ends other hooks, or another wrapper that shares the
+parameter, may read the gradient, and the engine itself still refers to a gradient that has just arrived.
 
-References to a tensor are read off Python's reference counts and those of torch. What they are for a tensor that
-nothing else holds depends on the version of torch, so it is measured, not assumed.
+References to a tensor are read from the reference counts of Python and torch. Their values for a tensor without
+further references depend on the version of torch, so they are measured.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -45,7 +43,7 @@ ALIGNMENT_BYTES = 64  # what torch's CPU allocator gives a fresh tensor
 
 
 class GradientAliasing(Mode):
-    """Knows which parameters of a wrapper the running backward gives their first gradient."""
+    """Knows which parameters of a wrapper get their first gradient in the running backward."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter]):
         self._large = [param for param in params if _is_worth_it(param)]
@@ -72,7 +70,7 @@ class GradientAliasing(Mode):
 
 
 class BucketAliasing:
-    """The aliases of one bucket's present memory. See [Note: gradient aliasing]."""
+    """The aliases of one bucket's current memory. See [Note: gradient aliasing]."""
 
     def __init__(self, owner: GradientAliasing, bucket: Bucket):
         self._owner = owner
@@ -85,11 +83,11 @@ class BucketAliasing:
         self._references_of_ours = references_to_memory(bucket.flat)
 
     def alias(self, places: list[int]) -> list[int]:
-        """As `core.bucket.Aliasing`."""
+        """Let gradients share the bucket's memory if no reference notices. Returns the other `places`."""
         return [k for k in places if not (self._may_be_aliased[k] and self._alias(k))]
 
     def _alias(self, k: int) -> bool:
-        """As a tensor of its own: what a script does to that one must not be done to the bucket's view."""
+        """The gradient is a separate tensor: in-place changes by the script must not reach the bucket's view."""
         param, view = self._params[k], self._views[k]
         if not self._owner.made_by_this_backward(param):
             return False
@@ -100,35 +98,29 @@ class BucketAliasing:
         return True
 
     def memory_is_held(self) -> bool:
-        """As `core.bucket.Aliasing`."""
+        """True if something, perhaps a `.grad`, still refers to memory that was shared."""
         return self._aliased and references_to_memory(self._flat) != self._references_of_ours
 
 
-class MemoryReferences(NamedTuple):
-    """References to a tensor's memory: from tensors, itself included, and from Python to the storage."""
-
-    tensors: int
-    to_storage: int
-
-
-def references_to_memory(tensor: torch.Tensor) -> MemoryReferences:
+def references_to_memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many tensors, including this one, and how many Python objects refer to the tensor's storage."""
     storage = tensor.untyped_storage()
-    return MemoryReferences(torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage))
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 
 
 def is_held_by_parameter_alone(param: torch.nn.Parameter) -> bool:
-    """True if nothing else refers to `.grad` or to its memory. There is one, and it is strided."""
+    """True if nothing else refers to `.grad`, which exists and is strided, or to its memory."""
     return _references_to_grad(param) == _references_if_alone()
 
 
-def _references_to_grad(param: torch.nn.Parameter) -> tuple[int, int, MemoryReferences]:
+def _references_to_grad(param: torch.nn.Parameter) -> tuple[object, ...]:
     grad = param.grad
     assert grad is not None
     return sys.getrefcount(grad), grad._use_count(), references_to_memory(grad)  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _references_if_alone() -> tuple[int, int, MemoryReferences]:
+def _references_if_alone() -> tuple[object, ...]:
     param = torch.nn.Parameter(torch.zeros(1))
     param.grad = torch.zeros(1)
     return _references_to_grad(param)

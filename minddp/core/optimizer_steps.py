@@ -1,7 +1,7 @@
 """Calls around each step of any optimizer in this process, by one pair of torch's global hooks.
 
-Hooks of each guard's own would have to be removed when it is collected. That may happen at any moment, and torch
-goes through its hooks without a copy: it fails if one goes missing then.
+If each watcher had hooks of its own, they would have to be removed when it is garbage-collected. That may happen
+while torch iterates over its hooks, which then raises an error.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class StepWatcher:
 
 @functools.cache
 def _watchers() -> weakref.WeakValueDictionary[int, StepWatcher]:
-    """In the order in which they began. The first call installs the hooks, which stay."""
+    """All watchers, in order of `watch_steps`. The first call installs the hooks for good."""
     watchers = weakref.WeakValueDictionary[int, StepWatcher]()
 
     def call_all(name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for reference in watchers.valuerefs():  # a copy: any of them may be collected meanwhile
+        for reference in watchers.valuerefs():  # a copy: any watcher may be collected meanwhile
             if (watcher := reference()) is not None:
                 getattr(watcher, name)(optimizer)
 

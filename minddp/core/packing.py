@@ -1,18 +1,18 @@
 """Packing: gradients are scaled and copied into their bucket, a group at a time.
 
 [Note: the mean is taken first]
-The gradients are divided *before* the ranks' sum is taken: each rank scales its own while packing. That keeps sums
-in range for half precision, and it decides bits, so minddp scales exactly as torch does:
+The gradients are divided *before* they are summed over the ranks: each rank scales its own while packing. This
+keeps sums in range for half precision, and it decides bits, so minddp scales exactly as torch does:
   - a gradient is multiplied by 1/world_size;
-  - with gradient_as_bucket_view, one that already lies in the buffer is truly divided by world_size;
+  - with gradient_as_bucket_view, one that is already in the buffer is truly divided by world_size;
   - with batched_grad_copy all are truly divided;
   - with a communication hook nothing is scaled: the hook owns the arithmetic.
-At world sizes that are no power of two a multiplication and a division differ in the last bit.
+If the world size is not a power of two, a multiplication and a division differ in the last bit.
 
 [Note: pack groups]
-Packing a whole bucket at once keeps the memory of all its gradients until then, and finds the first ones gone from
-the cache. Packing each small gradient by itself costs a call for each. So a large gradient is packed as soon as it
-arrives, scaled while it is copied. Small ones form *pack groups*, also where large ones lie between them, and are
+Packing a whole bucket at once would keep the memory of all its gradients until then, and the first ones would have
+left the cache. Packing each small gradient by itself would take one call each. So a large gradient is packed when
+it arrives, scaled while it is copied. Small ones form *pack groups*, even if large ones are between them, and are
 packed when the last of a group has arrived. On a GPU every call is a kernel launch: there only gradients whose
 memory is worth releasing early are packed alone.
 """
@@ -30,9 +30,9 @@ import torch
 from minddp.core.plan import BucketSpec
 from minddp.platform import streams
 
-LARGE_BYTES = 64 * 1024  # from here on a gradient is a group by itself
+LARGE_BYTES = 64 * 1024  # a gradient of this size or more is a group by itself
 LARGE_BYTES_ON_GPU = 1024 * 1024
-GROUP_BYTES = 512 * 1024  # and as much of the buffer: half of a 2 MiB second-level cache
+GROUP_BYTES = 512 * 1024  # with the same part of the buffer, half of a 2 MiB second-level cache
 
 grad_of = operator.attrgetter("grad")
 
@@ -40,35 +40,35 @@ grad_of = operator.attrgetter("grad")
 class Scaling(NamedTuple):
     """How packing scales. See [Note: the mean is taken first].
 
-    `divisor` is the world size as a rule, or `None` to leave gradients as they are. `divide_copied` and
-    `divide_resident` ask for true divisions rather than multiplications by the inverse; `as_real` divides complex
-    numbers as pairs of real ones, which rounds otherwise. `restores_unused`: a gradient that no rank has used, and
-    that lies in the bucket (gradient_as_bucket_view), gets its value back after the reduction. A mean needs
-    no copies for that: it leaves equal values as they are, but for rounding, as in torch.
+    `divisor` is usually the world size; `None` leaves gradients as they are. Gradients are multiplied by its
+    inverse. `divide_resident` truly divides those that already lie in the bucket, `divide_all` every one, and
+    complex numbers as pairs of real ones, which rounds differently. `restores_unused`: a gradient in the bucket
+    (gradient_as_bucket_view) that no rank has used gets its old value back after the reduction. That is for sums: a
+    mean of equal values leaves them unchanged except for rounding, as in torch.
     """
 
     divisor: float | None = None
-    divide_copied: bool = False
     divide_resident: bool = False
-    as_real: bool = False
-    restores_unused: bool = True
+    divide_all: bool = False
+    restores_unused: bool = False
 
     @property
     def factor(self) -> float | None:
-        """What a gradient can be multiplied by while it is copied; `None` if it must not be."""
-        return None if self.divisor is None or self.divide_copied else 1.0 / self.divisor
+        """The factor to multiply a gradient by while it is copied; `None` if it must not be multiplied."""
+        return None if self.divisor is None or self.divide_all else 1.0 / self.divisor
 
     def apply(self, tensor: torch.Tensor, *, resident: bool) -> None:
         if self.divisor is None:
             return
-        if self.divide_resident if resident else self.divide_copied:
-            parts = torch.view_as_real(tensor) if self.as_real and tensor.is_complex() else tensor
-            parts.div_(self.divisor)
+        if self.divide_all and tensor.is_complex():
+            torch.view_as_real(tensor).div_(self.divisor)
+        elif self.divide_all or (resident and self.divide_resident):
+            tensor.div_(self.divisor)
         else:
             tensor.mul_(1.0 / self.divisor)
 
     def undo(self, tensor: torch.Tensor) -> None:
-        """The inverse of `apply`, up to rounding. What was divided by infinity stays zero."""
+        """The inverse of `apply`, except for rounding. Gradients divided by infinity stay zero."""
         if self.divisor is not None and self.divisor != math.inf:
             tensor.mul_(self.divisor)
 
@@ -77,8 +77,8 @@ class PackGroup:
     """Slots of one bucket that are packed together. See [Note: pack groups].
 
     `views[k]` is the tensor over the k-th slot, and `flat` the group's part of the bucket's buffer; `None` if other
-    slots lie in between. `names[k]` is the parameter's name. `grad_dtype` is that of the gradients; copying
-    converts it to the buffer's. `binds`: packing makes `.grad` the view of the copy (gradient_as_bucket_view).
+    slots are in between. `names[k]` is the parameter's name. `grad_dtype` is the dtype of the gradients; copying
+    converts them to the buffer's. `binds`: packing makes `.grad` the view (gradient_as_bucket_view).
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PackGroup:
         """Fill this part of the buffer with this rank's gradients, scaled. A missing gradient counts as zero."""
         grads = list(map(grad_of, self.params))
         all_there = self._check(grads)
-        # A gradient may lie in the buffer although none was there when backward began: a hook can restore one.
+        # A gradient may be in the buffer although none was there when backward began: a hook can restore one.
         addresses = list(map(torch.Tensor.data_ptr, grads)) if self.binds and all_there else []
         if addresses and addresses == self._addresses:
             self._scale(scaling, resident=True)
@@ -118,7 +118,7 @@ class PackGroup:
                     param.grad = view
 
     def _copy_all(self, grads: list[torch.Tensor], scaling: Scaling) -> None:
-        """The common case: every gradient is there and none lies in the buffer."""
+        """The common case: every gradient exists and none is in the buffer."""
         if len(grads) == 1 and (factor := scaling.factor) is not None:
             torch.mul(grads[0], factor, out=self.views[0])
         else:
@@ -136,7 +136,7 @@ class PackGroup:
                 scaling.apply(view, resident=False)
 
     def undo_scaling(self, scaling: Scaling) -> None:
-        """After `pack`: give this part of the buffer the values that the gradients had."""
+        """After `pack`: restore the values of the gradients in this part of the buffer."""
         for part in self._parts():
             scaling.undo(part)
 
@@ -148,7 +148,7 @@ class PackGroup:
         return self.views if self.flat is None else [self.flat]
 
     def _check(self, grads: Sequence[Any]) -> bool:
-        """True if all gradients are there. Another dtype is an error; other strides are slow, and checked once."""
+        """True if all gradients exist. A wrong dtype is an error; wrong strides are slow, and checked once."""
         try:
             if self._layout_is_checked and [grad.dtype for grad in grads] == self._dtypes:
                 return True
@@ -162,7 +162,7 @@ class PackGroup:
 
 
 def lies_at(grad: torch.Tensor, view: torch.Tensor) -> bool:
-    """True if the gradient lies in the buffer already, if perhaps as another object."""
+    """True if the gradient is in the buffer already, even as a different object."""
     return grad.data_ptr() == view.data_ptr() and grad.numel() > 0
 
 
@@ -189,12 +189,12 @@ def _check_gradient(
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
-    """Those of dimensions with several elements; others mean nothing."""
+    """The strides of dimensions with more than one element; others have no meaning."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def places_by_group(spec: BucketSpec) -> list[list[int]]:
-    """For each pack group its slots, as places in the bucket. See [Note: pack groups]."""
+    """The slots of each pack group, as places in the bucket. See [Note: pack groups]."""
     launches = streams.has_streams(spec.device)
     large_bytes = LARGE_BYTES_ON_GPU if launches else LARGE_BYTES
     group_bytes = spec.nbytes if launches else GROUP_BYTES

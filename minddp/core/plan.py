@@ -1,19 +1,19 @@
 """The bucket plan: which gradient travels in which bucket, where in it, and in which order buckets leave.
 
-Pure arithmetic on sizes, dtypes and devices. No tensor is touched here and no process is asked, so a plan can be
-made, printed and tested without any of them.
+Pure arithmetic on sizes, dtypes and devices. It needs no tensors and no processes, so a plan can be made, printed
+and tested without them.
 
 [Note: two plans]
-A bucket should hold gradients that become ready one after the other. Before the first backward the best guess
-at that order is the reverse of the registration order; `plan_from_registration` uses it. The first backward
-shows the true order, and `plan_from_readiness` buckets by it, once, for the rest of the training. Torch does
-the same, and the layout decides bits: a ring all-reduce adds up the ranks in an order that depends on an
-element's offset in the buffer, so from three ranks on two layouts give two sums.
+A bucket should hold gradients that become ready one after the other. Before the first backward the best guess of
+that order is the reverse of the registration order; `plan_from_registration` uses it. The first backward shows the
+true order; `plan_from_readiness` uses it, once, for the rest of the training. Torch does the same, and the layout
+decides bits: a ring all-reduce adds the ranks in an order that depends on an element's offset in the buffer, so
+with three or more ranks two layouts give two sums.
 
 [Note: launch order]
-Buckets leave in plan order, never in the order in which they happen to fill. Collectives carry no names: the
-n-th all-reduce of one rank meets the n-th of the others. Ranks may fill buckets in different orders (another
-branch, another thread schedule), and two ranks that launched by readiness would add up unrelated numbers.
+Buckets are launched in plan order, never in the order in which they fill. Collectives have no names: the n-th
+all-reduce of one rank meets the n-th of the others. Ranks may fill buckets in different orders (another branch,
+another thread schedule), and if they launched in order of readiness they would add unrelated numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ParamSpec:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter's gradient lies: `numel` elements from `offset` (in elements) in bucket `bucket`."""
+    """The place of one parameter's gradient: `numel` elements from `offset` (in elements) in bucket `bucket`."""
 
     param: int
     bucket: int
@@ -56,7 +56,7 @@ class Slot:
 class BucketSpec:
     """One flat buffer: gradients of one dtype on one device, back to back, never split.
 
-    A sparse gradient has a bucket to itself: its size is known only when it arrives.
+    A sparse gradient has a bucket of its own: its size is known only when it arrives.
     """
 
     index: int
@@ -114,7 +114,7 @@ class BucketPlan:
 
 
 def plan_from_registration(specs: Sequence[ParamSpec], caps_bytes: Sequence[int]) -> BucketPlan:
-    """The plan before anything is known: fill buckets in registration order, launch them in reverse.
+    """The first plan: fill buckets in registration order, launch them in reverse.
 
     Within a bucket the offsets follow registration order, as in torch.
     """
@@ -130,11 +130,11 @@ def plan_from_readiness(
     *,
     small_last_bucket: bool = False,
 ) -> BucketPlan:
-    """The plan once a backward has shown in which order gradients become ready.
+    """The plan after a backward has shown the order of readiness.
 
-    `ready_order` holds every parameter index once. Buckets are filled in that order and launched in the
-    order in which they fill up. With `small_last_bucket` (torch's DDP_SET_LAST_BUCKET_CAP=1) capacities
-    count from the end, so that the small one is the last to leave: nothing hides its communication.
+    `ready_order` holds every parameter index once. Buckets are filled in that order and launched in the order in
+    which they become full. With `small_last_bucket` (torch's DDP_SET_LAST_BUCKET_CAP=1) capacities count from the
+    end, so that the small one is launched last: nothing hides its communication.
 
     Raises:
         ValueError: `ready_order` is not a permutation of the parameters.
@@ -150,7 +150,7 @@ def plan_from_readiness(
 
 
 def plan_from_groups(specs: Sequence[ParamSpec], groups: Sequence[Sequence[int]], origin: str) -> BucketPlan:
-    """A plan made elsewhere: `groups` hold every parameter index once, in launch order."""
+    """A plan with given buckets: `groups` hold every parameter index once, in launch order."""
     sized = [_Group(list(group), cap_bytes=sum(specs[param].nbytes for param in group)) for group in groups]
     return _plan(specs, sized, origin)
 
@@ -165,7 +165,7 @@ class _Group:
 
 
 def _fill(specs: Sequence[ParamSpec], order: Iterable[int], caps_bytes: Sequence[int]) -> list[_Group]:
-    """Pour parameters into buckets, one open bucket per dtype and device, each closing at its capacity."""
+    """Distribute parameters over buckets: one open bucket per dtype and device, which closes at its capacity."""
     open_groups: dict[tuple[torch.dtype, torch.device], _Group] = {}
     closed: list[_Group] = []
     closed_of_kind: dict[tuple[torch.dtype, torch.device], int] = {}

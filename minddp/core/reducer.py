@@ -1,25 +1,25 @@
-"""The backward pass, from hook to `.grad`: hooks count, buckets are launched in plan order, the end waits for them.
+"""From a parameter's hook to its `.grad`: hooks count, buckets are launched in plan order, the end waits for them.
 
-    forward             backward          hooks                  end of backward
-    arm(): a pass  ->   opens it     ->   count, pack,      ->   wait in order, unpack,
-    is made                               launch                 drop the pass
+    forward returns              gradients arrive            all gradients have arrived
+    prepare_for_backward():  ->  hooks: count, pack,    ->   _finalize(): wait in order, unpack,
+    make a pass                  launch                      drop the pass
 
-- What triggers a launch? The last hook of the pack group that fills last in a bucket, once all buckets before it in
-  the plan are launched: `BackwardPass._launch_ready_buckets`.
-- Where is the mean taken? While a group is packed, `PackGroup.pack`, unless the `Reducing` divides later or not at
+- A bucket is launched when its last pack group is complete and all buckets before it in the plan are launched:
+  `BackwardPass._launch_ready_buckets`.
+- The mean is taken while a group is packed, `PackGroup.pack`, unless the `ReduceStrategy` divides later or not at
   all. See [Note: the mean is taken first].
-- What waits, and when? The end of backward, for one bucket after the other: `BackwardPass.wait_and_unpack`.
-- What does an exception leave behind? A pass, which the next forward drops: `ensure_finished`.
-- What survives a step? The table in `core/__init__.py`.
+- The end of backward waits, for one bucket after the other: `BackwardPass.wait_and_unpack`.
+- After an exception in backward, an optimizer step on its gradients raises (`unfinished.py`), and the next forward
+  drops the pass (`ensure_finished`). The table in `core/__init__.py` lists all that survives a step.
 
-Three parts are pluggable: an `Expectation` (which gradients will come), a `Reducing` (what reduces a bucket) and
-`MakeBucket` (what a bucket is). `Mode`s are called at the points that `Mode` lists.
+Three parts are pluggable: an `Expectation` (which gradients will come), a `ReduceStrategy` (how a bucket is
+reduced) and `MakeBucket` (dense or sparse buckets). `Mode`s are called at the points that `Mode` lists.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minddp.core import autograd
@@ -32,16 +32,13 @@ from minddp.core.events import EventKind, EventStream
 from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
 from minddp.core.plan import BucketPlan
-from minddp.core.reduction import Reducing
+from minddp.core.reduction import ReduceStrategy
 from minddp.core.unfinished import UnfinishedReduction
 from minddp.transport.protocols import Transport
 
 
 class Reducer:
-    """Averages the gradients of `hooks.params` over the ranks of `transport` in every armed backward.
-
-    `modes` are called in order, at the points that `Mode` lists. `num_passes` counts synchronised backwards.
-    """
+    """Averages the gradients of `hooks.params` over the ranks of `transport` in every armed backward."""
 
     def __init__(
         self,
@@ -49,26 +46,29 @@ class Reducer:
         transport: Transport,
         store: BucketStore,
         expectation: Expectation,
-        reducing: Reducing,
+        reduce_strategy: ReduceStrategy,
         unfinished: UnfinishedReduction,
         modes: Sequence[Mode] = (),
     ):
+        # The parts.
         self.hooks = hooks
         self.params = hooks.params
         self.transport = transport
         self.store = store
         self.expectation = expectation
-        self.reducing = reducing
-        self.modes = list(modes)
+        self.reduce_strategy = reduce_strategy
+        self.modes = list(modes)  # called in this order
         self.unfinished = unfinished
         self.events = EventStream()
+
+        # The current backward, and what survives it.
         self.current: BackwardPass | None = None
-        self.num_passes = 0
-        self.futures: list[Any] = []  # have a method `wait`, called before a backward returns that is reduced
-        self._num_forwards = 0
-        self._last_reduced = 0  # number of the forward whose backward was the last to be reduced
-        self._further_backward = -1  # one that came in at another output of that forward
-        self._slow_hook = autograd.weakly(self._on_hook)
+        self.num_passes = 0  # synchronised backwards so far
+        self.finalizes_at_end = True  # if not, the caller of backward calls `finish`. Set it in phase IDLE
+        self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
+        self._last_reduced: object = None  # the forward whose backward was reduced last
+        self._further_backward = -1  # a backward that entered at another output of that forward
+
         hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
         unfinished.watch(self)
@@ -85,25 +85,28 @@ class Reducer:
 
     @property
     def buckets(self) -> list[GradientBucket]:
-        """In launch order. Those that do not exist yet are made."""
+        """In launch order. Makes those that do not exist yet."""
         return self.store.all()
 
     # ------------------------------------------------------------------ called around forward
 
-    def arm(self, output: Any, *, finalize_at_end: bool = True) -> None:
-        """A forward that wants its backward synchronised has returned `output`.
-
-        Unless `finalize_at_end`, the caller of backward calls `finish` as well.
-        """
+    def prepare_for_backward(self, output: Any) -> None:
+        """A forward has returned `output`, and its backward will be synchronised."""
         if not self.params:  # all of them are delayed
             return
         is_first = self.num_passes == 0 and self.current is None
-        self._make_pass(finalizes_at_end=finalize_at_end)
+        self._make_pass(finalizes_at_end=self.finalizes_at_end)
         for mode in self.modes:
             mode.armed()
         self.expectation.armed(output, is_first=is_first)
         # In the recorded backward, callbacks that hooks of the output queue for the end read averages, as in torch.
-        self.watch(output, before_other_hooks=self.expectation.is_recording)
+        self._watch(output, before_other_hooks=self.expectation.is_recording)
+
+    def skip_sync(self, output: Any) -> None:
+        """A forward has returned `output`, and its backward will only accumulate gradients locally."""
+        self.events.emit(EventKind.NO_SYNC)
+        if self.phase is Phase.ARMED and self.expectation.is_recording:
+            self._watch(output)  # as torch: its backward takes the place of the one that an earlier forward lacks
 
     def _make_pass(self, *, finalizes_at_end: bool) -> None:
         if Phase.ARMED not in ALLOWED[self.phase]:
@@ -113,23 +116,24 @@ class Reducer:
         self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end)
         self._bind_hooks()
 
-    def watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
-        """Notice when a backward comes in at `output`. The pass is that of the forward which has returned it."""
+    def _watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
+        """Notice when a backward enters at `output`, the result of the latest forward."""
         assert self.current is not None, "a pass has been made"
-        self._num_forwards += 1
         self.current.ends.is_visible = autograd.call_when_gradient_enters(
-            output, self._on_gradient_enters, self._num_forwards, before_other_hooks=before_other_hooks
+            output, self._on_gradient_enters, object(), before_other_hooks=before_other_hooks
         )
 
     def ensure_finished(self) -> None:
-        """Raise if an earlier backward left gradients unreduced; drop one that an exception cut short.
+        """Drop a backward that an exception has interrupted. Raise if one has left gradients unreduced.
 
         Raises:
-            RuntimeError: see [Note: unfinished reduction] and [Note: a backward that is dropped].
+            RuntimeError: see [Note: unfinished reduction]; or another rank does not drop the same backward.
         """
         current = self.current
-        if current is None or current.phase is Phase.ARMED:
+        if current is None:
             pass
+        elif current.phase is Phase.ARMED:
+            current.ends.reset()  # its backward may have raised before it reached a parameter
         elif current.phase is Phase.FINISHED:
             self._enter(Phase.IDLE)
         elif current.phase in (Phase.ACCUMULATING, Phase.REDUCING) and current.ends.is_awaited_here:
@@ -139,28 +143,27 @@ class Reducer:
         else:
             self.unfinished.agree_to_drop(self.transport, self.num_passes, len(current.reductions))
             current.abandon()
-            self.wait_for_futures()  # of its buffer hook: this forward may read what they write
+            self.wait_for_futures()  # of its buffer hook: the next forward may read the buffers
             self._enter(Phase.IDLE)
-        if current is not None:
-            current.ends.reset()
         self.expectation.forward_begins()
 
     def rebuild_if_due(self) -> bool:
-        """Bucket by the order that the first backward has shown. Collective; true once. See [Note: two plans]."""
+        """Rebuild the buckets in the order that the first backward has shown. Collective; returns True once."""
         return self.store.rebuild_if_due(self.transport, self.events)
 
     # ------------------------------------------------------------------ hooks
 
     def _bind_hooks(self) -> None:
         """See [Note: the hook is bound]."""
-        handler, current = self._slow_hook, self.current
+        current = self.current
+        handler: Callable[[int], object] = autograd.weakly(self._on_hook)
         if current is not None and current.phase is Phase.ACCUMULATING and not self.expectation.is_recording:
             handler = current.mark_ready
-        opens_pass = self.phase is Phase.ARMED  # which binds anew before the first gradient is counted
+        opens_pass = self.phase is Phase.ARMED  # the first hook changes the phase, and so binds again
         self.hooks.handler = handler if opens_pass else self.expectation.wrap_hook(handler)
 
     def _on_hook(self, param: int) -> None:
-        """The gradient of `param` has been accumulated, and counting it is not all there is to do."""
+        """The gradient of `param` has been accumulated outside of the fast path of `BackwardPass.mark_ready`."""
         current = self.current
         if current is None:  # no_sync, a second backward through one graph, or through an earlier forward
             if self.expectation.is_static and autograd.current_backward() == self._further_backward:
@@ -170,30 +173,28 @@ class Reducer:
             self._open_pass(current, param)
             self.hooks.handler(param)
         elif current.phase is Phase.ACCUMULATING:
-            self._await_end()  # also of the outer backward, if the first hook was in a nested one
+            self._await_end()  # of the outer backward, too, if the first hook fired in a nested one
             self.expectation.record(param)
         elif current.phase is Phase.INCOMPLETE and current.is_refused:
-            self.events.emit(EventKind.GRADIENT_KEPT, param)  # to the end, or cleared gradients would come back
-        elif current.phase is Phase.INCOMPLETE:  # a further backward brings more
+            # An error was raised. A reduction now would bring back gradients that the script has cleared.
+            self.events.emit(EventKind.GRADIENT_KEPT, param)
+        elif current.phase is Phase.INCOMPLETE:  # a further backward brings more gradients
             self._enter(Phase.ACCUMULATING)
             self._await_end()
             self.hooks.handler(param)
-        else:  # all buckets are under way, or have been finalized in a backward that was nested in this one
+        else:  # all buckets have been launched, or a nested backward has finalized them
             self._on_ready_twice(param)
 
     def _open_pass(self, current: BackwardPass, param: int) -> None:
         """The first hook of an armed backward, that of `param`."""
         self.store.begin_pass()
-        current.open(param, self.reducing)
+        current.open(param, self.reduce_strategy)
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._await_end()
         unused = self.expectation.last_unused or []
-        self._check_conversions(unused)
+        self.hooks.check_conversions(unused)
         current.mark_without_hook(unused)
-
-    def _check_conversions(self, params: Iterable[int]) -> None:
-        self.hooks.check(params, lambda param: self.plan.params[param].name)
 
     def _on_all_launched(self) -> None:
         self._await_end()
@@ -203,17 +204,19 @@ class Reducer:
     def _on_ready_twice(self, param: int) -> None:
         static = self.expectation.is_static
         if static and self.phase in (Phase.ACCUMULATING, Phase.REDUCING):
-            self._enter(Phase.INCOMPLETE)  # what was recorded is wrong: the next forward will say so too
+            self._enter(Phase.INCOMPLETE)  # the recorded graph has changed: the next forward raises, too
         raise ready_twice(param, self.plan.params[param].name, static_graph=static)
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self, forward: int, at_new_tensor: bool) -> None:
-        """A backward comes in at the outputs: the one that the user called, not one nested in it."""
-        if at_new_tensor and forward == self._last_reduced:  # the rest of that forward's outputs
+    def _on_gradient_enters(self, forward: object, at_new_tensor: bool) -> None:
+        """A backward, the one that the user called, enters at the outputs of `forward`, a token for identity."""
+        if at_new_tensor and forward is self._last_reduced:  # at another output of that forward
             self._further_backward = autograd.current_backward()
             if self.current is None and self.expectation.ends_with_each_backward:
-                self._check_that_modes_can_add()
+                reason = next((mode.cannot_add for mode in self.modes if mode.cannot_add), "")
+                if reason and any(param.grad is not None for param in self.params):
+                    raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reason}.")
                 self._make_pass(finalizes_at_end=True)
         if self.current is None:
             return
@@ -227,13 +230,8 @@ class Reducer:
         if ends.is_awaited_here:
             self._last_reduced = forward
 
-    def _check_that_modes_can_add(self) -> None:
-        reasons = [mode.cannot_add for mode in self.modes if mode.cannot_add]
-        if reasons and any(param.grad is not None for param in self.params):
-            raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reasons[0]}.")
-
     def _await_end(self) -> None:
-        """Be called at the end of the backward that is running. See [Note: which backward ends]."""
+        """Request a call at the end of the running backward. See [Note: which backward ends]."""
         current = self.current
         if current is not None and current.phase is not Phase.FINISHED and current.ends.await_end():
             self.events.emit(EventKind.BACKWARD_BEGIN)
@@ -241,20 +239,20 @@ class Reducer:
                 self._enter(Phase.ACCUMULATING)
 
     def _on_backward_end(self, current: BackwardPass, backward: int) -> None:
-        """A backward has ended that was to bring gradients of this pass."""
+        """A backward that belongs to the pass `current` has ended."""
         if current is not self.current:
             return
         is_last = not current.ends.is_any_awaited(but=backward)
         with self.events.reporting():
-            if current.phase is Phase.ARMED:  # it has reached no parameter
+            if current.phase is Phase.ARMED:  # it reached no parameter
                 self.expectation.backward_was_empty()
-                self._check_conversions([0])
+                self.hooks.check_conversions([0])
             elif current.phase is Phase.ACCUMULATING:
                 entry = current.ends.entry_of(backward)
                 if self.expectation.is_recording and entry is Entry.AT_OUTPUTS:
                     self.events.emit(EventKind.GRADIENTS_COMPLETE)
                     self.reduce_recorded(backward)
-                elif entry is not Entry.NESTED:  # else the outer backward brings more
+                elif entry is not Entry.NESTED:  # else the outer backward brings more gradients
                     self._enter(Phase.INCOMPLETE)
                     if not self.expectation.is_recording:
                         self.unfinished.warn(current.missing(), self.transport.rank)
@@ -266,31 +264,31 @@ class Reducer:
                 self._enter(Phase.IDLE)
 
     def reduce_recorded(self, ending: int = -1) -> None:
-        """Backward has only recorded what it brings (the first one of a static graph): reduce it all at once."""
+        """The first backward of a static graph, which only counts its gradients, has ended: reduce them all."""
         current = self.current
         if current is None or current.phase is Phase.ARMED or not self.expectation.is_recording:
             return
         self.expectation.recorded()
-        self._check_conversions(self.expectation.last_unused or ())
+        self.hooks.check_conversions(self.expectation.last_unused or ())
         current.mark_without_hook(range(len(self.params)))
         if current.finalizes_at_end:
             self._finalize(current, ending)
 
-    def finish(self, *, is_required: bool = True) -> None:
-        """Finalize a backward that was not to do so by itself: after it, or in it once all buckets are under way.
+    def finish(self) -> None:
+        """Finalize a backward that does not finalize itself: after it, or in it once all buckets are launched.
 
         Raises:
             RuntimeError: some gradients have not arrived, there is no such backward, or it finalizes itself.
         """
         with self.events.reporting():
             current = self.current
-            if not is_required or current is None or current.phase is not Phase.REDUCING:
+            if self.finalizes_at_end or current is None or current.phase is not Phase.REDUCING:
                 is_open = current is not None and current.phase not in (Phase.ARMED, Phase.FINISHED)
-                raise cannot_finalize(is_required=is_required, is_incomplete=is_open)
+                raise cannot_finalize(is_required=not self.finalizes_at_end, is_incomplete=is_open)
             self._finalize(current)
 
     def _finalize(self, current: BackwardPass, ending: int = -1) -> None:
-        """Put the averages into the gradients. `ending` is the backward that has just ended, if one has."""
+        """Put the averages into the gradients. `ending` is the backward that has just ended, if any."""
         self._enter(Phase.FINALIZING)
         observes_order = self.awaits_order
         try:
@@ -312,30 +310,26 @@ class Reducer:
 
     # ------------------------------------------------------------------ changed after construction
 
-    def change_ranks(self, transport: Transport, reducing: Reducing) -> None:
-        """Go on with other ranks, however the last backward has ended. The buckets are rebuilt anew."""
-        self.transport, self.reducing = transport, reducing
+    def change_ranks(self, transport: Transport, reduce_strategy: ReduceStrategy) -> None:
+        """Continue with other ranks, even after an interrupted backward. The buckets will be rebuilt again."""
+        self.transport, self.reduce_strategy = transport, reduce_strategy
         if self.current is not None and self.current.phase not in (Phase.ARMED, Phase.FINISHED):
             self.current.drop()
         self.current = None
-        self.store.release()  # the old ranks may yet write into what is on its way
+        self.store.release()  # the old ranks may still write into buckets in flight
         self.store.make_buckets(transport.allocate)
         self.store.await_another_order()
         self.expectation.reset()
         self._bind_hooks()
 
     def expect(self, expectation: Expectation) -> None:
-        """Expect other gradients; before the first backward. Its order is trusted for the rebuild."""
+        """Replace the expectation, before the first backward, whose order the rebuild then follows."""
         self.expectation = expectation
         self.store.rebuilds = True
         self._bind_hooks()
 
     def adopt(self, plan: BucketPlan) -> None:
-        """Bucket by another plan of the same parameters from the next backward on. Every rank, between steps.
-
-        Raises:
-            RuntimeError: a backward is under way.
-        """
+        """Use another plan of the same parameters from the next backward on. On every rank, between steps."""
         if self.phase not in (Phase.IDLE, Phase.ARMED):
             raise RuntimeError(f"minddp: no new buckets while the reducer is in phase {self.phase.name}.")
         self.store.adopt(plan, self.transport.allocate)
@@ -343,7 +337,7 @@ class Reducer:
 
     @property
     def awaits_order(self) -> bool:
-        """True if buckets are rebuilt after this backward. Ranks agree, also one that has shadowed the first."""
+        """True if the buckets are rebuilt after the next backward. Equal on all ranks, also on a joined one."""
         return self.store.awaits_order and not self.expectation.order_is_provisional
 
     def _enter(self, phase: Phase) -> None:

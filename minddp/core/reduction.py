@@ -1,14 +1,13 @@
-"""How a bucket is reduced, and a bucket that is under way.
+"""How a bucket is reduced over the ranks.
 
-A `Reducing` is a strategy: divide and sum (`MeanBeforeSum`), sum and divide (modes/mixed_precision.py), or what a
-communication hook does (comm_hooks/).
+A `ReduceStrategy` is an all-reduce with the division before or after it (`AllReduceStrategy`), a communication hook
+(comm_hooks/), or the tree sum of logical ranks (tools/elastic/).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,41 +16,41 @@ from minddp.core.bucket import GradientBucket
 from minddp.core.packing import Scaling
 from minddp.transport.protocols import Transport, Work
 
-#: What each rank divides its gradients by in the backward that begins; `None` where the sum itself is wanted.
+#: The divisor of each rank's gradients in the backward that begins; `None` for a sum.
 DivisorOfBackward = Callable[[], float | None]
 
 
-class Reduction(Protocol):
-    """A bucket under way."""
+class PendingReduction(Protocol):
+    """A bucket that has been launched."""
 
     def result(self) -> torch.Tensor:
         """Wait, and return the averaged bucket, flat."""
         ...
 
     def when_complete(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called, by any thread, as soon as the collective is complete.
+        """Call `callback`, from any thread, as soon as the collective is complete.
 
-        On a GPU it is called at once, with a current stream that the collective precedes. It is never called
-        where a backend's work has no future to ask.
+        On a GPU it is called at once, with a current stream that runs after the collective. It is never called
+        where a backend's work has no future.
         """
         ...
 
 
-class Reducing(Protocol):
+class ReduceStrategy(Protocol):
     """Reduces the buckets of one wrapper."""
 
     def open(self) -> Scaling:
-        """A backward begins that is reduced: how its gradients are scaled while they are packed."""
+        """A synchronised backward begins. Returns how its gradients are scaled while they are packed."""
         ...
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
-        """Begin to reduce a bucket, or `contents` in its place. Returns at once."""
+    def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+        """Begin to reduce `contents`, as a rule `bucket.wire`. Returns at once."""
         ...
 
 
 @dataclass(frozen=True)
-class AllReduce:
-    """The buffer is summed in place, and divided by `divisor` then if that was not done while packing."""
+class PendingAllReduce:
+    """The sum is computed in place in `buffer`, and divided by `divisor` if there is one."""
 
     work: Work
     buffer: torch.Tensor
@@ -70,30 +69,25 @@ class AllReduce:
 
 
 @dataclass(eq=False)
-class MeanBeforeSum:
-    """Each rank divides its gradients while packing; an all-reduce sums them. What torch does by default.
+class AllReduceStrategy:
+    """The mean by an all-reduce. By default each rank divides its gradients while packing them, as torch does.
 
-    `divides_resident` and `divides_copied`: see `Scaling`.
+    `scaling` says how, and gets its divisor in each backward. With `divides_after` the sum is divided instead.
     """
 
     transport: Transport
     divisor: DivisorOfBackward
-    divides_resident: bool
-    divides_copied: bool
-    weighs_nothing: bool = False
+    scaling: Scaling = field(default_factory=Scaling)
+    divides_after: bool = False
+    _divide_by: float | None = None
 
     def open(self) -> Scaling:
         divisor = self.divisor()
-        self.weighs_nothing = divisor == math.inf
-        return Scaling(
-            divisor=divisor,
-            divide_copied=self.divides_copied,
-            divide_resident=self.divides_copied or self.divides_resident,
-            as_real=self.divides_copied,
-            restores_unused=self.divides_resident and divisor is None,
-        )
+        if self.divides_after:
+            self._divide_by = divisor
+            return Scaling()
+        is_sum_in_views = self.scaling.divide_resident and divisor is None
+        return self.scaling._replace(divisor=divisor, restores_unused=is_sum_in_views)
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
-        if contents is None:  # infinity would not turn a NaN into zero
-            contents = bucket.wire.zero_() if self.weighs_nothing else bucket.wire
-        return AllReduce(self.transport.all_reduce(contents), contents)
+    def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+        return PendingAllReduce(self.transport.all_reduce(contents), contents, self._divide_by)

@@ -1,12 +1,12 @@
-"""A backward has ended and some parameters have no gradient: say which, as soon as it is certain.
+"""Warning and errors for gradients that are not averaged, since some are missing or backward raised an exception.
 
 [Note: unfinished reduction]
 A backward that leaves parameters out is not an error yet: a second backward through another output may bring the
-rest. It becomes one when the result is used. Torch notices at the next forward, when the optimizer has already
-stepped with gradients that were not reduced. minddp warns when a backward ends unfinished, once for each set of
-parameters, and looks at the optimizers: a step that would touch one of the module's parameters raises. The next
-forward raises too, as in torch. So does a step on gradients that an exception in backward has left behind: they are
-not averaged, or only in part. A script that catches the exception and clears them may go on.
+missing gradients. It becomes an error when the result is used. Torch notices at the next forward, when the
+optimizer has already stepped on gradients that were not reduced. minddp warns when a backward ends unfinished, once
+for each set of parameters, and an optimizer step on one of the module's parameters raises. The next forward raises,
+too, as in torch. A step on gradients that an exception in backward has left raises as well: they are not averaged,
+or only in part. A script that catches the exception and clears them may continue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
-DROP_LIMIT_S = 60.0  # for all ranks to drop a backward that an exception has cut short
+DROP_LIMIT_S = 60.0  # for all ranks to drop a backward that an exception has interrupted
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _NOT_FINALIZED = (
     "Expected to have finalized the prior backward pass before starting a new one: `.grad` holds gradients that "
@@ -43,10 +43,9 @@ _OUTPUTS = "by making sure all `forward` function outputs participate in calcula
 
 
 def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patience_s: float = PATIENCE_S) -> str:
-    """Exchange what is `missing` through the store, as collectives may be stuck; returns lines of text.
+    """Exchange the names of `missing` parameters through the store, since collectives may be stuck. Returns lines.
 
-    `occasion` is the same on every rank. One whose gradients are complete takes no part: it is waited for
-    `patience_s`.
+    `occasion` is the same on every rank. A rank whose gradients are complete does not reply within `patience_s`.
     """
     store, rank = transport.store, transport.rank
     if store is None or transport.world_size == 1:
@@ -57,13 +56,13 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
     return "".join(
         f"Parameters which did not receive grad for rank {other}: {missing_on[other].decode()}\n"
         if other in missing_on
-        else f"Rank {other} reports nothing missing: its gradients are complete and it waits, or it is late.\n"
+        else f"Rank {other} reports nothing missing: its gradients are complete, or it is slow.\n"
         for other in keys
     )
 
 
 class UnfinishedReduction(StepWatcher):
-    """Warning, guard and errors for gradients that are not averaged; `serial` names the wrapper on every rank."""
+    """Watches the optimizer steps on `params` of one wrapper, which `serial` names on every rank."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], serial: str):
         self.serial = serial
@@ -73,7 +72,7 @@ class UnfinishedReduction(StepWatcher):
         self._warned_of: set[tuple[int, ...]] = set()
 
     def watch(self, reducer: Reducer) -> None:
-        """Look at each step of an optimizer from now on."""
+        """Check each optimizer step from now on."""
         self._reducer = weakref.ref(reducer)
         self.watch_steps()
         self.settled(reducer.transport)
@@ -95,12 +94,12 @@ class UnfinishedReduction(StepWatcher):
             )
 
     def _left_by_exception(self, reducer: Reducer) -> set[int]:
-        """The ids of parameters whose gradients are still those that an exception in backward has left."""
+        """The ids of parameters whose gradients an exception in backward has left, and no one has cleared."""
         current = reducer.current
         if current is None or current.phase in (Phase.ARMED, Phase.FINISHED):
             return set()
         if current.grads_left is None and current.phase is not Phase.FINALIZING and current.ends.is_over_here:
-            current.note_failure()  # the engine's thread has yet to free its callback
+            current.note_failure()  # the engine's thread has not freed its callback yet
         return {
             id(param)
             for param, reference in (current.grads_left or {}).items()
@@ -114,25 +113,25 @@ class UnfinishedReduction(StepWatcher):
     def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
         if isinstance(transport, DropsTogether):
             transport.agree_to_drop()
-        elif transport.store is not None and num_launched:  # the same, without a diagnosis
+        elif transport.store is not None and num_launched:  # the same without a diagnosis
             key = f"minddp/dropped/{self.serial}/{num_passes}/{num_launched}"
             try:
                 gathering(transport.store, key, transport.rank, transport.world_size, DROP_LIMIT_S)(math.inf)
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"{interrupted(num_passes, transport.rank, ())}, and the next forward drops it, which all "
-                    f"ranks have to do. {error} Let an exception in backward end the script, or see that it comes "
-                    f"on every rank."
+                    f"{interrupted(num_passes, transport.rank, ())}. The next forward drops that backward, which "
+                    f"all ranks have to do together. {error} Let an exception in backward end the script, or raise "
+                    f"it on every rank."
                 ) from error
 
     def warn(self, missing: Sequence[int], rank: int) -> None:
-        """A further backward may still bring the gradients. Once for each set of parameters."""
+        """Warn once for each set of parameters: a later backward may still bring the gradients."""
         if tuple(missing) not in self._warned_of:
             self._warned_of.add(tuple(missing))
             _log.warning(
-                f"This backward has brought no gradient on rank {rank} for: {self._listed(missing)}. Until they "
-                f"come in a further backward, `.grad` is not averaged, and an optimizer's step or the next forward "
-                f"will be an error that says what to do.\n{self._frozen(missing)}"
+                f"This backward has brought no gradient on rank {rank} for: {self._listed(missing)}. Until a "
+                f"further backward brings them, `.grad` is not averaged, and an optimizer step or the next forward "
+                f"raises an error with a remedy.\n{self._frozen(missing)}"
             )
 
     def error(self, reducer: Reducer) -> Exception:
@@ -152,7 +151,7 @@ class UnfinishedReduction(StepWatcher):
                 f"Parameters which did not receive grad for rank {rank}: {listed}\n"
                 f"{self._frozen(missing)}{elsewhere}These are all; no need to set the environment variable "
                 f"TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
-                f"{remedy}Until that is mended `.grad` on rank {rank} holds gradients that are not averaged."
+                f"{remedy}`.grad` on rank {rank} holds gradients that are not averaged."
             )
         )
 
@@ -160,7 +159,7 @@ class UnfinishedReduction(StepWatcher):
         return ", ".join(self._names[param] for param in params)
 
     def _frozen(self, missing: Sequence[int]) -> str:
-        """What is known of the reason: a line of text, or nothing."""
+        """A line about parameters that no longer require grad, if any."""
         frozen = [param for param in missing if not self._params[param].requires_grad]
         then = "They required grad when the module was wrapped, but no longer do"
         return f"{then}: {self._listed(frozen)}\n" if frozen else ""

@@ -1,59 +1,53 @@
 """Which parameters were used: by this rank, and by any rank.
 
-A parameter that no rank has used must keep its gradient as it is (None, or what earlier steps left there); one
-that some rank has used gets the average everywhere, with zeros from the ranks that did not use it. So every
-rank notes what it used since the last reduction, including micro-batches under no_sync, and the notes are
+A parameter that no rank has used must keep its gradient (None, or a value from earlier steps). One that some rank
+has used gets the average on every rank, to which the other ranks contribute zeros. So every rank marks the
+parameters that it has used since the last reduction, including micro-batches under no_sync, and the marks are
 summed over the ranks beside the gradients.
 
-[Note: marks on a GPU]
-Marks are made on the host and summed on the device. If all parameters were used they are all ones, which the device
-can write by itself, and the host need not read the sums. Otherwise they are copied from memory of their own, pinned
-so that the host goes on meanwhile; torch's allocator does not reuse it before it has been read. A CUDA graph cannot
-capture that: every replay would copy from there again, and the sums could not be read on the host. So only a step
-that uses all parameters can be captured.
+Marks are made on the host and summed on the device. If all parameters were used, all marks are ones: the device
+writes them by itself, and the host need not read the sums. Otherwise they are copied from fresh pinned memory, so
+that the host does not wait; torch's allocator does not reuse it before it has been read. A CUDA graph cannot
+capture that: every replay would copy from there again, and the host could not read the sums. So only a step that
+uses all parameters can be captured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from minddp.core.expectation import HookHandler
 from minddp.platform import streams
 from minddp.transport.protocols import Transport, Work
 
 
 class UsageMap:
-    """One mark per parameter, and the sum of the marks over all ranks once exchanged.
-
-    `sums` are those of the last exchange, int32, on the parameters' device; zeros before the first one.
-    `grads_are_in_context`: gradients arrive in a distributed autograd context, so `.grad` says nothing of them.
-    """
+    """One mark per parameter, and the sums of the marks over all ranks."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter]):
         self._params = params
         self._device = params[0].device
         self._marks = [0] * len(params)
-        self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)
-        self.grads_are_in_context = False
-        self.held: set[int] = set()  # parameters with gradients that are not in `.grad`, see `Expectation.hold`
+        self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)  # of the last exchange
+        self.grads_are_in_context = False  # a distributed autograd context has the gradients, not `.grad`
+        self.held: set[int] = set()  # parameters whose gradients are not in `.grad`, see `Expectation.hold`
         self._work: Work | None = None
         self._marks_before = list(self._marks)
 
     def begin_pass(self) -> None:
-        """Remember the marks so far, for the case that the pass does not come to its end."""
+        """Remember the current marks, in case the pass is interrupted."""
         self._marks_before = list(self._marks)
 
     def abandon(self) -> None:
-        """Drop what the interrupted pass has marked; marks from under no_sync stay."""
+        """Discard the marks of the interrupted pass; marks made under no_sync stay."""
         if self._work is not None:
             self._work.wait()
         self._marks = self._marks_before
         self._work = None
 
-    def marking(self, handler: HookHandler) -> HookHandler:
-        """`handler`, after a mark for the parameter if it has a gradient: what has arrived may be undefined."""
+    def marking(self, handler: Callable[[int], object]) -> Callable[[int], object]:
+        """`handler`, preceded by a mark if the parameter has a gradient: one that arrives may be undefined."""
 
         def mark_and_handle(param: int) -> None:
             if self._params[param].grad is not None or self.grads_are_in_context:
@@ -63,7 +57,7 @@ class UsageMap:
         return mark_and_handle
 
     def begin_exchange(self, transport: Transport) -> None:
-        """Start summing the marks over the ranks. A mark without a gradient is of one that was thrown away.
+        """Start summing the marks over the ranks. A mark counts only if there is a gradient.
 
         Raises:
             RuntimeError: a CUDA graph captures a backward that has left parameters unused.
@@ -80,20 +74,19 @@ class UsageMap:
         return nothing.finish_exchange()
 
     def _marks_on_device(self) -> torch.Tensor:
-        """See [Note: marks on a GPU]."""
         if all(self._marks):
             return torch.ones(len(self._marks), dtype=torch.int32, device=self._device)
         if streams.has_streams(self._device) and streams.is_capturing(self._device):
             raise RuntimeError(
                 f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
-                f"parameters unused. Whether other ranks have used them is read by the host, which no graph can "
-                f"do. Use every parameter in the step that is captured, or pass static_graph=True, which settles "
-                f"what each rank uses in the first steps."
+                f"parameters unused. The host has to read if other ranks have used them, which no graph can do. "
+                f"Use every parameter in the step that is captured, or pass static_graph=True, which records in "
+                f"the first steps which parameters each rank uses."
             )
         return streams.copied_to(self._device, self._marks, torch.int32)
 
     def finish_exchange(self) -> Sequence[bool] | None:
-        """Per parameter, True if no rank used it; `None` if this one used all: reading a GPU halts the host."""
+        """Per parameter, True if no rank used it. `None`, without waiting for a GPU, if this rank used all."""
         assert self._work is not None, "begin_exchange comes first"
         self._work.wait()
         if all(self._marks):

@@ -159,7 +159,9 @@ def shadow_backward(reducer: Reducer) -> None:
     for bucket in (buckets := reducer.buckets):
         zeros = torch.zeros_like(bucket.wire)
         reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
-        reductions.append(reducer.reducing.launch(bucket, zeros, is_last=bucket is buckets[-1]))
+        for mode in reducer.modes:
+            mode.before_launch(bucket, zeros)
+        reductions.append(reducer.reduce_strategy.launch(bucket, zeros, is_last=bucket is buckets[-1]))
     reducer.expectation.shadow(reducer.transport)
     for reduction in reductions:
         reduction.result()

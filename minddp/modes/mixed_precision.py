@@ -31,11 +31,8 @@ from torch import nn
 from torch.distributed.utils import _cast_forward_inputs
 
 from minddp.core import autograd
-from minddp.core.bucket import GradDtypes, GradientBucket
+from minddp.core.bucket import GradDtypes
 from minddp.core.mode import Mode
-from minddp.core.packing import Scaling
-from minddp.core.reduction import AllReduce, DivisorOfBackward, Reduction
-from minddp.transport.protocols import Transport
 
 
 class MixedPrecision(Mode):
@@ -141,23 +138,6 @@ class MixedPrecision(Mode):
     def _keep(self, param: Any, original: torch.Tensor, low: torch.Tensor | None) -> None:
         param._fp_param = original
         param._mp_param = original.new_empty(0, dtype=self.param_dtype) if low is None else low
-
-
-class MeanAfterSum:
-    """Sums the gradients over the ranks, then divides the sum, as torch does for mixed precision."""
-
-    def __init__(self, transport: Transport, divisor: DivisorOfBackward):
-        self._transport = transport
-        self._divisor = divisor
-        self._of_this_backward: float | None = None
-
-    def open(self) -> Scaling:
-        self._of_this_backward = self._divisor()
-        return Scaling(restores_unused=False)  # gradients are not views
-
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
-        wire = bucket.wire if contents is None else contents
-        return AllReduce(self._transport.all_reduce(wire), wire, self._of_this_backward)
 
 
 def _cast(tensors: list[torch.Tensor], dtypes: list[torch.dtype | None]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The class that `import minddp` exports: the wrapper with the tools that its further arguments ask for.
+"""The class that `import minddp` exports: the wrapper, and an extension for each argument that requests a tool.
 
 | argument | extension | the tool |
 |---|---|---|
@@ -23,13 +23,12 @@ from torch.distributed.algorithms.join import JoinHook
 
 from minddp import ddp as core
 from minddp.compat import surface
-from minddp.core.reduction import Reducing
 from minddp.extension import Extension
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
-from minddp.options import exclude
+from minddp.options import check_flag, exclude
 from minddp.platform.streams import has_streams
 from minddp.replicas.placement import sparse_parameters
-from minddp.tools.elastic.logical_ranks import LogicalRanks, ShareReducing
+from minddp.tools.elastic.logical_ranks import LogicalRanks, TreeReduceStrategy
 from minddp.tools.forecast import AutoBuckets, clock_of
 from minddp.tools.forecast.auto_buckets import Tuning
 from minddp.tools.watchdog import RankState, state_of, watched
@@ -41,12 +40,12 @@ from minddp.transport.protocols import Transport
 
 ON_DRIFT = ("warn", "raise", None)
 AUTO = "auto"
-ASKED = ("stuck_after_s", "on_drift", "logical_ranks", "check_finite")  # arguments that the wrapper does not know
+REQUESTS = ("stuck_after_s", "on_drift", "logical_ranks", "check_finite")  # arguments of tools
 
 
 @dataclass(eq=False)
 class WatchedWaits(Extension):
-    """A wait for other ranks that takes longer than `limit_s` is diagnosed."""
+    """Diagnoses waits for other ranks that take longer than `limit_s`."""
 
     limit_s: float
 
@@ -55,7 +54,7 @@ class WatchedWaits(Extension):
 
 
 def _rank_state(ddp: core.DistributedDataParallel) -> RankState:
-    """Called from another thread, perhaps before construction is over."""
+    """Called from another thread, possibly during construction."""
     if not hasattr(ddp, "_reducer"):
         return RankState()
     return state_of(ddp._reducer, accumulates=not ddp.require_backward_grad_sync)
@@ -63,9 +62,9 @@ def _rank_state(ddp: core.DistributedDataParallel) -> RankState:
 
 @dataclass(eq=False)
 class Guarded(Extension):
-    """Attaches a guard, if there are other ranks and a store to ask them.
+    """Attaches a guard if there are other ranks, and a store to exchange notes with them.
 
-    With `shares` ranks have different numbers of forwards, of which the guard looks at those that are synchronised.
+    With `shares` ranks have different numbers of forwards, and the guard looks only at synchronised ones.
     """
 
     raises: bool
@@ -79,7 +78,7 @@ class Guarded(Extension):
             return
         named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
         checks = checks_of_drift(named, starts_equal=starts_equal)
-        if not (has_streams(ddp.device) or self.shares):  # shares are dealt unevenly on purpose
+        if not (has_streams(ddp.device) or self.shares):  # ranks may have different numbers of shares
             checks["slow_rank"] = SlowRank()
         self.guard = Guard(named, transport, checks, raises=self.raises, num_passes=reducer.num_passes)
         reducer.modes.append(self.guard)
@@ -115,7 +114,7 @@ class Guarded(Extension):
 
 @dataclass(eq=False)
 class FiniteGradients(Extension):
-    """Buckets are tested for NaN and infinity before they are reduced."""
+    """Tests buckets for NaN and infinity before they are reduced."""
 
     def agreed(self) -> Mapping[str, object]:
         return {"check_finite": True}
@@ -124,18 +123,18 @@ class FiniteGradients(Extension):
         if arguments["delay_all_reduce_named_params"]:
             exclude("`delay_all_reduce_named_params`", {"`check_finite`": True})
 
-    def wrap_reducing(self, reducing: Reducing, ddp: core.DistributedDataParallel) -> Reducing:
-        return CheckFinite(reducing, ddp._reducer)
+    def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
+        ddp._reducer.modes.append(CheckFinite(ddp._reducer))
 
 
 @dataclass(eq=False)
 class Shares(Extension):
-    """A batch is cut into `count` shares, dealt to the ranks, whose sum does not depend on how they are dealt."""
+    """Cuts a batch into `count` shares, whose sum does not depend on which rank computes which share."""
 
     count: int
     logical_ranks: LogicalRanks | None = field(default=None, init=False)
 
-    synchronizes_buffers = True  # once a step
+    synchronizes_buffers = True  # once per step
 
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
@@ -146,18 +145,14 @@ class Shares(Extension):
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         others = {
-            "`static_graph`": bool(arguments["static_graph"]),  # its first backward is reduced as a whole
-            "`batched_grad_copy`": bool(arguments["batched_grad_copy"]),  # which divides
+            "`static_graph`": bool(arguments["static_graph"]),  # its first backward is reduced at the end
+            "`batched_grad_copy`": bool(arguments["batched_grad_copy"]),  # it divides
             "`skip_all_reduce_unused_params`": bool(arguments["skip_all_reduce_unused_params"]),
-            "a `reduction` of your own": callable(arguments["reduction"]),
             "mixed_precision": arguments["mixed_precision"] is not None,
             "delay_all_reduce_named_params": bool(arguments["delay_all_reduce_named_params"]),
             'transport="nccl"': arguments["transport"] == "nccl",
         }
         exclude("`logical_ranks`", others)
-
-    def wrap_reducing(self, reducing: Reducing, ddp: core.DistributedDataParallel) -> Reducing:
-        return ShareReducing(ddp._transport, self.count, takes_mean=ddp._options.reduction == "mean")
 
     def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
         sparse = sparse_parameters(ddp.module)
@@ -166,10 +161,16 @@ class Shares(Extension):
             "forward_sync_buffers=False": bool(ddp._buffers_in_step.named) and not ddp.forward_sync_buffers,
         }
         exclude("`logical_ranks`", others)
+        self._sum_over_shares(ddp)
         self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
 
+    def _sum_over_shares(self, ddp: core.DistributedDataParallel) -> None:
+        takes_mean = ddp._options.reduction == "mean"
+        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count, takes_mean=takes_mean)
+
     def change_ranks(self, ddp: core.DistributedDataParallel) -> None:
-        """Some ranks may be new, and have other buckets."""
+        """New ranks may have different buckets."""
+        self._sum_over_shares(ddp)
         ddp._reducer.store.begin_anew(ddp._transport.allocate)
 
     def pre_forward(self, ddp: core.DistributedDataParallel) -> None:
@@ -179,7 +180,7 @@ class Shares(Extension):
 
 @dataclass(eq=False)
 class TunedBuckets(Extension):
-    """Some steps are observed, and the buckets chosen by them."""
+    """Observes some steps, and chooses the buckets by them."""
 
     tuner: AutoBuckets | None = field(default=None, init=False)
 
@@ -213,12 +214,12 @@ def tools_for(
     check_finite: bool,
     tunes_buckets: bool,
 ) -> Iterator[Extension]:
-    """The extensions that these arguments ask for.
+    """The extensions that these arguments request.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
     """
-    core.check_flag("check_finite", check_finite)
+    check_flag("check_finite", check_finite)
     if on_drift not in ON_DRIFT:
         raise ValueError(f"`on_drift` is one of {', '.join(map(repr, ON_DRIFT))}, but got {on_drift!r}.")
     if stuck_after_s is not None:
@@ -240,19 +241,19 @@ def tools_for(
 class DistributedDataParallel(surface.DistributedDataParallel):
     """Data parallelism for one module: every rank's `.grad` is the mean over the ranks when backward returns.
 
-    A drop-in for torch 2.15's, with the same results to the bit. minddp's own parameters are keyword-only. Those
-    that are not listed here are `minddp.ddp.DistributedDataParallel`'s.
+    A drop-in replacement for torch 2.15's class, with the same results to the bit. minddp's own parameters are
+    keyword-only. `minddp.ddp.DistributedDataParallel` documents those that are not listed here.
 
     Args:
         bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto": see `tools/forecast/`.
         stuck_after_s: time to wait for other ranks before a diagnosis; `None` makes none. See docs/stuck.md.
-        on_drift: what to do when training goes wrong without an error, as when replicas differ: "warn" logs a
-            warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None` does
-            not look. A rank that makes the others wait is no error, only a warning. See `tools/watchdog/guard.py`.
-        logical_ranks: cut each batch into so many shares; same bits on any number of ranks. See `shares`.
+        on_drift: the reaction when training goes wrong without an error, for instance when replicas differ: "warn"
+            logs a warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None`
+            switches the guard off. A slow rank only causes a warning. See `tools/watchdog/guard.py`.
+        logical_ranks: cut each batch into this many shares; same bits on any number of ranks. See `shares`.
         check_finite: raise `FloatingPointError` on every rank at the end of a backward in which a gradient of some
-            rank has NaN or infinity, naming rank and parameter. What overflows later, in a sum or a communication
-            hook, is not seen. Not with a GradScaler, nor in a CUDA graph. See docs/not_finite.md.
+            rank has NaN or infinity, naming rank and parameter. It does not see a sum or a communication hook that
+            overflows. Not with a GradScaler, nor in a CUDA graph. See docs/not_finite.md.
     """
 
     def __init__(
@@ -281,7 +282,7 @@ class DistributedDataParallel(surface.DistributedDataParallel):
         *,
         transport: str | Transport = "auto",
         first_bucket_cap_mb: float | None = None,
-        reduction: str | Callable[[Transport], Any] = "mean",
+        reduction: str = "mean",
         extensions: Sequence[Extension] = (),
         stuck_after_s: float | None = 10.0,
         on_drift: str | None = "warn",
@@ -289,11 +290,11 @@ class DistributedDataParallel(surface.DistributedDataParallel):
         check_finite: bool = False,
     ):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        asked = {name: arguments.pop(name) for name in ASKED}
+        requests = {name: arguments.pop(name) for name in REQUESTS}
         tunes_buckets = isinstance(bucket_cap_mb, str)
         if tunes_buckets and arguments.pop("bucket_cap_mb") != AUTO:
             raise TypeError(f'`bucket_cap_mb` takes mebibytes as a number or "auto", but got {bucket_cap_mb!r}.')
-        arguments["extensions"] = (*tools_for(tunes_buckets=tunes_buckets, **asked), *extensions)
+        arguments["extensions"] = (*tools_for(tunes_buckets=tunes_buckets, **requests), *extensions)
         super().__init__(**arguments)
 
     def _extension(self, kind: type[Any]) -> Any:
@@ -315,11 +316,11 @@ class DistributedDataParallel(surface.DistributedDataParallel):
         return (tuned := self._extension(TunedBuckets)) and tuned.tuner.tuning
 
     def shares(self) -> Iterator[int]:
-        """With `logical_ranks`: the shares of a step that this rank computes, each a number from 0 on.
+        """With `logical_ranks`: yield the numbers, from 0, of the shares of a step that this rank computes.
 
-        Each has one forward and one backward within the loop, on the share's part of the batch, with a random state
-        of its own and the buffers that the step began with. After the loop `.grad` is the mean over the shares of
-        all ranks. An optimizer that steps earlier raises. See [Note: logical ranks].
+        Each share has one forward and one backward in the loop, on its part of the batch, with its own random state
+        and the buffers from the beginning of the step. After the loop `.grad` is the mean over the shares of all
+        ranks. An optimizer step within the loop raises. See `tools/elastic/`.
 
         Raises:
             RuntimeError: no `logical_ranks`; or a share had no backward, or more than one.
@@ -333,9 +334,9 @@ class DistributedDataParallel(surface.DistributedDataParallel):
         return self.logical_ranks.shares(self)
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> OverlappedOptimizer:
-        """Step each bucket's parameters as soon as its averages are there; see `modes/optimizer_overlap.py`.
+        """Step each bucket's parameters as soon as its averages are available; see `modes/optimizer_overlap.py`.
 
-        The training loop then leaves out `optimizer.step()`. The handle's `remove()` undoes it.
+        Leave out `optimizer.step()` in the training loop. The handle's `remove()` undoes it.
 
         Raises:
             ValueError: an optimizer that cannot be stepped piece by piece, or has parameters that are not in a

@@ -20,7 +20,7 @@ FutureOfTensor = torch.futures.Future[torch.Tensor]
 
 
 def set_hook(ddp: FakeDDP, hook: CommHook) -> None:
-    ddp.reducer.reducing = HookReducing(hook, ddp.reducer.events, None)
+    ddp.reducer.reduce_strategy = HookReducing(hook, ddp.reducer.events, None)
 
 
 def future_of(value: Any) -> torch.futures.Future:

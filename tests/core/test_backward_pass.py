@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -16,7 +17,7 @@ from minddp.core.mode import Mode
 from minddp.core.packing import LARGE_BYTES
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import MeanBeforeSum
+from minddp.core.reduction import AllReduceStrategy
 from minddp.options import UNBOUNDED
 from tests.fakes import FakeTransport
 
@@ -73,7 +74,7 @@ class Calls:
         self.store = BucketStore(self.params, specs, Bucket, [0], [0])
         self.transport = FakeTransport(world_size=4)
         self.store.make_buckets(self.transport.allocate)
-        self.reducing = MeanBeforeSum(self.transport, lambda: 4, divides_resident=False, divides_copied=False)
+        self.reduce_strategy = AllReduceStrategy(self.transport, lambda: 4)
         self.expectation = expectation(self.params)
         self.events = EventStream()
         self.events.watch(lambda event: self.log.append(str(event)))
@@ -91,7 +92,7 @@ class Calls:
         """A pass for which the gradient of parameter `first` is the first to arrive, and has yet to be counted."""
         calls = (self.on_all_launched, self.on_ready_twice, self.on_end)
         current = BackwardPass(self.store, self.expectation, modes, self.events, *calls)
-        current.open(first, self.reducing)
+        current.open(first, self.reduce_strategy)
         current.mark_without_hook(self.expectation.last_unused or [])
         return current
 
@@ -137,6 +138,17 @@ def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
     assert calls.take("bucket waited", "bucket unpacked") == [
         line for bucket in range(3) for line in (f"bucket waited: {bucket}", f"bucket unpacked: {bucket}")
     ]
+
+
+def test_a_rank_of_weight_zero_contributes_zeros_and_no_nan() -> None:
+    calls = Calls()
+    calls.reduce_strategy.divisor = lambda: math.inf
+    calls.params[1].grad.fill_(math.nan)
+    current = calls.backward_pass()
+    for param in range(3):
+        current.mark_ready(param)
+    current.wait_and_unpack()
+    assert [param.grad.tolist() for param in calls.params] == [[0.0]] * 3
 
 
 def test_what_no_rank_has_used_stays_as_it_is() -> None:

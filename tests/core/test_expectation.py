@@ -1,4 +1,4 @@
-"""The rule: every parameter's gradient comes once. Exceptions are tested in tests/expectation."""
+"""The rule: each parameter gets its gradient once. Other rules: `test_find_unused.py`, `test_static_graph.py`."""
 
 from __future__ import annotations
 

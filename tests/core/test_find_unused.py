@@ -191,7 +191,7 @@ def test_a_backward_that_does_not_come_in_at_the_outputs_settles_nothing() -> No
     assert ddp.transport.calls == []
     assert ddp.reducer.phase is Phase.INCOMPLETE
     assert left_out(ddp) == [], "both heads are among the outputs"
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     ddp.module.zero_grad()
     left = ddp(X)[0]
     left.sum().backward()
@@ -254,7 +254,7 @@ def test_a_shadow_exchanges_marks_of_nothing() -> None:
 def test_marks_are_forgotten_when_the_ranks_change() -> None:
     ddp = finding(Heads())
     ddp(X, sync=False)[1].sum().backward()
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ddp(X)[0].sum().backward()

@@ -40,6 +40,9 @@ class RecordsCalls(Mode):
     def before_pack(self, params: Sequence[int]) -> None:
         self.log.append(f"before pack {list(params)}")
 
+    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
+        self.log.append(f"before launch {bucket.spec.index}")
+
     def before_unpack(self) -> None:
         self.log.append("before unpack")
 
@@ -61,7 +64,8 @@ def with_recorder(module: nn.Module, **options: Any) -> tuple[FakeDDP, RecordsCa
 
 
 BEGIN = ["armed", "backward begins", "opened by 1"]
-PACKED = ["before pack [1]", "before pack [0]"]
+PACKS_RIGHT = ["before pack [2]", "before pack [3]"]
+PACKED = ["before pack [1]", "before launch 0", "before pack [0]", "before launch 1"]
 END = ["before unpack", "after unpack 0", "after unpack 1", "closed"]
 
 
@@ -152,8 +156,8 @@ def test_a_backward_that_leaves_parameters_out_and_one_that_brings_them() -> Non
     assert sorted(first[3:]) == ["before pack [0]", "before pack [1]"]
     right.sum().backward()
     second = recorder.take()
-    assert sorted(second[:2]) == ["before pack [2]", "before pack [3]"]
-    assert second[2:] == ["before unpack", *[f"after unpack {bucket}" for bucket in range(4)], "closed"]
+    assert sorted(second[:6]) == [*[f"before launch {bucket}" for bucket in range(4)], *PACKS_RIGHT]
+    assert second[6:] == ["before unpack", *[f"after unpack {bucket}" for bucket in range(4)], "closed"]
 
 
 def test_a_backward_that_its_caller_finalizes() -> None:
@@ -169,7 +173,7 @@ def test_a_backward_that_an_exception_ends() -> None:
     ddp.module.explosive.arm()
     with pytest.raises(KeyError):
         ddp.step(X)
-    assert recorder.take() == [*BEGIN, *PACKED[:1]]
+    assert recorder.take() == [*BEGIN, *PACKED[:2]]
     ddp.module.explosive.arm(False)
     ddp.step(X)
     assert recorder.take() == ["closed", *BEGIN, *PACKED, *END]
@@ -180,9 +184,9 @@ def test_a_backward_after_which_the_ranks_change() -> None:
     with must_log("has brought no gradient"):
         ddp(X)[0].sum().backward()
     recorder.take()
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     assert recorder.take() == ["closed"]
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     assert recorder.take() == []
 
 
@@ -201,7 +205,7 @@ def test_the_first_backward_of_a_static_graph(static: tuple[FakeDDP, RecordsCall
     """The first one of a static graph packs at its end, in the order of the parameters."""
     ddp, recorder = static
     ddp.step(X)
-    assert recorder.take() == [*BEGIN, *reversed(PACKED), *END]
+    assert recorder.take() == [*BEGIN, PACKED[2], PACKED[0], PACKED[1], PACKED[3], *END]
     ddp.step(X)
     assert recorder.take() == [*BEGIN, *PACKED, *END]
 
@@ -211,11 +215,11 @@ def test_a_nested_backward_does_not_begin_again() -> None:
     ddp.step(X)
     log = recorder.take()
     assert log[:2] == ["armed", "backward begins"]
-    assert [line.split()[0] for line in log[2:]] == ["opened", *["before"] * 5, *["after"] * 4, "closed"]
+    assert [line.split()[0] for line in log[2:]] == ["opened", *["before"] * 9, *["after"] * 4, "closed"]
 
 
-def test_a_rank_without_inputs_calls_one_callback() -> None:
+def test_the_callbacks_on_a_rank_without_inputs() -> None:
     ddp, recorder = with_recorder(Scales([0, 1]))
     shadow_backward(ddp.reducer)
-    assert recorder.take() == ["shadow begins"]
+    assert recorder.take() == ["shadow begins", "before launch 0", "before launch 1"]
     assert ddp.transport.count("all_reduce") == 2

@@ -82,13 +82,13 @@ def test_without_divisor_nothing_is_scaled(views: bool) -> None:
         assert_same_bits(bucket.views, before)
 
 
-@pytest.mark.parametrize("as_real", [False, True])
-def test_complex_numbers_are_divided_as_pairs_of_real_ones_if_asked(as_real: bool) -> None:
+@pytest.mark.parametrize("in_pairs", [False, True])
+def test_complex_numbers_are_divided_as_pairs_of_real_ones_if_all_are_divided(in_pairs: bool) -> None:
     grad = torch.randn(1000, dtype=torch.complex64)
     scaled = grad.clone()
-    Scaling(WORLD, divide_copied=True, as_real=as_real).apply(scaled, resident=False)
-    in_pairs = torch.view_as_complex(torch.view_as_real(grad) / WORLD)
-    assert torch.equal(scaled, in_pairs if as_real else grad / WORLD)
+    Scaling(WORLD, divide_resident=True, divide_all=in_pairs).apply(scaled, resident=True)
+    pairs = torch.view_as_complex(torch.view_as_real(grad) / WORLD)
+    assert torch.equal(scaled, pairs if in_pairs else grad / WORLD)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

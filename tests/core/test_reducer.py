@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.packing import LARGE_BYTES
-from minddp.core.reduction import MeanBeforeSum
+from minddp.core.reduction import AllReduceStrategy
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import must_log
@@ -537,7 +537,12 @@ def test_what_is_complete_may_be_finalized_within_backward() -> None:
 
 def test_there_must_be_something_to_finalize() -> None:
     ddp = FakeDDP(Heads())
-    for prepare in (lambda: None, lambda: ddp(X), lambda: ddp(X)[0].sum().backward()):
+    ddp.reducer.finalizes_at_end = False
+
+    def forward() -> torch.Tensor:
+        return ddp(X, finalize_at_end=False)[0]
+
+    for prepare in (lambda: None, forward, lambda: forward().sum().backward()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             prepare()
@@ -574,12 +579,12 @@ def test_the_ranks_may_change_after_an_unfinished_backward() -> None:
         ddp(X)[0].sum().backward()
     others = FakeTransport(world_size=3)
     of_old_ranks = ddp.reducer.buckets
-    ddp.reducer.change_ranks(others, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(others, ddp.reducer.reduce_strategy)
     assert ddp.reducer.phase is Phase.IDLE
     torch.optim.SGD(ddp.module.parameters(), lr=0.1).step()
     ddp.reducer.rebuild_if_due()
     left, right = ddp.module(X)
-    ddp.reducer.arm((left, right))
+    ddp.reducer.prepare_for_backward((left, right))
     (left + right).sum().backward()
     assert not {id(bucket) for bucket in of_old_ranks} & {id(bucket) for bucket in ddp.reducer.buckets}
     ddp.reducer.rebuild_if_due()
@@ -605,7 +610,7 @@ def test_if_the_ranks_change_after_an_exception_packed_gradients_have_their_valu
     with pytest.raises(KeyError):
         ddp.step(torch.ones(1))
     assert ddp.reducer.current.packed
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     assert [float(weight.grad.mean()) for weight in ddp.module.weights] == [1.0, 2.0]
     ddp.module.explosive.arm(False)
     ddp.step(torch.ones(1))
@@ -618,7 +623,7 @@ def test_what_is_under_way_when_the_ranks_change_writes_to_no_bucket() -> None:
     with pytest.raises(KeyError):
         ddp.step(X)
     (reduction,) = ddp.reducer.current.reductions
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     for bucket in ddp.reducer.buckets:
         bucket.wire.fill_(1)
     reduction.work.wait()
@@ -721,18 +726,18 @@ def test_a_wrapper_dropped_unfinished_does_not_guard_the_optimizer_for_ever() ->
     torch.optim.SGD(module.parameters(), lr=0.1).step()
 
 
-class Referring(MeanBeforeSum):
+class Referring(AllReduceStrategy):
     """As a communication hook whose state refers to the wrapper."""
 
     def __init__(self, ddp: FakeDDP):
-        super().__init__(ddp.transport, lambda: 2.0, divides_resident=False, divides_copied=False)
+        super().__init__(ddp.transport, lambda: 2.0)
         self.ddp = ddp
 
 
 def test_a_wrapper_dropped_after_an_exception_leaves_no_hooks_although_what_reduces_refers_to_it() -> None:
     module = Heads()
     ddp = FakeDDP(module)
-    ddp.reducer.reducing = Referring(ddp)
+    ddp.reducer.reduce_strategy = Referring(ddp)
     module.left.weight.register_hook(lambda _grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sum(ddp(X)).sum().backward()
@@ -749,7 +754,7 @@ def test_what_reduces_is_not_exchanged_in_a_backward() -> None:
     left, right = ddp(X)
     with must_log("has brought no gradient"):
         left.sum().backward()
-    ddp.reducer.reducing = Referring(ddp)
+    ddp.reducer.reduce_strategy = Referring(ddp)
     with pytest.raises(RuntimeError, match="registered while a backward had yet to reduce bucket 0"):
         right.sum().backward()
     assert ddp.transport.calls == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,47 +9,37 @@ import pytest
 import torch
 
 from minddp.core.packing import Scaling
-from minddp.core.reduction import MeanBeforeSum
-from minddp.modes.mixed_precision import MeanAfterSum
+from minddp.core.reduction import AllReduceStrategy
 from tests.buckets import bucket_of, pack, parameter
 from tests.fakes import FakeTransport
 
 WORLD = 4
 
 
-def reducing(divisor: float | None, *, resident: bool = False, copied: bool = False) -> MeanBeforeSum:
-    transport = FakeTransport(WORLD)
-    return MeanBeforeSum(transport, lambda: divisor, divides_resident=resident, divides_copied=copied)
+def reduce_strategy(divisor: float | None, *, resident: bool = False) -> AllReduceStrategy:
+    return AllReduceStrategy(FakeTransport(WORLD), lambda: divisor, Scaling(divide_resident=resident))
 
 
-@pytest.mark.parametrize(
-    ("resident", "copied", "scaling"),
-    [
-        (False, False, Scaling(3)),
-        (True, False, Scaling(3, divide_resident=True)),
-        (False, True, Scaling(3, divide_copied=True, divide_resident=True, as_real=True)),
-        (True, True, Scaling(3, divide_copied=True, divide_resident=True, as_real=True)),
-    ],
-)
-def test_each_rank_divides_before_the_sum(resident: bool, copied: bool, scaling: Scaling) -> None:
-    assert reducing(3, resident=resident, copied=copied).open() == scaling._replace(restores_unused=False)
+@pytest.mark.parametrize("resident", [False, True])
+def test_each_rank_divides_before_the_sum(resident: bool) -> None:
+    assert reduce_strategy(3, resident=resident).open() == Scaling(3, divide_resident=resident)
 
 
 def test_a_sum_is_not_scaled() -> None:
-    assert reducing(None).open().factor is None
+    assert reduce_strategy(None).open().factor is None
 
 
 def test_after_a_sum_gradients_in_the_bucket_are_restored_that_no_rank_has_used() -> None:
-    assert reducing(None, resident=True).open().restores_unused
-    assert not reducing(None).open().restores_unused, "they do not lie in the bucket"
+    assert reduce_strategy(None, resident=True).open().restores_unused
+    assert not reduce_strategy(None).open().restores_unused, "they do not lie in the bucket"
 
 
 def test_a_bucket_is_summed_where_it_lies_once_it_is_waited_for() -> None:
     bucket = bucket_of([parameter(torch.ones(3))])
-    strategy = reducing(WORLD)
+    strategy = reduce_strategy(WORLD)
     pack(bucket, strategy.open())
     before = bucket.wire.clone()
-    reduction = strategy.launch(bucket, is_last=True)
+    reduction = strategy.launch(bucket, bucket.wire, is_last=True)
     assert torch.equal(bucket.wire, before)
     for _ in range(2):
         assert reduction.result() is bucket.wire
@@ -61,29 +50,21 @@ def test_other_contents_leave_the_bucket_alone() -> None:
     """A rank that has run out of inputs contributes zeros."""
     bucket = bucket_of([parameter(torch.ones(3))])
     bucket.wire.fill_(7)
-    for strategy in (reducing(2), MeanAfterSum(FakeTransport(WORLD), lambda: 2)):
+    for strategy in (reduce_strategy(2), AllReduceStrategy(FakeTransport(WORLD), lambda: 2, divides_after=True)):
         strategy.open()
         assert strategy.launch(bucket, torch.zeros(3), is_last=True).result().tolist() == [0, 0, 0]
         assert bucket.wire.tolist() == [7, 7, 7]
 
 
-def test_a_rank_of_weight_zero_contributes_zeros_and_no_nan() -> None:
-    bucket = bucket_of([parameter(torch.ones(3))])
-    bucket.params[0].grad[0] = math.nan
-    strategy = reducing(math.inf)
-    pack(bucket, strategy.open())
-    assert strategy.launch(bucket, is_last=True).result().tolist() == [0, 0, 0]
-
-
 def test_a_sum_is_divided_afterwards_by_the_divisor_of_its_backward() -> None:
     divisors = iter([8.0, 2.0])
-    strategy = MeanAfterSum(FakeTransport(WORLD), lambda: next(divisors))
+    strategy = AllReduceStrategy(FakeTransport(WORLD), lambda: next(divisors), divides_after=True)
     for expected in (0.5, 2.0):
         bucket = bucket_of([parameter(torch.ones(3))])
         bucket.params[0].grad.fill_(1)
-        assert strategy.open() == Scaling(restores_unused=False)
+        assert strategy.open() == Scaling()
         pack(bucket, Scaling())
-        assert strategy.launch(bucket, is_last=True).result().tolist() == [expected] * 3
+        assert strategy.launch(bucket, bucket.wire, is_last=True).result().tolist() == [expected] * 3
 
 
 def test_a_completion_is_reported_where_the_work_has_a_future() -> None:
@@ -97,9 +78,9 @@ def test_a_completion_is_reported_where_the_work_has_a_future() -> None:
     called: list[str] = []
     complete: Callable[[], object] = lambda: called.append("complete")  # noqa: E731
     bucket = bucket_of([parameter(torch.ones(3))])
-    reducing(2).launch(bucket, is_last=True).when_complete(complete)
-    strategy = MeanBeforeSum(WithFuture(), lambda: 2, divides_resident=False, divides_copied=False)
-    strategy.launch(bucket, is_last=True).when_complete(complete)
+    reduce_strategy(2).launch(bucket, bucket.wire, is_last=True).when_complete(complete)
+    strategy = AllReduceStrategy(WithFuture(), lambda: 2)
+    strategy.launch(bucket, bucket.wire, is_last=True).when_complete(complete)
     assert called == []
     future.set_result(None)
     assert called == ["complete"]

@@ -229,7 +229,7 @@ def test_a_rank_that_shadows_the_first_backward_exchanges_marks_and_records_late
 def test_marks_are_forgotten_when_the_ranks_change() -> None:
     ddp = static(Heads())
     ddp(X, sync=False)[1].sum().backward()
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ddp(X)[0].sum().backward()
@@ -240,7 +240,7 @@ def test_hooks_of_an_unfinished_recording_are_not_counted_when_the_ranks_change(
     ddp = static(Scales([0, 1]))
     ddp(X)
     ddp.module.scales[0].square().backward()
-    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reducing)
+    ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     for _ in range(2):
         ddp.step(X)
     assert ddp.reducer.expectation.open() == [1, 1]

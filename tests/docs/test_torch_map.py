@@ -94,7 +94,7 @@ def test_what_is_ours_alone_is_a_function_of_core_and_listed_once() -> None:
 
 
 def test_a_function_that_is_gone_is_found() -> None:
-    assert torch_map.exists(Place("core/reducer.py", "Reducer.arm"))
+    assert torch_map.exists(Place("core/reducer.py", "Reducer.prepare_for_backward"))
     assert torch_map.exists(Place("core/backward_pass.py", "BackwardPass.hooks_left"))
     for file, name in (
         ("core/reducer.py", "Reducer.unheard_of"),

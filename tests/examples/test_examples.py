@@ -19,7 +19,6 @@ import examples
 import minddp
 from examples.bucket_per_block import one_bucket_per_block
 from examples.bytes_by_bucket import BytesByBucket
-from examples.mean_without_nan import MeanWithoutNan
 from examples.ranks_as_threads import on_threads, wrapped
 from examples.top_k_hook import TopK, top_k
 from examples.uneven_batches import UnevenBatches
@@ -139,56 +138,6 @@ def test_a_check_of_the_guard_reports_batches_of_different_sizes(ranks: Ranks) -
     (_, (text,)), _ = ranks(2).run(train_with_check, [5, 3])
     assert "in step 0: 5 on rank 0, 3 on rank 1" in text
     assert ranks(2).run(train_with_check, [5, 5]) == [([], [])] * 2
-
-
-# ------------------------------------------------------------------ a reduction
-
-
-def train_without_nan(rank: int) -> tuple[list[str], list[bool], bool]:
-    state = train(rank, ddp := wrap(reduction=MeanWithoutNan))
-    ddp.zero_grad()
-    factor = float("nan") if rank == 1 else 1.0
-    ddp.eval()
-    (ddp(torch.ones(2, 6)).sum() * factor).backward()
-    alone = [param.grad.clone() for param in ddp.parameters() if param.grad is not None]
-    ddp.module.zero_grad()
-    ddp.module(torch.ones(2, 6)).sum().backward()
-    equal = [torch.equal(a, b.grad) for a, b in zip(alone, ddp.parameters(), strict=True) if b.grad is not None]
-    ddp.zero_grad()
-    (ddp(torch.ones(2, 6)).sum() * float("nan")).backward()
-    all_nan = all(param.grad.isnan().all() for param in ddp.parameters() if param.grad is not None)
-    return differing(state, torch_trained(rank)), equal, bool(all_nan)
-
-
-def test_a_reduction_leaves_out_a_rank_with_nan(ranks: Ranks) -> None:
-    for differs, equal, all_nan in ranks(2).run(train_without_nan):
-        assert differs == []
-        assert equal == [True] * 8
-        assert all_nan
-
-
-def refused(rank: int) -> list[str]:
-    """What a reduction of one's own excludes."""
-    ddp, texts = wrap(reduction=MeanWithoutNan), []
-    for call in (
-        lambda: ddp.weigh(2.0),
-        lambda: ddp.register_comm_hook(TopK(0.1), top_k),
-        lambda: wrap(reduction=MeanWithoutNan, logical_ranks=2),
-    ):
-        with pytest.raises(ValueError) as error:
-            call()
-        texts.append(str(error.value))
-    with pytest.raises(RuntimeError) as differs:
-        wrap(reduction=MeanWithoutNan if rank else "mean")
-    return [*texts, str(differs.value)]
-
-
-def test_a_reduction_excludes_what_it_would_ignore(ranks: Ranks) -> None:
-    for weights, hook, shares, differs in ranks(2).run(refused):
-        assert "MeanWithoutNan" in weights
-        assert "MeanWithoutNan" in hook
-        assert "a `reduction` of your own" in shares
-        assert "`reduction` is 'mean' on rank 0, but 'MeanWithoutNan' on rank 1" in differs
 
 
 # ------------------------------------------------------------------ a transport

@@ -12,10 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import minddp
-from minddp.core.packing import Scaling
-from minddp.core.reduction import AllReduce
 from minddp.modes.divisor import Divisor
-from minddp.transport import Transport
 from tests.fakes import FakeTransport
 from tests.features.beside import Trail, Wrap, assert_same, play, random, snapshot
 
@@ -33,20 +30,6 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor, extra: bool = True) -> torch.Tensor:
         y = self.body(x + self.words(torch.arange(len(x)))) + (self.waves * x).abs()
         return y + self.extra(y) if extra else y
-
-
-class Sum:
-    """A reduction of a user's own."""
-
-    def __init__(self, transport: Transport):
-        self._transport = transport
-
-    def open(self) -> Scaling:
-        return Scaling()
-
-    def launch(self, bucket: Any, contents: torch.Tensor | None = None, *, is_last: bool) -> AllReduce:
-        wire = bucket.wire if contents is None else contents
-        return AllReduce(self._transport.all_reduce(wire), wire)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -206,13 +189,11 @@ def _unused_by_all(rank: int, options: dict[str, Any], weighs: bool) -> list[lis
 
 
 @pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("how", ["sum", "mean", "weighted", "of your own", "static sum", "sum of shares"])
+@pytest.mark.parametrize("how", ["sum", "mean", "weighted", "static sum", "sum of shares"])
 def test_a_gradient_that_no_rank_has_used_stays_as_it_is(ranks: Any, how: str, views: bool) -> None:
     options: dict[str, Any] = {"gradient_as_bucket_view": views}
     if "sum" in how:
         options["reduction"] = "sum"
-    if how == "of your own":
-        options["reduction"] = Sum
     if how == "static sum":
         options["static_graph"] = True
     if how == "sum of shares":

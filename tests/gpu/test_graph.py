@@ -70,6 +70,6 @@ def test_a_captured_step_replays_to_torchs_bits(
 def test_a_step_that_might_have_left_parameters_unused_but_does_not(
     transport: str, gpu_ranks: Callable[[str], GpuPool], only_on_a_card: None
 ) -> None:
-    """See [Note: marks on a GPU]."""
+    """See core/usage_map.py."""
     options = {"transport": transport, "find_unused_parameters": True}
     assert not any(gpu_ranks("nccl1").run(beside, options, timeout_s=60))

@@ -156,7 +156,7 @@ def test_a_mutant_is_put_in_place_and_undone() -> None:
 
 def test_a_break_that_changes_no_function_says_so() -> None:
     with pytest.raises(ValueError, match="changes no function"):
-        apply(Break("nothing", "core/plan.py", "No tensor is touched here", "Nothing is"))
+        apply(Break("nothing", "core/plan.py", "It needs no tensors", "It needs nothing"))
 
 
 @pytest.mark.parametrize("source", ["nothing of the kind", "two\ntwo"])

@@ -151,8 +151,10 @@ BREAKS = (
         *("dropped in flight", "freed too early: a call of NCCL", "nccl"),
     ),
     Misorder(
-        *("send zeros of a bucket's size that are then dropped", "core/reduction.py"),
-        *("bucket.wire.zero_()", "torch.zeros_like(bucket.wire)"),
+        *("send zeros of a bucket's size that are then dropped", "core/backward_pass.py"),
+        "reduction = reduce_strategy.launch(bucket, bucket.wire,",
+        "zeros = torch.zeros_like(bucket.wire) if self.scaling.divisor == math.inf else bucket.wire\n"
+        "        reduction = reduce_strategy.launch(bucket, zeros,",
         *("wrapped elsewhere, weigh", "freed too early: .*allreduce"),
     ),
     Misorder(

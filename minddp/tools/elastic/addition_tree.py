@@ -1,4 +1,4 @@
-"""The binary tree by which the gradients of all shares are added, and which rank computes which shares. Pure."""
+"""The binary tree that determines the order in which gradients are added, and the shares of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Node(NamedTuple):
 
     @property
     def children(self) -> tuple[Node, Node]:
-        """The left one has as many shares as the largest power of two that leaves some for the right one.
+        """The left one has the largest power of two of shares that leaves some for the right one.
 
-        So a left subtree is complete, and sums are finished in the order in which a binary counter carries.
+        So every left subtree is complete, and sums are completed in the order in which a binary counter carries.
         """
         num_left = 1 << (self.stop - self.first - 1).bit_length() - 1
         middle = self.first + num_left
@@ -27,7 +27,7 @@ class Node(NamedTuple):
 
 
 def deal(num_shares: int, world_size: int) -> list[range]:
-    """The shares of each rank: consecutive ones, as many on each rank as on another, or one more.
+    """The shares of each rank: consecutive, and evenly distributed.
 
     Raises:
         ValueError: more ranks than shares.
@@ -42,7 +42,7 @@ def deal(num_shares: int, world_size: int) -> list[range]:
 
 
 def sums_of(block: range, num_shares: int) -> list[Node]:
-    """The fewest nodes of the tree that together are the shares of `block`, in order."""
+    """The smallest set of nodes of the tree that covers the shares of `block`, in order."""
 
     def within(node: Node) -> list[Node]:
         if node.first >= block.stop or node.stop <= block.start:
@@ -56,13 +56,13 @@ def sums_of(block: range, num_shares: int) -> list[Node]:
 
 
 def carries(held: Sequence[Node], share: int, num_shares: int) -> int:
-    """How many of the last sums `held` are merged with that of the next `share`, the last one first."""
+    """How many of the last `held` nodes the tree merges with the next `share`, the last one first."""
     wanted = sums_of(range(held[0].first if held else share, share + 1), num_shares)
     return len(held) + 1 - len(wanted)
 
 
 def steps_between(nodes: Sequence[Node], num_shares: int) -> tuple[tuple[int, int], ...]:
-    """The additions that make the root of `nodes`, which cover all shares in order: (place of left, of right)."""
+    """The additions (place of left, place of right) that reduce `nodes`, which cover all shares, to the root."""
     steps: list[tuple[int, int]] = []
 
     def add(left: int, right: int) -> int:

@@ -1,11 +1,10 @@
-"""What surrounds the shares of a step: their gradients, random states, buffers, and checks that none is missed.
+"""The shares of a step: their gradients, random states and buffers, and checks that each is computed once.
 
-[Note: the sums of a rank]
-A share's gradients are *held*. As soon as two neighbours in the tree are held, they are added, as a binary counter
-carries. So where the n shares of a rank are a subtree of the tree, at most log2(n) + 1 sums are held at a time;
-where they begin or end within subtrees, up to twice as many. All shares but the last run as if under no_sync. The
-last one's buckets leave in backward, as always: where a bucket is launched, the last share's gradients lie in it,
-and the held ones that the tree adds to them are added there. The sum of all is divided last.
+All shares of a rank but the last run as if under no_sync, and their gradients are held. As soon as two neighbours
+in the tree are held, they are added, as a binary counter carries. So if the n shares of a rank are a subtree, at
+most log2(n) + 1 sums are held at a time; if they begin or end within subtrees, up to twice as many. The buckets of
+the last share are launched in backward, as always: held sums that the tree adds to its gradients are added to the
+bucket. The sum over all shares is divided last.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import Reduction
+from minddp.core.reduction import PendingReduction
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.tools.elastic.addition_tree import Node, carries, deal
@@ -37,8 +36,8 @@ class Held(NamedTuple):
     grads: list[torch.Tensor]
 
 
-class ShareReducing:
-    """Sums buckets over the shares instead of over the ranks. A `Reducing`."""
+class TreeReduceStrategy:
+    """A `ReduceStrategy` that sums buckets over the shares instead of the ranks."""
 
     def __init__(self, transport: Transport, num_shares: int, *, takes_mean: bool):
         self.tree_sums = TreeSums(transport, num_shares, 1.0 / num_shares if takes_mean else 1.0)
@@ -54,7 +53,7 @@ class ShareReducing:
         self._next_share = first_share
 
     def hold(self, grads: list[torch.Tensor]) -> None:
-        """Add the gradients of the next share to what is held. Overwrites them."""
+        """Add the gradients of the next share to the held sums. Overwrites the gradients."""
         node = Node(self._next_share, self._next_share + 1)
         for _ in range(self._num_carries()):
             left = self.held.pop()
@@ -63,10 +62,9 @@ class ShareReducing:
         self.held.append(Held(node, grads))
         self._next_share += 1
 
-    def launch(self, bucket: Any, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
-        """See [Note: the sums of a rank]."""
+    def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         assert isinstance(bucket, Bucket)
-        assert contents is None
+        assert contents is bucket.wire
         params = [slot.param for slot in bucket.spec.slots]
         grads = [[held.grads[param] for param in params] for held in self.held]
         for _ in range(self._num_carries()):
@@ -77,21 +75,21 @@ class ShareReducing:
         return self.tree_sums.launch([*parts, bucket.wire], bucket.wire)
 
     def _num_carries(self) -> int:
-        """How many of the sums that are held, from the last one on, the tree adds to the next share."""
+        """How many of the last held sums the tree adds to the next share."""
         return carries([held.node for held in self.held], self._next_share, self._num_shares)
 
 
 class LogicalRanks(Mode, StepWatcher):
-    """Deals the shares of each step to the ranks, and keeps what must not depend on how they are dealt.
+    """Deals the shares of each step to the ranks, so that results do not depend on which rank computes which share.
 
-    `step` is the number of the next step, from which the shares' random states follow; a training that is resumed
-    sets it. To construct one is collective: the seed is rank 0's `torch.initial_seed()`.
+    `step` is the number of the next step, which determines the shares' random states; set it to resume a training.
+    The constructor is collective: the seed is rank 0's `torch.initial_seed()`.
     """
 
     def __init__(self, reducer: Reducer, buffers: Buffers, num_shares: int):
         self.step = 0
         self.num_shares = num_shares
-        self.before_counting: Callable[[], object] | None = None  # called once gradients and buffers are there
+        self.before_counting: Callable[[], object] | None = None  # called before a step counts as completed
         self._reducer = reducer
         self._params = reducer.params
         self._buffers = buffers
@@ -105,7 +103,7 @@ class LogicalRanks(Mode, StepWatcher):
         self.watch_steps()
 
     def agree_on_seed(self, source: int) -> None:
-        """Take that of rank `source`. Collective."""
+        """Use the seed of rank `source`. Collective."""
         seed = torch.tensor([self._seed])
         broadcast_coalesced(self._reducer.transport, [seed], source)
         self._seed = int(seed.item())
@@ -120,17 +118,17 @@ class LogicalRanks(Mode, StepWatcher):
         return deal(self.num_shares, self.transport.world_size)[self.transport.rank]
 
     def shares(self, wrapper: Any) -> Iterator[int]:
-        """The shares of one step that this rank computes, in order: for each one forward and one backward.
+        """Yield the shares of one step that this rank computes, in order. Each has one forward and one backward.
 
-        When the loop is over, gradients are the mean over all shares, and buffers are share 0's. What `.grad` held
-        before is added.
+        After the loop gradients are the mean over all shares, added to the earlier `.grad`, and buffers are share
+        0's.
 
         Raises:
-            RuntimeError: a share has had no backward, or more than one.
+            RuntimeError: a share had no backward, or more than one.
         """
-        reducing, here = self._reducer.reducing, self.here
-        assert isinstance(reducing, ShareReducing)
-        reducing.begin_step(here[0])
+        reduce_strategy, here = self._reducer.reduce_strategy, self.here
+        assert isinstance(reduce_strategy, TreeReduceStrategy)
+        reduce_strategy.begin_step(here[0])
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
         self._saved = buffers, earlier
@@ -147,7 +145,7 @@ class LogicalRanks(Mode, StepWatcher):
                 if share == here[-1]:
                     self._check_that_it_was_reduced(share)
                 else:
-                    reducing.hold(self._take_grads(share))
+                    reduce_strategy.hold(self._take_grads(share))
                 if share == 0:
                     survivors = _copies(self._current_buffers())
         self._overwrite_buffers(survivors)
@@ -161,7 +159,7 @@ class LogicalRanks(Mode, StepWatcher):
         self._saved = None
 
     def undo(self) -> None:
-        """Give gradients and buffers back what they were before the step that has not counted, if there is one."""
+        """Restore gradients and buffers from before an incomplete step, if there is one."""
         if self._saved is not None:
             buffers, earlier = self._saved
             self._overwrite_buffers(buffers)
@@ -181,7 +179,7 @@ class LogicalRanks(Mode, StepWatcher):
     # ------------------------------------------------------------------ gradients
 
     def _begin(self, share: int, buffers: Sequence[torch.Tensor]) -> None:
-        """Let this share find what it would find on a rank of its own."""
+        """Set up gradients, buffers and random state as if this share ran on its own rank."""
         for param in self._params:
             param.grad = None
         if share != self.here[0]:
@@ -191,7 +189,7 @@ class LogicalRanks(Mode, StepWatcher):
         self._passes_before = self._reducer.num_passes
 
     def _take_grads(self, share: int) -> list[torch.Tensor]:
-        """This share's gradients, zeros where there is none."""
+        """This share's gradients, with zeros for missing ones."""
         grads = [param.grad for param in self._params]
         brought = [index for index, grad in enumerate(grads) if grad is not None]
         if not brought:
@@ -221,7 +219,7 @@ class LogicalRanks(Mode, StepWatcher):
         self._averaged = self._versions()
 
     def _versions(self) -> list[tuple[int, int] | None]:
-        """Something else after each write to a gradient in place, and for each other gradient."""
+        """Changes whenever a gradient is written to in place, or replaced."""
         grads = (param.grad for param in self._params)
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
 

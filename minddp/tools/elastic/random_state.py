@@ -1,4 +1,4 @@
-"""Random states that follow from numbers, such as a step and a share, and not from what was drawn before."""
+"""Random states that are functions of numbers, such as a step and a share, not of earlier draws."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from minddp.platform import streams
 
 
 def seed_all(*numbers: int) -> None:
-    """Give torch, numpy and Python random states that follow from these numbers."""
+    """Seed torch, numpy and Python from these numbers."""
     digest = blake2b("/".join(map(str, numbers)).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     if streams.is_there():
         torch.manual_seed(number)
-    else:  # without a stack trace for devices that may come, which takes longer than all else here
+    else:  # torch.manual_seed also records a stack trace for devices to come, which is slow
         torch.default_generator.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
@@ -27,7 +27,7 @@ def seed_all(*numbers: int) -> None:
 
 @contextmanager
 def random_state_is_kept(device: torch.device | None = None) -> Iterator[None]:
-    """What is drawn within changes nothing outside."""
+    """Random numbers drawn inside the block do not affect the state outside."""
     devices = [device.index] if device is not None and device.type != "cpu" else []
     device_type = {"device_type": device.type} if device is not None and devices else {}
     of_python, of_numpy = random.getstate(), np.random.get_state()

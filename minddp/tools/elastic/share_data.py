@@ -1,8 +1,8 @@
-"""The samples of each share: torch's sampler with the share as its rank, read by a loader for each share.
+"""The samples of each share: torch's sampler with the share as its rank, and one loader per share.
 
-Which samples a share gets in which step follows from the dataset, the number of shares, the seed, the epoch and the
-step alone. Each batch is loaded in a random state of its own, so augmentation does not depend on the worker.
-Whichever rank computes a share can load its batch, also one that has taken it over in the middle of an epoch.
+The samples of a share in a step depend only on the dataset, the number of shares, the seed, the epoch and the step.
+Each batch is loaded with its own random state, so augmentation does not depend on the worker. So any rank can load
+the batch of a share, even if it takes the share over in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
 
 
 class ShareLoader:
-    """Batches of `batch_size` samples for every share, each by a DataLoader of its own.
-
-    `options` are those of `DataLoader`, such as `num_workers`, for each share.
-    """
+    """Batches of `batch_size` samples for every share. Each share has its own DataLoader with these `options`."""
 
     def __init__(
         self,
@@ -40,20 +37,20 @@ class ShareLoader:
         self._batch_size = batch_size
         self._sampling: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
         self._options = options
-        self._batches: dict[int, tuple[int, Iterator[Any]]] = {}  # by share, with the step of the next batch
+        self._batches: dict[int, tuple[int, Iterator[Any]]] = {}  # by share: the next step, and its iterator
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """The number of steps in an epoch."""
         steps, rest = divmod(len(self._sampler(0)), self._batch_size)
         return steps + bool(rest and not self._sampling["drop_last"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle anew; the next step is 0, or any other."""
+        """Shuffle for this epoch. The next step may be any one."""
         self.epoch = epoch
         self._batches.clear()
 
     def batch(self, step: int, share: int) -> Any:
-        """The batch of a share in a step of this epoch. Steps in order are loaded ahead, others begin anew.
+        """The batch of a share in a step of this epoch. Consecutive steps are prefetched.
 
         Raises:
             IndexError: the epoch has fewer steps.
@@ -69,7 +66,7 @@ class ShareLoader:
                 self._batch_size,
                 sampler=list(sampler)[step * self._batch_size :],
                 drop_last=self._sampling["drop_last"],
-                generator=torch.Generator(),  # else the workers' seed is drawn from the share's random state
+                generator=torch.Generator(),  # else the workers' seed would be drawn from the share's random state
                 **self._options,
             )
             batches = iter(loader)
@@ -81,14 +78,14 @@ class ShareLoader:
 
 
 class _Seeded(Dataset[Any]):
-    """A dataset that loads each batch in a random state that follows from the epoch and the first index."""
+    """Loads each batch with a random state that depends only on the seed, the epoch and the first index."""
 
     def __init__(self, dataset: Any, seed: int, epoch: int):
         self._dataset = dataset
         self._numbers = (seed, epoch)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """What a DataLoader calls for a batch."""
+        """A DataLoader calls this for each batch."""
         with random_state_is_kept():
             seed_all(*self._numbers, indices[0])
             if hasattr(self._dataset, "__getitems__"):

@@ -1,12 +1,11 @@
-"""The sum of one bucket over all shares, in the order of the tree, between ranks.
+"""The sum of a bucket over all shares, in the order of the tree, between ranks.
 
-[Note: two exchanges]
-Each rank owns one chunk of each bucket. First all ranks send each owner the chunk of each of their sums; the owner
-adds them by the tree. Then the owners send their results to all. Together these are as many bytes as a ring
-all-reduce sends, as long as each rank has one sum.
+Each rank owns one chunk of each bucket. In a first exchange all ranks send each owner its chunk of each of their
+sums, and the owner adds them in the tree's order. In a second exchange the owners send their results to all ranks.
+If each rank has one sum, both together send as many bytes as a ring all-reduce.
 
-The first exchange is under way while backward computes. The second begins when backward waits for the first bucket,
-for all buckets at once: to begin it whenever the first has arrived would make ranks launch in different orders.
+The first exchange overlaps with backward. The second begins when backward waits for the first bucket, for all
+buckets at once: if it began whenever a first exchange is complete, ranks would launch in different orders.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from dataclasses import dataclass
 
 import torch
 
-from minddp.core.reduction import AllReduce, Reduction
+from minddp.core.reduction import PendingAllReduce, PendingReduction
 from minddp.tools.elastic.addition_tree import add_up, deal, steps_between, sums_of
 from minddp.transport.protocols import AdditionOrder, Transport, Work
 
 
 class TreeSums:
-    """All tree sums of one backward, times `factor`. `launch` in the same order on every rank.
+    """The tree sums of one backward, times `factor`. Call `launch` in the same order on every rank.
 
-    Where each rank has one sum, and the transport adds in any order, there is nothing else to do.
+    If each rank has one sum, and the transport can add in a given order, the transport does it all.
     """
 
     def __init__(self, transport: Transport, num_shares: int, factor: float):
@@ -41,12 +40,12 @@ class TreeSums:
     def begin_pass(self) -> None:
         self._under_way = []
 
-    def launch(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> Reduction:
-        """`parts`: this rank's sums, flat and in order; the last, `total`, is to become the sum over all shares."""
+    def launch(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> PendingReduction:
+        """`parts`: this rank's sums, flat and in order. The last one, `total`, becomes the sum over all shares."""
         if self._order is not None:
             work = self._transport.sum_in_order(total, self._order)
             if work is not None:
-                return AllReduce(work, total)
+                return PendingAllReduce(work, total)
         if self._transport.world_size == 1:
             return TreeSum(self, total, parts)
         self._under_way.append(self._send_to_owners(parts, total))
@@ -68,12 +67,12 @@ class TreeSums:
         return TreeSum(self, total, incoming.view(len(self._nodes), chunk).unbind(), sizes, work)
 
     def add(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The scaled sum of the values of all nodes, in the tree's order. Overwrites them."""
+        """The scaled sum of the values of all nodes, in the tree's order. Overwrites the values."""
         by_node = dict(zip(self._nodes, values, strict=True))
         return add_up(by_node, self._num_shares, torch.Tensor.add_).mul_(self._factor)
 
     def add_all(self) -> None:
-        """Begin the second exchange of every bucket. See [Note: two exchanges]."""
+        """Begin the second exchange of every bucket."""
         under_way, self._under_way = self._under_way, []
         for each in under_way:
             assert each.work is not None
@@ -87,12 +86,12 @@ class TreeSums:
 
 @dataclass(eq=False)
 class TreeSum:
-    """One bucket under way. `values` are those of all nodes, in the chunk of this rank, once `work` is done."""
+    """A `PendingReduction`. When `work` is done, `values` are this rank's chunk of the sums of all nodes."""
 
     sums: TreeSums
     total: torch.Tensor
     values: Sequence[torch.Tensor]
-    sizes: Sequence[int] = ()  # of the owners' chunks
+    sizes: Sequence[int] = ()  # of the chunks, by owner
     work: Work | None = None
 
     def result(self) -> torch.Tensor:
@@ -103,4 +102,4 @@ class TreeSum:
         return self.total
 
     def when_complete(self, callback: Callable[[], object]) -> None:
-        """Not known before `result`."""
+        """Not called: the sum is complete only in `result`."""

@@ -1,13 +1,12 @@
 """`check_finite`: each bucket is tested for NaN and infinity before averaging spreads them to every rank.
 
-[Note: finite gradients]
-An average that is NaN does not show from which rank that came. So each rank tests a bucket before it is launched,
-and notes the first number that is not finite. All buckets are launched whatever was found, so that the ranks stay
-in step. When their averages are in the gradients, the ranks exchange what they have noted, and all raise an error.
+An average that is NaN does not show which rank it came from. So each rank tests a bucket before it is launched, and
+marks the first element that is not finite. All buckets are launched whatever was found, so that the ranks stay in
+step. When the averages are in the gradients, the ranks exchange their marks, and all raise an error.
 
-If all is well they need to exchange nothing, and know it without a message: a rank that has found something writes
-NaN to the front of its bucket, so on every rank the sum begins with NaN. A communication hook need not add, so with
-one the exchange is always made; at the end, since a hook may launch collectives until then.
+If all is well they exchange nothing, and know it without a message: a rank with a mark writes NaN to the front of
+its bucket, so on every rank the sum begins with NaN. A communication hook need not add, so with one the exchange is
+always made; at the end, since a hook may launch collectives until then.
 """
 
 from __future__ import annotations
@@ -19,45 +18,44 @@ import torch
 
 from minddp.core.backward_pass import Phase
 from minddp.core.bucket import GradientBucket
-from minddp.core.packing import Scaling
+from minddp.core.mode import Mode
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import AllReduce, Reducing, Reduction
+from minddp.core.reduction import AllReduceStrategy
 from minddp.platform import wording
 
 FINITE = 1 << 62  # is greater than any mark
 BUCKET = 1 << 41  # a mark is the bucket's index times this, plus twice the element's position, plus 1 if infinite
 
 
-class CheckFinite:
-    """A `Reducing`: tests what `reducing` launches, waits once averages are in. See [Note: finite gradients]."""
+class CheckFinite(Mode):
+    """Tests the buckets that `reducer` launches, and exchanges marks."""
 
-    def __init__(self, reducing: Reducing, reducer: Reducer):
-        self._reducing = reducing
+    def __init__(self, reducer: Reducer):
         self._reducer = weakref.ref(reducer)
-        self._weighs_nothing = False
+        self._begin()
+
+    def _begin(self) -> None:
         self._marks: list[torch.Tensor] = []
-        self._launched: list[Reduction] = []
+        self._sums: list[torch.Tensor] = []  # of this backward's buckets, once reduced
 
-    def open(self) -> Scaling:
-        scaling = self._reducing.open()
-        self._marks, self._launched = [], []  # an exception may have ended the last backward
-        self._weighs_nothing = scaling.divisor == math.inf
-        return scaling
+    def opened(self, param: int) -> None:
+        self._begin()  # an exception may have ended the last backward
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> Reduction:
+    def shadow_begins(self) -> None:
+        self._begin()
+
+    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
         reducer = self._reducer()
         assert reducer is not None, "it launches"
-        if contents is None and not self._weighs_nothing:
-            mark = first_not_finite(bucket)
-            _numbers(bucket.wire)[:1].masked_fill_(mark != FINITE, math.nan)
-            self._marks.append(bucket.spec.index * BUCKET + mark)
+        mark = first_not_finite(contents)
+        _numbers(contents)[:1].masked_fill_(mark != FINITE, math.nan)
+        self._marks.append(bucket.spec.index * BUCKET + mark)
+        self._sums.append(contents)
         if self not in reducer.futures:
             reducer.futures.append(self)
-        self._launched.append(self._reducing.launch(bucket, contents, is_last=is_last))
-        return self._launched[-1]
 
     def wait(self) -> None:
-        """Exchange the marks, if some rank has found something. Collective.
+        """Exchange the marks if some rank has one. Collective.
 
         Raises:
             FloatingPointError: a gradient of some rank was not finite; the same on every rank.
@@ -66,9 +64,9 @@ class CheckFinite:
         assert reducer is not None, "its backward has just ended"
         if reducer.phase not in (Phase.IDLE, Phase.FINISHED):  # an exception has ended the backward
             return
-        marks, launched = self._marks, self._launched
-        self._marks, self._launched = [], []
-        if all(map(_begins_with_number, launched)):
+        marks, sums = self._marks, self._sums
+        self._begin()
+        if isinstance(reducer.reduce_strategy, AllReduceStrategy) and all(map(_begins_with_number, sums)):
             return
         transport, device = reducer.transport, reducer.params[0].device
         first_of_rank = torch.zeros(transport.world_size, dtype=torch.int64, device=device)
@@ -79,12 +77,12 @@ class CheckFinite:
             raise not_finite(reducer, found)
 
 
-def first_not_finite(bucket: GradientBucket) -> torch.Tensor:
+def first_not_finite(contents: torch.Tensor) -> torch.Tensor:
     """Twice the position of the first element that is NaN or infinite, plus 1 if it is infinite; or `FINITE`.
 
     A sum is not finite if an element is not, or it overflows. On an accelerator the host would wait for it.
     """
-    flat = _numbers(bucket.wire)
+    flat = _numbers(contents)
     if flat.numel() == 0 or (flat.is_cpu and math.isfinite(flat.sum().item())):
         return torch.tensor(FINITE, device=flat.device)
     is_finite = flat.isfinite()
@@ -92,12 +90,10 @@ def first_not_finite(bucket: GradientBucket) -> torch.Tensor:
     return torch.where(is_finite.take(position), FINITE, 2 * position + flat.take(position).isinf())
 
 
-def _begins_with_number(reduction: Reduction) -> bool:
-    """False if some rank has found something, or may have. The rows of a sparse sum may be in any order."""
-    if not isinstance(reduction, AllReduce):
-        return False
-    sums = _numbers(reduction.buffer)
-    return not (sums if reduction.buffer.is_sparse else sums[:1]).isnan().any().item()
+def _begins_with_number(sums: torch.Tensor) -> bool:
+    """False if some rank has a mark, or may have. The rows of a sparse sum may be in any order."""
+    numbers = _numbers(sums)
+    return not (numbers if sums.is_sparse else numbers[:1]).isnan().any().item()
 
 
 def _numbers(wire: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,7 @@ def _step(ddp: FakeDDP, tuner: AutoBuckets) -> None:
     ddp.reducer.rebuild_if_due()
     tuner.before_forward()
     output = ddp.module(torch.ones(4, 64))
-    ddp.reducer.arm(output)
+    ddp.reducer.prepare_for_backward(output)
     output.square().mean().backward()
 
 
@@ -162,7 +162,7 @@ def test_the_host_waits_for_a_device_between_steps_and_twice_only(monkeypatch: p
             waited_before.append(turn)
             before = device.waits
         output = ddp.module(torch.ones(4, 64))
-        ddp.reducer.arm(output)
+        ddp.reducer.prepare_for_backward(output)
         output.square().mean().backward()
         assert device.waits == before, f"step {turn} waited for the device"
     observed = WARM_UP_STEPS + OBSERVED_STEPS

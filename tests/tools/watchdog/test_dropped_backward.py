@@ -122,5 +122,5 @@ def raise_after_the_last_launch(rank: int) -> str:
 def test_a_rank_that_raises_after_its_last_launch_does_not_wait_for_half_an_hour(ranks: Any) -> None:
     stepped, error = ranks(2).run(raise_after_the_last_launch)
     assert stepped == "stepped"
-    assert error.startswith("An exception has ended backward 1 on rank 1, and")
+    assert error.startswith("An exception has ended backward 1 on rank 1. The next forward drops")
     assert "Rank 0 has not come within 0.5 s" in error
