@@ -41,11 +41,18 @@ class Damaged(Exception):
 
 
 class CheckpointFiles:
-    """The checkpoints in the folder of a run, of which the newest `keep` stay."""
+    """The checkpoints in the folder of a run, of which the newest `keep` stay.
+
+    A thread writes them while training continues. It keeps an error in `failure` instead of raising it: only rank 0
+    writes, and the other ranks would wait for a rank 0 that raises alone. After an error nothing more is written.
+    """
 
     def __init__(self, folder: Path, keep: int):
         self.folder = folder / "checkpoints"
+        self.failure: RunError | None = None
         self._keep = keep
+        self._thread = ThreadPoolExecutor(1, "minddp/checkpoint")
+        self._latest: Future[None] | None = None
 
     def paths(self) -> list[Path]:
         """Newest first."""
@@ -64,6 +71,28 @@ class CheckpointFiles:
         for path in [*self.folder.glob("*.pt"), *self.folder.glob("*.part")]:
             path.unlink()
 
+    def save(self, state: State, *, is_best: bool) -> None:
+        """Write a copy of `state` in the thread, once the previous checkpoint is on the disk."""
+        self.wait()
+        if self.failure is None:
+            state = tree_map(lambda leaf: leaf.to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, state)
+            self._latest = self._thread.submit(self._try_to_write, state, is_best)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk or has failed."""
+        if self._latest is not None:
+            self._latest.result()
+
+    def _try_to_write(self, state: State, is_best: bool) -> None:
+        try:
+            self.write(state, is_best=is_best)
+        except (OSError, RuntimeError) as error:
+            newest = next(iter(self.paths()), "none")
+            self.failure = RunError(
+                f"Cannot write a checkpoint to {self.folder}: {error}. The newest whole one is {newest}. Free some "
+                f"disk space, then continue with --resume yes."
+            )
+
     def write(self, state: State, *, is_best: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step-{state['step']:08}-DIGEST.pt"
@@ -72,41 +101,6 @@ class CheckpointFiles:
             os.replace(shutil.copyfile(path, self.folder / "best.pt.part"), self.folder / "best.pt")
         for old in self.paths()[self._keep :]:
             old.unlink()
-
-
-class CheckpointWriter:
-    """Writes checkpoints in a thread of rank 0 while training continues.
-
-    An error is kept in `failure` and is not raised: the other ranks would wait for a rank 0 that raises alone.
-    """
-
-    def __init__(self, files: CheckpointFiles):
-        self.files = files
-        self.failure: RunError | None = None  # after an error nothing more is written
-        self._thread = ThreadPoolExecutor(1, "minddp/checkpoint")
-        self._latest: Future[None] | None = None
-
-    def save(self, state: State, *, is_best: bool) -> None:
-        """Write a copy of `state`, once the previous checkpoint is on the disk."""
-        self.wait()
-        if self.failure is None:
-            state = tree_map(lambda leaf: leaf.to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, state)
-            self._latest = self._thread.submit(self._write, state, is_best)
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on the disk or has failed."""
-        if self._latest is not None:
-            self._latest.result()
-
-    def _write(self, state: State, is_best: bool) -> None:
-        try:
-            self.files.write(state, is_best=is_best)
-        except (OSError, RuntimeError) as error:
-            newest = next(iter(self.files.paths()), "none")
-            self.failure = RunError(
-                f"Cannot write a checkpoint to {self.files.folder}: {error}. The newest whole one is "
-                f"{newest}. Free some disk space, then continue with --resume yes."
-            )
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> Path:

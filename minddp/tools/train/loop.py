@@ -16,12 +16,12 @@ from typing import Any
 import torch.distributed as dist
 
 from minddp.platform import streams
-from minddp.tools.train.checkpoint import CheckpointFiles, CheckpointWriter, State, share_newest, write_atomically
+from minddp.tools.train.checkpoint import CheckpointFiles, State, share_newest, write_atomically
 from minddp.tools.train.checks import checked
-from minddp.tools.train.metrics import MetricsLog, Tracker, training_line, validation_line, waiting
+from minddp.tools.train.metrics import MetricsLog, open_tracker, training_line, validation_line, waiting
 from minddp.tools.train.optimizer import peak_learning_rate
 from minddp.tools.train.settings import RunError, Settings, step_range
-from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, Vote
+from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, vote
 from minddp.tools.train.trainer import Trainer
 from minddp.tools.train.world import World
 
@@ -80,25 +80,24 @@ class Run:
         self.first_step = self.progress.step
         self.saved_at_s = self.progress.elapsed_s
         self.training_s = 0.0  # time in steps since the last training record
-        self.writer = CheckpointWriter(files)
+        self.files = files
         self.log = MetricsLog(self.settings.folder / "metrics.jsonl")
         self._log_failure: RunError | None = None  # on rank 0: metrics.jsonl cannot be written
         self.started_at = time.monotonic() - self.progress.elapsed_s
 
     def to_the_end(self, before_step: Callable[[], object]) -> str:
         """Take steps until there is a reason to end, and return it. Collective."""
-        verdict = self.vote().result()
-        while (reason := self.between_steps(verdict)) is None:
+        verdict = self.vote()
+        while (reason := self.between_steps(verdict())) is None:
             before_step()
-            vote = self.vote()
+            verdict = self.vote()
             self.take_step()
-            verdict = vote.result()
         self.end(reason)
         return reason
 
-    def vote(self) -> Vote:
+    def vote(self) -> Callable[[], Verdict]:
         number = self.signals.pending if self.failure is None else CANNOT_WRITE
-        return Vote(self.world, number, time.monotonic() - self.started_at)
+        return vote(self.world, number, time.monotonic() - self.started_at)
 
     def take_step(self) -> None:
         began = time.monotonic()
@@ -107,7 +106,7 @@ class Run:
 
     @property
     def failure(self) -> RunError | None:
-        return self._log_failure or self.writer.failure
+        return self._log_failure or self.files.failure
 
     def between_steps(self, verdict: Verdict) -> str | None:
         """Log, validate and save if it is time; returns the reason to end the run, if any. Collective.
@@ -135,7 +134,7 @@ class Run:
     def _begin(self) -> None:
         """Prepare the folder, and print what the run is. Collective."""
         trainer, settings, world = self.trainer, self.settings, self.world
-        self.log.tracker = Tracker(settings) if settings.track and world.is_main else None
+        self.log.tracker = open_tracker(settings) if world.is_main else None
         world.agreed(lambda: self._take_folder() if world.is_main else None)
         self.append("event", what="start", ranks=world.size, restarts=world.restarts)
         parameters = sum(param.numel() for param in trainer.model.parameters())
@@ -159,7 +158,7 @@ class Run:
         is_new = self.checkpoint is None
         self.settings.folder.mkdir(parents=True, exist_ok=True)
         if is_new:
-            self.writer.files.discard()
+            self.files.discard()
         self.log.forget_after(-1 if is_new else self.first_step)
         text = json.dumps(dataclasses.asdict(self.settings), default=str, indent=1)
         write_atomically(self.settings.folder / "settings.json", lambda file: file.write(text.encode()))
@@ -168,7 +167,7 @@ class Run:
         """Collective."""
         state = self.trainer.state()
         if state is not None:
-            self.writer.save(state, is_best=is_best)
+            self.files.save(state, is_best=is_best)
         self.saved_at_s = self.progress.elapsed_s
         self.append("event", what="checkpoint")
 
@@ -216,14 +215,14 @@ class Run:
         self.world.agreed(self._flush)
         step, seconds = self.progress.step, self.progress.elapsed_s
         stopped = f"Stopped by {reason} after step {step}. Continue with --resume yes."
-        finished = f"Finished after {step} steps in {seconds:.0f} s; checkpoints in {self.writer.files.folder}."
+        finished = f"Finished after {step} steps in {seconds:.0f} s; checkpoints in {self.files.folder}."
         self.say(finished if reason == "finished" else stopped)
 
     def _flush(self) -> None:
         """Raises RunError on rank 0 if something could not be written."""
         if self.log.tracker is not None:
             self.log.tracker.close()
-        self.writer.wait()
+        self.files.wait()
         if self.failure is not None:
             raise self.failure
 

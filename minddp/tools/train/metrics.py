@@ -79,13 +79,14 @@ class MetricsLog:
 
     def __init__(self, path: Path):
         self.path = path
-        self.tracker: Tracker | None = None
+        self.tracker: Any = None  # a SummaryWriter
 
     def append(self, **record: Any) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        if self.tracker is not None:
-            self.tracker.log(record)
+        for name, value in record.items():
+            if self.tracker is not None and isinstance(value, int | float) and name != "step":
+                self.tracker.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         every = map(json.loads, self.path.read_text().splitlines())
@@ -98,31 +99,18 @@ class MetricsLog:
         write_atomically(self.path, lambda file: file.write(b"".join(line + b"\n" for line in kept)))
 
 
-class Tracker:
-    """TensorBoard's event files in the folder of the run; Weights & Biases reads the same files."""
+def open_tracker(settings: Settings) -> Any:
+    """A SummaryWriter for --track, or None. Weights & Biases reads the files of TensorBoard."""
+    if not settings.track:
+        return None
+    if "wandb" in settings.track:
+        import wandb
 
-    def __init__(self, settings: Settings):
-        folder = settings.folder / "tensorboard"
-        self._wandb: Any = None
-        if "wandb" in settings.track:
-            import wandb
+        name = settings.folder.resolve().name
+        wandb.init(project="minddp", id=name, dir=str(settings.folder), resume="allow", sync_tensorboard=True)
+    from torch.utils.tensorboard import SummaryWriter
 
-            name = settings.folder.resolve().name
-            wandb.tensorboard.patch(root_logdir=str(folder))
-            self._wandb = wandb.init(project="minddp", id=name, dir=str(settings.folder), resume="allow")
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))
-
-    def log(self, record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "step":
-                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-
-    def close(self) -> None:
-        self._writer.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+    return SummaryWriter(str(settings.folder / "tensorboard"))
 
 
 def training_line(record: dict[str, Any], done: float, targets_are: str) -> str:

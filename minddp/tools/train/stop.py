@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -62,14 +63,14 @@ class Verdict(NamedTuple):
         return None
 
 
-class Vote:
-    """One agreement: the all-reduce starts with the object, and `result` waits for it. Collective."""
+def vote(world: World, signal_number: int, elapsed_s: float) -> Callable[[], Verdict]:
+    """Start the all-reduce of a vote. Returns a function that waits for the verdict. Collective."""
+    ballot = torch.tensor([signal_number, elapsed_s if world.is_main else 0.0], dtype=torch.float64)
+    work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=world.control, async_op=True)
 
-    def __init__(self, world: World, signal_number: int, elapsed_s: float):
-        self._ballot = torch.tensor([signal_number, elapsed_s if world.is_main else 0.0], dtype=torch.float64)
-        self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=world.control, async_op=True)
-
-    def result(self) -> Verdict:
-        self._work.wait()
-        signal_number, elapsed_s = self._ballot.tolist()
+    def verdict() -> Verdict:
+        work.wait()
+        signal_number, elapsed_s = ballot.tolist()
         return Verdict(int(signal_number), elapsed_s)
+
+    return verdict

@@ -53,14 +53,14 @@ class SurvivingRun:
         run, step = self.run, self.run.progress.step
         group: Any = {"rank": dist.get_rank(), "size": dist.get_world_size(), "control": dist.group.WORLD}
         run.world = self.trainer.world = dataclasses.replace(run.world, **group)
-        verdict = run.vote().result()
+        verdict = run.vote()()
         if generation != self._generation and step != run.first_step and run.world.is_main:
             run.log.forget_after(step - 1)
             run.append("event", what="generation", number=generation, ranks=run.world.size)
             run.say(f"From step {step} on with {run.world.size} ranks.")
         self._generation = generation
         reason = run.between_steps(verdict)
-        run.writer.wait()  # this rank may be lost in the next step
+        run.files.wait()  # this rank may be lost in the next step
         return reason
 
     def state_dict(self) -> State:

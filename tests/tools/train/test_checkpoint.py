@@ -12,7 +12,6 @@ import torch
 
 from minddp.tools.train.checkpoint import (
     CheckpointFiles,
-    CheckpointWriter,
     Damaged,
     load,
     write_atomically,
@@ -123,20 +122,19 @@ def test_what_is_written_in_the_background_is_the_state_at_the_call(
     files, may_write = CheckpointFiles(tmp_path, keep=1), threading.Event()
     write = files.write
     monkeypatch.setattr(files, "write", lambda *a, **kw: (may_write.wait(30), write(*a, **kw)))
-    writer = CheckpointWriter(files)
     weights = torch.zeros(1000)
-    writer.save({"step": 1, "weights": weights}, is_best=False)
+    files.save({"step": 1, "weights": weights}, is_best=False)
     weights += 1
     may_write.set()
-    writer.wait()
+    files.wait()
     assert not load(files.paths()[0])["weights"].any()
 
 
 def test_a_failed_checkpoint_raises_nothing(tmp_path: Path) -> None:
     """Only rank 0 writes: an error there would leave the other ranks waiting."""
     (tmp_path / "checkpoints").write_text("in the way")
-    writer = CheckpointWriter(CheckpointFiles(tmp_path, keep=1))
+    files = CheckpointFiles(tmp_path, keep=1)
     for step in (1, 2):
-        writer.save({"step": step}, is_best=False)
-    assert isinstance(writer.failure, RunError)
-    assert "Cannot write a checkpoint" in str(writer.failure)
+        files.save({"step": step}, is_best=False)
+    assert isinstance(files.failure, RunError)
+    assert "Cannot write a checkpoint" in str(files.failure)

@@ -5,7 +5,7 @@ import signal
 import time
 
 from minddp.tools.train.settings import Settings
-from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, Vote
+from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, vote
 from tests.tools.train.runs import world_here
 
 
@@ -20,7 +20,7 @@ def _vote(rank: int) -> list[Verdict]:
                 os.kill(os.getpid(), comes[rank, step])
                 while not signals.received:
                     time.sleep(0.001)
-            verdicts.append(Vote(world, signals.pending, elapsed_s=step + 100.0 * rank).result())
+            verdicts.append(vote(world, signals.pending, elapsed_s=step + 100.0 * rank)())
     assert signal.getsignal(signal.SIGTERM) == before
     return verdicts
 
