@@ -18,8 +18,8 @@ REQUEUE_STATUS = os.EX_TEMPFAIL
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of a rank under torchrun's names; empty if this process starts the ranks.
 
-    SLURM's `2(x3),1` means two tasks on each of three nodes, and one task on the next. A list of its hosts is
-    `node[07-09,12],login1`.
+    In SLURM's notation, `2(x3),1` is two tasks on each of three nodes and one task on the next, and
+    `node[07-09,12],login1` is a list of hosts.
     """
     if all(name in environment for name in TORCHRUN_VARIABLES):
         return {name: environment[name] for name in TORCHRUN_VARIABLES}

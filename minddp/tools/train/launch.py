@@ -14,7 +14,7 @@ import tyro
 
 from minddp.platform.launcher import RanksFailed, Stopped, launch
 from minddp.tools.train.cluster import REQUEUE_SIGNALS, REQUEUE_STATUS, rank_variables, sbatch_file, world_sizes
-from minddp.tools.train.settings import RunError, Settings, SettingsError
+from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,15 +25,13 @@ def main(arguments: Sequence[str]) -> int:
         if settings.print_sbatch:
             print(sbatch_file(settings, arguments), end="")
             return 0
-        if rank is not None:
-            return run_rank(settings, rank)
-        from minddp.tools.train.checks import check_before_start
-
-        check_before_start(settings)
-        return start_ranks(settings, arguments)
-    except (SettingsError, RunError) as error:
-        _complain(rank, str(error))
-        return 2 if isinstance(error, SettingsError) else 1
+        return start_ranks(settings, arguments) if rank is None else run_rank(settings)
+    except (SettingsError, RunError, AgreedError) as error:
+        if rank in (None, "0"):
+            print(f"minddp train: {error}", file=sys.stderr)
+        elif not isinstance(error, AgreedError):  # rank 0 does not know of it
+            print(f"minddp train (rank {rank}): {error}", file=sys.stderr)
+        return error.exit_status
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -42,24 +40,22 @@ def parse(arguments: Sequence[str]) -> Settings:
     return tyro.cli(Settings, prog="minddp train", args=list(arguments), config=style)
 
 
-def run_rank(settings: Settings, rank: str) -> int:
+def run_rank(settings: Settings) -> int:
     """Be the rank that a launcher has started; returns the exit status."""
     from minddp.tools.train.checks import check_folder
     from minddp.tools.train.loop import train
-    from minddp.tools.train.world import AgreedError, open_world
+    from minddp.tools.train.world import open_world
 
     check_folder(settings)
-    try:
-        with open_world(settings) as world:
-            return REQUEUE_STATUS if train(settings, world) in REQUEUE_SIGNALS else 0
-    except AgreedError as error:
-        if rank == "0":  # the other ranks have the same message
-            _complain(rank, str(error))
-        return error.exit_status
+    with open_world(settings) as world:
+        return REQUEUE_STATUS if train(settings, world) in REQUEUE_SIGNALS else 0
 
 
 def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
     """Start this command once per rank and wait for all; returns the exit status."""
+    from minddp.tools.train.checks import check_before_start
+
+    check_before_start(settings)
     nproc, _ = world_sizes(settings, os.environ)
     # --resume and --overwrite have been checked and carried out; restarted ranks must continue.
     words = ["train", *(word for word in arguments if word != "--overwrite"), "--resume", "auto"]
@@ -75,8 +71,3 @@ def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         return REQUEUE_STATUS if stopped.signal_name in REQUEUE_SIGNALS else 128 + stopped.signal_number
     return 0
-
-
-def _complain(rank: str | None, text: str) -> None:
-    who = f" (rank {rank})" if rank not in (None, "0") else ""
-    print(f"minddp train{who}: {text}", file=sys.stderr)

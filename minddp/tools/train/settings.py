@@ -21,9 +21,21 @@ TASKS = {"gpt": "minddp.tools.tasks.gpt:task", "digits": "minddp.tools.tasks.dig
 class SettingsError(ValueError):
     """The settings cannot work. The message has one line per problem: the fact and the remedy."""
 
+    exit_status = 2
+
 
 class RunError(RuntimeError):
-    """The run cannot go on. The message says what happened, what is left of the run, and what to do."""
+    """The run cannot continue. The message states the problem and a remedy."""
+
+    exit_status = 1
+
+
+class AgreedError(Exception):
+    """Some rank has failed, and all ranks raise this same error."""
+
+    def __init__(self, message: str, exit_status: int):
+        self.exit_status = exit_status
+        super().__init__(message)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.distributed.elastic.utils.store import barrier
 from minddp.platform import streams
 from minddp.tools.elastic import Session, join
 from minddp.tools.train.cluster import rank_variables
-from minddp.tools.train.settings import RunError, Settings, SettingsError
+from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 
 T = TypeVar("T")
 
@@ -29,14 +29,6 @@ NCCL_VARIABLES = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # and writes them to a file when one times out
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600",  # seconds after which a hanging watchdog thread ends the process
 }
-
-
-class AgreedError(Exception):
-    """Some rank has failed, and all ranks raise this same error."""
-
-    def __init__(self, message: str, exit_status: int):
-        self.exit_status = exit_status
-        super().__init__(message)
 
 
 @dataclass(frozen=True)
@@ -68,9 +60,9 @@ class World:
         result, problem = None, None
         try:
             result = decide()
-        except SettingsError as error:
-            problem = str(error), 2
-        except (RunError, OSError) as error:
+        except (SettingsError, RunError) as error:
+            problem = str(error), error.exit_status
+        except OSError as error:
             problem = str(error), 1
         except Exception:
             problem = traceback.format_exc(), 1

@@ -16,9 +16,9 @@ from minddp.platform.launcher import Stopped
 from minddp.tools.train import checks, launch
 from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint, share_newest
 from minddp.tools.train.metrics import Averages, Means
-from minddp.tools.train.settings import RunError, Settings, SettingsError
+from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 from minddp.tools.train.trainer import Trainer
-from minddp.tools.train.world import AgreedError, World
+from minddp.tools.train.world import World
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, tiny
 from tests.tools.train.test_metrics import TASK
 
