@@ -7,7 +7,7 @@ import torch
 
 from minddp.tools import demo
 from minddp.tools.demo import differences
-from minddp.tools.train.checkpoint_files import CheckpointFiles, load
+from minddp.tools.train.checkpoint import CheckpointFiles, load
 from tests.tools.train.runs import TINY_GPT, tiny, train_here
 
 

@@ -1,6 +1,6 @@
-"""What goes wrong around DDP, in the training script: no error, only other numbers.
+"""Mistakes in the training script around DDP. They raise no error, but the numbers differ.
 
-As in `traps.py`, most lessons use a module whose gradients are given, so that each result shows what it contains.
+As in `traps.py`, most examples use a module with given gradients, so each result shows its terms.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def means(rank: int) -> str:
 
 
 def saving(rank: int) -> str:
-    """Every rank writes the same file, piece by piece; it is looked at when both are half through."""
+    """Every rank writes the same file in pieces; the file is read when both are half done."""
     folders = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folders)
     path = Path(str(folders[0]), "checkpoint")

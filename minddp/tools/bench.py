@@ -1,4 +1,4 @@
-"""`minddp bench`: runs the benchmarks that lie beside this package, in its repository or installed with it."""
+"""`minddp bench`: run the benchmarks that are installed beside this package or in its repository."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-#: As `python -m benchmarks`, but a folder "benchmarks" where the user stands is not taken for ours.
+# Like `python -m benchmarks`, but a folder "benchmarks" in the current directory does not take precedence.
 PROGRAM = "import sys; sys.path.append(sys.path.pop(0)); from benchmarks.__main__ import main; main(sys.argv[1:])"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `python -m benchmarks` with `arguments`; returns its exit status. `--on-cpu` is where they run anyway."""
+    """Run `python -m benchmarks` with `arguments`, without `--on-cpu`, which is the default. Returns the status."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", PROGRAM, *(each for each in arguments if each != "--on-cpu")]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode

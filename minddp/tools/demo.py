@@ -19,7 +19,7 @@ WRAPPERS = ("torch", "minddp")
 class DemoSettings:
     """Train a small GPT for a minute, then repeat its first steps with torch's DDP and compare all bits.
 
-    Exit status 1 when the bits differ.
+    Exit status 1 if the bits differ.
     """
 
     minutes: float = 1.0
@@ -27,7 +27,7 @@ class DemoSettings:
     steps: int = 48
     """Steps that are repeated with each wrapper."""
     out: Path = Path("runs/demo")
-    """Folder for the three runs; an earlier demo's are replaced."""
+    """Folder for the three runs; replaces the runs of an earlier demo."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,16 +49,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train(out: Path, *words: str) -> None:
-    """`minddp train` with its defaults but for these words, folder and device."""
+    """Run `minddp train` on the CPU with these arguments."""
     launch(RANKS, "minddp", ["train", *words, "--out", str(out), "--overwrite", "--device", "cpu"])
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Where two runs differ: losses in their logs, parameters and optimizer in their last checkpoints."""
+    """The names of the losses, parameters and optimizer states that differ between two runs."""
     from torch import Tensor
     from torch.utils._pytree import keystr, tree_flatten_with_path
 
-    from minddp.tools.train.checkpoint_files import CheckpointFiles, load
+    from minddp.tools.train.checkpoint import CheckpointFiles, load
 
     logs = [MetricsLog(folder / "metrics.jsonl").records("training") for folder in (one, other)]
     found = [f"the loss of step {a['step']}" for a, b in zip(*logs, strict=True) if a["loss"] != b["loss"]][:1]
@@ -66,6 +66,6 @@ def differences(one: Path, other: Path) -> list[str]:
     for name in ("model", "optimizer"):
         leaves = [tree_flatten_with_path(load(path)[name])[0] for path in paths]
         for (where, a), (_, b) in zip(*leaves, strict=True):
-            is_same = a.numpy().tobytes() == b.numpy().tobytes() if isinstance(a, Tensor) else a == b
-            found += [] if is_same else [name + keystr(where)]
+            is_equal = a.numpy().tobytes() == b.numpy().tobytes() if isinstance(a, Tensor) else a == b
+            found += [] if is_equal else [name + keystr(where)]
     return found

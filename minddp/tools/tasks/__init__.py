@@ -1,1 +1,1 @@
-"""Tasks that `minddp train` has built in, each a function that returns a `minddp.tools.train.task.Task`."""
+"""The built-in tasks of `minddp train`: functions that return a `minddp.tools.train.task.Task`."""

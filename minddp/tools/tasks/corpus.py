@@ -1,4 +1,4 @@
-"""Text as bytes: of a folder, or of what every machine has, the source code of Python's standard library."""
+"""Text as bytes: of a folder, or of the source code of Python's standard library, which every machine has."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from torch.utils.data import Dataset
 
 from minddp.tools.train.settings import SettingsError
 
-# Not the library's own code: packages installed beside it, its tests, and generated tables.
+# These are not the library's own code: packages installed beside it, its tests, and generated tables.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 SEPARATOR = b"\0"  # ends a file; Python source never contains it
 
 
 def source_files(root: Path, suffix: str = ".py") -> list[str]:
-    """Paths of the files below `root` that end so, relative to it, sorted: the same list on every rank."""
+    """Paths relative to `root` of the files below it with this suffix, sorted: the same list on every rank."""
     found = []
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # os.walk looks here
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # os.walk descends into these
         found += [Path(folder, name).relative_to(root).as_posix() for name in files if name.endswith(suffix)]
     return sorted(found)
 
 
-def split_by_file(paths: list[str], one_in: int = 10) -> tuple[list[str], list[str]]:
-    """Files to train on, and about one in `one_in` held out for validation.
+def is_held_out(path: str) -> bool:
+    """True for one file in ten.
 
-    By file and not by position in the text, since passages of one file resemble each other. A checksum of the path
-    decides, so a file stays on its side when others come or go with another Python version.
+    Validation text consists of whole files, since passages of one file resemble each other. A checksum of the path
+    decides, so other files may come and go with another Python version.
     """
-    held_out = [path for path in paths if zlib.crc32(path.encode()) % one_in == 0]
-    return sorted(set(paths) - set(held_out)), held_out
+    return zlib.crc32(path.encode()) % 10 == 0
 
 
 def read_bytes(root: Path, paths: list[str], limit_bytes: int) -> Tensor:
-    """The files' bytes, one file after another, cut at `limit_bytes`: (n,) uint8."""
+    """The concatenated bytes of the files, at most `limit_bytes`: (n,) uint8."""
     text = bytearray()
     for path in paths:
         text += (root / path).read_bytes() + SEPARATOR
@@ -49,15 +48,17 @@ def read_bytes(root: Path, paths: list[str], limit_bytes: int) -> Tensor:
 
 
 def load_corpus(root: Path, limit_bytes: int, suffix: str = ".py") -> tuple[Tensor, Tensor]:
-    """Training and validation text as bytes, the validation text at most a tenth of `limit_bytes`.
+    """Training text of at most `limit_bytes` bytes, and validation text of at most a tenth of that.
 
-    Raises SettingsError if there are not enough files below `root` for both.
+    Raises:
+        SettingsError: there are not enough files below `root` for both.
     """
-    training, held_out = split_by_file(source_files(root, suffix))
+    paths = source_files(root, suffix)
+    training, held_out = ([path for path in paths if is_held_out(path) == side] for side in (False, True))
     if not training or not held_out:
         raise SettingsError(
-            f"{root} holds {len(training) + len(held_out)} files that end in `{suffix}`, too few to train on and "
-            f"to hold some out. Name a folder with more: --task-options folder=PATH suffix=.txt"
+            f"{root} contains {len(paths)} files that end in `{suffix}`, too few for training and validation. Pass "
+            f"a folder with more: --task-options folder=PATH suffix=.txt"
         )
     return read_bytes(root, training, limit_bytes), read_bytes(root, held_out, limit_bytes // 10)
 

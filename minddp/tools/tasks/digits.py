@@ -1,4 +1,4 @@
-"""Handwritten digits and a small ResNet: a whole task, with BatchNorm, whose buffers DDP broadcasts."""
+"""Handwritten digits and a small ResNet: a complete task whose BatchNorm buffers DDP broadcasts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def resnet(width: int, blocks: int) -> nn.Module:
 
 
 def task(width: int = 32, blocks: int = 2) -> Task:
-    """Images (1, 8, 8) float32 in [0, 1] with their labels; every fifth is held out."""
+    """Images (1, 8, 8), float32 in [0, 1], with their labels. Every fifth is validation data."""
     if importlib.util.find_spec("sklearn") is None:
         raise SettingsError(
-            "--task digits reads its images from scikit-learn, which is not installed. "
-            'Run: pip install "minddp[digits]"'
+            '--task digits needs scikit-learn, which is not installed. Run: pip install "minddp[digits]"'
         )
     from sklearn import datasets
 

@@ -1,4 +1,4 @@
-"""A small GPT over bytes, as GPT-2 (Radford et al. 2019) from torch's own layers: causal, norms first, GELU."""
+"""A small GPT over bytes, like GPT-2 (Radford et al. 2019), from torch's own layers: causal, pre-norm, GELU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minddp.tools.tasks import corpus
 from minddp.tools.train.settings import SettingsError
 from minddp.tools.train.task import Task
 
-VOCABULARY = 256  # every byte is a token: there is no tokenizer to train or to download
+VOCABULARY = 256  # every byte is a token, so no tokenizer is needed
 
 
 def task(
@@ -25,17 +25,17 @@ def task(
     folder: str = "",
     suffix: str = ".py",
 ) -> Task:
-    """Predict the next byte of the text files below `folder`; by default, of Python's standard library.
+    """Predict the next byte of the text files below `folder` (default: Python's standard library).
 
-    Samples have `context` bytes; at most `corpus_mib` MiB are read.
+    A sample has `context` bytes. At most `corpus_mib` MiB are read.
     """
     if min(layers, heads, width, context, corpus_mib) < 1 or not 0 <= dropout < 1:
         raise SettingsError(
-            "--task-options: layers, heads, width, context and corpus_mib must be at least 1, and dropout "
-            "between 0 and 1, 1 excluded."
+            "--task-options: layers, heads, width, context and corpus_mib must be at least 1, and dropout between "
+            "0 and 1, 1 excluded."
         )
     if width % heads:
-        raise SettingsError(f"--task-options: width={width} does not split into heads={heads} of equal size.")
+        raise SettingsError(f"--task-options: width={width} is not divisible by heads={heads}.")
     root = Path(folder).expanduser() if folder else corpus.STANDARD_LIBRARY
     texts = corpus.load_corpus(root, corpus_mib * 2**20, suffix)
     training, held_out = (corpus.ByteWindows(text, context) for text in texts)
@@ -61,7 +61,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, time) int64 -> (batch, time, 256) logits; `time` is at most `context`."""
         time = tokens.shape[1]
-        # Computed, not kept as a buffer: DDP broadcasts every buffer before a forward.
+        # Not a buffer, because DDP broadcasts every buffer before a forward.
         later = nn.Transformer.generate_square_subsequent_mask(time, tokens.device)
         stream = self.embedding(tokens) + self.positions[:time]
         for block in self.blocks:

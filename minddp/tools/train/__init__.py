@@ -1,20 +1,19 @@
-"""The training recipe: what surrounds DDP in a run that one would start on a cluster. `loop.train` is its contents.
+"""The training recipe: everything around DDP in a run on a cluster. Start with `loop.train`.
 
-| file                  | which question it answers |
-|-----------------------|--------------------------------------------------------------------------------- |
-| `settings.py`         | Which settings does a run have, and which of them cannot work? |
-| `launch.py`           | What does `minddp train` do before and after the ranks run? |
-| `cluster.py`          | Which rank is this process, and how does SLURM start and requeue a run? |
-| `world.py`            | On which device is a rank, and have all others come? |
-| `task.py`             | Which data, model and loss? (built in: `minddp/tools/tasks/`) |
-| `batches.py`          | Which rank gets which samples, and how does a run resume its position? |
-| `optimizer.py`        | Which optimizer, and which learning rate does a step have? |
-| `precision.py`        | What changes in a step in 16 bits? |
-| `trainer.py`          | How is the model wrapped, what does one rank do in a step, and which state does it have? |
-| `loop.py`             | What happens before, between and after steps? |
-| `stop.py`             | How do all ranks end at the same step, and with which status? |
-| `checkpoint.py`       | From which checkpoint does a run go on, and how does it reach all ranks? |
-| `checkpoint_files.py` | How are checkpoints written whole, checked, kept and paid for? |
-| `metrics.py`          | How are averages taken over ranks, and where are they written? |
-| `display.py`          | What does the terminal show, and at the end one picture? |
+| file            | which question it answers |
+|-----------------|---------------------------|
+| `settings.py`   | Which settings does a run have, and which ones contradict each other? |
+| `launch.py`     | What does `minddp train` do before and after the ranks run? |
+| `cluster.py`    | Which rank is this process, and how does SLURM start and requeue a run? |
+| `checks.py`     | Do the settings fit this machine, the ranks and the data? |
+| `world.py`      | How does a rank join the group, and how do ranks agree on an error? |
+| `task.py`       | Which data, model and loss? (built in: `minddp/tools/tasks/`) |
+| `batches.py`    | Which rank gets which samples, and how does a run resume its position? |
+| `optimizer.py`  | Which optimizer, and which learning rate does a step have? |
+| `trainer.py`    | What does one rank do in a step, in low precision, too, and what is its state? |
+| `loop.py`       | What happens before, between and after the steps? |
+| `survive.py`    | How does a run continue when ranks are lost? |
+| `stop.py`       | How do all ranks end at the same step? |
+| `checkpoint.py` | How are checkpoints written, verified and found again? |
+| `metrics.py`    | How are averages taken over ranks, and where are they reported? |
 """

@@ -1,4 +1,4 @@
-"""The samples of each rank, their order, and the position at which a run resumes."""
+"""The samples of each rank, their order, and the position from which a run resumes."""
 
 from __future__ import annotations
 
@@ -18,72 +18,72 @@ Batch = tuple[Tensor, Tensor]  # inputs, targets
 
 @dataclass(frozen=True)
 class Position:
-    """A position in the data: the number of samples of this epoch that all ranks together have had."""
+    """A position in the data: the samples of this epoch that all ranks together have taken."""
 
     epoch: int = 0
     samples: int = 0
 
 
 class Batches:
-    """Training batches from `position` on, dealt to shares: one for each rank, or for each logical rank.
+    """The training batches of every logical rank, from `position` on.
 
-    [Note: set_epoch]
-    `DistributedSampler` shuffles by seed + epoch, the same for every share, and deals the samples out one by one.
-    Without `set_epoch` every epoch has the order of the first. Because the order is a function of (seed, epoch), a
-    run finds its position by counting, also with another number of ranks, rounded up to whole batches of all.
+    `DistributedSampler` shuffles with seed + epoch, the same on every rank, and deals the samples out one by one.
+    Without `set_epoch` every epoch would have the order of the first. Because the order is a function of (seed,
+    epoch), a count of samples is a position, also with another number of ranks, rounded up to whole batches.
 
-    Each epoch leaves out the samples that do not fill a batch of every share (`drop_last`). So all batches have the
-    same size, and the mean over ranks of the batches' means, which DDP computes, is the mean over all samples.
+    `drop_last` drops samples of an epoch that do not fill a batch of every rank. So all batches have the same size,
+    and the mean over ranks of the batches' means, which DDP computes, is the mean over all samples.
     """
 
-    def __init__(self, dataset: Dataset[Any], settings: Settings, num_shares: int, pin_memory: bool = False):
+    def __init__(self, dataset: Dataset[Any], settings: Settings, num_logical_ranks: int, pin_memory: bool = False):
         self.position = Position()
-        self.waited_s = 0.0  # for data; the log sets it to 0 with each record
-        self._samples_at_once = settings.batch_size * num_shares
+        self.waited_s = 0.0  # time spent waiting for data since the last training record
+        self._samples_per_pass = settings.batch_size * num_logical_ranks
         self._loader = ShareLoader(
             dataset,
             settings.batch_size,
-            num_shares,
+            num_logical_ranks,
             seed=settings.seed,
             drop_last=True,
             num_workers=settings.workers,
-            prefetch_factor=settings.prefetch if settings.workers else None,
             pin_memory=pin_memory,
         )
         if len(self._loader) == 0:
             raise SettingsError(
                 f"{len(dataset)} training samples do not fill one batch of {settings.batch_size} for each of "  # type: ignore[arg-type]
-                f"{num_shares} ranks; lower --batch-size or --nproc."
+                f"{num_logical_ranks} ranks; lower --batch-size or --nproc."
             )
 
-    def of_share(self, share: int) -> Batch:
+    def of(self, logical_rank: int) -> Batch:
         began = time.monotonic()
         if self._index >= len(self._loader):
             self.position = Position(self.position.epoch + 1)
         if self._loader.epoch != self.position.epoch:
-            self._loader.set_epoch(self.position.epoch)  # See [Note: set_epoch].
-        batch = self._loader.batch(self._index, share)
+            self._loader.set_epoch(self.position.epoch)
+        batch = self._loader.batch(self._index, logical_rank)
         self.waited_s += time.monotonic() - began
         return batch
 
     def advance(self) -> None:
-        self.position = Position(self.position.epoch, (self._index + 1) * self._samples_at_once)
+        self.position = Position(self.position.epoch, (self._index + 1) * self._samples_per_pass)
 
     @property
     def _index(self) -> int:
-        """Of the current batch in the epoch, the same for every share."""
-        return -(-self.position.samples // self._samples_at_once)
+        """The index of the current batch in the epoch."""
+        return -(-self.position.samples // self._samples_per_pass)
 
 
-def validation_batches(dataset: Dataset[Any], settings: Settings, share: int, num_shares: int) -> DataLoader[Batch]:
-    """One share's part of --validation-samples samples, spread evenly over the data set.
+def validation_batches(
+    dataset: Dataset[Any], settings: Settings, logical_rank: int, num_logical_ranks: int
+) -> DataLoader[Batch]:
+    """One logical rank's part of --validation-samples samples, spread evenly over the data set.
 
-    Every sample goes to exactly one share. `DistributedSampler` would repeat some of them until all have as many,
-    and the average would depend on the number of ranks; here shares may differ by one.
+    Every sample is validated once. `DistributedSampler` would repeat samples until all ranks have equally many, and
+    the average would depend on the number of ranks.
     """
     length: int = len(dataset)  # type: ignore[arg-type]
     samples = min(settings.validation_samples, length)
-    part = Subset(dataset, [i * length // samples for i in range(samples)][share::num_shares])
-    batch_size = 4 * settings.batch_size  # there is room: no activations are kept for a backward
-    # A loader draws a seed for its workers: from a generator of its own, or the run would draw others after this.
+    part = Subset(dataset, [i * length // samples for i in range(samples)][logical_rank::num_logical_ranks])
+    batch_size = 4 * settings.batch_size  # without a backward, activations are not kept
+    # With a generator of its own the loader does not draw its workers' seed from the global random state.
     return DataLoader(part, batch_size, num_workers=settings.workers, generator=torch.Generator())

@@ -1,4 +1,4 @@
-"""The rank that this process is: by torchrun's variables, or by SLURM's; and the file that sbatch takes."""
+"""The environment that torchrun or SLURM gives a rank, and the file for sbatch."""
 
 from __future__ import annotations
 
@@ -16,52 +16,42 @@ REQUEUE_STATUS = os.EX_TEMPFAIL
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a rank, as torchrun names them; none if this process is to start ranks."""
+    """The variables of a rank under torchrun's names; empty if this process starts the ranks.
+
+    In SLURM's notation, `2(x3),1` is two tasks on each of three nodes and one task on the next, and
+    `node[07-09,12],login1` is a list of hosts.
+    """
     if all(name in environment for name in TORCHRUN_VARIABLES):
         return {name: environment[name] for name in TORCHRUN_VARIABLES}
-    return slurm_variables(environment)
+    num_tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if num_tasks == "1":
+        return {}
+    job, step, node = (int(environment[f"SLURM_{name}"]) for name in ("JOB_ID", "STEP_ID", "NODEID"))
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])
+    tasks_by_node = [tasks for tasks, times in groups for _ in range(int(times or 1))]
+    first_host = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", environment["SLURM_STEP_NODELIST"])
+    assert first_host is not None
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": num_tasks,
+        "LOCAL_WORLD_SIZE": tasks_by_node[node],
+        "MASTER_ADDR": "".join(first_host.groups(default="")),
+        # Equal for all tasks of a step, and different for other steps, which may share the host.
+        "MASTER_PORT": str(20000 + (7 * job + step) % 10000),
+    }
 
 
 def world_sizes(settings: Settings, environment: Mapping[str, str]) -> tuple[int, int]:
-    """Ranks in all, and ranks on this machine: as the launcher has started, or will start."""
+    """The number of all ranks and of those on this machine, as the launcher has started or will start them."""
     if not settings.survive and (variables := rank_variables(environment)):
         return int(variables["WORLD_SIZE"]), int(variables["LOCAL_WORLD_SIZE"])
     nproc = settings.nproc or DEFAULT_NPROC
     return nproc, nproc
 
 
-def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables for one of several tasks of a step of SLURM; none for any other process."""
-    num_tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
-    if num_tasks == "1":
-        return {}
-    job, step, node = (int(environment[f"SLURM_{name}"]) for name in ("JOB_ID", "STEP_ID", "NODEID"))
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "WORLD_SIZE": num_tasks,
-        "LOCAL_WORLD_SIZE": tasks_by_node(environment["SLURM_STEP_TASKS_PER_NODE"])[node],
-        "MASTER_ADDR": first_host(environment["SLURM_STEP_NODELIST"]),
-        # The same for all tasks of a step, another one for other steps that may share the host.
-        "MASTER_PORT": str(20000 + (7 * job + step) % 10000),
-    }
-
-
-def first_host(nodelist: str) -> str:
-    """The first of SLURM's list of hosts, such as `node[07-09,12],login1`."""
-    found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodelist)
-    assert found is not None
-    return "".join(part or "" for part in found.groups())
-
-
-def tasks_by_node(text: str) -> list[str]:
-    """SLURM's `2(x3),1` means two tasks on each of three nodes, and one on the next."""
-    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [tasks for tasks, times in parts for _ in range(int(times or 1))]
-
-
 def sbatch_file(settings: Settings, arguments: Sequence[str]) -> str:
-    """A job of `--nodes` x `--nproc` ranks that continues whenever it is started again."""
+    """A job of `--nodes` x `--nproc` ranks that continues whenever it is restarted."""
     nproc = settings.nproc or DEFAULT_NPROC
     words = [*(word for word in arguments if word != "--print-sbatch"), "--resume", "auto"]  # the last one counts
     template = (Path(__file__).parent / "train.sbatch").read_text()

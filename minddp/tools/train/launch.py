@@ -1,7 +1,7 @@
 """`minddp train`: check the settings, then start the ranks or be one of them.
 
-Without a rank's variables in its environment the command starts itself once per rank; with them, it is the rank
-that a launcher, ours, torchrun or srun, has started. Torch is imported after the command line has been read.
+If the environment has no variables of a rank, the command starts itself once per rank. Otherwise it is the rank
+that a launcher (this command, torchrun or srun) has started. Torch is imported after the command line is parsed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tyro
 
 from minddp.platform.launcher import RanksFailed, Stopped, launch
 from minddp.tools.train.cluster import REQUEUE_SIGNALS, REQUEUE_STATUS, rank_variables, sbatch_file, world_sizes
-from minddp.tools.train.settings import Failed, Refused, RunError, Settings, SettingsError
+from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,39 +25,49 @@ def main(arguments: Sequence[str]) -> int:
         if settings.print_sbatch:
             print(sbatch_file(settings, arguments), end="")
             return 0
-        from minddp.tools.train.loop import check_before_start, run_rank
-
-        if rank is not None:
-            return REQUEUE_STATUS if run_rank(settings) in REQUEUE_SIGNALS else 0
-        check_before_start(settings)
-        nproc, _ = world_sizes(settings, os.environ)
-        # What --resume and --overwrite ask for is checked and done; ranks that are started again continue.
-        words = ["train", *(word for word in arguments if word != "--overwrite"), "--resume", "auto"]
-        if settings.survive:
-            from minddp.tools.elastic.launcher import main as start
-
-            restarts = str(settings.max_restarts)
-            return start(["--nproc", str(nproc), "--max-restarts", restarts, "-m", "minddp", *words])
-        launch(nproc, "minddp", words, settings.max_restarts)
-    except (SettingsError, RunError) as error:
-        if rank in (None, "0") or not isinstance(error, Refused | Failed):  # others would say the same
-            _complain(rank, str(error))
-        return 2 if isinstance(error, SettingsError) else 1
-    except RanksFailed as error:
-        _complain(rank, f"{error} Continue from the newest checkpoint with --resume auto.")
-        return 1
-    except Stopped as stopped:
-        is_to_go_on = stopped.signal_name in REQUEUE_SIGNALS
-        return REQUEUE_STATUS if is_to_go_on else 128 + stopped.signal_number
-    return 0
+        return start_ranks(settings, arguments) if rank is None else run_rank(settings)
+    except (SettingsError, RunError, AgreedError) as error:
+        if rank in (None, "0"):
+            print(f"minddp train: {error}", file=sys.stderr)
+        elif not isinstance(error, AgreedError):  # rank 0 does not know of it
+            print(f"minddp train (rank {rank}): {error}", file=sys.stderr)
+        return error.exit_status
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Settings from the command line; exits with status 2 and an explanation where they cannot work."""
+    """Settings from the command line. Invalid ones end the process with status 2 and an explanation."""
     style = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
     return tyro.cli(Settings, prog="minddp train", args=list(arguments), config=style)
 
 
-def _complain(rank: str | None, text: str) -> None:
-    who = f" (rank {rank})" if rank not in (None, "0") else ""
-    print(f"minddp train{who}: {text}", file=sys.stderr)
+def run_rank(settings: Settings) -> int:
+    """Be the rank that a launcher has started; returns the exit status."""
+    from minddp.tools.train.checks import check_folder
+    from minddp.tools.train.loop import train
+    from minddp.tools.train.world import open_world
+
+    check_folder(settings)
+    with open_world(settings) as world:
+        return REQUEUE_STATUS if train(settings, world) in REQUEUE_SIGNALS else 0
+
+
+def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
+    """Start this command once per rank and wait for all; returns the exit status."""
+    from minddp.tools.train.checks import check_before_start
+
+    check_before_start(settings)
+    nproc, _ = world_sizes(settings, os.environ)
+    # --resume and --overwrite have been checked and carried out; restarted ranks must continue.
+    words = ["train", *(word for word in arguments if word != "--overwrite"), "--resume", "auto"]
+    if settings.survive:
+        from minddp.tools.elastic.launcher import main as start
+
+        restarts = str(settings.max_restarts)
+        return start(["--nproc", str(nproc), "--max-restarts", restarts, "-m", "minddp", *words])
+    try:
+        launch(nproc, "minddp", words, settings.max_restarts)
+    except RanksFailed as error:
+        raise RunError(f"{error} Continue from the newest checkpoint with --resume auto.") from error
+    except Stopped as stopped:
+        return REQUEUE_STATUS if stopped.signal_name in REQUEUE_SIGNALS else 128 + stopped.signal_number
+    return 0

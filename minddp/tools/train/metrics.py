@@ -1,8 +1,9 @@
-"""Averages over ranks, where ranks spend their time, and where all that is written."""
+"""Averages over ranks, and the files and lines in which a run reports them."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minddp.tools.train.checkpoint_files import write_atomically
-from minddp.tools.train.settings import RunError, Settings
+from minddp.tools.train.checkpoint import write_atomically
+from minddp.tools.train.settings import Settings
 from minddp.tools.train.task import Task
 from minddp.tools.watchdog.slow_rank import SlowRank
 
@@ -21,7 +22,7 @@ from minddp.tools.watchdog.slow_rank import SlowRank
 class Means:
     """Averages per target."""
 
-    loss: float  # in nats, if it is a cross entropy
+    loss: float  # in nats if it is a cross entropy
     accuracy: float
     targets: int
 
@@ -29,42 +30,40 @@ class Means:
 class Averages:
     """Loss and accuracy over many batches and all ranks.
 
-    [Note: sums, then one division]
-    A mean of means weights a short batch like a full one. So each rank adds up sums and counts, the ranks add up
-    theirs, and there is one division at the end. The sums stay on the device until they are read, so the CPU does
-    not wait for a GPU. Each share has sums of its own: their order does not depend on the number of ranks.
+    A mean of means would weight a short batch like a full one. So each rank adds up sums and counts, the ranks add
+    up theirs, and one division follows at the end. The sums stay on the device until they are read, so the CPU does
+    not wait for a GPU. Each logical rank has its own row: the order of the sum does not depend on the number of
+    ranks.
     """
 
-    def __init__(self, num_shares: int, device: torch.device):
-        # Of each share: of losses, of accuracies, of targets.
-        self.sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=device)
-        self.known = self.sums.clone()  # those of all ranks, until the last `spread`
+    def __init__(self, num_logical_ranks: int, device: torch.device):
+        # One row per logical rank: the sums of losses and accuracies, and the number of targets.
+        self.sums = torch.zeros(num_logical_ranks, 3, dtype=torch.float64, device=device)
+        self.reduced = self.sums.clone()  # the sums over all ranks, up to the last `reduce`
 
     @torch.no_grad()
-    def add(self, share: int, task: Task, mean_loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
+    def add(self, logical_rank: int, task: Task, mean_loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
         accuracy = task.accuracy(outputs, targets) if task.accuracy else torch.zeros_like(mean_loss)
         means = torch.stack((mean_loss.double(), accuracy.double(), self.sums.new_tensor(1)))
-        self.sums[share] += means * targets.numel()
+        self.sums[logical_rank] += means * targets.numel()
 
-    def spread(self) -> None:
-        """Let all ranks know what each has added, so that a lost rank takes nothing with it. Collective."""
+    def reduce(self) -> None:
+        """Add up the sums of all ranks on every rank; after this, losing a rank loses no sums. Collective."""
         dist.all_reduce(self.sums)
-        self.known += self.sums
+        self.reduced += self.sums
         self.sums.zero_()
 
     def over_ranks(self) -> Means:
-        """Averages over all that the ranks have added since the last call. Collective."""
-        self.spread()
-        losses, accuracies, targets = self.known.sum(0).tolist()
-        self.known.zero_()
+        """The averages over everything that all ranks have added since the last call. Collective."""
+        self.reduce()
+        losses, accuracies, targets = self.reduced.sum(0).tolist()
+        self.reduced.zero_()
         return Means(losses / targets, accuracies / targets, int(targets))
 
 
 def waiting(ddp: nn.Module) -> dict[str, Any]:
-    """Fields of a training record: how long the mean rank waits in a step, and for which one if there is one.
-
-    `late_ms` is by how much that rank is late in the steps in which it is, mostly in `late_phase`. Empty on other
-    ranks than 0, before the first window of steps is complete, under torch's wrapper and on accelerators.
+    """Fields of a training record, as far as the guard knows them: how long the mean rank waits in a step, and for
+    which slow rank. `late_ms` is the delay of that rank in the steps in which it is late, mostly in `late_phase`.
     """
     check = getattr(getattr(ddp, "guard", None), "checks", {}).get("slow_rank")
     if not isinstance(check, SlowRank) or check.waited_ns is None:
@@ -76,55 +75,65 @@ def waiting(ddp: nn.Module) -> dict[str, Any]:
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object per line, each with its `kind` and `step`; and what --track names."""
+    """`metrics.jsonl`: one JSON object per line, each with its `kind` and `step`. Also writes to --track."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.tracker: Tracker | None = None
+        self.tracker: Any = None  # a SummaryWriter
 
     def append(self, **record: Any) -> None:
-        """Raises RunError where it cannot be written."""
-        try:
-            with self.path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise RunError(f"Cannot write {self.path}: {error.strerror}.") from error
-        if self.tracker is not None:
-            self.tracker.log(record)
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        for name, value in record.items():
+            if self.tracker is not None and isinstance(value, int | float) and name != "step":
+                self.tracker.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         every = map(json.loads, self.path.read_text().splitlines())
         return [record for record in every if record["kind"] == kind]
 
     def forget_after(self, step: int) -> None:
-        """Drop records of later steps, and a line that was cut off: a resumed run writes them again."""
+        """Drop records of later steps, which a resumed run writes again, and a line that was cut off."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         kept = [line for line in lines if line.endswith(b"}") and json.loads(line)["step"] <= step]
         write_atomically(self.path, lambda file: file.write(b"".join(line + b"\n" for line in kept)))
 
 
-class Tracker:
-    """TensorBoard's event files in the run's folder, and the same in Weights & Biases, which reads along."""
+def open_tracker(settings: Settings) -> Any:
+    """A SummaryWriter for --track, or None. Weights & Biases reads the files of TensorBoard."""
+    if not settings.track:
+        return None
+    if "wandb" in settings.track:
+        import wandb
 
-    def __init__(self, settings: Settings):
-        folder = settings.folder / "tensorboard"
-        self._wandb: Any = None
-        if "wandb" in settings.track:
-            import wandb
+        name = settings.folder.resolve().name
+        wandb.init(project="minddp", id=name, dir=str(settings.folder), resume="allow", sync_tensorboard=True)
+    from torch.utils.tensorboard import SummaryWriter
 
-            name = settings.folder.resolve().name
-            wandb.tensorboard.patch(root_logdir=str(folder))
-            self._wandb = wandb.init(project="minddp", id=name, dir=str(settings.folder), resume="allow")
-        from torch.utils.tensorboard import SummaryWriter
+    return SummaryWriter(str(settings.folder / "tensorboard"))
 
-        self._writer = SummaryWriter(str(folder))
 
-    def log(self, record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "step":
-                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+def training_line(record: dict[str, Any], done: float, targets_are: str) -> str:
+    """A training record for the terminal; `done` is the fraction of the run that is done."""
+    line = (
+        f"{done:4.0%}  step {record['step']}  loss {record['loss']:.3f}  lr {record['learning_rate']:.2e}  "
+        f"{record['targets_per_s']:,.0f} {targets_are}/s  {record['memory_mib']:,} MiB  "
+        f"{record['tflops_per_s']:.2g} TFLOP/s"
+    )
+    if record["data_share"] >= 0.01:
+        line += f"  waits {record['data_share']:.0%} for data"
+    if "waited_ms" in record:
+        line += f"  waits {record['waited_ms']:.1f} ms a step for gradients"
+    if "late_rank" in record:
+        line += f", for rank {record['late_rank']}: {record['late_ms']:.1f} ms {record['late_phase']}"
+    if "loss_scale" in record:
+        line += f"  loss scale {record['loss_scale']:g}"
+    return line
 
-    def close(self) -> None:
-        self._writer.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+
+def validation_line(step: int, means: Means, targets_are: str) -> str:
+    """A validation for the terminal; perplexity is e to the loss, the number of equally likely choices."""
+    return (
+        f"step {step}  validation loss {means.loss:.3f}  perplexity {math.exp(min(means.loss, 700)):.2f}  "
+        f"accuracy {means.accuracy:.1%} of {means.targets:,} {targets_are}"
+    )

@@ -1,10 +1,9 @@
 """The optimizer, and the learning rate of each step.
 
-[Note: linear scaling]
-k ranks take one step where one rank takes k, on k times the samples. To travel as far, that step has to be k
-times as long (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1). Accumulation multiplies the
+k ranks take one step where one rank takes k, on k times the samples. To move the weights as far, that step must be
+k times as long (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1). Accumulation multiplies the
 minibatch, too. The rule fails early in training, while weights change fast; a gradual warm-up bridges that phase
-(section 2.2). It was found for SGD; with Adam it holds while k is small, and the square root of k fits better
+(section 2.2). The rule was found for SGD. With Adam it holds while k is small, and the square root of k fits better
 (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
 """
 
@@ -26,7 +25,7 @@ OPTIMIZERS: dict[str, Any] = {
     "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
 }
 FINAL = 0.02  # the fraction of the peak at which cosine and wsd end
-# The fraction of the peak when so much of the run is done.
+# The fraction of the peak, as a function of the fraction of the run that is done.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: FINAL + (1 - FINAL) * (1 + math.cos(math.pi * done)) / 2,
     "wsd": lambda done: 1 - (1 - FINAL) * max(0.0, 5 * done - 4),  # Hu et al. 2024, "MiniCPM"
@@ -36,7 +35,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Weight decay only for matrices: it makes no sense for biases and scales."""
+    """Weight decay applies to matrices only, not to biases and scales."""
     parameters = [param for param in model.parameters() if param.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -49,14 +48,14 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     return optimizer(groups, lr=settings.learning_rate)
 
 
-def peak_learning_rate(settings: Settings, num_shares: int) -> float:
-    """The learning rate after warm-up, for a batch of so many ranks. See [Note: linear scaling]."""
-    times = num_shares * settings.accumulate
+def peak_learning_rate(settings: Settings, num_ranks: int) -> float:
+    """The learning rate after warm-up, scaled for this number of ranks and for accumulation."""
+    times = num_ranks * settings.accumulate
     scale = {"linear": times, "sqrt": math.sqrt(times), "none": 1}
     return settings.learning_rate * scale[settings.scale_rate]
 
 
-def learning_rate(settings: Settings, num_shares: int, step: int, done: float) -> float:
-    """Of optimizer step `step` (the first is 0), when `done` in [0, 1] of the run is: warm-up times decay."""
+def learning_rate(settings: Settings, num_ranks: int, step: int, done: float) -> float:
+    """The learning rate of step `step` (from 0), when a fraction `done` of the run is over: warm-up times decay."""
     warm_up = min(1.0, (step + 1) / (settings.warmup_steps + 1))
-    return warm_up * SCHEDULES[settings.schedule](done) * peak_learning_rate(settings, num_shares)
+    return warm_up * SCHEDULES[settings.schedule](done) * peak_learning_rate(settings, num_ranks)

@@ -19,19 +19,23 @@ TASKS = {"gpt": "minddp.tools.tasks.gpt:task", "digits": "minddp.tools.tasks.dig
 
 
 class SettingsError(ValueError):
-    """Settings that cannot work. The message is one line per problem: what is wrong, and what to do."""
+    """The settings cannot work. The message has one line per problem: the fact and the remedy."""
+
+    exit_status = 2
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on: what has happened, what is left of it, and what to do."""
+    """The run cannot continue. The message states the problem and a remedy."""
+
+    exit_status = 1
 
 
-class Refused(SettingsError):
-    """Settings cannot work on some rank, and all ranks have heard of it."""
+class AgreedError(Exception):
+    """Some rank has failed, and all ranks raise this same error."""
 
-
-class Failed(RunError):
-    """Some rank cannot go on, and all ranks have heard of it."""
+    def __init__(self, message: str, exit_status: int):
+        self.exit_status = exit_status
+        super().__init__(message)
 
 
 @dataclass(frozen=True)
@@ -49,43 +53,41 @@ class Settings:
     out: Path | None = None
     """Folder for checkpoints, metrics.jsonl, settings.json and logs. Default: runs/<task>."""
     resume: Literal["no", "yes", "auto"] = "no"
-    """yes: continue from the newest checkpoint in the folder, to the same bits as if never interrupted;
-    no: there must be none; auto: continue if there is one, else start."""
+    """yes: continue from the newest checkpoint in the folder, with the same bits as an uninterrupted run;
+    no: fail if there is a checkpoint; auto: continue if there is one, start otherwise."""
     overwrite: bool = False
-    """Start anew although the folder holds a run."""
+    """Discard the run that is in the folder."""
 
     minutes: float | None = None
     """Stop after this time by rank 0's clock, validation included. Default: 1 unless --steps is given."""
     steps: int | None = None
     """Stop after this many optimizer steps."""
     seed: int = 0
-    """Decides the weights, the order of the data and dropout."""
+    """Seed of the weights, the order of the data and dropout."""
 
     nproc: int | None = None
     """Ranks on this machine. Default: 2, or the launcher's number."""
     max_restarts: int = 0
-    """How often all ranks are started again, from the newest checkpoint, when one fails."""
+    """How often all ranks are restarted from the newest checkpoint when one fails."""
     survive: bool = False
-    """With --logical-ranks: go on when ranks are lost, to the same bits; --max-restarts is of each rank then."""
+    """With --logical-ranks: continue with the same bits when ranks are lost; --max-restarts counts per rank."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: CUDA when there is a device for every rank, else the CPU."""
+    """auto: CUDA if there is a device for every rank, else the CPU."""
     threads: int = 1
     """CPU threads per rank for torch's operators."""
     start_timeout_s: float = 120.0
-    """Seconds within which all ranks must have come."""
+    """Seconds within which all ranks must start."""
     timeout_s: float = 300.0
-    """Seconds after which a collective that waits is an error."""
+    """Seconds after which a waiting collective is an error."""
 
     batch_size: int = 8
     """Samples per rank and backward pass."""
     accumulate: int = 1
-    """Backward passes per optimizer step; gradients travel in the last one only."""
+    """Backward passes per optimizer step; only the last one communicates gradients."""
     logical_ranks: int | None = None
-    """Cut each step into so many shares of --batch-size, for the same bits on any number of ranks."""
+    """Split each step into this many micro-batches of --batch-size, for the same bits on any number of ranks."""
     workers: int = 0
     """Processes per rank that load data; 0 loads it in the rank."""
-    prefetch: int = 2
-    """Batches that each of the workers loads ahead."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """sgd has Nesterov momentum 0.9."""
@@ -103,10 +105,10 @@ class Settings:
     weight_decay: float = 0.1
     """For parameters with two dimensions or more."""
     clip_norm: float | None = 1.0
-    """The averaged gradient's norm over all parameters is clipped to this; None: not clipped."""
+    """Maximum norm of the averaged gradient over all parameters; None: no clipping."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast forward to bfloat16 or float16; float16 also scales the loss."""
+    """Autocast the forward to bfloat16 or float16; float16 also scales the loss."""
     deterministic: Literal["auto", "on", "off"] = "auto"
     """Refuse operators without repeatable bits; auto: on the CPU."""
     ddp: Literal["minddp", "torch"] = "minddp"
@@ -116,8 +118,8 @@ class Settings:
     comm_hook: Literal[
         "none", "fp16_compress", "bf16_compress", "power_sgd", "bf16_wire", "int8_wire", "adasum"
     ] = "none"
-    """A communication hook: three of torch's, and minddp's bf16_wire, int8_wire and adasum. Checkpoints hold what
-    int8_wire has yet to send, not what power_sgd remembers."""
+    """A communication hook: three of torch's, and minddp's bf16_wire, int8_wire and adasum. Checkpoints contain the
+    errors that int8_wire has not sent yet, but not the errors of power_sgd."""
     compile: Literal["no", "inductor", "aot_eager", "eager"] = "no"
     """torch.compile the wrapped model with this backend; inductor needs a C++ compiler for the CPU."""
 
@@ -130,20 +132,16 @@ class Settings:
     checkpoint_every: int = 500
     """Steps between two checkpoints; there is always one at the end and on Ctrl-C."""
     checkpoint_minutes: float | None = None
-    """Minutes between two checkpoints, beside --checkpoint-every."""
+    """Minutes between two checkpoints, in addition to --checkpoint-every."""
     keep: int = 3
-    """Newest checkpoints to keep, beside best.pt."""
-    mtbf_hours: float = 24.0
-    """Mean time between failures of the whole job, for the interval between checkpoints that is recommended."""
+    """Newest checkpoints to keep, besides best.pt."""
     track: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Send the records of metrics.jsonl there, too; wandb reads them from tensorboard's files."""
-    profile: str | None = None
-    """Profile steps FIRST:LAST on every rank by torch.profiler: profile-RANK.json in the folder."""
+    """Also send the records of metrics.jsonl there; wandb reads them from tensorboard's files."""
     xray: str | None = None
     """Record steps FIRST:LAST, LAST excluded, on every rank: xray.html and xray.json in the folder."""
 
     print_sbatch: bool = False
-    """Print a file for SLURM's sbatch that runs this on --nodes x --nproc ranks, and do nothing else."""
+    """Only print a file for SLURM's sbatch that runs this command on --nodes x --nproc ranks."""
     nodes: int = 1
     """Machines, for --print-sbatch."""
 
@@ -157,39 +155,36 @@ class Settings:
 
     @property
     def limit_s(self) -> float:
-        """Seconds the run may take; infinite when only steps limit it."""
+        """Time limit in seconds; infinite if only steps limit the run."""
         if self.minutes is not None:
             return 60 * self.minutes
         return math.inf if self.steps is not None else 60 * DEFAULT_MINUTES
 
     @property
     def limit_steps(self) -> float:
-        """Optimizer steps the run may take; infinite when only time limits it."""
+        """Limit of optimizer steps; infinite if only time limits the run."""
         return math.inf if self.steps is None else self.steps
 
     def progress(self, step: int, elapsed_s: float) -> float:
-        """How much of the run is done, in [0, 1], by the limit that is nearer.
-
-        Without a time limit the clock has no influence, so runs can be repeated to the bit.
-        """
+        """The fraction of the run that is done, by the nearer limit. Without a time limit it ignores the clock."""
         return min(1.0, max(step / self.limit_steps, elapsed_s / self.limit_s))
 
 
 def step_range(text: str | None) -> range:
-    """`FIRST:LAST` as a range of steps, none for None. Raises ValueError for anything else."""
-    first, _, last = (text or "").partition(":")
+    """`FIRST:LAST` as a range of steps, an empty one for None. Raises ValueError for anything else."""
     if text is None:
         return range(0)
+    first, _, last = text.partition(":")
     if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise ValueError(f"{text} is not FIRST:LAST, two numbers of steps, the first smaller.")
+        raise ValueError(f"{text} is not FIRST:LAST, two step numbers with FIRST smaller than LAST.")
     return range(int(first), int(last))
 
 
 def arguments_for(function: Callable[..., Any], words: Sequence[str], flag: str) -> dict[str, Any]:
-    """NAME=VALUE words as keyword arguments. Values are Python literals, or else text.
+    """Parse NAME=VALUE words as keyword arguments of `function`. Values are Python literals, or else text.
 
     Raises:
-        SettingsError: no such word, or the function has no such parameter.
+        SettingsError: a word is not NAME=VALUE, or the function has no such parameter.
     """
     known = inspect.signature(function).parameters
     takes_any = any(param.kind is param.VAR_KEYWORD for param in known.values())
@@ -197,7 +192,9 @@ def arguments_for(function: Callable[..., Any], words: Sequence[str], flag: str)
     for word in words:
         name, equals, value = word.partition("=")
         if not (equals and (name in known or takes_any)):
-            raise SettingsError(f"{flag} has no use for `{word}`; give NAME=VALUE, with one of {', '.join(known)}.")
+            raise SettingsError(
+                f"{flag} does not accept `{word}`; give NAME=VALUE, where NAME is one of {', '.join(known)}."
+            )
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -206,11 +203,10 @@ def arguments_for(function: Callable[..., Any], words: Sequence[str], flag: str)
 
 
 def _out_of_range(settings: Settings) -> Iterator[str]:
-    """Fields that make no sense whatever the others are."""
-    counts = ["steps", "nproc", "nodes", "threads", "batch_size", "accumulate", "logical_ranks", "prefetch", "keep"]
+    """Problems of single fields."""
+    counts = ["steps", "nproc", "nodes", "threads", "batch_size", "accumulate", "logical_ranks", "keep"]
     counts += ["log_every", "validate_every", "validation_samples", "checkpoint_every"]
-    limits = ["minutes", "checkpoint_minutes", "mtbf_hours", "start_timeout_s", "timeout_s"]
-    limits += ["learning_rate", "clip_norm"]
+    limits = ["minutes", "checkpoint_minutes", "start_timeout_s", "timeout_s", "learning_rate", "clip_norm"]
     others = ["weight_decay", "warmup_steps", "workers", "max_restarts"]
     for names, holds, complaint in (
         (counts, lambda n: n >= 1, "must be at least 1"),
@@ -224,32 +220,31 @@ def _out_of_range(settings: Settings) -> Iterator[str]:
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
-    """Fields that exclude each other, or cannot work on this machine."""
-    has_shares = settings.logical_ranks is not None
+    """Fields that exclude each other, and packages or programs that are missing on this machine."""
+    is_logical = settings.logical_ranks is not None
     if settings.task not in TASKS and ":" not in settings.task:
         yield f"--task {settings.task} is neither {' nor '.join(TASKS)} nor FILE.py:FUNCTION nor PACKAGE:FUNCTION."
     if settings.overwrite and (settings.resume != "no" or settings.print_sbatch):
-        yield "--resume, which a job of --print-sbatch has, and --overwrite exclude each other."
-    if has_shares and settings.ddp == "torch":
-        yield "--ddp torch has no logical ranks; leave --logical-ranks or --ddp out."
-    if has_shares and settings.accumulate > 1:
-        yield "--accumulate and --logical-ranks exclude each other; raise --logical-ranks, each share is a pass."
-    if has_shares and settings.comm_hook != "none":
-        yield "--comm-hook and --logical-ranks exclude each other: a hook would add in another order."
-    others = settings.zero or settings.track or settings.xray or settings.profile or settings.print_sbatch
-    if settings.survive and (not has_shares or settings.device == "cuda" or others):
-        yield "--survive needs --logical-ranks and the CPU, no --zero, --track, --xray, --profile, --print-sbatch."
+        yield "--overwrite excludes --resume, which every job of --print-sbatch has."
+    if is_logical and settings.ddp == "torch":
+        yield "--ddp torch has no logical ranks; remove --logical-ranks or --ddp."
+    if is_logical and settings.accumulate > 1:
+        yield "--accumulate and --logical-ranks exclude each other; raise --logical-ranks instead."
+    if is_logical and settings.comm_hook != "none":
+        yield "--comm-hook and --logical-ranks exclude each other: a hook changes the order of the sum."
+    others = settings.zero or settings.track or settings.xray or settings.print_sbatch
+    if settings.survive and (not is_logical or settings.device == "cuda" or others):
+        yield "--survive needs --logical-ranks and the CPU, without --zero, --track, --xray, --print-sbatch."
     if settings.precision == "fp16" and "check_finite=True" in settings.ddp_options:
-        yield "--precision fp16 finds its scale by gradients that are not finite; leave check_finite=True out."
+        yield "--precision fp16 needs infinite gradients to find its scale; remove check_finite=True."
     compiler = os.environ.get("CXX", "g++")
     if settings.compile == "inductor" and shutil.which(compiler) is None:
-        yield f"--compile inductor needs a C++ compiler, but there is no {compiler}; set CXX or try aot_eager."
-    for flag, steps in (("--xray", settings.xray), ("--profile", settings.profile)):
-        try:
-            if step_range(steps).stop > settings.limit_steps:
-                yield f"{flag} {steps} ends after --steps {settings.steps}; record earlier steps or take more."
-        except ValueError as error:
-            yield f"{flag} {error}"
+        yield f"--compile inductor needs a C++ compiler, but {compiler} is not found; set CXX or use aot_eager."
+    try:
+        if step_range(settings.xray).stop > settings.limit_steps:
+            yield f"--xray {settings.xray} ends after --steps {settings.steps}; record earlier steps or take more."
+    except ValueError as error:
+        yield f"--xray {error}"
     for package in {"tensorboard", *settings.track} if settings.track else ():
         if importlib.util.find_spec(package) is None:
             flag = f"--track {' '.join(settings.track)}"

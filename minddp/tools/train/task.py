@@ -23,31 +23,32 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def share_of_hits(logits: Tensor, targets: Tensor) -> Tensor:
-    """Share of the targets with the highest score."""
+def top1_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The fraction of targets whose score is the highest."""
     return (logits.argmax(dim=-1) == targets).double().mean()
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a function that `--task` names returns.
+    """The return value of a function that `--task` names. It must be equal on every rank.
 
-    A sample is a pair of tensors, inputs and targets. `loss(outputs, targets)` is a mean over a batch's targets;
-    so is `accuracy`, which is only shown. The function is called on every rank and must return the same on each.
+    A sample is a pair of tensors, inputs and targets. `loss(outputs, targets)` is a mean over the targets of a
+    batch, and `accuracy`, which is only reported, is one, too.
     """
 
     training: Dataset[Any]
     validation: Dataset[Any]
     build_model: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
-    accuracy: Callable[[Tensor, Tensor], Tensor] | None = share_of_hits
+    accuracy: Callable[[Tensor, Tensor], Tensor] | None = top1_accuracy
     targets_are: str = "targets"  # in the plural, for reports: "bytes", "images"
 
 
 def load_task(settings: Settings) -> Task:
-    """The task that the settings name. Reads its data; deterministic, so every rank gets the same.
+    """Call the function that --task names, which reads the data.
 
-    Raises SettingsError for no such function, options it does not have, or data that is missing or too little.
+    Raises:
+        SettingsError: the function is not found, does not have these options, or has too little data.
     """
     place, _, name = TASKS.get(settings.task, settings.task).rpartition(":")
     try:
@@ -57,7 +58,7 @@ def load_task(settings: Settings) -> Task:
     task = function(**arguments_for(function, settings.task_options, "--task-options"))
     if not isinstance(task, Task):
         raise SettingsError(
-            f"--task {settings.task} must return a minddp.tools.train.task.Task, but returns {task!r}."
+            f"--task {settings.task} must return a minddp.tools.train.task.Task, but returned {task!r}."
         )
     return task
 
@@ -66,7 +67,7 @@ def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
         return importlib.import_module(place)
     loader = SourceFileLoader(Path(place).stem, place)
-    module = sys.modules[loader.name] = ModuleType(loader.name)  # where workers that unpickle look for it
+    module = sys.modules[loader.name] = ModuleType(loader.name)  # workers of a DataLoader unpickle from there
     module.__file__ = place
     loader.exec_module(module)
     return module

@@ -1,9 +1,12 @@
-"""The work of one rank: train a step, validate, and the state to save and restore."""
+"""The work of one rank: wrap the model, take an optimizer step, validate, and save and restore the state."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +21,9 @@ from minddp.comm_hooks import HOOKS, ErrorFeedback
 from minddp.platform import streams
 from minddp.tools.elastic.random_state import random_state_is_kept
 from minddp.tools.train.batches import Batch, Batches, Position, validation_batches
-from minddp.tools.train.checkpoint import decisive_settings
+from minddp.tools.train.checkpoint import State, decisive_settings
 from minddp.tools.train.metrics import Averages, Means
 from minddp.tools.train.optimizer import learning_rate, make_optimizer
-from minddp.tools.train.precision import Precision
 from minddp.tools.train.settings import Settings, SettingsError, arguments_for
 from minddp.tools.train.task import Task, load_task
 from minddp.tools.train.world import World
@@ -30,18 +32,28 @@ WRAPPERS: dict[str, type[nn.Module]] = {
     "minddp": minddp.DistributedDataParallel,
     "torch": nn.parallel.DistributedDataParallel,
 }
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Progress:
+    step: int = 0  # optimizer steps taken
+    elapsed_s: float = 0.0  # by rank 0's clock, as of the last agreement
+    best_loss: float = math.inf  # over all validations
 
 
 class Trainer:
-    """One rank's part of a run. Methods marked *collective* must be called on every rank alike."""
+    """One rank's part of a run. Every rank must call the methods marked *collective* in the same order.
+
+    Without --logical-ranks, each rank is one logical rank.
+    """
 
     def __init__(self, settings: Settings, world: World, task: Task | None = None):
         self.settings, self.world = settings, world
         self.task = task or load_task(settings)
-        self.num_shares = settings.logical_ranks or world.size
+        self.num_logical_ranks = settings.logical_ranks or world.size
         torch.manual_seed(settings.seed)  # the same weights on every rank
         self.model = self.task.build_model().to(world.device)
-        self.precision = Precision(settings, world.device)
         self.ddp: Any = wrap(self.model, settings, world)
         self.hook_errors = register_hook(self.ddp, settings)
         torch.manual_seed(settings.seed + 1 + world.rank)  # but not the same dropout
@@ -49,111 +61,131 @@ class Trainer:
             self.ddp if settings.compile == "no" else torch.compile(self.ddp, backend=settings.compile)
         )
         self.optimizer = make_optimizer(self.model, settings)
-        self.batches = Batches(self.task.training, settings, self.num_shares, streams.has_streams(world.device))
-        self.averages = Averages(self.num_shares, world.device)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=settings.precision == "fp16")
+        pin_memory = streams.has_streams(world.device)
+        self.batches = Batches(self.task.training, settings, self.num_logical_ranks, pin_memory)
+        self.averages = Averages(self.num_logical_ranks, world.device)  # since the last training record
         self.gradient_norm = torch.zeros(())
-        self.step = 0  # optimizer steps taken
-        self.elapsed_s = 0.0  # on rank 0's clock, as the ranks last agreed
-        self.best_loss = float("inf")  # of all validations
+        self.progress = Progress()
         self.flops_per_target = self._rehearse()
 
     @property
-    def shares(self) -> range:
-        """The shares of each step that this rank computes."""
+    def logical_ranks(self) -> range:
+        """The logical ranks that this rank computes."""
         if self.settings.logical_ranks is None:
             return range(self.world.rank, self.world.rank + 1)
         return self.ddp.logical_ranks.here
 
+    def _micro_batches(self) -> Iterable[int]:
+        """The logical rank of each pass; with --logical-ranks, DDP decides here which pass communicates."""
+        return self.logical_ranks if self.settings.logical_ranks is None else self.ddp.shares()
+
     def optimizer_step(self) -> None:
-        """Forward and backward for all samples of a step, then one step of the optimizer. Collective."""
+        """Run forward and backward for all samples of a step, then update the parameters. Collective."""
         passes = self.settings.accumulate
         for i in range(passes):
-            # With logical ranks there is one pass for each, and DDP decides which of them communicates.
-            for share in self.shares if self.settings.logical_ranks is None else self.ddp.shares():
-                batch = self.batches.of_share(share)
-                # Gradients of all but the last pass stay here. The forward belongs inside, too: it is there that
-                # DDP decides whether the coming backward communicates.
+            for logical_rank in self._micro_batches():
+                batch = self.batches.of(logical_rank)
+                # Only the last pass communicates. The forward must be inside no_sync, too: there DDP decides
+                # whether the coming backward communicates.
                 with self.ddp.no_sync() if i < passes - 1 else nullcontext():
-                    loss = self._forward(self.forward, batch, share, self.averages)
-                    self.precision.backward(loss / passes)
-                if self.settings.survive and share == self.shares[-1]:
-                    self.averages.spread()
+                    loss = self._loss(self.forward, batch, logical_rank, self.averages)
+                    self.scaler.scale(loss / passes).backward()
+                if self.settings.survive and logical_rank == self.logical_ranks[-1]:
+                    self.averages.reduce()
             self.batches.advance()
-        done = self.settings.progress(self.step, self.elapsed_s)
-        rate = learning_rate(self.settings, self.num_shares, self.step, done)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.gradient_norm = self.precision.step(self.optimizer, self.model)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+        self._update()
 
-    def _forward(self, model: nn.Module, batch: Batch, share: int, averages: Averages) -> Tensor:
-        """The loss of one batch, counted in `averages`."""
+    def _update(self) -> None:
+        """Clip the averaged gradients and step the optimizer.
+
+        In float16 small gradients underflow to zero. `GradScaler` multiplies the loss, and so all gradients, by a
+        scale. It divides the gradients again before clipping, skips the step if one has overflowed, and lowers the
+        scale then. Averaged gradients are equal on all ranks, so all ranks skip the same steps.
+        """
+        done = self.settings.progress(self.progress.step, self.progress.elapsed_s)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.settings, self.num_logical_ranks, self.progress.step, done)
+        self.scaler.unscale_(self.optimizer)
+        limit = math.inf if self.settings.clip_norm is None else self.settings.clip_norm
+        self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.step += 1
+
+    def _loss(self, model: nn.Module, batch: Batch, logical_rank: int, averages: Averages | None) -> Tensor:
+        """The loss of one batch, which is added to `averages`.
+
+        Autocast runs matrix products in 16 bits and keeps parameters, gradients and sums in 32. It covers forward
+        and loss; backward uses the same types by itself.
+        """
         inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
-        with self.precision.autocast():
+        dtype = DTYPES[self.settings.precision]
+        with torch.autocast(self.world.device.type, dtype, enabled=dtype != torch.float32):
             outputs = model(inputs)
             loss = self.task.loss(outputs, targets)
-        averages.add(share, self.task, loss.detach(), outputs.detach(), targets)
+        if averages is not None:
+            averages.add(logical_rank, self.task, loss.detach(), outputs.detach(), targets)
         return loss
 
     @torch.no_grad()
     def validate(self) -> Means:
-        """Averages over the held-out data, dealt to the shares. Collective.
+        """Averages over the held-out data, which the logical ranks share. Collective.
 
-        The model without its wrapper, since shares may differ in length and DDP's forward can be a collective.
-        Between two forwards every rank has its own BatchNorm statistics; the validated model is rank 0's.
+        This runs the model without its wrapper: ranks may have different numbers of batches, and DDP's forward can
+        be a collective. BatchNorm statistics may differ between ranks; those of rank 0 are used.
         """
         for buffer in self.model.buffers():
             dist.broadcast(buffer, src=0)
-        averages = Averages(self.num_shares, self.world.device)
+        averages = Averages(self.num_logical_ranks, self.world.device)
         self.model.eval()
-        for share in self.shares:
-            for batch in validation_batches(self.task.validation, self.settings, share, self.num_shares):
-                self._forward(self.model, batch, share, averages)
+        for logical_rank in self.logical_ranks:
+            data, count = self.task.validation, self.num_logical_ranks
+            for batch in validation_batches(data, self.settings, logical_rank, count):
+                self._loss(self.model, batch, logical_rank, averages)
         self.model.train()
         return averages.over_ranks()
 
     def _rehearse(self) -> float:
-        """One forward and backward whose results are dropped; returns their FLOPs per target. Collective.
+        """Run one forward and backward and discard the results; returns their FLOPs per target. Collective.
 
-        [Note: rehearsal]
-        DDP has a state that no checkpoint holds. Its first backward shows in which order gradients become ready,
-        and only then are the buckets made that all later steps use. From three ranks on, the order in which a
-        number is summed depends on its place in a bucket: a resumed run would take its first step with other
-        roundings than the run that went on. So every run begins with a pass that leaves nothing but those buckets.
+        DDP has a state that no checkpoint contains. The first backward shows the order in which gradients become
+        ready, and the buckets of all later steps are made in this order. From three ranks on, the rounding of a sum
+        depends on the place in its bucket. So every run begins with a pass that leaves nothing but the buckets;
+        without it, the first step of a resumed run would round differently.
         """
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         with random_state_is_kept(self.world.device), FlopCounterMode(display=False) as counter:
             first, data = self.world.rank * self.settings.batch_size, self.task.training  # others on every rank
             samples = [data[(first + i) % len(data)] for i in range(self.settings.batch_size)]  # type: ignore[arg-type]
-            inputs, targets = (part.to(self.world.device) for part in default_collate(samples))
-            for _ in range(1) if self.settings.logical_ranks is None else self.ddp.shares():
-                with self.precision.autocast():
-                    loss = self.task.loss(self.ddp(inputs), targets)
-                loss.backward()
+            batch = default_collate(samples)
+            for logical_rank in self._micro_batches():
+                self._loss(self.ddp, batch, logical_rank, None).backward()
         self.optimizer.zero_grad(set_to_none=True)
         if self.hook_errors is not None:
             self.hook_errors.load_state_dict(self.hook_errors.state_dict() | {"errors": {}})
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-        self._tell_shares_the_step()
-        return counter.get_total_flops() / (len(self.shares) * targets.numel())
+        self._set_step_of_logical_ranks()
+        return counter.get_total_flops() / (len(self.logical_ranks) * batch[1].numel())
 
-    def _tell_shares_the_step(self) -> None:
+    def _set_step_of_logical_ranks(self) -> None:
         if self.settings.logical_ranks is not None:
-            self.ddp.logical_ranks.step = self.step  # random states follow from it
+            self.ddp.logical_ranks.step = self.progress.step  # random states follow from it
 
-    def state(self) -> dict[str, Any] | None:
-        """What determines how the run continues, with every rank's random state; None on others than 0. Collective.
+    def state(self) -> State | None:
+        """Everything that determines how the run continues, on rank 0; None on other ranks. Collective.
 
-        Beside it lies what the rank's hook has yet to send. Logical ranks have neither: it follows from the step.
+        It contains the random state and the unsent errors of the communication hook of every rank. With logical
+        ranks there is neither: random states follow from the step.
         """
         if self.settings.zero:
             self.optimizer.consolidate_state_dict(to=0)  # type: ignore[attr-defined]
         states: list[Any] = [None] * self.world.size
         if self.settings.logical_ranks is None:
-            ours: list[Any] = [torch.get_rng_state()]  # all that models draw from; data has states of its own
+            ours: list[Any] = [torch.get_rng_state()]  # models draw from this one only; data has states of its own
             if (device := self.world.device).type != "cpu":
                 ours.append(streams.random_state(device))
             if self.hook_errors is not None:
@@ -163,24 +195,22 @@ class Trainer:
             return None
         return {
             "decisive": decisive_settings(self.settings),
-            "step": self.step,
-            "elapsed_s": self.elapsed_s,
-            "best_loss": self.best_loss,
+            **dataclasses.asdict(self.progress),
             "position": dataclasses.asdict(self.batches.position),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self.precision.scaler.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "random_states": states if self.settings.logical_ranks is None else [],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue where it was saved; to the bit, with as many ranks as then, or with logical ranks."""
+    def restore(self, state: State) -> None:
+        """Continue from `state`; with the same bits if the number of ranks is the same, or with logical ranks."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.precision.scaler.load_state_dict(state["scaler"])
+        self.scaler.load_state_dict(state["scaler"])
         self.batches.position = Position(**state["position"])
-        self.step, self.elapsed_s, self.best_loss = state["step"], state["elapsed_s"], state["best_loss"]
-        self._tell_shares_the_step()
+        self.progress = Progress(**{field.name: state[field.name] for field in dataclasses.fields(Progress)})
+        self._set_step_of_logical_ranks()
         if len(state["random_states"]) == self.world.size:
             of_cpu, *others = state["random_states"][self.world.rank]
             torch.set_rng_state(of_cpu)
@@ -188,8 +218,8 @@ class Trainer:
                 self.hook_errors.load_state_dict(others.pop())
             if others and self.world.device.type != "cpu":
                 streams.set_random_state(others[0], self.world.device)
-        else:  # other random numbers, and not again those that the run began with
-            torch.manual_seed(self.settings.seed + 1 + self.world.rank + self.world.size * (1 + self.step))
+        else:  # random numbers that the run has not drawn before
+            torch.manual_seed(self.settings.seed + 1 + self.world.rank + self.world.size * (1 + self.progress.step))
 
 
 def wrapper_options(settings: Settings) -> dict[str, Any]:
@@ -201,7 +231,7 @@ def wrapper_options(settings: Settings) -> dict[str, Any]:
 
 
 def wrap(model: nn.Module, settings: Settings, world: World) -> nn.Module:
-    """The model, made data-parallel. Raises SettingsError for options that exclude each other."""
+    """The data-parallel model. Raises SettingsError for options that exclude each other."""
     device_ids = [world.device.index] if world.device.type != "cpu" else None
     try:
         return WRAPPERS[settings.ddp](model, device_ids=device_ids, **wrapper_options(settings))
@@ -210,7 +240,7 @@ def wrap(model: nn.Module, settings: Settings, world: World) -> nn.Module:
 
 
 def register_hook(ddp: Any, settings: Settings) -> ErrorFeedback | None:
-    """Register `--comm-hook`; returns what it has yet to send. Collective."""
+    """Register --comm-hook; returns its state if it keeps unsent errors. Collective."""
     if settings.comm_hook in HOOKS:
         make_state, hook = HOOKS[settings.comm_hook]
         state = make_state(ddp.module)

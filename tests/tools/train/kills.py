@@ -56,7 +56,8 @@ def kill_at_random(folder: Path, num_kills: int, seed: int) -> Killed:
         while kills < num_kills:
             ranks = new_ranks(process, seen)
             if chance.random() < 0.5:
-                time.sleep(chance.uniform(0.0, 5.0))
+                at = time.monotonic() + chance.uniform(0.0, 5.0)
+                wait_until(process, lambda at=at, kills=kills: is_due(settings.folder, kills, at))
             else:
                 more = chance.randrange(STEPS_BETWEEN)
                 wait_until(process, lambda kills=kills, more=more: has_got_further(settings.folder, kills, more))
@@ -72,6 +73,11 @@ def kill_at_random(folder: Path, num_kills: int, seed: int) -> Killed:
         process.wait(LIMIT_S)
     assert status == 0, status
     return Killed(settings, kills, [event["step"] for event in starts(settings.folder)], time.monotonic() - began)
+
+
+def is_due(folder: Path, restarts: int, at: float) -> bool:
+    """True at that time, or earlier if the ranks start so fast that the run would soon be over."""
+    return time.monotonic() >= at or has_got_further(folder, restarts, STEPS_BETWEEN)
 
 
 def has_got_further(folder: Path, restarts: int, steps: int) -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from minddp.tools.tasks import gpt
-from minddp.tools.train.checkpoint_files import CheckpointFiles
+from minddp.tools.train.checkpoint import CheckpointFiles
 from minddp.tools.train.task import Task, cross_entropy
 
 LIMIT_S = 120.0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.tools.train.checkpoint_files import CheckpointFiles
+from minddp.tools.train.checkpoint import CheckpointFiles
 from minddp.tools.train.loop import train
 from minddp.tools.train.settings import Settings
 from minddp.tools.train.world import World

@@ -27,7 +27,7 @@ def stream(samples: int = 23, world_size: int = 2, dataset: Dataset[Any] | None 
 def take(batches: Batches, count: int, rank: int = 0) -> list[list[int]]:
     taken = []
     for _ in range(count):
-        taken.append(batches.of_share(rank)[0].tolist())
+        taken.append(batches.of(rank)[0].tolist())
         batches.advance()
     return taken
 
@@ -65,7 +65,7 @@ def test_another_number_of_ranks_goes_on_behind_the_samples_that_were_seen() -> 
 
 
 def take_at(batches: Batches, rank: int) -> list[int]:
-    return batches.of_share(rank)[0].tolist()
+    return batches.of(rank)[0].tolist()
 
 
 class Noisy(Dataset[Any]):

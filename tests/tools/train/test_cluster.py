@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import Host, two_hosts, why_there_can_be_none
-from minddp.tools.train.cluster import first_host, sbatch_file, slurm_variables, tasks_by_node
+from minddp.tools.train.cluster import rank_variables, sbatch_file
 from minddp.tools.train.launch import parse
 from minddp.tools.train.settings import Settings
 from tests.tools.train.runs import command_line, final_bits, records, tiny
@@ -36,18 +36,20 @@ sys.exit(max(task.wait() for task in tasks))
 SCONTROL = '#!/bin/sh\necho "$@" >> "$FAKE_LOG"\n'
 
 
+TASK = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_PROCID": "6",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_STEP_NODELIST": "node[07-09,12]",
+}
+
+
 def test_a_task_of_srun_knows_its_rank() -> None:
-    environment = {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "7",
-        "SLURM_PROCID": "6",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "3",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-        "SLURM_STEP_NODELIST": "node[07-09,12]",
-    }
-    assert slurm_variables(environment) == {
+    assert rank_variables(TASK) == {
         "RANK": "6",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "7",
@@ -55,8 +57,8 @@ def test_a_task_of_srun_knows_its_rank() -> None:
         "MASTER_ADDR": "node07",
         "MASTER_PORT": str(20000 + 7 * 4711 % 10000),
     }
-    assert slurm_variables({**environment, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # it starts ranks itself
-    assert slurm_variables({}) == {}
+    assert rank_variables({**TASK, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # it starts ranks itself
+    assert rank_variables({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -64,12 +66,14 @@ def test_a_task_of_srun_knows_its_rank() -> None:
     [("node1", "node1"), ("a,b", "a"), ("n[3,5-7]", "n3"), ("gpu[001-100]-ib,x9", "gpu001-ib")],
 )
 def test_the_first_host(nodelist: str, first: str) -> None:
-    assert first_host(nodelist) == first
+    assert rank_variables({**TASK, "SLURM_STEP_NODELIST": nodelist})["MASTER_ADDR"] == first
 
 
 def test_tasks_by_node() -> None:
-    assert tasks_by_node("4") == ["4"]
-    assert tasks_by_node("2(x3),1") == ["2", "2", "2", "1"]
+    for node, tasks in enumerate(["2", "2", "2", "1"]):
+        assert rank_variables({**TASK, "SLURM_NODEID": str(node)})["LOCAL_WORLD_SIZE"] == tasks
+    one = {**TASK, "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0"}
+    assert rank_variables(one)["LOCAL_WORLD_SIZE"] == "4"
 
 
 def test_the_job_has_the_settings_and_continues() -> None:

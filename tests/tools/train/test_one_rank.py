@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 from minddp.platform.launcher import Stopped
-from minddp.tools.train import launch, loop
-from minddp.tools.train.checkpoint import find_checkpoint, share_newest
-from minddp.tools.train.checkpoint_files import CheckpointFiles
+from minddp.tools.train import checks, launch
+from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint, share_newest
 from minddp.tools.train.metrics import Averages, Means
-from minddp.tools.train.settings import Failed, Refused, RunError, Settings, SettingsError
+from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 from minddp.tools.train.trainer import Trainer
 from minddp.tools.train.world import World
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, tiny
@@ -63,7 +62,7 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     """Dropout draws random numbers, and the scale of the loss has changed."""
     options = {"precision": "fp16", "task_options": (*TINY_GPT, "dropout=0.2")}
     whole = after_a_step(world, tmp_path, **options)
-    whole.precision.scaler.update(new_scale=2.0**10)
+    whole.scaler.update(new_scale=2.0**10)
     state = whole.state()
     assert state is not None
     state = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)
@@ -95,8 +94,8 @@ def others_say(monkeypatch: pytest.MonkeyPatch, theirs: list[Any]) -> World:
 
 
 def test_an_error_of_another_rank_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = others_say(monkeypatch, [None, (Refused, "no data")])
-    with pytest.raises(Refused, match=r"^\(rank 2\) no data$"):
+    world = others_say(monkeypatch, [None, ("no data", 2)])
+    with pytest.raises(AgreedError, match=r"^\(rank 2\) no data$"):
         world.agreed(lambda: 3)
     assert others_say(monkeypatch, [None, None]).agreed(lambda: 3) == 3
 
@@ -105,10 +104,11 @@ def test_a_failure_outweighs_a_refusal_and_equal_words_are_said_once(monkeypatch
     def refuse() -> None:
         raise SettingsError("no data")
 
-    with pytest.raises(Refused, match=r"^no data$"):
-        others_say(monkeypatch, [(Refused, "no data")] * 2).agreed(refuse)
-    with pytest.raises(Failed, match=r"no data\n\(rank 1\) disk full|\(rank 1\) disk full\nno data"):
-        others_say(monkeypatch, [(Failed, "disk full")]).agreed(refuse)
+    with pytest.raises(AgreedError, match=r"^no data$") as refused:
+        others_say(monkeypatch, [("no data", 2)] * 2).agreed(refuse)
+    with pytest.raises(AgreedError, match=r"^no data\n\(rank 1\) disk full$") as failed:
+        others_say(monkeypatch, [("disk full", 1)]).agreed(refuse)
+    assert (refused.value.exit_status, failed.value.exit_status) == (2, 1)
 
 
 def test_the_newest_checkpoint_of_any_rank_is_given_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +128,10 @@ def test_an_old_run_is_neither_continued_nor_discarded_unasked(tmp_path: Path) -
     settings = Settings(out=tmp_path)
     files = CheckpointFiles(tmp_path, keep=1)
     assert find_checkpoint(settings, files) is None
-    with pytest.raises(SettingsError, match="There is no whole checkpoint"):
+    with pytest.raises(SettingsError, match="contains no undamaged checkpoint"):
         find_checkpoint(dataclasses.replace(settings, resume="yes"), files)
     files.write({"step": 3, "decisive": {}}, is_best=False)
-    with pytest.raises(SettingsError, match="holds a run"):
+    with pytest.raises(SettingsError, match="already contains a run"):
         find_checkpoint(settings, files)
     with pytest.raises(SettingsError, match="belongs to a run with other settings: task None is now gpt"):
         find_checkpoint(dataclasses.replace(settings, resume="auto"), files)
@@ -148,7 +148,7 @@ def test_the_status_says_whether_to_start_the_run_again(
         if name != "finished":
             raise Stopped(signal.Signals[name])
 
-    monkeypatch.setattr(loop, "check_before_start", lambda settings: None)
+    monkeypatch.setattr(checks, "check_before_start", lambda settings: None)
     monkeypatch.setattr(launch, "launch", launched)
     assert launch.main(["--out", str(tmp_path)]) == status
 
@@ -172,6 +172,6 @@ def test_a_run_that_cannot_write_is_a_failure(
     def cannot_write(settings: Settings) -> None:
         raise RunError("Cannot write: the disk is full.")
 
-    monkeypatch.setattr(loop, "check_before_start", cannot_write)
+    monkeypatch.setattr(checks, "check_before_start", cannot_write)
     assert launch.main(["--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "minddp train: Cannot write: the disk is full.\n"

@@ -5,7 +5,7 @@ import signal
 import time
 
 from minddp.tools.train.settings import Settings
-from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, Vote, reason_to_end
+from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, vote
 from tests.tools.train.runs import world_here
 
 
@@ -20,7 +20,7 @@ def _vote(rank: int) -> list[Verdict]:
                 os.kill(os.getpid(), comes[rank, step])
                 while not signals.received:
                     time.sleep(0.001)
-            verdicts.append(Vote(world, signals.wanted, elapsed_s=step + 100.0 * rank).result())
+            verdicts.append(vote(world, signals.pending, elapsed_s=step + 100.0 * rank)())
     assert signal.getsignal(signal.SIGTERM) == before
     return verdicts
 
@@ -32,16 +32,16 @@ def test_a_signal_to_one_rank_stops_every_rank(ranks) -> None:
 
 def test_reasons_to_end() -> None:
     go_on = Verdict(0, 59.0)
-    assert reason_to_end(Settings(steps=10), 9, Verdict(0, 1e9)) is None
-    assert reason_to_end(Settings(steps=10), 10, go_on) == "finished"
-    assert reason_to_end(Settings(minutes=1.0), 10**9, go_on) is None
-    assert reason_to_end(Settings(minutes=1.0), 1, Verdict(0, 60.0)) == "finished"
-    assert reason_to_end(Settings(steps=10), 1, Verdict(signal.SIGINT, 0.0)) == "SIGINT"
-    assert reason_to_end(Settings(steps=10), 1, Verdict(CANNOT_WRITE, 0.0)) == "cannot write"
+    assert Verdict(0, 1e9).reason_to_end(Settings(steps=10), 9) is None
+    assert go_on.reason_to_end(Settings(steps=10), 10) == "finished"
+    assert go_on.reason_to_end(Settings(minutes=1.0), 10**9) is None
+    assert Verdict(0, 60.0).reason_to_end(Settings(minutes=1.0), 1) == "finished"
+    assert Verdict(signal.SIGINT, 0.0).reason_to_end(Settings(steps=10), 1) == "SIGINT"
+    assert Verdict(CANNOT_WRITE, 0.0).reason_to_end(Settings(steps=10), 1) == "cannot write"
 
 
 def test_a_launcher_that_is_gone_counts_as_a_hang_up(monkeypatch) -> None:
     signals = StopSignals()
-    assert signals.wanted == 0
+    assert signals.pending == 0
     monkeypatch.setattr(os, "getppid", lambda: 1 if signals._launcher != 1 else 2)
-    assert signals.wanted == signal.SIGHUP
+    assert signals.pending == signal.SIGHUP

@@ -13,8 +13,7 @@ import pytest
 from torch import nn
 
 from minddp.tools.forecast.lateness import LateRank
-from minddp.tools.train.display import training_line
-from minddp.tools.train.metrics import waiting
+from minddp.tools.train.metrics import training_line, waiting
 from minddp.tools.train.settings import Settings
 from minddp.tools.watchdog import exchange, slow_rank
 from minddp.tools.watchdog.slow_rank import SlowRank, Window
