@@ -21,7 +21,7 @@ from minddp.platform.wording import size
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.result import Comparison, load
-from minddp.tools.xray.timeline import Activity, RankStep, Step
+from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 
 # The colours of page.css; what moves is solid, and what waits is hatched.
 WIRE, EXPOSED, EXPOSED_PALE = "#17775f", "#c23b1e", "#fce8e1"
@@ -84,7 +84,7 @@ def drawn(analyses: Sequence[Analysis]) -> Figure:
     return figure
 
 
-def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float) -> None:
+def _draw_rank(axes: Axes, step: RecordedStep, rank: RankStep, top: float) -> None:
     def at(t_ns: int) -> float:
         return (t_ns - step.begin_ns) / 1e6
 

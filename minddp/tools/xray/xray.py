@@ -24,17 +24,17 @@ LIMIT_S = 30.0
 class XRay(Comparison):
     """A recording, and its `result` when it is over.
 
-    Any ranks may record, one or all; their recordings are gathered at the end, on the first of them. See
+    Any ranks may record, one or all; the first of them gathers the recordings at the end. See
     [Note: which ranks record].
 
     Args:
         ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`. Several that
-            train together, by names: `minddp.xray({"actor": actor, "critic": critic})`.
+            train together, by name: `minddp.xray({"actor": actor, "critic": critic})`.
         title: its name in pictures; by default the module's class.
-        capacity: how many events are kept, the latest; all pictures show how many were dropped.
+        capacity: the number of events to keep, the latest; all pictures show how many were dropped.
         first_step: the number of the first step recorded; by default the number of synchronised backwards before.
-        save_to: files to save at the end, also if an exception ends the recording: then each rank saves its own
-            events up to that, with its number in the files' names.
+        save_to: files to save at the end. If an exception ends the recording, each rank saves its own events up to
+            then, and the files' names have its number.
         limit_s: how long to wait at the end for other ranks that record.
     """
 
@@ -68,7 +68,7 @@ class XRay(Comparison):
         self.stop(error)
 
     def add(self, ddp: nn.Module | Source, name: str = "") -> None:
-        """Record another wrapper that trains together with the first, perhaps under way; all ranks in one order."""
+        """Record another wrapper that trains together with the first. All ranks add wrappers in the same order."""
         source = source_of(ddp)
         number = 1 + len(self._modules) + len(self._left_out)
         name = name if name and name not in self._modules else f"{source.title} #{number}"
@@ -79,13 +79,13 @@ class XRay(Comparison):
             self._left_out.append(name)
 
     def start(self) -> None:
-        """Record from now on. Between two steps, so that the first one is whole."""
+        """Record from now on. Call it between two steps, so that the first one is whole."""
         self._result = None
         self._peers = Peers(self._source, self._limit_s)
         self._recorder.start()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the recording and gather the ranks' parts, unless an `error` ends it."""
+        """End the recording, gather the recordings of all ranks unless an `error` ends it, and save."""
         ours = self._recorder.stop(error, self._modules if len(self._modules) > 1 else ())
         if error is None:
             ranks, notes, is_first = self._peers.gather(ours)
@@ -97,19 +97,18 @@ class XRay(Comparison):
         source = self._source
         recording = Recording(self._title, ranks, source.wrapper, (*notes, *left_out), source.has_plan)
         self._result = Result(recording, is_first=is_first)
-        for path in self._save_to:
+        for path in map(Path, self._save_to):
             if error is None:
                 self.save(path)
             else:
-                self._save_alone(Path(path))
+                self._save_alone(path.with_name(f"{path.stem}.rank{ours.rank}{path.suffix}"))
 
     def _save_alone(self, path: Path) -> None:
-        own = path.with_name(f"{path.stem}.rank{self._source.rank}{path.suffix}")
         try:
-            self.save(own)
-            _log.warning("Saved what was recorded before the exception: %s", own)
+            self.save(path)
+            _log.warning("Saved the recording up to the exception: %s", path)
         except Exception as failure:  # the exception that ended the recording matters more
-            _log.warning("Could not save %s: %s", own, failure)
+            _log.warning("Could not save %s: %s", path, failure)
 
     @property
     def result(self) -> Result:
@@ -130,7 +129,7 @@ class XRay(Comparison):
 
 
 def source_of(ddp: Any) -> Source:
-    """The source of events of a wrapper; a source itself stays as it is.
+    """The source of events of a wrapper; a source is returned unchanged.
 
     Raises:
         TypeError: it is neither.

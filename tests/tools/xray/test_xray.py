@@ -161,7 +161,7 @@ def accumulated(rank: int) -> list[tuple[str, int]]:
 
 def test_accumulation_is_one_step_with_two_forwards(ranks: Callable[[int], RankPool]) -> None:
     counts = dict(ranks(WORLD).run(accumulated)[0])
-    assert counts["forward"] == counts["after forward"] == counts["backward"] == 2
+    assert counts["forward"] == counts["between forward and backward"] == counts["backward"] == 2
     assert counts["optimizer"] == 1
     assert counts["no_sync"] == 2, "one in each of the two steps"
 
