@@ -3,7 +3,8 @@
 While a recording runs, methods of torch's classes are replaced. Those that fetch a batch emit events. Those that
 copy a tensor's value from a device to the host add up the time, by the line of the script that calls them.
 
-[Note: core time] On a CPU, messages use the cores on which ranks compute. A launch costs backward the time for
+[Note: core time]
+On a CPU, messages use the cores on which ranks compute. A launch costs backward the time for
 which its thread has a core meanwhile. Afterwards threads of the transport want that core. Other ranks also want
 it, but in forward as much as in backward. So backward waits for messages only for the time that exceeds what
 forward waits for as much computing.

@@ -1,6 +1,7 @@
 """The recorded steps, simulated again with something changed. Pure.
 
-[Note: how steps are simulated] A rank computes as recorded: one span after the other, each scaled by a factor
+[Note: how steps are simulated]
+A rank computes as recorded: one span after the other, each scaled by a factor
 (`Change.factors`). Its gradients are ready at their places in backward. A bucket is launched when its last
 gradient is packed and all buckets before it are launched. When all ranks have joined (see `timeline.py`) it
 travels, one at a time, by the model of `tools/forecast/step_model.py`. After backward a rank waits for each bucket

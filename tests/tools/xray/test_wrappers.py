@@ -54,7 +54,10 @@ def test_a_step_of_two_modules_has_the_buckets_of_both() -> None:
     for step in steps:
         assert step.complete
         for rank in step.ranks:
-            assert [(one.module, list(one.buckets)) for one in rank.backwards] == [("actor", [0, 1]), ("critic", [2])]
+            assert [(one.module, list(one.buckets)) for one in rank.backwards] == [
+                ("actor", [0, 1]),
+                ("critic", [2]),
+            ]
             assert sum(rank.parts_ns.values()) == rank.length_ns
             assert rank.module_ns(Activity.FORWARD, "critic") == 10 * MS
             assert rank.module_ns(Activity.BACKWARD, "actor") == 20 * MS
