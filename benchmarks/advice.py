@@ -3,9 +3,9 @@
     sudo python -m benchmarks advice            # all cases; three minutes
     python -m benchmarks advice --cases late    # those whose name contains this
 
-In each case ranks train with a known problem. X-ray records some steps. Then the change that it should advise is made,
-and the steps before and after race. Where x-ray names arguments or calls, these make the change; else the problem is
-removed.
+In each case ranks train with a known problem. X-ray records some steps. Then the change that it should advise is
+made, and the steps before and after race. Where x-ray names arguments or calls, these make the change; else the
+problem is removed.
 
 [Note: sleeping layers]
 A machine with fewer cores than ranks cannot show how ranks wait for each other: they wait for cores. So layers
@@ -337,4 +337,4 @@ def tables(report: Report) -> Iterator[Table]:
         f"Within {share_of_gain:.0%} of the measured gain or {share_of_step:.0%} of a step in {met} of "
         f"{len(cases)} cases; the aim of {aimed} is {'met' if met >= aimed else 'missed'}."
     )
-    yield table_of("X-ray: what a step gains by what it advises", "case", COLUMNS, cases, caption)
+    yield table_of("X-ray: the gain of a step by its advice", "case", COLUMNS, cases, caption)

@@ -8,8 +8,8 @@ import pytest
 from minddp.core.events import EventKind as K
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.host import HostWait
 from minddp.tools.xray.explain import rows_of
+from minddp.tools.xray.host import HostWait
 from minddp.tools.xray.recording import ClockOffset, Recording
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, joined, layout, recording
 
