@@ -37,45 +37,38 @@ CAPACITY = 2**17  # events; about 12 MB when full, 200 steps of a model of 500 p
 
 
 class Recorder:
-    """Records the events of one rank's sources, and its optimizers' steps, between `start` and `stop`."""
+    """Records the events of one rank's sources, and its optimizers' steps, from now on until `stop`."""
 
-    def __init__(self, source: Source, capacity: int = CAPACITY, first_step: int | None = None):
+    def __init__(self, *sources: Source, capacity: int = CAPACITY, first_step: int | None = None):
         if capacity < 1:
             raise ValueError(f"The ring must hold at least 1 event, but capacity is {capacity}.")
-        self._source = source
-        self._sources = [source]
-        self._watched: list[tuple[Source, EventSink, BucketPlan]] = []  # each with its first plan
-        self._capacity = capacity
-        self._numbered_from = first_step
-
-    def add(self, source: Source) -> None:
-        """Record another source of the same rank, possibly during a recording."""
-        self._sources.append(source)
-        if self._watched:
-            self._watch(source)
-
-    def start(self) -> None:
-        self._ring: deque[tuple[int, int, Event, Any, int]] = deque(maxlen=self._capacity)
+        # The ring: serial number, time, event, stamp and module
+        self._ring: deque[tuple[int, int, Event, Any, int]] = deque(maxlen=capacity)
         self._serial = itertools.count().__next__
-        device = self._source.device
-        self._device_clock = DeviceClock(device) if streams.has_streams(device) else None
+        self._capacity = capacity
+        # The clock of the device, and its time in the host's
+        self._device = sources[0].device
+        self._device_clock = DeviceClock(self._device) if streams.has_streams(self._device) else None
         if self._device_clock is not None:
             self._first_stamp = self._device_clock.stamp()
             self._device_clock.seconds(self._first_stamp, self._first_stamp)  # waits for the device to reach it
             self._first_ns = now_ns()
-        self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
+        # The senders of events
+        self._sources: list[tuple[Source, EventSink, BucketPlan]] = []  # each with its first plan
+        self._first_step = sources[0].steps_taken if first_step is None else first_step
         self._host, self._core = HostWatch(self._emit), CoreWatch()
         self._host.start()
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(partial(self._emit, EventKind.OPTIMIZER_BEGIN)),
             register_optimizer_step_post_hook(partial(self._emit, EventKind.OPTIMIZER_END)),
         ]
-        for source in self._sources:
-            self._watch(source)
+        for source in sources:
+            self.add(source)
 
-    def _watch(self, source: Source) -> None:
-        sink = self._new_sink(len(self._watched))
-        self._watched.append((source, sink, source.plan()))
+    def add(self, source: Source) -> None:
+        """Record another source of the same rank."""
+        sink = self._new_sink(len(self._sources))
+        self._sources.append((source, sink, source.plan()))
         source.watch(sink)
 
     def stop(self, error: BaseException | None = None, modules: Sequence[str] = ()) -> RankRecording:
@@ -85,22 +78,21 @@ class Recorder:
         else:
             self._await_completions()
         stopped_ns = now_ns()
-        for source, sink, _ in self._watched:
+        for source, sink, _ in self._sources:
             source.unwatch(sink)
         for hook in self._optimizer_hooks:
             hook.remove()
         host_waits = self._host.stop()
         launch_ns, crowded_ns = self._core.medians_ns()
         events, dropped = self._read_ring()
-        layouts = tuple(layout for module in range(len(self._watched)) for layout in self._layouts(events, module))
-        self._watched = []
-        device = self._source.device
+        layouts = tuple(layout for module in range(len(self._sources)) for layout in self._layouts(events, module))
+        source, *_ = self._sources[0]
         return RankRecording(
-            rank=self._source.rank,
-            world_size=self._source.world_size,
+            rank=source.rank,
+            world_size=source.world_size,
             host=platform.node(),
-            device=_device_name(device),
-            backend=self._source.backend,
+            device=_device_name(self._device),
+            backend=source.backend,
             events=events,
             layouts=layouts,
             stopped_ns=max([stopped_ns, *(event.t_ns for event in events[-1:])]),
@@ -109,9 +101,9 @@ class Recorder:
             capacity=self._capacity,
             dropped=dropped,
             error=None if error is None else f"{type(error).__name__}: {error}",
-            adds_after_ns=round(1e9 * self._source.adds_after_s),
+            adds_after_ns=round(1e9 * source.adds_after_s),
             modules=tuple(modules),
-            peak_bytes=streams.peak_memory_bytes(device),
+            peak_bytes=streams.peak_memory_bytes(self._device),
             host_waits=host_waits,
             launch_ns=launch_ns,
             crowded_ns=crowded_ns,
@@ -129,7 +121,7 @@ class Recorder:
         return sum(event.kind is kind for _, _, event, *_ in list(self._ring))
 
     def _emit(self, kind: EventKind, *_: Any) -> None:
-        self._watched[0][1](Event(kind))
+        self._sources[0][1](Event(kind))
 
     def _new_sink(self, module: int) -> EventSink:
         append, serial, clock = self._ring.append, self._serial, now_ns
@@ -159,7 +151,7 @@ class Recorder:
 
     def _layouts(self, events: Sequence[Stamped], module: int) -> tuple[Layout, ...]:
         """The plans before and after the last rebuild; as a rule there is one rebuild in a training."""
-        source, _, first = self._watched[module]
+        source, _, first = self._sources[module]
         rebuilds = [e.t_ns for e in events if e.kind is EventKind.BUCKETS_REBUILT and e.module == module]
         last = Layout(source.plan(), rebuilds[-1] if rebuilds else 0, module)
         return (Layout(first, module=module), last) if rebuilds else (last,)

@@ -9,11 +9,11 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -39,6 +39,14 @@ def record_process(setting: str) -> None:
     wrappers = Wrappers(range(int(first), int(last)), title, files, closes_at_exit=True)
     if os.environ.get(RANK_PROCESS) == str(os.getpid()):
         wrappers.close_at_exit()
+
+
+class _Begin(NamedTuple):
+    """The begin of the present step: its number, and the backwards and steps of optimizers before it."""
+
+    number: int = -1
+    backwards: Mapping[nn.Module, int] = {}
+    optimizer_steps: int = 0
 
 
 class Wrappers:
@@ -70,10 +78,9 @@ class Wrappers:
         self._forwards: Counter[nn.Module] = Counter()
         self._made: list[str] = []  # the classes of all modules that were wrapped
         # The present step
-        self._number = -1
+        self._begin = _Begin()
         self._was_synchronised = True
-        self._backwards_before: dict[nn.Module, int] = {}
-        self._optimizer_steps = self._optimizer_steps_before = 0
+        self._optimizer_steps = 0
         self._hooks = [
             register_module_module_registration_hook(self._on_registration),
             register_optimizer_step_post_hook(self._on_optimizer),
@@ -146,10 +153,9 @@ class Wrappers:
         if module not in self._sources:
             self.add(module)
         if self._begins_step(module):
-            self._number += 1
-            self._backwards_before = {known: source.steps_taken for known, source in self._sources.items()}
-            self._optimizer_steps_before = self._optimizer_steps
-        self.before_step(self._number)
+            taken = {known: source.steps_taken for known, source in self._sources.items()}
+            self._begin = _Begin(self._begin.number + 1, taken, self._optimizer_steps)
+        self.before_step(self._begin.number)
         self._forwards[module] += 1
         self._was_synchronised = bool(getattr(module, "require_backward_grad_sync", True))
 
@@ -168,8 +174,8 @@ class Wrappers:
         taken = {known: source.steps_taken for known, source in self._sources.items()}
         return (
             module is next(iter(self._sources))
-            and (self._optimizer_steps > self._optimizer_steps_before or not self._optimizer_steps)
-            and all(number > self._backwards_before.get(known, 0) for known, number in taken.items() if number)
+            and (self._optimizer_steps > self._begin.optimizer_steps or not self._optimizer_steps)
+            and all(number > self._begin.backwards.get(known, 0) for known, number in taken.items() if number)
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,20 @@ class XRay(Comparison):
         limit_s: float = LIMIT_S,
     ):
         (name, first), *others = ddp.items() if isinstance(ddp, Mapping) else [("", ddp)]
+        # The wrappers and their names; those whose process group has other ranks are left out
         self._source = source_of(first)
-        self._title = title or self._source.title
-        self._recorder = Recorder(self._source, capacity, first_step)
+        self._sources = [self._source]
         self._modules = [name or f"{self._source.title} #1"]
         self._left_out: list[str] = []
+        # The recording under way, and its result
+        self._new_recorder = partial(Recorder, capacity=capacity, first_step=first_step)
+        self._recorder: Recorder | None = None
+        self._result: Result | None = None
         for name, other in others:
             self.add(other, name)
+        self._title = title or self._source.title
         self._save_to = [save_to] if isinstance(save_to, (str, Path)) else list(save_to)
         self._limit_s = limit_s
-        self._result: Result | None = None
 
     def __enter__(self) -> XRay:
         self.start()
@@ -74,7 +79,9 @@ class XRay(Comparison):
         name = name if name and name not in self._modules else f"{source.title} #{number}"
         if (source.rank, source.world_size) == (self._source.rank, self._source.world_size):
             self._modules.append(name)
-            self._recorder.add(source)
+            self._sources.append(source)
+            if self._recorder is not None:
+                self._recorder.add(source)
         else:
             self._left_out.append(name)
 
@@ -82,11 +89,13 @@ class XRay(Comparison):
         """Record from now on. Call it between two steps, so that the first one is whole."""
         self._result = None
         self._peers = Peers(self._source, self._limit_s)
-        self._recorder.start()
+        self._recorder = self._new_recorder(*self._sources)
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the recording, gather the recordings of all ranks unless an `error` ends it, and save."""
+        assert self._recorder is not None, "start() comes before stop()"
         ours = self._recorder.stop(error, self._modules if len(self._modules) > 1 else ())
+        self._recorder = None
         if error is None:
             ranks, notes, is_first = self._peers.gather(ours)
         else:
