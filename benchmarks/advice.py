@@ -133,7 +133,7 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """Follow x-ray's advice in many cases, and measure what it gains."""
+    """Follow x-ray's advice in many cases, and measure the gain."""
 
     cases: str = ""
     """Only those whose name contains this."""
@@ -219,7 +219,7 @@ def advised(analysis: Any, part: str) -> dict[str, Any]:
         "code": change.code,
         "place": said.index(change) + 1 if change in said else 0,
         "recorded_ms": analysis.typical.length_ns / 1e6,
-        "played_ms": analysis.what_ifs[0].step_ns / 1e6,
+        "simulated_ms": analysis.what_ifs[0].step_ns / 1e6,
         "noise_ms": analysis.noise_ns / 1e6,
         "predicted_ms": change.gain_ns / 1e6,
     }

@@ -112,6 +112,6 @@ def hop_of(measured: Link, cluster: Cluster, algorithm: str = "ring") -> Link:
         ValueError: there is only one rank.
     """
     if cluster.ranks < 2:
-        raise ValueError("An all-reduce of one rank does not show what a hop costs: measure two ranks at least.")
+        raise ValueError("An all-reduce of one rank does not show the cost of a hop: measure two ranks at least.")
     unit = all_reduce(replace(cluster, inside=Link(1.0, 1.0), between=Link(1.0, 1.0)), algorithm)
     return Link(measured.latency_s / unit.latency_s, measured.bytes_per_s / unit.bytes_per_s)

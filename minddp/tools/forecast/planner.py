@@ -9,7 +9,7 @@ k+1 ... i for some k; it leaves when the last of them is ready and the messages 
     F(m, i) = min over k < i of  max(F(m - 1, k), ready(i)) + (1 - taken) * seconds(bytes(k+1 ... i))
 
 Reducing the first k sooner by as many messages can never make the rest later, so the best way to do i contains the
-best way to do k. The step is over when F(m, n) and backward are, later by what the clock is then behind; the best m
+best way to do k. The step is over when F(m, n) and backward are, later by the time that the clock is behind; the best m
 is the one for which that is soonest. The search tries all last buckets, and more and more messages, until one more
 message reduces no first i sooner than fewer did: then more never will.
 

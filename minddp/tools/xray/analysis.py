@@ -12,7 +12,7 @@ from minddp.tools.xray.replay import Costs, costs_of
 from minddp.tools.xray.timeline import Activity, RecordedStep, spread_ns
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf, what_ifs
 
-MOST_PLAYED = 40  # steps, around the typical one
+MOST_SIMULATED = 40  # steps, around the typical one
 
 
 class NoStep(ValueError):
@@ -56,11 +56,11 @@ class Analysis:
         return spread_ns([step.length_ns for step in self.comparable])
 
     @cached_property
-    def played(self) -> list[RecordedStep]:
+    def simulated(self) -> list[RecordedStep]:
         """The steps to simulate: those around the typical one that have its ranks."""
         same = [step for step in self.comparable if len(step.ranks) == len(self.typical.ranks)]
-        first = max(0, same.index(self.typical) - MOST_PLAYED // 2)
-        return same[first : first + MOST_PLAYED]
+        first = max(0, same.index(self.typical) - MOST_SIMULATED // 2)
+        return same[first : first + MOST_SIMULATED]
 
     @cached_property
     def costs(self) -> Costs | None:
@@ -74,7 +74,7 @@ class Analysis:
         """The steps unchanged, then with one thing changed. Empty if they cannot be simulated."""
         if self.costs is None:
             return []
-        return what_ifs(self.recording, self.played, self.played.index(self.typical), self.costs)
+        return what_ifs(self.recording, self.simulated, self.simulated.index(self.typical), self.costs)
 
     @cached_property
     def advice(self) -> list[WhatIf]:

@@ -144,7 +144,7 @@ def recorded(path: Path, cores: float | None) -> tuple[Job, Link]:
         raise ValueError(
             f"{cluster.ranks} ranks were recorded on {cores:g} cores: record one for each core at most."
         )
-    ranks = [rank for step in analysis.played for rank in step.ranks]
+    ranks = [rank for step in analysis.simulated for rank in step.ranks]
     alone_s = [sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in ranks]
     backwards = [[span for span, phase in busy(rank) if phase is WorkPhase.BACKWARD] for rank in ranks]
     backward_s = median(sum(span.length_ns for span in spans) / 1e9 for spans in backwards)

@@ -13,6 +13,7 @@ from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Inte
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
 NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
+NOTABLE_NS = 50_000  # shorter waits need no explanation
 NOTABLE_MISS = 0.1  # of the step: a model with a larger error is no basis for a decision
 WHERE = {
     Activity.LOSS: "between forward and backward",
@@ -76,7 +77,7 @@ def noise_sentences(analysis: Analysis) -> str:
     if number < 2:
         return "Only one step was recorded, so the noise is not known."
     share = percent(noise_ns / analysis.typical.length_ns)
-    sentences = [f"The middle half of {number} steps lies within {ms(noise_ns)} ({share}), which is noise."]
+    sentences = [f"Noise: {ms(noise_ns)} ({share}), the range of the middle half of {number} steps."]
     if late is not None and analysis.what_ifs and not any(late in one.ranks for one in analysis.what_ifs):
         sentences.append(f"Rank {late} is late in this step, but in too few others to distinguish that from noise.")
     if analysis.advice and not any(_is_seen(analysis, change) for change in analysis.advice):
@@ -194,7 +195,8 @@ def stages_of(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> Iter
     passage, last = step.passage(bucket.index, rank), step.last_join(bucket.index)
     if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
         return
-    yield "held", Interval(bucket.ready_ns, bucket.launched_ns), "buckets leave in plan order"
+    held = Interval(bucket.ready_ns, bucket.launched_ns)
+    yield "held", held, "buckets leave in plan order" if held.length_ns > NOTABLE_NS else ""
     if passage.queues.length_ns:
         yield "queues", passage.queues, "one bucket travels at a time"
     if passage.wire is None:

@@ -375,14 +375,13 @@ def test_other_steps_can_be_seen(seen: Seen) -> None:
     assert seen.text("#step-label").startswith("Step 1, ")
 
 
-def test_advice_is_listed_below_the_headline_and_all_changes_on_demand(seen: Seen) -> None:
+def test_advice_is_listed_below_the_headline_and_other_changes_on_demand(seen: Seen) -> None:
     advice = seen.texts("#advice li")
     assert advice[0].startswith("A wire 10 times as fast: ")
     assert not seen.page.is_visible("#what-if-list")
     seen.page.click("#what-ifs summary")
     changes = seen.texts("#what-if-list li")
-    assert len(changes) > 8
-    assert changes[0] == advice[0], "what gains most comes first"
+    assert len(advice) + len(changes) > 8
     assert any("bucket_cap_mb=6" in change for change in changes)
     assert not seen.page.locator("#what-ifs .warning").count(), "an ideal wire is predicted well"
 

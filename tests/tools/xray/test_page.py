@@ -132,7 +132,8 @@ def test_several_recordings_come_without_predictions() -> None:
     assert [exhibit["whatIfs"] + exhibit["advice"] for exhibit in both] == [[], []]
     (exhibit,) = payload([Analysis(MADE)])["exhibits"]
     assert exhibit["advice"]
-    assert set(exhibit["advice"]) < set(exhibit["whatIfs"])
+    assert exhibit["whatIfs"]
+    assert not set(exhibit["advice"]) & set(exhibit["whatIfs"])
 
 
 def test_an_interrupted_step_can_be_shown() -> None:

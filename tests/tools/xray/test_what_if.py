@@ -177,5 +177,5 @@ def test_advice_is_what_gains_most_in_order_and_one_plan() -> None:
 
 def test_of_many_steps_those_around_the_typical_one_are_played() -> None:
     made = analysis([Rank()], steps=100)
-    assert len(made.played) == 40
-    assert made.typical in made.played
+    assert len(made.simulated) == 40
+    assert made.typical in made.simulated

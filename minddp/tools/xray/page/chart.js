@@ -35,13 +35,13 @@ function axis(end, pixels) {
     html("span.mark.soft", { style: at(t, t) }, fits(t) && `${t.toFixed(digits)} ms`)));
 }
 
-/** Text of which whole words are shown, as far as they have room in the part of a box that is in view. */
+/** Text that shows only whole words that have room in the visible part of a box. */
 const fitted = (words) => html("span.fitted", words.map((word) => word.replaceAll(" ", "\u00a0")).join(" "));
 
 /** The text that a browser shows for an element under the mouse. */
 const tip = (lines) => present(lines).join("\n");
 
-/** A span of the upper row: what the rank computes. */
+/** A span of the upper row: work of the rank. */
 function computing(row, [kind, begin, end, bucket, module = ""]) {
   const [activity, color] = data.activities[kind], isBlocked = color === "exposed";
   const fill = isBlocked ? "" : `background:var(--${color});color:var(--on-${color})`;

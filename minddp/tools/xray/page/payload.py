@@ -42,7 +42,7 @@ def payload(analyses: Sequence[Analysis]) -> Json:
 def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
     recording, steps = analysis.recording, analysis.steps
     layouts = list(dict.fromkeys(step.plan for step in steps))
-    changes = analysis.what_ifs[1:] if alone else []
+    others = [change for change in analysis.what_ifs[1:] if alone and change not in analysis.advice]
     return {
         "title": name,
         "facts": words.facts(recording),
@@ -51,7 +51,7 @@ def _exhibit(analysis: Analysis, name: str, *, alone: bool) -> Json:
         "steps": [_step(recording, step, layouts.index(step.plan)) for step in steps],
         "layouts": [_layout(plan) for plan in layouts],
         "advice": words.advice_sentences(analysis) if alone else [],
-        "whatIfs": [words.change_sentence(analysis, change) for change in changes],
+        "whatIfs": [words.change_sentence(analysis, change) for change in others],
         "model": words.model_sentences(analysis),
     }
 
