@@ -164,7 +164,7 @@ def memory(rank: int) -> str:
 
 def sums(step: RecordedStep) -> str:
     """The recorded step by activity, on each rank."""
-    rows = [f"{'milliseconds':24}" + "".join(f"{f'rank {rank.rank}':>9}" for rank in step.ranks)]
+    rows = [f"{'milliseconds':30}" + "".join(f"{f'rank {rank.rank}':>9}" for rank in step.ranks)]
     for activity in Activity:
         spent = [rank.parts_ns[activity] for rank in step.ranks]
         if any(spent):
@@ -177,7 +177,7 @@ def sums(step: RecordedStep) -> str:
 
 
 def row_of_ms(what: str, ns_of_rank: Sequence[int]) -> str:
-    return f"{what:24}" + "".join(f"{ns / 1e6:9.2f}" for ns in ns_of_rank)
+    return f"{what:30}" + "".join(f"{ns / 1e6:9.2f}" for ns in ns_of_rank)
 
 
 def diary(step: RecordedStep, rank: RankStep) -> str:
