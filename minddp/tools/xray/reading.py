@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
@@ -40,57 +40,46 @@ def steps_of(recording: Recording) -> tuple[RecordedStep, ...]:
 
 
 def steps_of_rank(recording: RankRecording) -> list[RankStep]:
-    return [_read(recording, number, part) for number, part in enumerate(_split(recording), recording.first_step)]
+    return [_read(recording, number, *part) for number, part in enumerate(_split(recording), recording.first_step)]
 
 
 # ---------------------------------------------------------------------- where a step begins and ends
-
-
-@dataclass
-class _Part:
-    """The events of one step. It is `complete` after a synchronised backward of each module that trains."""
-
-    events: list[Stamped] = field(default_factory=list)
-    end_ns: int = 0
-    complete: bool = False
 
 
 _SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)
 _COLLECTIVES = (EventKind.BUCKET_LAUNCHED, EventKind.COMM_HOOK_RETURNED, EventKind.BUCKET_COMPLETED)
 
 
-def _split(recording: RankRecording) -> Iterator[_Part]:
-    """A step begins with each forward that follows a synchronised backward.
+def _split(recording: RankRecording) -> Iterator[tuple[list[Stamped], int, bool]]:
+    """The events of each step, its end, and whether it is complete.
 
-    With several modules, the forward must follow a backward of each module that trains, and an optimizer's step.
+    A step begins with each forward that follows a synchronised backward. With several modules, the forward must
+    follow a backward of each module that trains, and an optimizer's step.
     """
     awaited = {event.module for event in recording.events if event.kind is EventKind.BACKWARD_END}
     if len(awaited) > 1 and any(event.kind is EventKind.OPTIMIZER_END for event in recording.events):
         awaited.add(-1)  # an optimizer's step
-    missing = set(awaited)
-    part: _Part | None = None
+    events: list[Stamped] = []
+    missing, complete = set(awaited), False
     for event in recording.events:
-        if event.kind is EventKind.FORWARD_BEGIN and (part is None or part.complete):
-            if part is not None:
-                part.end_ns = event.t_ns
-                yield part
-            part, missing = _Part(), set(awaited)
-        if part is None or (part.complete and event.kind in _COLLECTIVES):
+        if event.kind is EventKind.FORWARD_BEGIN and (not events or complete):
+            if events:
+                yield events, event.t_ns, complete
+            events, missing, complete = [], set(awaited), False
+        elif not events or (complete and event.kind in _COLLECTIVES):
             continue  # the recording began in the middle of a step; or these collectives are those of `join.py`
-        if event.kind is EventKind.ERROR and len(part.events) > 1:
-            *before, last = part.events
-            if last.kind is EventKind.FORWARD_BEGIN:  # this forward found the error of the backward before it
-                yield _Part(before, end_ns=last.t_ns)
-                part, missing = _Part([last]), set(awaited)
-        part.events.append(event)
+        if event.kind is EventKind.ERROR and len(events) > 1 and events[-1].kind is EventKind.FORWARD_BEGIN:
+            *before, last = events  # this forward found the error of the backward before it
+            yield before, last.t_ns, False
+            events, missing = [last], set(awaited)
+        events.append(event)
         if event.kind is EventKind.BACKWARD_END:
             missing.discard(event.module)
         elif event.kind is EventKind.OPTIMIZER_END:
             missing.discard(-1)
-        part.complete = bool(awaited) and not missing
-    if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
-        part.end_ns = recording.stopped_ns
-        yield part
+        complete = bool(awaited) and not missing
+    if any(event.kind in _SIGNS_OF_A_STEP for event in events):
+        yield events, recording.stopped_ns, complete
 
 
 # ---------------------------------------------------------------------- one plan for all modules
@@ -195,21 +184,21 @@ _BEGINS = {
 }
 
 
-def _read(recording: RankRecording, number: int, part: _Part) -> RankStep:
-    events, plan, backwards = _merged(recording, part.events)
-    spans = tuple(span for span in _tile(events, part.end_ns, recording.modules or ("",)) if span.length_ns)
+def _read(recording: RankRecording, number: int, seen: Sequence[Stamped], end_ns: int, complete: bool) -> RankStep:
+    events, plan, backwards = _merged(recording, seen)
+    spans = tuple(span for span in _tile(events, end_ns, recording.modules or ("",)) if span.length_ns)
     when = {(event.kind, event.subject): event.t_ns for event in events}
     return RankStep(
         rank=recording.rank,
         number=number,
-        interval=Interval(part.events[0].t_ns, part.end_ns),
+        interval=Interval(seen[0].t_ns, end_ns),
         spans=spans,
         packs=tuple(_packs(events)),
         ready_ns={event.subject: event.t_ns for event in events if event.kind is EventKind.PARAM_READY},
         gradients_complete_ns=when.get((EventKind.GRADIENTS_COMPLETE, -1)),
         buckets=tuple(_histories(when, plan, spans)),
         plan=plan,
-        complete=part.complete,
+        complete=complete,
         backwards=backwards,
         peak_bytes=recording.peak_bytes,
         launch_ns=recording.launch_ns,
