@@ -58,12 +58,8 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
         columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
         console.print(words.headline(step), style="bold", highlight=False)
         if step.complete:
-            advice = enumerate(words.advice_sentences(analysis), 1)
-            sentences += [words.noise_sentences(analysis), words.modules_sentence(step)]
-            sentences += [
-                *(f"{number}. {sentence}" for number, sentence in advice),
-                *words.model_sentences(analysis),
-            ]
+            advice = [f"{k}. {sentence}" for k, sentence in enumerate(words.advice_sentences(analysis), 1)]
+            sentences += [words.noise_sentences(analysis), *advice, *words.model_sentences(analysis)]
         which = f"This is step {step.number}, the median of {count(len(analysis.steps), 'step')}."
         sentences.append(" ".join([which, *words.facts(analysis.recording)]))
     if len(columns) > MOST_COLUMNS:
@@ -75,5 +71,5 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
     for label, cells, activity in rows_of([(step, rank) for _, step, rank in columns[:MOST_COLUMNS]]):
         table.add_row(label, *cells, style="red" if activity is Activity.EXPOSED else "")
     console.print(table)
-    for sentence in filter(None, sentences):
+    for sentence in sentences:
         console.print(sentence, markup=False, highlight=False)

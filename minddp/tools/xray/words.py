@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from minddp.core.events import EventKind
-from minddp.platform.wording import count, joined, size
+from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.recording import Recording
@@ -59,25 +59,15 @@ def headline(step: RecordedStep) -> str:
     return " ".join(sentences)
 
 
-def modules_sentence(step: RecordedStep) -> str:
-    """The bytes that each of several modules reduces in a step; empty for one."""
-    parts = []
-    for module in dict.fromkeys(one.module for one in step.ranks[0].backwards if one.module):
-        backwards = [one for one in step.ranks[0].backwards if one.module == module]
-        buckets = [step.plan.buckets[index] for one in backwards for index in one.buckets]
-        nbytes = size(sum(bucket.nbytes for bucket in buckets))
-        messages, of = count(len(buckets), "message"), count(len(backwards), "backward")
-        parts.append(f"`{module}` {nbytes} in {messages} of {of}")
-    return f"In a step, {joined(parts)}. Steps of several modules are not simulated." if parts else ""
-
-
 def noise_sentences(analysis: Analysis) -> str:
-    """How far steps differ, and where that leaves no advice."""
+    """How far steps differ, and why there is no advice if there is none."""
     number, noise_ns, late = len(analysis.comparable), analysis.noise_ns, analysis.typical.late_rank
     if number < 2:
         return "Only one step was recorded, so the noise is not known."
     share = percent(noise_ns / analysis.typical.length_ns)
     sentences = [f"Noise: {ms(noise_ns)} ({share}), the range of the middle half of {number} steps."]
+    if analysis.typical.ranks[0].has_several_modules:
+        sentences.append("Steps of several modules are not simulated.")
     if late is not None and analysis.what_ifs and not any(late in one.ranks for one in analysis.what_ifs):
         sentences.append(f"Rank {late} is late in this step, but in too few others to distinguish that from noise.")
     if analysis.advice and not any(_is_seen(analysis, change) for change in analysis.advice):

@@ -140,7 +140,7 @@ def test_an_interrupted_step_can_be_shown() -> None:
     cut = Analysis(interrupted(MADE))
     (exhibit,) = payload([cut])["exhibits"]
     assert "This step is incomplete" in exhibit["steps"][0]["headline"]
-    assert exhibit["steps"][0]["sentences"] == [f"Rank {rank} ended with `ValueError: no`." for rank in (0, 1)]
+    assert exhibit["steps"][0]["errors"] == [f"Rank {rank} ended with `ValueError: no`." for rank in (0, 1)]
     buckets = exhibit["steps"][0]["ranks"][0]["buckets"]
     assert ["on the wire" in [name for name, *_ in bucket["stages"]] for bucket in buckets] == [False]
     assert render([cut])

@@ -5,7 +5,7 @@ function renderSummary() {
   const [{ advice, whatIfs, model, noise }] = exhibits;
   byId("setting").textContent = data.setting;
   byId("headline").textContent = alone ? stepOf(0).headline : "One step of each recording, on one scale";
-  fill("sentences", alone && prose([...stepOf(0).sentences, noise].join(" ")));
+  fill("sentences", alone && prose([...stepOf(0).errors, noise].join(" ")));
   const items = (sentences) => sentences.map((sentence) => html("li", prose(sentence)));
   fill("advice", items(advice));
   byId("what-ifs").hidden = whatIfs.length === 0;

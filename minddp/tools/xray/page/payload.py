@@ -70,7 +70,7 @@ def _step(recording: Recording, step: RecordedStep, layout: int) -> Json:
         "exposed": step.last.parts_ns[Activity.EXPOSED] / 1e6,
         "end": _at(step, step.end_ns),
         "headline": words.headline(step),
-        "sentences": [words.modules_sentence(step)] if step.complete else errors,
+        "errors": [] if step.complete else errors,
         "worst": None if worst is None or not worst.awaited_ns else [step.last.rank, worst.index],
         "ranks": [_rank(step, rank) for rank in step.ranks],
         "table": [
