@@ -109,7 +109,7 @@ def described(once: Callable[..., Steps], alone: dist.ProcessGroup, pair: dist.P
     clock, cpu = HostClock(), torch.device("cpu")
     observer = Observer(clock)
     steps_s, ddp = once(alone, observer, time.process_time)
-    seen = [observed(stamps, clock) for stamps in observer.passes[WARM_UP_STEPS:]]
+    seen = [observed(stamps, clock) for stamps in observer.backwards[WARM_UP_STEPS:]]
     ready_s = {param: float(np.median([one.ready_s[param] for one in seen])) for param in seen[0].ready_s}
     job = Job(float(np.median(steps_s)), float(np.median([one.computed_s for one in seen])), ready_s, ddp.plan)
     before = used()

@@ -65,10 +65,10 @@ ENDS = tuple(map(Event, (EventKind.BACKWARD_BEGIN, EventKind.GRADIENTS_COMPLETE,
 
 
 class Observer:
-    """An event sink that stamps whole backwards; `passes` are the stamps of each, by event."""
+    """An event sink that stamps whole backwards; `backwards` are the stamps of each, by event."""
 
     def __init__(self, clock: Clock) -> None:
-        self.passes: list[dict[Event, Any]] = []
+        self.backwards: list[dict[Event, Any]] = []
         self._clock = clock
         self._current: dict[Event, Any] = {}
 
@@ -78,7 +78,7 @@ class Observer:
         if event.kind is EventKind.PARAM_READY or event in ENDS:
             self._current[event] = self._clock.stamp()
         if event.kind is EventKind.BACKWARD_END:
-            self.passes.append(self._current)
+            self.backwards.append(self._current)
 
 
 def observed(stamps: Mapping[Event, Any], clock: Clock) -> Observed:
@@ -121,7 +121,7 @@ class AutoBuckets:
                 f"times yet, and its buckets cannot be changed later. Take "
                 f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
             )
-        has_seen_enough = len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
+        has_seen_enough = len(self._observer.backwards) >= WARM_UP_STEPS + OBSERVED_STEPS
         if self._stage is _Stage.WAITING and self._reducer.store.has_rebuilt:
             self._observe(_Stage.OBSERVING)
         elif self._stage is _Stage.OBSERVING and has_seen_enough:
@@ -163,7 +163,7 @@ class AutoBuckets:
         """Medians over the observed backwards, of the slowest rank. Collective."""
         params = self._reducer.params
         rows = []
-        for stamps in self._observer.passes[WARM_UP_STEPS:]:
+        for stamps in self._observer.backwards[WARM_UP_STEPS:]:
             seen = observed(stamps, self._clock)
             ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]
             rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])

@@ -211,7 +211,7 @@ def test_what_was_recorded_before_an_exception_is_saved_by_each_rank(tmp_path: P
         pool.kill()
     names = [f"step.rank{rank}.{suffix}" for rank in range(WORLD) for suffix in ("html", "json")]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert any("before the exception" in line for line in messages)
+    assert any("up to the exception" in line for line in messages)
     from minddp.tools.xray.result import Result, load
 
     result = load(tmp_path / "step.rank1.json")
