@@ -77,7 +77,7 @@ def test_a_step_of_two_modules_has_the_buckets_of_both() -> None:
 
 def test_both_modules_are_in_the_table_and_on_the_page() -> None:
     result = Result(of_two())
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=120)
     result.explain(console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert printed.count("  actor ") == printed.count("  critic ") == 4
