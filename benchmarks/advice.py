@@ -1,11 +1,11 @@
-"""Does a step become as much shorter as x-ray predicts, if what it advises is done?
+"""Does a step become as much shorter as x-ray predicts, if its advice is followed?
 
     sudo python -m benchmarks advice            # all cases; three minutes
     python -m benchmarks advice --cases late    # those whose name contains this
 
-In each case ranks train with a known trouble. X-ray records some steps; the change that it should advise is then
+In each case ranks train with a known problem. X-ray records some steps. Then the change that it should advise is
 made, and the steps before and after race. Where x-ray names arguments or calls, these make the change; else the
-trouble is taken away. Only with `remedy` "nothing" is a phase left out, as the prediction says.
+problem is removed.
 
 [Note: sleeping layers]
 A machine with fewer cores than ranks cannot show how ranks wait for each other: they wait for cores. So layers
@@ -71,7 +71,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """`advice` is a part of the title of the change; `after` what takes the trouble away if x-ray has no code."""
+    """`advice` is a part of the title of the change; `after` is without the problem, if x-ray has no code."""
 
     advice: str
     before: Setup
@@ -133,7 +133,7 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """Follow x-ray's advice in many cases, and measure what it gains."""
+    """Follow x-ray's advice in many cases, and measure the gain."""
 
     cases: str = ""
     """Only those whose name contains this."""
@@ -152,7 +152,7 @@ def main(config: Config) -> None:
     for name, case in chosen.items():
         cases[name] = in_ranks(name, case, config)
         console.print(ROW.format(name=name, **cases[name]), highlight=False)
-    report = report_of("what a step gains by what x-ray advises, beside what it predicts", config, cases=cases)
+    report = report_of("the gain of a step by the advice of x-ray, measured and predicted", config, cases=cases)
     for table in tables(report):
         table.show(console)
     if (path := config.path("advice")) is not None and not config.cases:
@@ -211,7 +211,7 @@ def followed(rank: int, name: str, config: Config) -> dict[str, Any]:
 
 
 def advised(analysis: Any, part: str) -> dict[str, Any]:
-    """The best change whose title has this part, and its place in the advice; 0 if it is not said."""
+    """The best change whose title has this part, and its place in the advice; 0 if it is not there."""
     said: list[WhatIf] = analysis.advice
     change = next(change for change in analysis.what_ifs[1:] if part in change.title)
     return {
@@ -219,7 +219,7 @@ def advised(analysis: Any, part: str) -> dict[str, Any]:
         "code": change.code,
         "place": said.index(change) + 1 if change in said else 0,
         "recorded_ms": analysis.typical.length_ns / 1e6,
-        "played_ms": analysis.what_ifs[0].step_ns / 1e6,
+        "simulated_ms": analysis.what_ifs[0].step_ns / 1e6,
         "noise_ms": analysis.noise_ns / 1e6,
         "predicted_ms": change.gain_ns / 1e6,
     }
@@ -328,7 +328,7 @@ COLUMNS = {
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """`place`: of this advice among all that is said; 0 if it is not said."""
+    """`place` is that of the change in the advice; 0 if it is not there."""
     cases = {name: of | {"met": "yes" if of["is_met"] else "no"} for name, of in report["cases"].items()}
     met = sum(of["is_met"] for of in cases.values())
     share_of_gain, share_of_step, share_of_cases = AIM
@@ -337,4 +337,4 @@ def tables(report: Report) -> Iterator[Table]:
         f"Within {share_of_gain:.0%} of the measured gain or {share_of_step:.0%} of a step in {met} of "
         f"{len(cases)} cases; the aim of {aimed} is {'met' if met >= aimed else 'missed'}."
     )
-    yield table_of("X-ray: what a step gains by what it advises", "case", COLUMNS, cases, caption)
+    yield table_of("X-ray: the gain of a step by its advice", "case", COLUMNS, cases, caption)

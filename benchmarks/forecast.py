@@ -2,11 +2,10 @@
 
     sudo python -m benchmarks forecast       # 2 to 8 ranks on one host and on two, at three rates; three minutes
 
-[Note: the check of other numbers of ranks]
-The forecast is given what two ranks of one host show: a step of each by itself, both at once, and an all-reduce of
-the two. The wire between hosts has the cable's rate less the headers of frames, and the latency of a hop inside.
-All ranks share the machine's cores, two hosts have half of them each; what other programs take of them meanwhile is
-measured, too, and only the rest counts. Nothing is fitted.
+The forecast uses measurements of two ranks of one host: a step of each by itself, both at once, and an all-reduce
+of the two. The link between hosts has the cable's rate less the headers of frames, and the latency of a hop
+inside. All ranks share the machine's cores, and two hosts have half of them each. The cores that other programs
+use meanwhile are measured and do not count. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def main(config: Config) -> None:
     }
     table_of(f"{config.workload}: a step by its forecast", "where", columns, rows).show(console_of())
     if (path := config.path("forecast")) is not None:
-        write(report_of("steps foretold from two ranks of one host, and measured", config, rows=rows), path)
+        write(report_of("steps predicted from two ranks of one host, and measured", config, rows=rows), path)
 
 
 def measure(rank: int, config: Config, hosts: int) -> tuple[Job | None, Link | None, dict[Place, Measured]]:
@@ -103,14 +102,14 @@ def measure(rank: int, config: Config, hosts: int) -> tuple[Job | None, Link | N
 
 
 def described(once: Callable[..., Steps], alone: dist.ProcessGroup, pair: dist.ProcessGroup) -> tuple[Job, Link]:
-    """What a forecast is given: see [Note: the check of other numbers of ranks]. `once` is `steps_of` in a group.
+    """The inputs of the forecast. `once` is `steps_of` in a group.
 
-    On two ranks, each of which is alone in a group, and both in the other.
+    It runs on two ranks: each is `alone` in one group, and both are in the `pair`.
     """
     clock, cpu = HostClock(), torch.device("cpu")
     observer = Observer(clock)
     steps_s, ddp = once(alone, observer, time.process_time)
-    seen = [observed(stamps, clock) for stamps in observer.passes[WARM_UP_STEPS:]]
+    seen = [observed(stamps, clock) for stamps in observer.backwards[WARM_UP_STEPS:]]
     ready_s = {param: float(np.median([one.ready_s[param] for one in seen])) for param in seen[0].ready_s}
     job = Job(float(np.median(steps_s)), float(np.median([one.computed_s for one in seen])), ready_s, ddp.plan)
     before = used()

@@ -122,7 +122,6 @@ class RungSource:
 
     wrapper = "a rung of the ladder"
     has_plan = False
-    findings: tuple[str, ...] = ()
     adds_after_s = 0.0
 
     def __init__(self, title: str, module: nn.Module, make: Rung):

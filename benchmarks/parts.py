@@ -79,9 +79,7 @@ def without_packing_groups(build: Build) -> DistributedDataParallel:
 def recorded(build: Build) -> DistributedDataParallel:
     """By x-ray, until `recordings` is closed."""
     ddp = build()
-    recorder = Recorder(MinddpSource(ddp))
-    recorder.start()
-    recordings.callback(recorder.stop)
+    recordings.callback(Recorder(MinddpSource(ddp)).stop)
     return ddp
 
 

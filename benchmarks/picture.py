@@ -21,9 +21,9 @@ from minddp.platform.wording import size
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.result import Comparison, load
-from minddp.tools.xray.timeline import Activity, RankStep, Step
+from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 
-# The colours of page.css; what moves is solid, and what waits is hatched.
+# The colours of page.css. A bucket is solid while its bytes move, and hatched while it waits.
 WIRE, EXPOSED, EXPOSED_PALE = "#17775f", "#c23b1e", "#fce8e1"
 FILL = {
     Activity.FORWARD: "#7093c4",
@@ -84,7 +84,7 @@ def drawn(analyses: Sequence[Analysis]) -> Figure:
     return figure
 
 
-def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float) -> None:
+def _draw_rank(axes: Axes, step: RecordedStep, rank: RankStep, top: float) -> None:
     def at(t_ns: int) -> float:
         return (t_ns - step.begin_ns) / 1e6
 
@@ -112,7 +112,7 @@ def _draw_rank(axes: Axes, step: Step, rank: RankStep, top: float) -> None:
 
 def _key() -> list[Any]:
     activities = {FILL[a]: a.value for a in (Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER)}
-    activities |= {FILL[Activity.COPY_BACK]: "loss, copy back", EXPOSED_PALE: "stands still"}
+    activities |= {FILL[Activity.COPY_BACK]: "loss, copy averages", EXPOSED_PALE: "blocked"}
     return [
         *(Patch(color=color, label=label) for color, label in activities.items()),
         *(Patch(label=label, **{"linewidth": 0, **style}) for label, style in STYLES.values()),

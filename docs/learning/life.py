@@ -14,7 +14,7 @@ from minddp import DistributedDataParallel
 from minddp.core.bucket import Bucket
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.tools.xray import words
-from minddp.tools.xray.timeline import Activity, RankStep, Step
+from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 from reference.interface import gradient
 
 OF_A_PARAMETER = (EventKind.PARAM_READY,)
@@ -162,9 +162,9 @@ def memory(rank: int) -> str:
 # ------------------------------------------------------------------ the recorded step
 
 
-def sums(step: Step) -> str:
+def sums(step: RecordedStep) -> str:
     """The recorded step by activity, on each rank."""
-    rows = [f"{'milliseconds':24}" + "".join(f"{f'rank {rank.rank}':>9}" for rank in step.ranks)]
+    rows = [f"{'milliseconds':30}" + "".join(f"{f'rank {rank.rank}':>9}" for rank in step.ranks)]
     for activity in Activity:
         spent = [rank.parts_ns[activity] for rank in step.ranks]
         if any(spent):
@@ -177,10 +177,10 @@ def sums(step: Step) -> str:
 
 
 def row_of_ms(what: str, ns_of_rank: Sequence[int]) -> str:
-    return f"{what:24}" + "".join(f"{ns / 1e6:9.2f}" for ns in ns_of_rank)
+    return f"{what:30}" + "".join(f"{ns / 1e6:9.2f}" for ns in ns_of_rank)
 
 
-def diary(step: Step, rank: RankStep) -> str:
+def diary(step: RecordedStep, rank: RankStep) -> str:
     """What happens to the gradient that the pages follow: milliseconds from the beginning of the step."""
     index = [param.name for param in rank.plan.params].index(FOLLOWED)
     bucket = next(b for b in rank.buckets if index in [slot.param for slot in rank.plan.buckets[b.index].slots])

@@ -71,7 +71,7 @@ def page_of(result: Result, values: Sequence[Values] = (), rank: int = 0) -> str
 
 
 def moments(seen: RankRecording, plan: BucketPlan) -> Iterator[dict[str, Any]]:
-    for t_ns, kind, subject in seen.events:
+    for t_ns, kind, subject, _ in seen.events:
         if kind in ACTS:
             yield {
                 "ms": round(t_ns / 1e6, 3),

@@ -28,9 +28,9 @@ from docs.learning.ladder import Config
 from docs.learning.small_net import FOLLOWED
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.recording import Layout, RankRecording, Recording, Stamped
+from minddp.tools.xray.recording import Layout, RankRecording, Recording
 from minddp.tools.xray.result import Comparison, Result, load
-from minddp.tools.xray.timeline import Activity, Step
+from minddp.tools.xray.timeline import Activity, RecordedStep
 from reference.bucketed import MIB
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -45,23 +45,23 @@ class Claim:
     """A statement of a page about times; `holds(steps)` is true if a recording shows it."""
 
     sentence: str
-    holds: Callable[[dict[str, Step]], bool]
+    holds: Callable[[dict[str, RecordedStep]], bool]
 
 
-def spent_ns(step: Step, *activities: Activity) -> float:
+def spent_ns(step: RecordedStep, *activities: Activity) -> float:
     """The mean over the ranks."""
     return statistics.mean(sum(rank.parts_ns[activity] for activity in activities) for rank in step.ranks)
 
 
-def exposed_ns(step: Step) -> float:
+def exposed_ns(step: RecordedStep) -> float:
     return spent_ns(step, Activity.EXPOSED)
 
 
-def length_ns(step: Step) -> float:
+def length_ns(step: RecordedStep) -> float:
     return spent_ns(step, *Activity)
 
 
-def hidden(step: Step) -> float:
+def hidden(step: RecordedStep) -> float:
     """The share of the communication that runs while the ranks compute, as a mean over the ranks."""
     return statistics.mean(step.overlap(rank) for rank in step.ranks)
 
@@ -109,12 +109,12 @@ CLAIMS = (
 )
 
 
-def waits_most_for_the_last(step: Step) -> bool:
+def waits_most_for_the_last(step: RecordedStep) -> bool:
     awaited_ns = [sum(rank.buckets[b.index].awaited_ns for rank in step.ranks) for b in step.ranks[0].buckets]
     return awaited_ns[-1] == max(awaited_ns)
 
 
-def followed_bucket_moves_in_backward(step: Step) -> bool:
+def followed_bucket_moves_in_backward(step: RecordedStep) -> bool:
     rank = step.ranks[0]
     wire, complete_ns = step.on_the_wire(2, rank), rank.gradients_complete_ns
     return wire is not None and complete_ns is not None and wire.begin_ns < complete_ns
@@ -163,9 +163,9 @@ def typical_step_of(recording: Recording) -> Recording:
             host="one machine",
             clock_identity="",
             events=tuple(
-                Stamped(t - step.begin_ns, kind, subject)
-                for t, kind, subject in rank.events
-                if begin_ns <= t < end_ns
+                event._replace(t_ns=event.t_ns - step.begin_ns)
+                for event in rank.events
+                if begin_ns <= event.t_ns < end_ns
             ),
             layouts=(Layout(rank.plan_at(begin_ns)),),
             stopped_ns=end_ns - step.begin_ns,
@@ -202,11 +202,11 @@ def name_of(result: Result) -> str:
     return NAMES.get(title, title)
 
 
-def steps_by_name(results: list[Result] | tuple[Result, ...]) -> dict[str, Step]:
+def steps_by_name(results: list[Result] | tuple[Result, ...]) -> dict[str, RecordedStep]:
     return {name_of(result): result.analysis.typical for result in results}
 
 
-def steps() -> dict[str, Step]:
+def steps() -> dict[str, RecordedStep]:
     return steps_by_name(results())
 
 
@@ -237,13 +237,13 @@ def figures(name: str) -> str:
     return "; ".join(parts) + "."
 
 
-def copies_of_flat(step: Step) -> tuple[float, float]:
+def copies_of_flat(step: RecordedStep) -> tuple[float, float]:
     """Times to copy the gradients into the message and out of it: nanoseconds, means over the ranks."""
     packs = [(rank.buckets[0].launched_ns or 0) - (rank.gradients_complete_ns or 0) for rank in step.ranks]
     return statistics.mean(packs), spent_ns(step, Activity.COPY_BACK)
 
 
-def times_on_the_wire(step: Step) -> tuple[float, float]:
+def times_on_the_wire(step: RecordedStep) -> tuple[float, float]:
     """Sums over the messages of 1 MiB and more, and over the smaller ones: nanoseconds, means over the ranks."""
     large, small = 0.0, 0.0
     for rank in step.ranks:

@@ -1,9 +1,9 @@
-"""Predictions: what a message costs, how long a step takes by a plan, and the plan that exposes the least.
+"""Predictions: the cost of a message, the length of a step by a plan, and the plan that exposes the least.
 
 Small buckets leave early, but each pays a latency; large ones pay it seldom, but the last gradients wait for others
 and then nothing hides their transfer. The optimum depends on model, machine and network, so `bucket_cap_mb="auto"`
 observes some steps (`auto_buckets.py`) and computes it (`planner.py`, by the model of a link and of a step). The
-same model says what a step takes on other numbers of ranks (`scaling.py`), and a message there (`cluster.py`).
+same model predicts a step on other numbers of ranks (`scaling.py`), and a message there (`cluster.py`).
 """
 
 from minddp.tools.forecast.auto_buckets import AutoBuckets, Tuning

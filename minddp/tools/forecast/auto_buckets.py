@@ -1,13 +1,12 @@
 """`bucket_cap_mb="auto"`: observe some steps, compute the plan that exposes the least, adopt it, and check it.
 
-[Note: one plan for all]
-Ranks see different times, but must have one plan. Each rank's median times are gathered, the slowest rank's counts
-for each gradient, and every rank computes the plan from the same numbers, which gives the same plan.
+Ranks see different times, but must have one plan. So the median times of all ranks are gathered, the slowest rank
+counts for each gradient, and every rank computes the same plan from the same numbers.
 
-The link is fitted to what was seen of the plan in use: see [Note: calibration]. The model's prediction for the new
-plan is kept beside what is measured; if that is slower, the old plan comes back.
+The link is fitted to the steps observed with the plan in use: see [Note: calibration]. Then the new plan is
+observed, too; if it is slower, the old plan comes back.
 
-No observed step, and none after them, waits for a device: times are read and the link is measured only between the
+No observed step waits for a device, and none after them: times are read and the link is measured only between the
 last observed step and the next, once for each of the two plans.
 """
 
@@ -66,10 +65,10 @@ ENDS = tuple(map(Event, (EventKind.BACKWARD_BEGIN, EventKind.GRADIENTS_COMPLETE,
 
 
 class Observer:
-    """An event sink that stamps whole backwards; `passes` are the stamps of each, by event. See [Note: stamps]."""
+    """An event sink that stamps whole backwards; `backwards` are the stamps of each, by event."""
 
     def __init__(self, clock: Clock) -> None:
-        self.passes: list[dict[Event, Any]] = []
+        self.backwards: list[dict[Event, Any]] = []
         self._clock = clock
         self._current: dict[Event, Any] = {}
 
@@ -79,7 +78,7 @@ class Observer:
         if event.kind is EventKind.PARAM_READY or event in ENDS:
             self._current[event] = self._clock.stamp()
         if event.kind is EventKind.BACKWARD_END:
-            self.passes.append(self._current)
+            self.backwards.append(self._current)
 
 
 def observed(stamps: Mapping[Event, Any], clock: Clock) -> Observed:
@@ -92,7 +91,7 @@ def observed(stamps: Mapping[Event, Any], clock: Clock) -> Observed:
 
 
 class _Stage(enum.Enum):
-    WAITING = "how the buckets are rebuilt by the order of readiness"
+    WAITING = "the rebuild of the buckets by the order of readiness"
     OBSERVING = "the plan in use"
     CHECKING = "the new plan"
     DONE = "nothing"
@@ -118,11 +117,11 @@ class AutoBuckets:
             return
         if self._clock.is_stopped:
             raise RuntimeError(
-                f'bucket_cap_mb="auto" observes {self._stage.value}, but a step that a CUDA graph captures takes '
-                f"no time now, and its buckets could not be changed later. Take "
+                f'bucket_cap_mb="auto" observes {self._stage.value}, but a step that a CUDA graph captures has no '
+                f"times yet, and its buckets cannot be changed later. Take "
                 f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
             )
-        has_seen_enough = len(self._observer.passes) >= WARM_UP_STEPS + OBSERVED_STEPS
+        has_seen_enough = len(self._observer.backwards) >= WARM_UP_STEPS + OBSERVED_STEPS
         if self._stage is _Stage.WAITING and self._reducer.store.has_rebuilt:
             self._observe(_Stage.OBSERVING)
         elif self._stage is _Stage.OBSERVING and has_seen_enough:
@@ -161,10 +160,10 @@ class AutoBuckets:
         _log.info("Buckets tuned. %s", self.tuning)
 
     def _agreed(self) -> Observed:
-        """Medians over the observed backwards, of the slowest rank. Collective. See [Note: one plan for all]."""
+        """Medians over the observed backwards, of the slowest rank. Collective."""
         params = self._reducer.params
         rows = []
-        for stamps in self._observer.passes[WARM_UP_STEPS:]:
+        for stamps in self._observer.backwards[WARM_UP_STEPS:]:
             seen = observed(stamps, self._clock)
             ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]
             rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])

@@ -1,9 +1,8 @@
-"""What an all-reduce costs on any number of ranks and hosts, from what one hop costs. Pure arithmetic.
+"""The cost of an all-reduce on any number of ranks and hosts, from the cost of one hop. Pure arithmetic.
 
-[Note: hops]
-All algorithms here take a latency and a time by the byte, so `all_reduce` returns a `Link`, which the model of a
-step and the bucket planner take as it is. A hop is `inside` a host, between two of its ranks, or `between` the
-network interfaces of two hosts, each full duplex and shared by the ranks of its host.
+All algorithms here take a latency and a time by the byte, so `all_reduce` returns a `Link` for the model of a step
+and the bucket planner. A hop is `inside` a host, between two of its ranks, or `between` the network interfaces of
+two hosts, each full duplex and shared by the ranks of its host.
 
     ring          2 (n-1) hops, each of 1/n of the bytes. Ranks are numbered host by host, so once around the ring
                   as many of the n hops cross as there are hosts. (Patarasuk and Yuan, 2009)
@@ -15,9 +14,9 @@ network interfaces of two hosts, each full duplex and shared by the ranks of its
 
 [Note: cores]
 A GPU's messages are assumed to need no core (`cores` is None). On a CPU a core moves and adds the bytes, at the
-rate of a hop inside, wherever they go then. If a host has more ranks than cores, all that a rank computes takes
-longer by their ratio, and so does that work; the wire does not. Without a spare core that work is taken from
-backward: see [Note: what messages take from backward].
+rate of a hop inside, wherever they go then. If a host has more ranks than cores, everything that a rank computes
+and moves takes longer by their ratio; the network does not. Without a spare core that work delays backward: see
+[Note: messages take time from backward].
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from minddp.tools.forecast.link import Link
 
 @dataclass(frozen=True)
 class Cluster:
-    """`ranks` on `hosts`, equally many on each; `cores` are those of one host. See [Note: hops], [Note: cores].
+    """`ranks` on `hosts`, equally many on each; `cores` are those of one host. See [Note: cores].
 
     Raises:
         ValueError: the ranks cannot be divided equally among the hosts.
@@ -58,7 +57,7 @@ class Cluster:
 
 
 class Hops(NamedTuple):
-    """Hops that follow each other, and how often all bytes pass a hop of either kind, at once or `in_turn`."""
+    """The hops that follow each other, and how often all bytes pass each kind, at once or `in_turn`."""
 
     inside: float
     between: float
@@ -92,7 +91,7 @@ ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (ring, tree, hierar
 
 
 def all_reduce(cluster: Cluster, algorithm: str = "ring") -> Link:
-    """What messages cost by this algorithm; `Link.taken` is their work's share. See [Note: cores]."""
+    """The cost of messages by this algorithm; `Link.taken` is the share of their work. See [Note: cores]."""
     hops = ALGORITHMS[algorithm](cluster.ranks, cluster.hosts)
     latency_s = hops.inside * cluster.inside.latency_s * cluster.crowding + hops.between * cluster.between.latency_s
     work_s = cluster.crowding / cluster.inside.bytes_per_s
@@ -113,6 +112,6 @@ def hop_of(measured: Link, cluster: Cluster, algorithm: str = "ring") -> Link:
         ValueError: there is only one rank.
     """
     if cluster.ranks < 2:
-        raise ValueError("An all-reduce of one rank does not show what a hop costs: measure two ranks at least.")
+        raise ValueError("An all-reduce of one rank does not show the cost of a hop: measure two ranks at least.")
     unit = all_reduce(replace(cluster, inside=Link(1.0, 1.0), between=Link(1.0, 1.0)), algorithm)
     return Link(measured.latency_s / unit.latency_s, measured.bytes_per_s / unit.bytes_per_s)

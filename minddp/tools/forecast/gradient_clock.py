@@ -1,16 +1,13 @@
-"""When gradients are ready, by the clock that computes them: the host's on a CPU, the device's on a GPU.
+"""The clock by which gradients become ready: the host's on a CPU, the device's on a GPU.
 
-[Note: stamps]
-On a GPU the host only enqueues; the work happens later, on a stream. So a moment there is a CUDA event, recorded
-behind what is enqueued on the current stream so far: a gradient's is reached when its last kernel has run, that of
-backward's end when the averages are in the gradients, since that stream waits for the communicator's. To record an
-event blocks nothing. To read one blocks the host, so stamps are kept as they are while steps are observed, and read
-between two steps, when enough has been seen.
+On a GPU the host only enqueues work, and a stream runs it later. So a stamp is a CUDA event, recorded behind the
+work that is enqueued on the current stream so far. A gradient's event is reached when its last kernel has run, the
+event of backward's end when the averages are in the gradients. Recording an event blocks nothing, reading one
+blocks the host, so stamps are read between two steps, when enough steps have been observed.
 
-[Note: computing]
-On a CPU messages may use backward's core, and then a gradient is late for a reason that another plan would not
-give. How long backward has computed until then is the same by any plan: the time for which its thread has had a
-core. A GPU's kernels are assumed to compute whenever they can.
+On a CPU messages may use backward's core and delay a gradient, which would not happen by another plan. The time
+for which the thread has had a core until then is the same by any plan: it is the time that backward has computed.
+A GPU's kernels are assumed to compute whenever they can.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from minddp.platform import streams
 
 
 class HostMark(NamedTuple):
-    """Seconds since some moment, those for which the thread has had a core, and which thread it is."""
+    """The time in seconds, the time for which the thread has had a core, and the thread."""
 
     now_s: float
     on_core_s: float
@@ -34,7 +31,7 @@ class HostMark(NamedTuple):
 
 
 class HostClock:
-    """The host's own clock, and its account of the time that a thread has had a core. See [Note: computing]."""
+    """The host's own clock, and its account of the time for which a thread has had a core."""
 
     is_stopped = False
 
@@ -45,12 +42,12 @@ class HostClock:
         return last.now_s - first.now_s
 
     def computed_s(self, first: HostMark, last: HostMark) -> float:
-        """Two threads have no common account: then all of the time, since autograd went on in the other thread."""
+        """The time on a core; all of the time if autograd has moved to another thread with its own account."""
         return last.on_core_s - first.on_core_s if first.thread == last.thread else self.seconds(first, last)
 
 
 class DeviceClock:
-    """Marks are events of one device; `is_stopped` while a CUDA graph captures. See [Note: stamps]."""
+    """Stamps are events of one device; `is_stopped` while a CUDA graph captures."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -64,7 +61,7 @@ class DeviceClock:
 
     def seconds(self, first: Any, last: Any) -> float:
         last.synchronize()
-        first.synchronize()  # perhaps of another stream, and then not necessarily reached by now
+        first.synchronize()  # it may be of another stream, and then is not necessarily reached by now
         return first.elapsed_time(last) / 1e3
 
     computed_s = seconds

@@ -1,20 +1,20 @@
-"""Which rank the others wait for, and in which phase of a step it is late. Pure arithmetic on durations.
+"""The judgement which rank makes the others wait, and in which phase of a step. Pure arithmetic on durations.
 
 [Note: late ranks]
-When a synchronised backward ends, all ranks are together, since each needs every bucket of all. So a step is
-counted from the end of one backward to the end of the next, and takes equally long on all ranks: each is busy in
-the phases, one after the other, and waits for the rest of the time. The rank that is busy for longest waits least.
-What it waits is what communication costs; what the others wait beyond that is for this rank.
+Each rank needs every bucket of all ranks, so all ranks are together when a synchronised
+backward ends. A step counts from the end of one backward to the end of the next, and takes equally long on all
+ranks: each is busy in the phases and waits for the rest of the time. The rank that is busy longest waits least.
+Its waiting time is the cost of communication; the others wait longer, and the difference is their wait for this
+rank.
 
-So in one step a rank costs the others what it is busy for longer than the median one of them, provided that they
-also wait for as much longer than it: on a rank that is slow after all have met again, as in collectives of the
-script, none waits at the end of backward. The cost is negative for a rank that waits for others. It arises in the
-phases that take longer than the others' median.
+In one step, the cost of a rank is the time for which it is busy longer than the median of the others, but at most
+the time for which they wait longer than it: if a rank is slow after all have met again, as in collectives of the
+script, no rank waits at the end of backward. A rank that waits for others has a negative cost.
 
 In a fleet of equal ranks each step has another slowest rank, by noise or by the lengths of its batches. So a rank
-is late if its median step costs the others something and three quarters of its steps cost a good part of that. One
-that is late in fewer steps has to be so by the sums over all steps but the costliest: a pause is no habit, ranks
-late by turns have equal sums.
+is late in each step if its median step has a cost and three quarters of its steps have a good part of that. A rank
+that is late in fewer steps must be late by the sums over all steps but the costliest: a pause is no habit, and
+ranks that are late by turns have equal sums.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RankTimes(NamedTuple):
     """One rank's time from the end of a synchronised backward to the end of the next: busy in phases, or waiting.
 
     `backward_ns`: from the end of forward until the gradients are computed. `accumulation_ns`: from the end of a
-    forward that is not synchronised (`no_sync`) to the next forward. `between_ns`: all else, such as loading data.
-    `waited_ns`: for buckets at the end of backward, and for buffers before a forward.
+    forward that is not synchronised (`no_sync`) to the next forward. `between_ns`: all other work, such as loading
+    data. `waited_ns`: for buckets at the end of backward, and for buffers before a forward.
     """
 
     between_ns: int
@@ -45,7 +45,7 @@ class RankTimes(NamedTuple):
         return sum(self) - self.waited_ns
 
 
-#: The phases of `RankTimes`, in its order, as they are called in sentences.
+#: The phases of `RankTimes`, in its order, as sentences name them.
 PHASES = (
     "between steps (data loading)",
     "in forward",
@@ -54,7 +54,7 @@ PHASES = (
     "while it accumulates (no_sync)",
 )
 
-LEAST_SHARE = 0.05  # of a step: costs below are not mentioned
+LEAST_SHARE = 0.05  # of a step: smaller costs are not mentioned
 IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least this share of its median step
 FEWEST_STEPS, PAUSES = 20, 0.05  # to look for a rank that is late in some steps; this share of them may be pauses
 
@@ -62,8 +62,8 @@ FEWEST_STEPS, PAUSES = 20, 0.05  # to look for a rank that is late in some steps
 class LateRank(NamedTuple):
     """A rank for which the others wait.
 
-    `late_ns` is by how much in the median step of those in which it is late, the part `in_steps` of all. This costs
-    a `share` of the time. `phases_ns[p]` is how much arises in `PHASES[p]`.
+    It is late in the part `in_steps` of all steps, by `late_ns` in the median of these. That costs a `share` of the
+    time. `phases_ns[p]` of it arises in `PHASES[p]`.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class LateRank(NamedTuple):
 
     @property
     def phase(self) -> str:
-        """The one that contributes most."""
+        """The phase that contributes most."""
         return PHASES[self.phases_ns.index(max(self.phases_ns))]
 
     def __str__(self) -> str:
@@ -88,10 +88,7 @@ class LateRank(NamedTuple):
         )
 
 
-Step = Sequence[RankTimes]  # by rank
-
-
-def late_ranks(steps: Sequence[Step], least_share: float = LEAST_SHARE) -> list[LateRank]:
+def late_ranks(steps: Sequence[Sequence[RankTimes]], least_share: float = LEAST_SHARE) -> list[LateRank]:
     """The ranks that cost the others more than this share of a step, the costliest first.
 
     `steps[t][r]` are the times of rank r in step t; one step and two ranks at least.
@@ -116,17 +113,17 @@ def late_ranks(steps: Sequence[Step], least_share: float = LEAST_SHARE) -> list[
     return sorted(found, key=lambda late: -late.share)
 
 
-def _phases_ns(steps: Sequence[Step], rank: int, late_ns: float) -> tuple[float, ...]:
-    """How much of its lateness arises in each phase; it may be quicker than the others in some."""
-    found = []
-    for phase in range(len(PHASES)):
-        longer = median(_beyond_others([times[phase] for times in step])[rank] for step in steps)
-        found.append(min(late_ns, max(0.0, longer)))
-    return tuple(found)
+def _phases_ns(steps: Sequence[Sequence[RankTimes]], rank: int, late_ns: float) -> tuple[float, ...]:
+    """The part of its lateness that arises in each phase; a rank may be quicker than the others in some."""
+    longer = [
+        median(_beyond_others([times[phase] for times in step])[rank] for step in steps)
+        for phase in range(len(PHASES))
+    ]
+    return tuple(min(late_ns, max(0.0, ns)) for ns in longer)
 
 
-def costs_ns(step: Step) -> list[float]:
-    """How long the others wait for each rank in one step; negative if it waits. See [Note: late ranks]."""
+def costs_ns(step: Sequence[RankTimes]) -> list[float]:
+    """The time for which the others wait for each rank in one step; negative if it waits."""
     busy = _beyond_others([times.busy_ns for times in step])
     waited = _beyond_others([times.waited_ns for times in step])
     return [min(longer, -more) for longer, more in zip(busy, waited, strict=True)]

@@ -1,4 +1,4 @@
-"""What a message costs: a latency and a bandwidth, fitted to measured times. The one model of a link in minddp."""
+"""The cost of a message: a latency and a bandwidth, fitted to measured times. The one model of a link in minddp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ITERATIONS = 50
 class Link:
     """An all-reduce of n bytes, or one hop, takes `latency_s + n / bytes_per_s` seconds (Hockney, 1994).
 
-    Backward stands still for the share `taken`, from 0 to 1: see [Note: what messages take from backward].
+    Backward is blocked for the share `taken`, from 0 to 1: see [Note: messages take time from backward].
     """
 
     latency_s: float
@@ -38,11 +38,11 @@ FREE = Link(0.0, math.inf)
 
 
 def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
-    """The link that explains best what messages of two or more sizes took, by relative error.
+    """The link that best explains the times of messages of two or more sizes, by relative error.
 
-    Sizes span orders of magnitude: in plain least squares the largest message alone would decide, and the latency
-    would be the rest of its noise. So this minimises the squares of log(fitted / measured) over the logarithms of
-    both parameters, which keeps them positive: Gauss-Newton, from the line through the ends.
+    Sizes span orders of magnitude. In plain least squares the largest message alone would decide, and the latency
+    would be noise. So this minimises the squares of log(fitted / measured) over the logarithms of both parameters,
+    which keeps them positive: Gauss-Newton, from the line through the ends.
 
     Raises:
         ValueError: fewer than two sizes.

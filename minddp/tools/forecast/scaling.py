@@ -1,15 +1,16 @@
-"""How long a step takes on another cluster, with other buckets, by another algorithm. Pure arithmetic.
+"""The length of a step on another cluster, with other buckets, by another algorithm. Pure arithmetic.
 
-A `Job` is what one rank computes and sends in a step, a `Cluster` is where it runs; messages pass by the model of
-`step_model.py`, by which also the bucket planner plans and X-ray plays steps again:
+A `Job` is the work of one rank in a step, a `Cluster` is where it runs. Messages follow the model of
+`step_model.py`, as for the bucket planner and X-ray:
 
     before backward  ->  backward, messages beside it  ->  exposed  ->  averages are copied back  ->  the rest
 
 [Note: stragglers]
-In each step all ranks wait for the slowest. A rank's computing is taken to be normally distributed, independently
-of other ranks and steps, with a standard deviation of `jitter` times its mean. The slowest of n ranks then takes
-1 + jitter * e(n) times the mean, e(n) being the expected maximum of n standard normal numbers: 0.56 for 2 ranks,
-1.42 for 8, 3.04 for 512, 3.85 for 10,000. Ranks that are slow in each step, or by a heavier tail, cost more.
+In each step all ranks wait for the slowest. A rank's computing time is assumed to be normally
+distributed, independent of other ranks and steps, with a standard deviation of `jitter` times its mean. The
+slowest of n ranks then takes 1 + jitter * e(n) times the mean, e(n) being the expected maximum of n standard
+normal numbers: 0.56 for 2 ranks, 1.42 for 8, 3.04 for 512, 3.85 for 10,000. Ranks that are slow in each step, or
+by a heavier tail, cost more.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from minddp.tools.forecast.step_model import Message, finish_s, messages_of, sim
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank does in a step if it has a core to itself, on average.
+    """The mean work of one rank in a step if it has a core to itself.
 
-    `alone_s` is a whole step without communication, `ready_s` when each parameter's gradient is ready, since
-    backward began. `jitter`: see [Note: stragglers]. A bucket is copied back for as long as `copy` says.
+    A whole step without communication takes `alone_s`. Each parameter's gradient is ready `ready_s` after backward
+    began. `jitter`: see [Note: stragglers]. `copy` is the cost of copying a bucket back.
     """
 
     alone_s: float
@@ -55,18 +56,17 @@ class Job:
         return replace(self, plan=plan_buckets(self.plan.params, ready_s, link, slower * self.backward_s))
 
     def slower_on(self, cluster: Cluster) -> float:
-        """How much longer the slowest rank computes there."""
+        """The computing time of the slowest rank there, as a multiple of the mean."""
         return cluster.crowding * (1 + self.jitter * expected_maximum(cluster.ranks))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds: `ideal_s` of a rank alone, `exposed_s` beyond the slowest's computing, `wire_s` of all messages."""
+    """Seconds: `ideal_s` of a rank alone, `exposed_s` beyond the slowest's computing."""
 
     ideal_s: float
     step_s: float
     exposed_s: float
-    wire_s: float
 
     @property
     def efficiency(self) -> float:
@@ -87,8 +87,7 @@ def forecast(job: Job, cluster: Cluster, link: Link, *, overlaps: bool = True) -
     for (nbytes, _), transfer in zip(messages, simulate(messages, link), strict=True):
         now_s = max(now_s, transfer.end_s) + cluster.crowding * job.copy.seconds(nbytes)
     exposed_s = max(now_s, finish_s(messages, link, backward_s)) - backward_s
-    wire_s = sum(link.seconds(message.nbytes) for message in messages)
-    return Forecast(job.alone_s, computed_s + exposed_s, exposed_s, wire_s)
+    return Forecast(job.alone_s, computed_s + exposed_s, exposed_s)
 
 
 @cache

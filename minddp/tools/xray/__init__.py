@@ -1,21 +1,19 @@
-"""X-ray: see what data parallelism does in every step, on every rank.
+"""X-ray: see the work of data parallelism in every step, on every rank.
 
     with minddp.xray(ddp) as x:
         train_step()
-    x.explain()            # in the terminal: where the time goes, what costs most, predictions
+    x.explain()            # in the terminal: where the time goes, and the changes that would make a step shorter
     x.save("step.html")    # a page that needs no network; .json to load again
 
 | question | file |
 |---|---|
 | how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `wrappers.py` |
-| what is recorded, and what does that cost? | `record.py`, from `sources.py`; beside the wrapper: `host.py` |
+| what is recorded, and at what cost? | `record.py`, from `sources.py`; beside the wrapper: `host.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
-| what is a recording? | `recording.py` |
-| what did ranks do, what happened to buckets? | `timeline.py`; from events: `reading.py`; a table: `parts.py` |
-| how long would a step take if one thing were different? | `replay.py` |
-| what would make it shorter? | `what_if.py` |
-| how is it explained? | `words.py`, in the terminal by `explain.py` |
-| how is it shown? | `page/` |
+| what is a recording, and a step? | `recording.py`; from its events `reading.py` makes the steps of `timeline.py` |
+| which change would make a step shorter? | `replay.py` simulates one, `what_if.py` lists them, `analysis.py`
+chooses |
+| how is it shown? | `words.py`; in the terminal: `explain.py`; `page/`; in Perfetto: `chrome_trace.py` |
 """
 
 from minddp.tools.xray.recording import Recording

@@ -4,8 +4,8 @@ minddp forecast runs/xray/step.json --ranks 2 4 8 16 --hosts 1 1 1 2 --rate 10
 minddp forecast --plan plan.json --rate 25 --latency 14 --ranks 8 64 512 --hosts 1 8 64
 
 A plan has a few measured numbers, as JSON: `alone_s` and `backward_s`, a step of one rank alone; `gradients`, each
-[bytes, seconds since backward began]; `inside`, a hop inside a host, [seconds, bytes per second]; perhaps `jitter`.
-They are those of `Job` and `Cluster` in `minddp/tools/forecast/`.
+[bytes, seconds since backward began]; `inside`, a hop inside a host, [seconds, bytes per second]; optionally
+`jitter`. `Job` and `Cluster` in `minddp/tools/forecast/` describe them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.tools.forecast.cluster import ALGORITHMS, Cluster, all_reduce, hop_of
 from minddp.tools.forecast.link import FREE, Link
-from minddp.tools.forecast.scaling import Forecast, Job, forecast
-from minddp.tools.xray.replay import Phase, busy
+from minddp.tools.forecast.scaling import Job, forecast
+from minddp.tools.xray.replay import WorkPhase, busy
 from minddp.tools.xray.result import Result, load
 
 AS_IT_IS = "as it is"
@@ -45,9 +45,6 @@ COLUMNS = (
 )
 
 
-Row = tuple[str, str, Job, Cluster, Forecast]  # by which algorithm, with buckets of how many MiB
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp forecast` with these arguments; returns the exit status."""
     parser = argparse.ArgumentParser(prog="minddp forecast", description=(__doc__ or "").split("\n\n")[0])
@@ -62,11 +59,15 @@ def main(arguments: Sequence[str]) -> int:
     add("--algorithm", nargs="+", choices=ALGORITHMS, default=["ring"], help="of an all-reduce (ring)")
     add("--bucket-mb", nargs="+", default=[AS_IT_IS], help='of each bucket, in MiB, or "auto" (as recorded)')
     options = parser.parse_args(arguments)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "algorithm" else "right")
     try:
-        rows = list(rows_of(options))
+        for row in rows_of(options):
+            table.add_row(*row)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    Console().print(table_of(rows))
+    Console().print(table)
     return 0
 
 
@@ -76,8 +77,8 @@ def positive(text: str) -> float:
     return float(text)
 
 
-def rows_of(options: argparse.Namespace) -> Iterator[Row]:
-    """A forecast for each algorithm, size of buckets and number of ranks.
+def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
+    """A forecast for each algorithm, size of buckets and number of ranks, as cells of the `COLUMNS`.
 
     Raises:
         ValueError: options that contradict each other, or a hop of unknown cost.
@@ -102,10 +103,12 @@ def rows_of(options: argparse.Namespace) -> Iterator[Row]:
         elif bucket_mb != AS_IT_IS:
             changed = job.with_caps(BucketCaps.from_mib(positive(bucket_mb), None).after_rebuild())
         found = forecast(changed, cluster, link)
-        yield algorithm, bucket_mb, changed, cluster, found
+        times = (f"{1e3 * seconds:.2f}" for seconds in (found.ideal_s, found.step_s, found.exposed_s))
+        numbers = map(str, (len(changed.plan.buckets), ranks, on_hosts))
+        yield [algorithm, bucket_mb, *numbers, *times, f"{found.efficiency:.1%}"]
 
 
-# ---------------------------------------------------------------------- what was measured
+# ---------------------------------------------------------------------- measured jobs
 
 
 def planned(path: Path) -> tuple[Job, Link]:
@@ -118,7 +121,7 @@ def planned(path: Path) -> tuple[Job, Link]:
 
 
 def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float, jitter: float = 0.0) -> Job:
-    """Of fp32 gradients, each by its bytes and seconds since backward began, with DDP's default buckets."""
+    """A job of fp32 gradients, each with its bytes and seconds since backward began, with DDP's default buckets."""
     specs = [ParamSpec("", nbytes // 4, torch.float32, torch.device("cpu")) for nbytes, _ in gradients]
     together = plan_from_groups(specs, [range(len(specs))], "together")
     job = Job(alone_s, backward_s, dict(enumerate(at_s for _, at_s in gradients)), together, jitter)
@@ -126,14 +129,14 @@ def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: f
 
 
 def recorded(path: Path, cores: float | None) -> tuple[Job, Link]:
-    """The job of the steps that X-ray would play again, by medians, and a hop, as if messages went round a ring.
+    """The median job of the recorded steps, and a hop, as if messages went round a ring.
 
     Raises:
         ValueError: no complete step of one backward on several ranks was recorded, or they had no core each.
     """
     result = load(path)
     analysis = result.analysis if isinstance(result, Result) else None
-    if analysis is None or not analysis.typical.complete or analysis.typical.ranks[0].passes or not analysis.costs:
+    if analysis is None or analysis.costs is None:
         raise ValueError(f"{path} does not hold one recording of whole steps with one synchronised backward each.")
     hosts = {rank.host for rank in analysis.recording.ranks}
     cluster = Cluster(analysis.recording.world_size, len(hosts), FREE, FREE, cores)
@@ -141,9 +144,9 @@ def recorded(path: Path, cores: float | None) -> tuple[Job, Link]:
         raise ValueError(
             f"{cluster.ranks} ranks were recorded on {cores:g} cores: record one for each core at most."
         )
-    ranks = [rank for step in analysis.played for rank in step.ranks]
+    ranks = [rank for step in analysis.simulated for rank in step.ranks]
     alone_s = [sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in ranks]
-    backwards = [[span for span, phase in busy(rank) if phase is Phase.BACKWARD] for rank in ranks]
+    backwards = [[span for span, phase in busy(rank) if phase is WorkPhase.BACKWARD] for rank in ranks]
     backward_s = median(sum(span.length_ns for span in spans) / 1e9 for spans in backwards)
     ready_s = {
         param: median(
@@ -156,17 +159,3 @@ def recorded(path: Path, cores: float | None) -> tuple[Job, Link]:
     jitter = (high - low) / QUARTILES_APART / mean(alone_s)
     job = Job(median(alone_s), backward_s, ready_s, analysis.typical.plan, jitter, analysis.costs.copy)
     return job, hop_of(analysis.costs.wire, cluster)
-
-
-# ---------------------------------------------------------------------- what is shown
-
-
-def table_of(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "algorithm" else "right")
-    for algorithm, bucket_mb, job, cluster, found in rows:
-        numbers = (len(job.plan.buckets), cluster.ranks, cluster.hosts)
-        times = (f"{1e3 * seconds:.2f}" for seconds in (found.ideal_s, found.step_s, found.exposed_s))
-        table.add_row(algorithm, bucket_mb, *map(str, numbers), *times, f"{found.efficiency:.1%}")
-    return table

@@ -1,12 +1,13 @@
-"""What the thread that trains waits for outside the wrapper: batches of a `DataLoader`, a device, and a core.
+"""Waits of the training thread outside the wrapper: for batches of a `DataLoader`, for a device, and for a core.
 
-Methods of torch's classes are replaced while a recording runs: those that fetch a batch emit events, and those of a
-tensor that give the host a value of a device add up for how long, by the line of the script that calls them.
+While a recording runs, methods of torch's classes are replaced. Those that fetch a batch emit events. Those that
+copy a tensor's value from a device to the host add up the time, by the line of the script that calls them.
 
 [Note: core time]
-On a CPU messages use the cores on which ranks compute. A launch costs backward the time for which its thread has a
-core meanwhile, and afterwards threads of the transport want that core. Other ranks want it, too, but in forward as
-well as in backward: only for what backward waits longer than forward, for as much computing, it waits for messages.
+On a CPU, messages use the cores on which ranks compute. A launch costs backward the time for
+which its thread has a core meanwhile. Afterwards threads of the transport want that core. Other ranks also want
+it, but in forward as much as in backward. So backward waits for messages only for the time that exceeds what
+forward waits for as much computing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WAITING = ("item", "tolist", "cpu", "numpy", "to", "__bool__", "__int__", "__flo
 
 
 class HostWait(NamedTuple):
-    """How long the host stood still in all at one line of the script, such as ".item() at train.py:31"."""
+    """The total wait of the host at one line of the script, such as ".item() at train.py:31"."""
 
     where: str
     times: int
@@ -54,8 +55,8 @@ class HostWatch:
 
     def start(self) -> None:
         if not self._running:
-            wrapped = [(owner, name, _fetching) for owner, name in FETCHING]
-            for owner, name, wrap in [*wrapped, *((torch.Tensor, name, _waiting) for name in WAITING)]:
+            fetching = [(owner, name, _fetching) for owner, name in FETCHING]
+            for owner, name, wrap in [*fetching, *((torch.Tensor, name, _waiting) for name in WAITING)]:
                 self._patches.enter_context(patch.object(owner, name, wrap(getattr(owner, name))))
         self._running.append(self)
 
@@ -68,45 +69,12 @@ class HostWatch:
 
     @classmethod
     def here(cls) -> list[HostWatch]:
-        """Those that watch the calling thread."""
+        """The watches of the calling thread."""
         return [watch for watch in cls._running if watch._thread == threading.get_ident()]
 
     def add(self, where: str, ns: int) -> None:
         _, times, before_ns = self._waits.get(where, HostWait(where, 0, 0))
         self._waits[where] = HostWait(where, times + 1, before_ns + ns)
-
-
-class CoreWatch:
-    """What messages take from the core of the thread that makes it. See [Note: core time]."""
-
-    KINDS: ClassVar[set[EventKind]] = {
-        EventKind.FORWARD_BEGIN,
-        EventKind.BACKWARD_BEGIN,
-        EventKind.BUCKET_LAUNCHED,
-        EventKind.LAUNCH_END,
-        EventKind.GRADIENTS_COMPLETE,
-    }
-
-    def __init__(self) -> None:
-        self._read = CoreClock().read
-        self._last: dict[EventKind, CoreTime] = {}
-        self._launches_ns: list[int] = []
-        self._crowded_ns: list[float] = []
-
-    def see(self, kind: EventKind) -> None:
-        """An event of one of `KINDS`."""
-        now = self._last[kind] = self._read()
-        earlier, begin = self._last.get(EventKind.FORWARD_BEGIN), self._last.get(EventKind.BACKWARD_BEGIN)
-        if kind is EventKind.LAUNCH_END:
-            self._launches_ns.append(now.since(self._last.get(EventKind.BUCKET_LAUNCHED, now)).had_ns)
-        elif kind is EventKind.GRADIENTS_COMPLETE and earlier is not None and begin is not None:
-            forward, backward = begin.since(earlier), now.since(begin)
-            usual_ns = backward.had_ns * forward.waited_ns / max(1, forward.had_ns)
-            self._crowded_ns.append(max(0.0, backward.waited_ns - usual_ns))
-
-    def medians_ns(self) -> tuple[float, float]:
-        """What a launch takes, and how long backward waits for cores that messages have."""
-        return statistics.median(self._launches_ns or [0]), statistics.median(self._crowded_ns or [0])
 
 
 def _fetching(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,11 +101,44 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(tensor, *args, **options)
         finally:
-            took_ns = now_ns() - begin_ns
-            caller = sys._getframe(1)
+            took_ns, caller = now_ns() - begin_ns, sys._getframe(1)
+            place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
             for watch in watches:
-                watch.add(
-                    f".{method.__name__}() at {Path(caller.f_code.co_filename).name}:{caller.f_lineno}", took_ns
-                )
+                watch.add(f".{method.__name__}() at {place}", took_ns)
 
     return waiting
+
+
+class CoreWatch:
+    """The time that messages take from the core of the thread that makes it. See [Note: core time]."""
+
+    KINDS: ClassVar[set[EventKind]] = {
+        EventKind.FORWARD_BEGIN,
+        EventKind.BACKWARD_BEGIN,
+        EventKind.BUCKET_LAUNCHED,
+        EventKind.LAUNCH_END,
+        EventKind.GRADIENTS_COMPLETE,
+    }
+
+    def __init__(self) -> None:
+        self._read = CoreClock().read
+        self._last: dict[EventKind, CoreTime] = {}
+        self._launches_ns: list[int] = []
+        self._crowded_ns: list[float] = []
+
+    def see(self, kind: EventKind) -> None:
+        """An event of one of `KINDS`."""
+        now = self._last[kind] = self._read()
+        if kind is EventKind.LAUNCH_END:
+            self._launches_ns.append(now.since(self._last.get(EventKind.BUCKET_LAUNCHED, now)).had_ns)
+        elif kind is EventKind.GRADIENTS_COMPLETE and {EventKind.FORWARD_BEGIN, EventKind.BACKWARD_BEGIN} <= set(
+            self._last
+        ):
+            begin = self._last[EventKind.BACKWARD_BEGIN]
+            forward, backward = begin.since(self._last[EventKind.FORWARD_BEGIN]), now.since(begin)
+            usual_ns = backward.had_ns * forward.waited_ns / max(1, forward.had_ns)
+            self._crowded_ns.append(max(0.0, backward.waited_ns - usual_ns))
+
+    def medians_ns(self) -> tuple[float, float]:
+        """The cost of a launch, and how long backward waits for cores that messages use."""
+        return statistics.median(self._launches_ns or [0]), statistics.median(self._crowded_ns or [0])

@@ -1,156 +1,120 @@
-"""From events to a timeline: the activities of a rank, and the history of each bucket. Pure.
-
-events  ->  parts  ->  spans that tile the step   (forward, loss, backward, exposed, ...)
-                       a history per bucket       (last gradient, ready, launched, completed, waited, unpacked)
-"""
+"""From events to steps: the spans of a rank, and the history of each bucket. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tools.xray.recording import MODULE, RankRecording, Recording, Stamped
-from minddp.tools.xray.timeline import OF_MODULES, Activity, BucketHistory, Interval, Pass, RankStep, Span, Step
+from minddp.tools.xray.recording import RankRecording, Recording, Stamped
+from minddp.tools.xray.timeline import (
+    OF_MODULES,
+    Activity,
+    BucketHistory,
+    Interval,
+    ModuleBackward,
+    RankStep,
+    RecordedStep,
+    Span,
+)
 
 
-def steps_of(recording: Recording) -> tuple[Step, ...]:
+def steps_of(recording: Recording) -> tuple[RecordedStep, ...]:
     """All steps in which at least one synchronised backward began, in order, on the first rank's clock.
 
-    A step has the ranks that have recorded it; incomplete ones only at the end of what was recorded. Where there
-    are several modules, ranks are left out that have run other backwards than the first.
+    A step has the ranks that recorded it. Only the last step may be incomplete. In a step of several modules, ranks
+    that ran other backwards than the first rank are left out.
     """
     by_number: dict[int, list[RankStep]] = {}
     for rank in recording.ranks:
         for step in steps_of_rank(rank.on_the_clock_of_the_first_rank()):
             same = by_number.setdefault(step.number, [])
-            if not (step.passes and same and step.plan.buckets != same[0].plan.buckets):
+            if not (step.has_several_modules and same and step.plan.buckets != same[0].plan.buckets):
                 same.append(step)
     adds_after_ns = recording.ranks[0].adds_after_ns
     return tuple(
-        Step(number, tuple(by_number[number]), recording.world_size, adds_after_ns) for number in sorted(by_number)
+        RecordedStep(number, tuple(ranks), recording.world_size, adds_after_ns)
+        for number, ranks in sorted(by_number.items())
     )
 
 
 def steps_of_rank(recording: RankRecording) -> list[RankStep]:
-    return [_read(recording, number, part) for number, part in enumerate(_split(recording), recording.first_step)]
+    return [_read(recording, number, *part) for number, part in enumerate(_split(recording), recording.first_step)]
 
 
 # ---------------------------------------------------------------------- where a step begins and ends
 
 
-@dataclass
-class Part:
-    """The events of one step, and where it ends; it is `complete` with the end of a synchronised backward."""
-
-    events: list[Stamped] = field(default_factory=list)
-    end_ns: int = 0
-    complete: bool = False
-    ended: set[int] = field(default_factory=set)  # modules whose synchronised backward has ended
-    has_stepped: bool = False  # an optimizer
-
-    def add(self, event: Stamped) -> None:
-        self.events.append(event)
-        if event.kind is EventKind.BACKWARD_END:
-            self.ended.add(event.module)
-        self.has_stepped |= event.kind is EventKind.OPTIMIZER_END
-
-
 _SIGNS_OF_A_STEP = (EventKind.BACKWARD_BEGIN, EventKind.GRADIENT_KEPT, EventKind.ERROR)
-_OF_A_BACKWARD = (EventKind.BUCKET_LAUNCHED, EventKind.COMM_HOOK_RETURNED, EventKind.BUCKET_COMPLETED)
+_COLLECTIVES = (EventKind.BUCKET_LAUNCHED, EventKind.COMM_HOOK_RETURNED, EventKind.BUCKET_COMPLETED)
 
 
-def _split(recording: RankRecording) -> Iterator[Part]:
-    """A step begins with each forward that follows the end of a synchronised backward.
+def _split(recording: RankRecording) -> Iterator[tuple[list[Stamped], int, bool]]:
+    """The events of each step, its end, and whether it is complete.
 
-    Where there are several modules, it follows one of each that trains, and an optimizer's step. See
-    [Note: several modules].
+    A step begins with each forward that follows a synchronised backward. With several modules, the forward must
+    follow a backward of each module that trains, and an optimizer's step.
     """
-    training = {event.module for event in recording.events if event.kind is EventKind.BACKWARD_END}
-    steps = any(event.kind is EventKind.OPTIMIZER_END for event in recording.events) and len(training) > 1
-    part: Part | None = None
+    awaited = {event.module for event in recording.events if event.kind is EventKind.BACKWARD_END}
+    if len(awaited) > 1 and any(event.kind is EventKind.OPTIMIZER_END for event in recording.events):
+        awaited.add(-1)  # an optimizer's step
+    events: list[Stamped] = []
+    missing, complete = set(awaited), False
     for event in recording.events:
-        if event.kind is EventKind.FORWARD_BEGIN and (part is None or part.complete):
-            if part is not None:
-                part.end_ns = event.t_ns
-                yield part
-            part = Part()
-        if part is None or (part.complete and event.kind in _OF_A_BACKWARD):
+        if event.kind is EventKind.FORWARD_BEGIN and (not events or complete):
+            if events:
+                yield events, event.t_ns, complete
+            events, missing, complete = [], set(awaited), False
+        elif not events or (complete and event.kind in _COLLECTIVES):
             continue  # the recording began in the middle of a step; or these collectives are those of `join.py`
-        if (
-            event.kind is EventKind.ERROR
-            and part.events[-1].kind is EventKind.FORWARD_BEGIN
-            and len(part.events) > 1
-        ):
-            part, interrupted = Part([part.events[-1]]), part  # a forward has found the error of the one before
-            yield Part(interrupted.events[:-1], end_ns=part.events[0].t_ns)
-        part.add(event)
-        part.complete = bool(part.ended) and part.ended >= training and (part.has_stepped or not steps)
-    if part is not None and any(event.kind in _SIGNS_OF_A_STEP for event in part.events):
-        part.end_ns = recording.stopped_ns
-        yield part
+        if event.kind is EventKind.ERROR and len(events) > 1 and events[-1].kind is EventKind.FORWARD_BEGIN:
+            *before, last = events  # this forward found the error of the backward before it
+            yield before, last.t_ns, False
+            events, missing = [last], set(awaited)
+        events.append(event)
+        if event.kind is EventKind.BACKWARD_END:
+            missing.discard(event.module)
+        elif event.kind is EventKind.OPTIMIZER_END:
+            missing.discard(-1)
+        complete = bool(awaited) and not missing
+    if any(event.kind in _SIGNS_OF_A_STEP for event in events):
+        yield events, recording.stopped_ns, complete
 
 
-def _with_waits(events: list[Stamped]) -> list[Stamped]:
-    """Add the waits of a wrapper that does not report them: in order, each until its bucket is complete.
+# ---------------------------------------------------------------------- one plan for all modules
 
-    What is left of backward after the last counts as copying back.
-    """
-    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
-    now_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
-    completed = sorted((b, t_ns) for (kind, b), t_ns in when.items() if kind is EventKind.BUCKET_COMPLETED)
-    if now_ns is None or not completed or any(kind is EventKind.BUCKET_WAITED for kind, _ in when):
-        return events
-    added = []
-    for bucket, completed_ns in completed:
-        now_ns = max(now_ns, completed_ns)
-        added += [Stamped(now_ns, kind, bucket) for kind in (EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED)]
-    return sorted([*events, *added[:-1]], key=lambda event: (event.t_ns, _AT_ONE_TIME.get(event.kind, 0)))
-
-
-# The order of events where an inferred time is equal to a seen one.
-_AT_ONE_TIME = {
-    **dict.fromkeys((EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED), 1),
-    **dict.fromkeys((EventKind.BACKWARD_END, EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END), 2),
-}
-
-
-# ---------------------------------------------------------------------- of several modules
-
-
-Owned = tuple[Stamped, str]  # an event and the name of its module, empty where there is one
 _OF_PARAMS = (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
 _OF_BUCKETS = (
     *(EventKind.PACK_BEGIN, EventKind.PACK_END, EventKind.BUCKET_READY, EventKind.BUCKET_WAITED),
-    *(EventKind.BUCKET_UNPACKED, *_OF_A_BACKWARD),
+    *(EventKind.BUCKET_UNPACKED, *_COLLECTIVES),
 )
 
 
-def _of_several(
+def _merged(
     recording: RankRecording, events: Sequence[Stamped]
-) -> tuple[list[Owned], BucketPlan, tuple[Pass, ...]]:
-    """The events, with parameters and buckets numbered through all backwards of the step, and one plan for all."""
-    pieces = [
-        (module, piece)
-        for module, name in enumerate(recording.modules)
-        for piece in _pieces([event.moved(-module * MODULE) for event in events if event.module == module])
-    ]
-    owned: list[Owned] = []
+) -> tuple[list[Stamped], BucketPlan, tuple[ModuleBackward, ...]]:
+    """The events with parameters and buckets numbered through all backwards of the step, and one plan for them."""
+    names = recording.modules or ("",)
+    pieces = [piece for module in range(len(names)) for piece in _pieces([e for e in events if e.module == module])]
+    merged: list[Stamped] = []
     specs: list[ParamSpec] = []
     groups: list[list[int]] = []
-    passes: list[Pass] = []
-    for module, piece in sorted(pieces, key=lambda numbered: _backward_ns(numbered[1])):
-        name, plan, first = recording.modules[module], recording.plan_at(_backward_ns(piece), module), len(groups)
+    backwards: list[ModuleBackward] = []
+    origin = "each module's own plan"
+    for piece in sorted(pieces, key=_backward_ns):
+        module, first = piece[0].module, len(groups)
+        name, plan = names[module], recording.plan_at(_backward_ns(piece), module)
         by = {**dict.fromkeys(_OF_PARAMS, len(specs)), **dict.fromkeys(_OF_BUCKETS, first)}
-        owned += [(event.moved(by.get(event.kind, 0)), name) for event in _with_waits(piece)]
-        ends = [event.t_ns for event in piece if event.kind is EventKind.GRADIENTS_COMPLETE]
-        if any(event.kind is EventKind.BUCKET_LAUNCHED for event in piece):
+        merged += [event._replace(subject=event.subject + by.get(event.kind, 0)) for event in _with_waits(piece)]
+        if not recording.modules or any(event.kind is EventKind.BUCKET_LAUNCHED for event in piece):
+            ends = [event.t_ns for event in piece if event.kind is EventKind.GRADIENTS_COMPLETE]
             groups += [[len(specs) + slot.param for slot in bucket.slots] for bucket in plan.buckets]
-            specs += [replace(spec, name=f"{name}: {spec.name}") for spec in plan.params]
-            passes.append(Pass(name, range(first, len(groups)), ends[-1] if ends else None))
-    owned.sort(key=lambda one: (one[0].t_ns, _AT_ONE_TIME.get(one[0].kind, 0)))
-    return owned, plan_from_groups(specs, groups, "each module's own plan"), tuple(passes)
+            specs += [replace(spec, name=f"{name}: {spec.name}") if name else spec for spec in plan.params]
+            backwards.append(ModuleBackward(name, range(first, len(groups)), ends[-1] if ends else None))
+    merged.sort(key=lambda event: event.t_ns)
+    together = plan_from_groups(specs, groups, origin) if recording.modules else plan
+    return merged, together, tuple(backwards)
 
 
 def _pieces(events: Sequence[Stamped]) -> Iterator[list[Stamped]]:
@@ -168,8 +132,33 @@ def _pieces(events: Sequence[Stamped]) -> Iterator[list[Stamped]]:
 
 
 def _backward_ns(events: Sequence[Stamped]) -> int:
-    """When its backward begins; if it does not, the time of the last event."""
+    """The begin of its backward; without one, the time of the last event."""
     return next((event.t_ns for event in events if event.kind is EventKind.BACKWARD_BEGIN), events[-1].t_ns)
+
+
+def _with_waits(events: list[Stamped]) -> list[Stamped]:
+    """Add the waits of a wrapper that does not report them: in order, each until its bucket is complete.
+
+    The rest of backward after the last wait counts as copying back.
+    """
+    when = {(event.kind, event.subject): event.t_ns for event in events}
+    now_ns = when.get((EventKind.GRADIENTS_COMPLETE, -1))
+    completed = sorted((b, t_ns) for (kind, b), t_ns in when.items() if kind is EventKind.BUCKET_COMPLETED)
+    if now_ns is None or not completed or any(kind is EventKind.BUCKET_WAITED for kind, _ in when):
+        return events
+    added = []
+    for bucket, completed_ns in completed:
+        now_ns = max(now_ns, completed_ns)
+        kinds = (EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED)
+        added += [Stamped(now_ns, kind, bucket, events[0].module) for kind in kinds]
+    return sorted([*events, *added[:-1]], key=lambda event: (event.t_ns, _AT_ONE_TIME.get(event.kind, 0)))
+
+
+# The order of events where an inferred time is equal to a seen one.
+_AT_ONE_TIME = {
+    **dict.fromkeys((EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED), 1),
+    **dict.fromkeys((EventKind.BACKWARD_END, EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END), 2),
+}
 
 
 # ---------------------------------------------------------------------- what happened in it
@@ -195,63 +184,58 @@ _BEGINS = {
 }
 
 
-def _read(recording: RankRecording, number: int, part: Part) -> RankStep:
-    begin_ns = part.events[0].t_ns
-    if recording.modules:
-        owned, plan, passes = _of_several(recording, part.events)
-    else:
-        owned, passes = [(event, "") for event in _with_waits(part.events)], ()
-        plan = recording.plan_at(_backward_ns(part.events))  # a rebuild within forward decides it
-    events = [event for event, _ in owned]
-    spans = tuple(span for span in _tile(owned, part.end_ns) if span.length_ns)
-    when = {(kind, subject): t_ns for t_ns, kind, subject in events}
+def _read(recording: RankRecording, number: int, seen: Sequence[Stamped], end_ns: int, complete: bool) -> RankStep:
+    events, plan, backwards = _merged(recording, seen)
+    spans = tuple(span for span in _tile(events, end_ns, recording.modules or ("",)) if span.length_ns)
+    when = {(event.kind, event.subject): event.t_ns for event in events}
     return RankStep(
         rank=recording.rank,
         number=number,
-        interval=Interval(begin_ns, part.end_ns),
+        interval=Interval(seen[0].t_ns, end_ns),
         spans=spans,
         packs=tuple(_packs(events)),
-        ready_ns={subject: t for t, kind, subject in events if kind is EventKind.PARAM_READY},
+        ready_ns={event.subject: event.t_ns for event in events if event.kind is EventKind.PARAM_READY},
         gradients_complete_ns=when.get((EventKind.GRADIENTS_COMPLETE, -1)),
         buckets=tuple(_histories(when, plan, spans)),
         plan=plan,
-        complete=part.complete,
-        passes=passes,
+        complete=complete,
+        backwards=backwards,
         peak_bytes=recording.peak_bytes,
         launch_ns=recording.launch_ns,
         crowded_ns=recording.crowded_ns,
     )
 
 
-def _tile(owned: Sequence[Owned], end_ns: int) -> Iterator[Span]:
+def _tile(events: Sequence[Stamped], end_ns: int, names: Sequence[str]) -> Iterator[Span]:
     """Spans without gap or overlap from the first event to the end of the step; some may have no length."""
-    activity, since_ns, last_kept_ns = Activity.FORWARD, owned[0][0].t_ns, None
-    owner, before_data = owned[0][1], Activity.OTHER
-    for (t_ns, kind, subject), module in owned:
-        if kind is EventKind.GRADIENT_KEPT:
-            last_kept_ns = t_ns
-        begins = before_data if kind is EventKind.DATA_END else _BEGINS.get(kind)
-        if kind is EventKind.DATA_BEGIN:
+    activity, since_ns, module = Activity.FORWARD, events[0].t_ns, events[0].module
+    before_data, last_kept_ns = Activity.OTHER, None
+    for event in events:
+        if event.kind is EventKind.GRADIENT_KEPT:
+            last_kept_ns = event.t_ns
+        begins = before_data if event.kind is EventKind.DATA_END else _BEGINS.get(event.kind)
+        if event.kind is EventKind.DATA_BEGIN:
             before_data = activity
-        if begins is None or (begins is activity and module == owner):
+        if begins is None or (begins is activity and event.module == module):
             continue
         if last_kept_ns is not None and activity is Activity.BACKWARD:
-            # A local backward has no event at its end: its last gradient is the last that is known of it.
-            yield Span(activity, since_ns, last_kept_ns, module=owner)
+            # A local backward has no event at its end, so it ends with its last gradient.
+            yield Span(activity, since_ns, last_kept_ns, module=names[module])
             activity, since_ns, last_kept_ns = Activity.OTHER, last_kept_ns, None
-        about = subject if kind is EventKind.BUCKET_WAITED or activity is Activity.COPY_BACK else -1
-        yield Span(activity, since_ns, t_ns, about, owner if activity in OF_MODULES else "")
-        activity, since_ns, owner = begins, t_ns, module
+        has_bucket = event.kind is EventKind.BUCKET_WAITED or activity is Activity.COPY_BACK
+        name = names[module] if activity in OF_MODULES else ""
+        yield Span(activity, since_ns, event.t_ns, event.subject if has_bucket else -1, name)
+        activity, since_ns, module = begins, event.t_ns, event.module
     yield Span(activity, since_ns, end_ns)
 
 
 def _packs(events: Sequence[Stamped]) -> Iterator[Span]:
     since_ns = 0
-    for t_ns, kind, subject in events:
-        if kind is EventKind.PACK_BEGIN:
-            since_ns = t_ns
-        elif kind is EventKind.PACK_END:
-            yield Span(Activity.BACKWARD, since_ns, t_ns, subject)
+    for event in events:
+        if event.kind is EventKind.PACK_BEGIN:
+            since_ns = event.t_ns
+        elif event.kind is EventKind.PACK_END:
+            yield Span(Activity.BACKWARD, since_ns, event.t_ns, event.subject)
 
 
 def _histories(

@@ -1,15 +1,12 @@
 """Recording on one rank: the event sink, the ring that it fills, and reading the ring afterwards.
 
-[Note: the cost of recording]
-A sink is called hundreds of times in a backward. It reads the clock and appends the event as it came to a bounded
-deque, both in C; the oldest events fall out at the other end. Everything else, from sorting to naming, waits until
-the recording is over.
+**Cost.** A backward calls the sink hundreds of times. The sink reads the clock and appends the event to a bounded
+deque, both in C; the oldest events fall out at the other end. Sorting and naming wait until the recording is over.
 
-[Note: times on a GPU]
-A GPU does things later than the host enqueues them. So there each event also has a stamp, a CUDA event recorded on
-the current stream; all stamps are read when the recording ends, as distances from a first one, whose time on the
-host's clock is known. Stamps for all gradients would cost more than everything else, so a gradient has none: its
-time on the device is interpolated between the stamps around it.
+**Times on a GPU.** The host only enqueues work for a GPU. So each event also has a stamp, a CUDA event recorded on
+the current stream. When the recording ends, all stamps are read as distances from a first stamp, whose time on the
+host's clock is known. A gradient has no stamp, since stamps for all gradients would cost more than everything
+else: its time is interpolated between the stamps around it.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import BucketPlan
@@ -33,77 +29,70 @@ from minddp.platform import streams
 from minddp.platform.clock_offset import clock_identity, now_ns
 from minddp.tools.forecast.gradient_clock import DeviceClock
 from minddp.tools.xray.host import CoreWatch, HostWatch
-from minddp.tools.xray.recording import MODULE, Layout, RankRecording, Stamped
+from minddp.tools.xray.recording import Layout, RankRecording, Stamped
 from minddp.tools.xray.sources import Source
 
-COMPLETIONS_S = 0.05  # how long to wait for the completions of what has been launched
+COMPLETIONS_S = 0.05  # how long to wait for the completions of launched collectives
 CAPACITY = 2**17  # events; about 12 MB when full, 200 steps of a model of 500 parameters
 
 
 class Recorder:
-    """Records the events of one rank's sources, and its optimizers' steps, between `start` and `stop`."""
+    """Records the events of one rank's sources, and its optimizers' steps, from now on until `stop`."""
 
-    def __init__(self, source: Source, capacity: int = CAPACITY, first_step: int | None = None):
+    def __init__(self, *sources: Source, capacity: int = CAPACITY, first_step: int | None = None):
         if capacity < 1:
             raise ValueError(f"The ring must hold at least 1 event, but capacity is {capacity}.")
-        self._source = source
-        self._sources = [source]
-        self._watched: list[tuple[Source, EventSink, BucketPlan]] = []  # with the plan that it had first
-        self._capacity = capacity
-        self._numbered_from = first_step
-
-    def add(self, source: Source) -> None:
-        """Record another source, too, of the same rank; it may be under way. See [Note: several modules]."""
-        self._sources.append(source)
-        if self._watched:
-            self._watch(source)
-
-    def start(self) -> None:
-        self._ring: deque[tuple[int, int, Event, Any, int]] = deque(maxlen=self._capacity)
+        # The ring: serial number, time, event, stamp and module
+        self._ring: deque[tuple[int, int, Event, Any, int]] = deque(maxlen=capacity)
         self._serial = itertools.count().__next__
-        device = self._source.device
-        self._device_clock = DeviceClock(device) if streams.has_streams(device) else None
+        self._capacity = capacity
+        # The clock of the device, and its time in the host's
+        self._device = sources[0].device
+        self._device_clock = DeviceClock(self._device) if streams.has_streams(self._device) else None
         if self._device_clock is not None:
             self._first_stamp = self._device_clock.stamp()
             self._device_clock.seconds(self._first_stamp, self._first_stamp)  # waits for the device to reach it
             self._first_ns = now_ns()
-        self._first_step = self._source.steps_taken if self._numbered_from is None else self._numbered_from
+        # The senders of events
+        self._sources: list[tuple[Source, EventSink, BucketPlan]] = []  # each with its first plan
+        self._first_step = sources[0].steps_taken if first_step is None else first_step
         self._host, self._core = HostWatch(self._emit), CoreWatch()
         self._host.start()
-        self._optimizer_hooks: list[RemovableHandle] = [
+        self._optimizer_hooks = [
             register_optimizer_step_pre_hook(partial(self._emit, EventKind.OPTIMIZER_BEGIN)),
             register_optimizer_step_post_hook(partial(self._emit, EventKind.OPTIMIZER_END)),
         ]
-        for source in self._sources:
-            self._watch(source)
+        for source in sources:
+            self.add(source)
 
-    def _watch(self, source: Source) -> None:
-        sink = self._new_sink(len(self._watched))
-        self._watched.append((source, sink, source.plan()))
+    def add(self, source: Source) -> None:
+        """Record another source of the same rank."""
+        sink = self._new_sink(len(self._sources))
+        self._sources.append((source, sink, source.plan()))
         source.watch(sink)
 
     def stop(self, error: BaseException | None = None, modules: Sequence[str] = ()) -> RankRecording:
-        """End the recording, with the `error` that ended it, if any; `modules` are named if there are several."""
+        """End the recording, with the `error` that ended it, if any. Several `modules` have names."""
         if error is not None:
             self._emit(EventKind.ERROR)
         else:
             self._await_completions()
         stopped_ns = now_ns()
-        for source, sink, _ in self._watched:
+        for source, sink, _ in self._sources:
             source.unwatch(sink)
         for hook in self._optimizer_hooks:
             hook.remove()
         host_waits = self._host.stop()
         launch_ns, crowded_ns = self._core.medians_ns()
         events, dropped = self._read_ring()
-        layouts = tuple(layout for module in range(len(self._watched)) for layout in self._layouts(events, module))
-        self._watched = []
+        layouts = tuple(layout for module in range(len(self._sources)) for layout in self._layouts(events, module))
+        source, *_ = self._sources[0]
         return RankRecording(
-            rank=self._source.rank,
-            world_size=self._source.world_size,
+            rank=source.rank,
+            world_size=source.world_size,
             host=platform.node(),
-            device=_device_name(self._source.device),
-            backend=self._source.backend,
+            device=_device_name(self._device),
+            backend=source.backend,
             events=events,
             layouts=layouts,
             stopped_ns=max([stopped_ns, *(event.t_ns for event in events[-1:])]),
@@ -112,17 +101,16 @@ class Recorder:
             capacity=self._capacity,
             dropped=dropped,
             error=None if error is None else f"{type(error).__name__}: {error}",
-            findings=tuple(text for source in self._sources for text in source.findings),
-            adds_after_ns=round(1e9 * self._source.adds_after_s),
+            adds_after_ns=round(1e9 * source.adds_after_s),
             modules=tuple(modules),
-            peak_bytes=streams.peak_memory_bytes(self._source.device),
+            peak_bytes=streams.peak_memory_bytes(self._device),
             host_waits=host_waits,
             launch_ns=launch_ns,
             crowded_ns=crowded_ns,
         )
 
     def _await_completions(self) -> None:
-        """A completion comes from another thread, perhaps a moment after the wait for the collective has ended."""
+        """Another thread reports a completion, possibly a moment after the wait for the collective has ended."""
         end_s = time.monotonic() + COMPLETIONS_S
         while self._count(EventKind.BUCKET_COMPLETED) < self._count(EventKind.BUCKET_LAUNCHED):
             if time.monotonic() > end_s:  # not every transport reports completions
@@ -133,10 +121,9 @@ class Recorder:
         return sum(event.kind is kind for _, _, event, *_ in list(self._ring))
 
     def _emit(self, kind: EventKind, *_: Any) -> None:
-        self._watched[0][1](Event(kind))
+        self._sources[0][1](Event(kind))
 
     def _new_sink(self, module: int) -> EventSink:
-        """See [Note: the cost of recording] and [Note: times on a GPU]."""
         append, serial, clock = self._ring.append, self._serial, now_ns
         if self._device_clock is None:
             kinds, see = self._core.KINDS, self._core.see
@@ -149,26 +136,25 @@ class Recorder:
         )
 
     def _read_ring(self) -> tuple[tuple[Stamped, ...], int]:
-        """The events in order of time, and how many older ones have fallen out."""
+        """The events in order of time, and the number of older ones that have fallen out."""
         rows = list(self._ring)
         dropped = rows[0][0] if rows else 0  # the serial number of the oldest event that is left
         times = [t_ns for _, t_ns, *_ in rows]
         if (clock := self._device_clock) is not None:
-            seconds = [None if stamp is None else clock.seconds(self._first_stamp, stamp) for *_, stamp, _ in rows]
+            seconds = [None if row[3] is None else clock.seconds(self._first_stamp, row[3]) for row in rows]
             times = interpolate(times, [None if s is None else self._first_ns + round(s * 1e9) for s in seconds])
-        stamped = zip(times, rows, strict=True)
-        events = [Stamped(t_ns, *event).moved(module * MODULE) for t_ns, (_, _, event, _, module) in stamped]
+        events = [
+            Stamped(t_ns, event.kind, event.subject, module)
+            for t_ns, (_, _, event, _, module) in zip(times, rows, strict=True)
+        ]
         return tuple(sorted(events, key=lambda event: event.t_ns)), dropped
 
-    def _layouts(self, events: tuple[Stamped, ...], module: int) -> tuple[Layout, ...]:
-        """A rebuild changes the plan, as a rule once in a training; of several, the last one counts."""
-        source, _, first = self._watched[module]
-        last = source.plan()
-        rebuilds = (e.t_ns for e in reversed(events) if e.kind is EventKind.BUCKETS_REBUILT and e.module == module)
-        rebuilt_ns = next(rebuilds, None)
-        if rebuilt_ns is None:
-            return (Layout(last, module=module),)
-        return (Layout(first, module=module), Layout(last, rebuilt_ns, module))
+    def _layouts(self, events: Sequence[Stamped], module: int) -> tuple[Layout, ...]:
+        """The plans before and after the last rebuild; as a rule there is one rebuild in a training."""
+        source, _, first = self._sources[module]
+        rebuilds = [e.t_ns for e in events if e.kind is EventKind.BUCKETS_REBUILT and e.module == module]
+        last = Layout(source.plan(), rebuilds[-1] if rebuilds else 0, module)
+        return (Layout(first, module=module), last) if rebuilds else (last,)
 
 
 def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list[int]:
@@ -177,8 +163,7 @@ def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list
     if not known:
         return list(host_ns)
     base = known[0][0]  # nanoseconds since the machine started do not fit a float's 53 bits, distances do
-    hosts = np.array([host - base for host, _ in known], dtype=np.float64)
-    devices = np.array([device - base for _, device in known], dtype=np.float64)
+    hosts, devices = np.array([(host - base, device - base) for host, device in known], dtype=np.float64).T
     filled = np.interp([host - base for host in host_ns], hosts, devices)
     return [
         base + round(float(between)) if device is None else device

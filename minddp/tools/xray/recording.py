@@ -1,8 +1,8 @@
 """A recording: plain data, the same in memory, in a file and between ranks.
 
-A `Recording` holds a `RankRecording` for each rank that took part; that holds stamped events and the layouts by
-which they are read: which parameter travelled in which bucket, and since when. A file keeps neither the devices of
-parameters nor that a gradient is sparse.
+A `Recording` holds a `RankRecording` for each rank that took part. That holds stamped events, and the layouts that
+say which parameter travelled in which bucket. A file keeps neither the devices of parameters nor that a gradient
+is sparse.
 """
 
 from __future__ import annotations
@@ -19,28 +19,24 @@ from minddp.platform.clock_offset import ClockOffset
 from minddp.tools.xray.host import HostWait
 
 UNKNOWN_OFFSET = ClockOffset(0, None)
-MODULE = 2**24  # what one module's subjects are apart from the next one's
+MODULE = 2**24  # in a file, the subjects of module m are moved by m * MODULE
 FORMAT = 1  # of the dictionaries that `Recording.to_dict` makes
 
 
 class Stamped(NamedTuple):
-    """An event of `minddp.core.events` and when it happened, in nanoseconds on the clock of its rank."""
+    """An event of `minddp.core.events` and its time, in nanoseconds on the clock of its rank.
+
+    `module` is an index of `RankRecording.modules`. Each module numbers its parameters and buckets from 0.
+    """
 
     t_ns: int
     kind: EventKind
     subject: int = -1
-
-    @property
-    def module(self) -> int:
-        """The place of its module in `RankRecording.modules`. See [Note: several modules]."""
-        return (self.subject + 1) // MODULE
-
-    def moved(self, by: int) -> Stamped:
-        return self._replace(subject=self.subject + by)
+    module: int = 0
 
 
 class Layout(NamedTuple):
-    """A bucket plan, since when it is in use, and of which module it is."""
+    """The bucket plan of a module, and the time since which it is in use."""
 
     plan: BucketPlan
     since_ns: int = 0
@@ -51,15 +47,10 @@ class Layout(NamedTuple):
 class RankRecording:
     """The events of one rank, in order of time; `dropped` counts older ones that the ring had no room for.
 
-    `first_step` is the number of the first step in it, `clock` the offset to the first rank's clock, `error` the
-    exception that ended the recording, if any. `findings` are what the guard had found by then. `adds_after_ns`:
-    see `Transport.adds_after_s`. `modules` are named where there are several. `peak_bytes`: see `streams.py`.
-    `launch_ns` is what a launch costs backward, `crowded_ns` for how long a backward waits for cores that messages
-    have: see [Note: core time].
-
-    [Note: several modules]
-    Each numbers its parameters and buckets from 0. In one recording the subjects of module m are moved by
-    m * MODULE, also the -1 of events without a subject.
+    `first_step` is the number of the first step, `clock` the offset to the first rank's clock, `error` the
+    exception that ended the recording. `adds_after_ns`: see `Transport.adds_after_s`. `modules` has names if there
+    are several modules. `peak_bytes`: see `streams.py`. `launch_ns` is the cost of a launch for backward,
+    `crowded_ns` the time for which a backward waits for cores that messages use: see [Note: core time].
     """
 
     rank: int
@@ -76,7 +67,6 @@ class RankRecording:
     dropped: int = 0
     clock: ClockOffset = UNKNOWN_OFFSET
     error: str | None = None
-    findings: tuple[str, ...] = ()
     adds_after_ns: int = 0
     modules: tuple[str, ...] = ()
     peak_bytes: int = 0
@@ -94,7 +84,7 @@ class RankRecording:
         by = self.clock.offset_ns
         return replace(
             self,
-            events=tuple(Stamped(t + by, kind, subject) for t, kind, subject in self.events),
+            events=tuple(event._replace(t_ns=event.t_ns + by) for event in self.events),
             layouts=tuple(layout._replace(since_ns=layout.since_ns + by) for layout in self.layouts),
             stopped_ns=self.stopped_ns + by,
             clock=replace(self.clock, offset_ns=0),
@@ -149,20 +139,25 @@ def _rank_to_dict(rank: RankRecording) -> dict[str, Any]:
         **{field.name: getattr(rank, field.name) for field in fields(rank)},
         "clock": [rank.clock.offset_ns, rank.clock.error_ns],
         "layouts": [_layout_to_dict(layout) for layout in rank.layouts],
-        "events": [[t, kind.name, subject] for t, kind, subject in rank.events],
+        "events": [[t, kind.name, subject + MODULE * module] for t, kind, subject, module in rank.events],
     }
 
 
 def _rank_from_dict(data: Mapping[str, Any]) -> RankRecording:
+    known = {field.name for field in fields(RankRecording)}  # an older version wrote others
     nested = {
         "clock": ClockOffset(*data["clock"]),
         "layouts": tuple(_layout_from_dict(layout) for layout in data["layouts"]),
-        "findings": tuple(data.get("findings", ())),
-        "events": tuple(Stamped(t_ns, EventKind[kind], subject) for t_ns, kind, subject in data["events"]),
+        "events": tuple(_event(*event) for event in data["events"]),
         "modules": tuple(data.get("modules", ())),
         "host_waits": tuple(HostWait(*wait) for wait in data.get("host_waits", ())),
     }
-    return RankRecording(**{**data, **nested})
+    return RankRecording(**{name: value for name, value in {**data, **nested}.items() if name in known})
+
+
+def _event(t_ns: int, kind: str, subject: int) -> Stamped:
+    module, above = divmod(subject + 1, MODULE)  # the subject may be -1
+    return Stamped(t_ns, EventKind[kind], above - 1, module)
 
 
 def _layout_to_dict(layout: Layout) -> dict[str, Any]:

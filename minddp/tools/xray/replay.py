@@ -1,19 +1,20 @@
-"""The recorded steps, played again with something changed. Pure.
+"""The recorded steps, simulated again with something changed. Pure.
 
-[Note: how steps are played again]
-A rank computes as recorded: what its spans took, each by a factor (`Change.factors`), one after the other. Its
-gradients are ready at their places in backward; a bucket is launched when its last one is packed and all buckets
-before it are launched. When all ranks have joined (see [Note: a bucket's passage]) it travels, one at a time, by
-the model of `tools/forecast/step_model.py`. After backward a rank waits for each bucket and copies it back, then
-goes on as recorded. Its next step begins when it is done, so a rank that is late in one phase makes others wait in
-the next backward, wherever that phase lies. Buffers are waited for, too: no rank has them before rank 0 sends them.
+[Note: how steps are simulated]
+A rank computes as recorded: one span after the other, each scaled by a factor
+(`Change.factors`). Its gradients are ready at their places in backward. A bucket is launched when its last
+gradient is packed and all buckets before it are launched. When all ranks have joined (see `timeline.py`) it
+travels, one at a time, by the model of `tools/forecast/step_model.py`. After backward a rank waits for each bucket
+and copies it back, then continues as recorded. Its next step begins when it is done, so a rank that is late in any
+phase makes the others wait in the next backward. Buffers make ranks wait, too: no rank has them before rank 0
+sends them.
 
-What a message, packing and copying cost is fitted to the recording (`Costs`). A launch costs the thread that trains
-what it took, and the time for which backward waited for cores that messages had grows and shrinks with that of all
-messages: see [Note: core time]. Left out: small messages may travel side by side. Playing the recording unchanged
-shows how far to trust the rest.
+The costs of a message, of packing and of copying are fitted to the recording (`Costs`). A launch costs the
+training thread the recorded time. The time for which backward waits for cores is proportional to that of all
+messages: see [Note: core time]. Not modelled: small messages may travel side by side. Simulating the recording
+unchanged shows the error of the model.
 
-A step is measured from one last arrival to the next; one more step, equal to the first, is played before it.
+A step is measured from one last arrival to the next. One more step, equal to the first, is simulated before it.
 """
 
 from __future__ import annotations
@@ -23,39 +24,38 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from minddp.core.plan import BucketPlan
 from minddp.tools.forecast.link import FREE, Link, fit_link
 from minddp.tools.forecast.step_model import Message, simulate
-from minddp.tools.xray.timeline import Activity, BucketHistory, Interval, RankStep, Span, Step
+from minddp.tools.xray.timeline import Activity, Interval, RankStep, RecordedStep, Span
 
 SIZES_APART = 2  # times as large: nearer ones do not show a latency
 
 
-class Phase(enum.IntEnum):
-    """What a rank is busy with; the first are numbered as the fields of `forecast.lateness.RankTimes`."""
+class WorkPhase(enum.Enum):
+    """The phases in which a rank is busy, as sentences name them."""
 
-    BETWEEN = 0
-    FORWARD = 1
-    BACKWARD = 2
-    OPTIMIZER = 3  # and what comes between it and backward
-    ACCUMULATION = 4
-    LOSS = 5  # between forward and backward
-    DATA = 6  # a part of what lies between steps
+    BETWEEN = "between steps"
+    FORWARD = "in forward"
+    BACKWARD = "in backward"
+    OPTIMIZER = "in the optimizer"  # and between backward and the optimizer
+    ACCUMULATION = "while it accumulates (no_sync)"
+    LOSS = "between forward and backward"
+    DATA = "in the data loader"
 
 
 _PHASES = {
-    Activity.FORWARD: Phase.FORWARD,
-    Activity.LOSS: Phase.LOSS,
-    Activity.BACKWARD: Phase.BACKWARD,
-    Activity.OPTIMIZER: Phase.OPTIMIZER,
-    Activity.DATA: Phase.DATA,
+    Activity.FORWARD: WorkPhase.FORWARD,
+    Activity.LOSS: WorkPhase.LOSS,
+    Activity.BACKWARD: WorkPhase.BACKWARD,
+    Activity.OPTIMIZER: WorkPhase.OPTIMIZER,
+    Activity.DATA: WorkPhase.DATA,
 }
 
 
-def busy(rank: RankStep) -> list[tuple[Span, Phase]]:
+def busy(rank: RankStep) -> list[tuple[Span, WorkPhase]]:
     """The spans of a complete step in which the rank neither waits for others nor copies."""
     complete_ns = _complete_ns(rank)
     forwards = [span.begin_ns for span in rank.spans if span.activity is Activity.FORWARD]
@@ -64,11 +64,11 @@ def busy(rank: RankStep) -> list[tuple[Span, Phase]]:
     for span in rank.spans:
         if span.activity in (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS):
             continue
-        phase = _PHASES.get(span.activity, Phase.BETWEEN)
+        phase = _PHASES.get(span.activity, WorkPhase.BETWEEN)
         if span.begin_ns < forwards[-1] and span.activity in (Activity.LOSS, Activity.BACKWARD, Activity.OTHER):
-            phase = Phase.ACCUMULATION
-        elif span.begin_ns >= complete_ns and phase is Phase.BETWEEN and span.begin_ns < max(optimizers, default=0):
-            phase = Phase.OPTIMIZER
+            phase = WorkPhase.ACCUMULATION
+        elif phase is WorkPhase.BETWEEN and complete_ns <= span.begin_ns < max(optimizers, default=0):
+            phase = WorkPhase.OPTIMIZER
         found.append((span, phase))
     return found
 
@@ -79,26 +79,24 @@ def _complete_ns(rank: RankStep) -> int:
     return complete_ns
 
 
-# ---------------------------------------------------------------------- what things cost
+# ---------------------------------------------------------------------- costs, fitted to the recording
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What was seen: of `messages` on the wire, of packing and of copying back, by bytes, and by bucket.
+    """The costs by bytes of a message on the link, of packing and of copying back; and the number of messages.
 
-    Messages of about one size do not show which part of their time was latency; it then counts as none, and
-    `separates_latency` is False.
+    A rank continues `wake_ns` after an arrival.
     """
 
     wire: Link
     messages: int
     pack: Link = FREE
     copy: Link = FREE
-    wake_ns: float = 0.0  # from an arrival until its rank goes on
-    separates_latency: bool = True
+    wake_ns: float = 0.0
 
 
-def costs_of(steps: Sequence[Step]) -> Costs | None:
+def costs_of(steps: Sequence[RecordedStep]) -> Costs | None:
     """Fitted to all buckets of complete steps. None if no message was seen to complete."""
     wires, packs, copies, wakes = _Samples(), _Samples(), _Samples(), [0.0]
     for step in steps:
@@ -120,12 +118,11 @@ def costs_of(steps: Sequence[Step]) -> Costs | None:
         packs.link or FREE,
         copies.link or FREE,
         statistics.median(wakes[1:] or wakes),
-        wires.separates_latency,
     )
 
 
-def _as_long_in_all(link: Link, steps: Sequence[Step]) -> Link:
-    """A link by which the messages of a median backward take as long in all as they did.
+def _as_long_in_all(link: Link, steps: Sequence[RecordedStep]) -> Link:
+    """Scale the link so that the messages of the median backward take as long in total as recorded.
 
     A fit to single messages is not enough: the first may arrive late since its thread handles others before it.
     """
@@ -147,74 +144,95 @@ class _Samples(dict[int, list[float]]):
             self.setdefault(nbytes, []).append(ns / 1e9)
 
     @property
-    def separates_latency(self) -> bool:
-        return bool(self) and max(self) >= SIZES_APART * min(self)
-
-    @property
     def link(self) -> Link | None:
-        """The link that explains best the median time of each size."""
+        """The link that best explains the median time of each size. Similar sizes show no latency: then it is 0."""
         medians = {nbytes: statistics.median(times) for nbytes, times in self.items()}
-        if self.separates_latency:
+        if medians and max(medians) >= SIZES_APART * min(medians):
             return fit_link(medians)
         return Link(0.0, sum(medians) / sum(medians.values())) if medians else None
 
 
-# ---------------------------------------------------------------------- playing
+# ---------------------------------------------------------------------- the simulation
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is different: the buckets, the costs, and how much longer a phase takes, by step, rank and phase.
+    """A difference: other buckets, other costs, and factors for the length of a phase, by step, rank and phase.
 
-    `title` says it, `code` as arguments or calls; `ranks` are those that are quicker. `shown` is the place of the
-    step to show, if not the typical one.
+    `title` says it in words, `code` as arguments or calls; `ranks` are those that become quicker.
     """
 
     plan: BucketPlan | None = None
     costs: Callable[[Costs], Costs] = lambda costs: costs
-    factors: Mapping[tuple[int, int, Phase], float] = field(default_factory=dict)
+    factors: Mapping[tuple[int, int, WorkPhase], float] = field(default_factory=dict)
     title: str = "as recorded"
     code: str = ""
     ranks: tuple[int, ...] = ()
-    shown: int | None = None
+
+
+class SimulatedRank(NamedTuple):
+    """The times of one rank in a simulated step. It is blocked for `exposed_ns`."""
+
+    begin_ns: int
+    launches_ns: list[int]
+    complete_ns: int
+    exposed_ns: int
+    end_ns: int
+
+
+class SimulatedStep(NamedTuple):
+    """A simulated step: its ranks, and for each bucket when its bytes move."""
+
+    ranks: list[SimulatedRank]
+    wires: list[Interval]
+
+    @property
+    def length_ns(self) -> int:
+        return max(rank.end_ns - rank.begin_ns for rank in self.ranks)
+
+    @property
+    def exposed_ns(self) -> int:
+        """The cost of communication: see `timeline.py`."""
+        return max(self.ranks, key=lambda rank: rank.complete_ns).exposed_ns
+
+    @property
+    def arrival_ns(self) -> int:
+        return max((wire.end_ns for wire in self.wires), default=min(rank.begin_ns for rank in self.ranks))
 
 
 class Replay(NamedTuple):
-    """The steps as played, in order, and a step's length on average. See [Note: how steps are played again]."""
+    """The simulated steps in order, and their mean length. See [Note: how steps are simulated]."""
 
-    steps: tuple[Step, ...]
+    steps: list[SimulatedStep]
     step_ns: float
 
 
-def replay(steps: Sequence[Step], costs: Costs, change: Change = Change()) -> Replay:
+def replay(steps: Sequence[RecordedStep], costs: Costs, change: Change = Change()) -> Replay:
     """All `steps`, which must be complete and have the same plan and ranks, with one `change`."""
     costs = change.costs(costs)
     begins = [rank.interval.begin_ns for rank in steps[0].ranks]
-    played = []
+    simulated = []
     for t, step in [(0, steps[0]), *enumerate(steps)]:
-        again = _play(step, t, begins, costs, change)
-        begins = [rank.interval.end_ns for rank in again.ranks]
-        played.append(again)
-    return Replay(tuple(played[1:]), (_arrival_ns(played[-1]) - _arrival_ns(played[0])) / len(steps))
+        simulated.append(_simulated(step, t, begins, costs, change))
+        begins = [rank.end_ns for rank in simulated[-1].ranks]
+    return Replay(simulated[1:], (simulated[-1].arrival_ns - simulated[0].arrival_ns) / len(steps))
 
 
-def _arrival_ns(step: Step) -> int:
-    return max([t for rank in step.ranks for b in rank.buckets if (t := b.completed_ns)] or [step.begin_ns])
-
-
-def _play(step: Step, t: int, begins: Sequence[int], costs: Costs, change: Change) -> Step:
+def _simulated(step: RecordedStep, t: int, begins: Sequence[int], costs: Costs, change: Change) -> SimulatedStep:
     plan, begin_ns = change.plan or step.plan, min(begins)
     players: list[_Player] = []
     for rank, own_ns in zip(step.ranks, begins, strict=True):
-        players.append(_Player(rank, t, own_ns, plan, costs, change))
-        players[-1].compute(players[0])
+        players.append(_Player(rank, t, own_ns, plan, costs, change, players[0].computed if players else []))
     messages = []
     for bucket, times_ns in zip(plan.buckets, zip(*(its.launches_ns for its in players), strict=True), strict=True):
         latest_ns = max(times_ns) + step.adds_after_ns
         join_ns = max(max(t, min(its.complete_ns, latest_ns)) for t, its in zip(times_ns, players, strict=True))
         messages.append(Message(bucket.nbytes, (join_ns - begin_ns) / 1e9))
-    arrivals = [begin_ns + round(1e9 * transfer.end_s) for transfer in simulate(messages, costs.wire)]
-    return replace(step, ranks=tuple(its.played(arrivals) for its in players))
+    wires = [
+        Interval(*(begin_ns + round(1e9 * at_s) for at_s in transfer))
+        for transfer in simulate(messages, costs.wire)
+    ]
+    return SimulatedStep([its.after_backward(wires) for its in players], wires)
 
 
 def _longer_ns(rank: RankStep, plan: BucketPlan, costs: Costs) -> float:
@@ -226,89 +244,71 @@ def _longer_ns(rank: RankStep, plan: BucketPlan, costs: Costs) -> float:
 
 
 class _Player:
-    """One rank in a step that is played: `compute` first, until its gradients are complete."""
+    """One rank in a simulated step. `first` are the spans of the first rank, which sends the buffers."""
 
-    def __init__(self, rank: RankStep, t: int, begin_ns: int, plan: BucketPlan, costs: Costs, change: Change):
+    def __init__(
+        self,
+        rank: RankStep,
+        t: int,
+        begin_ns: int,
+        plan: BucketPlan,
+        costs: Costs,
+        change: Change,
+        first: Sequence[tuple[Span, Interval]],
+    ):
         self._rank, self._begin_ns, self._plan, self._costs = rank, begin_ns, plan, costs
-        self._phases = {span.begin_ns: phase for span, phase in busy(rank)}
-        self._factors = {phase: change.factors.get((t, rank.rank, phase), 1.0) for phase in Phase}
-        backward_ns = sum(span.length_ns for span, phase in busy(rank) if phase is Phase.BACKWARD)
-        self._factors[Phase.BACKWARD] *= max(0.0, 1 + _longer_ns(rank, plan, costs) / max(1, backward_ns))
-        self.recorded = [span for span in rank.spans if span.end_ns <= _complete_ns(rank)]
-        self._ends_ns = [span.end_ns for span in self.recorded]
-        self.spans: list[Span] = []  # these, as played
+        self._busy = busy(rank)
+        self._factors = {phase: change.factors.get((t, rank.rank, phase), 1.0) for phase in WorkPhase}
+        backward_ns = sum(span.length_ns for span, phase in self._busy if phase is WorkPhase.BACKWARD)
+        self._factors[WorkPhase.BACKWARD] *= max(0.0, 1 + _longer_ns(rank, plan, costs) / max(1, backward_ns))
+        self.computed = list(self._until_complete(first))  # spans until the gradients are complete, and their times
+        self._ends_ns = [span.end_ns for span, _ in self.computed]
+        self.complete_ns = self.computed[-1][1].end_ns
+        self.launches_ns = list(self._launches())
 
-    @property
-    def complete_ns(self) -> int:
-        return self.spans[-1].end_ns
-
-    def compute(self, first: _Player) -> None:
-        """Play the recorded spans; those of buffers end when the `first` rank, perhaps this one, has sent them."""
-        pairs = zip(first.recorded, first.spans, strict=False)  # none yet, if this is the first rank
-        sendings = iter([(old.begin_ns, new.begin_ns) for old, new in pairs if old.activity is Activity.BUFFERS])
+    def _until_complete(self, first: Sequence[tuple[Span, Interval]]) -> Iterator[tuple[Span, Interval]]:
+        phases = {span.begin_ns: phase for span, phase in self._busy}
+        sendings = iter([(old, new) for old, new in first if old.activity is Activity.BUFFERS])
         now_ns = self._begin_ns
-        for span in self.recorded:
-            begins_ns, length_ns = now_ns, span.length_ns
-            if (phase := self._phases.get(span.begin_ns)) is not None:
+        for span in self._rank.spans:
+            if span.end_ns > _complete_ns(self._rank):
+                return
+            begin_ns, length_ns = now_ns, span.length_ns
+            if (phase := phases.get(span.begin_ns)) is not None:
                 length_ns = round(length_ns * self._factors[phase])
             elif (sending := next(sendings, None)) is not None:
-                seen_ns, sent_ns = sending
-                length_ns = span.end_ns - min(max(span.begin_ns, seen_ns), span.end_ns)
-                begins_ns = max(now_ns, sent_ns)
-            self.spans.append(replace(span, begin_ns=now_ns, end_ns=begins_ns + length_ns))
-            now_ns = begins_ns + length_ns
+                recorded, simulated = sending
+                length_ns = span.end_ns - min(max(span.begin_ns, recorded.begin_ns), span.end_ns)
+                begin_ns = max(now_ns, simulated.begin_ns)
+            yield span, Interval(now_ns, begin_ns + length_ns)
+            now_ns = begin_ns + length_ns
 
-    @cached_property
-    def launches_ns(self) -> list[int]:
-        """When each bucket is launched; one without gradients, when backward ends."""
-        launches: list[int] = []
+    def _launches(self) -> Iterator[int]:
+        """The launch of each bucket; without gradients it is the end of backward."""
         now_ns = 0
         for bucket in self._plan.buckets:
             ready = [t_ns for slot in bucket.slots if (t_ns := self._rank.ready_ns.get(slot.param)) is not None]
             pack_ns = round(1e9 * self._costs.pack.seconds(bucket.nbytes))
-            packed_ns = self._moved(max(ready)) + pack_ns if ready else self.complete_ns
+            packed_ns = self._simulated_ns(max(ready)) + pack_ns if ready else self.complete_ns
             now_ns = max(now_ns, min(packed_ns, self.complete_ns))
-            launches.append(now_ns)
-        return launches
+            yield now_ns
 
-    def _moved(self, t_ns: int) -> int:
-        """A recorded moment, as played."""
+    def _simulated_ns(self, t_ns: int) -> int:
+        """The simulated time of a recorded moment."""
         place = bisect_left(self._ends_ns, t_ns)
-        if place == len(self.recorded):
+        if place == len(self.computed):
             return self.complete_ns
-        old, new = self.recorded[place], self.spans[place]
+        old, new = self.computed[place]
         return new.begin_ns + round((t_ns - old.begin_ns) / max(1, old.length_ns) * new.length_ns)
 
-    def played(self, arrivals: Sequence[int]) -> RankStep:
-        """The whole step, where buckets arrive at these times."""
-        spans = tuple(span for span in [*self.spans, *self._rest(arrivals)] if span.length_ns)
-        return replace(
-            self._rank,
-            interval=Interval(self._begin_ns, spans[-1].end_ns),
-            spans=spans,
-            packs=(),
-            ready_ns={param: self._moved(t_ns) for param, t_ns in self._rank.ready_ns.items()},
-            gradients_complete_ns=self.complete_ns,
-            buckets=tuple(
-                BucketHistory(bucket.index, bucket.nbytes, launched_ns=launched_ns, completed_ns=arrival_ns)
-                for bucket, launched_ns, arrival_ns in zip(
-                    self._plan.buckets, self.launches_ns, arrivals, strict=True
-                )
-            ),
-            plan=self._plan,
-        )
-
-    def _rest(self, arrivals: Sequence[int]) -> Iterator[Span]:
-        """What follows when all gradients are complete."""
-        now_ns = self.complete_ns
-        for bucket, arrival_ns in zip(self._plan.buckets, arrivals, strict=True):
-            waited_ns = max(now_ns, arrival_ns) + round(self._costs.wake_ns)
-            copied_ns = waited_ns + round(1e9 * self._costs.copy.seconds(bucket.nbytes))
-            yield Span(Activity.EXPOSED, now_ns, waited_ns, bucket.index)
-            yield Span(Activity.COPY_BACK, waited_ns, copied_ns, bucket.index)
-            now_ns = copied_ns
-        for span, phase in busy(self._rank):
+    def after_backward(self, wires: Sequence[Interval]) -> SimulatedRank:
+        """Wait for each bucket, copy it back, and continue as recorded."""
+        now_ns, exposed_ns = self.complete_ns, 0
+        for bucket, wire in zip(self._plan.buckets, wires, strict=True):
+            waited_ns = max(now_ns, wire.end_ns) + round(self._costs.wake_ns)
+            exposed_ns += waited_ns - now_ns
+            now_ns = waited_ns + round(1e9 * self._costs.copy.seconds(bucket.nbytes))
+        for span, phase in self._busy:
             if span.begin_ns >= _complete_ns(self._rank):
-                end_ns = now_ns + round(span.length_ns * self._factors[phase])
-                yield replace(span, begin_ns=now_ns, end_ns=end_ns)
-                now_ns = end_ns
+                now_ns += round(span.length_ns * self._factors[phase])
+        return SimulatedRank(self._begin_ns, self.launches_ns, self.complete_ns, exposed_ns, now_ns)

@@ -1,4 +1,4 @@
-"""The result of a recording: to be saved, explained, and compared with others."""
+"""The result of a recording: save it, explain it, and compare it with others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITERS: dict[str, Callable[[Sequence[Analysis]], str]] = {".html": render, ".js
 
 
 class Comparison:
-    """Several recordings side by side; or a single one, if it is a `Result` or an `XRay`."""
+    """Several recordings side by side. A single one is a `Result` or an `XRay`."""
 
     def __init__(self, results: Iterable[Result]):
         self._results = tuple(results)
@@ -36,24 +36,28 @@ class Comparison:
     def results(self) -> tuple[Result, ...]:
         return self._results
 
+    @property
+    def _analyses(self) -> list[Analysis]:
+        """Empty on other ranks than the first one that recorded."""
+        is_first = all(result.is_first for result in self.results)
+        return [result.analysis for result in self.results] if is_first else []
+
     def save(self, path: str | Path) -> None:
         """Write a page (.html) or the recording itself (.json), by the suffix; on the first rank only.
 
-        The .json file can be opened by `load`, and in ui.perfetto.dev.
+        `load` and ui.perfetto.dev open the .json file.
 
         Raises:
             ValueError: another suffix, or no step was recorded.
         """
         path = Path(path)
-        if not all(result.is_first for result in self.results):
+        if not (analyses := self._analyses):
             return
         if path.suffix not in WRITERS:
             raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
-        analyses = [result.analysis for result in self.results]
-        for analysis in analyses:
-            _ = analysis.typical  # raises before anything is written, if there is no step
+        text = WRITERS[path.suffix](analyses)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(WRITERS[path.suffix](analyses), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
 
     def explain(self, console: Console | None = None) -> None:
         """Print where the time goes, and of a single recording also predictions; on the first rank only.
@@ -61,8 +65,8 @@ class Comparison:
         Raises:
             ValueError: no step was recorded.
         """
-        if all(result.is_first for result in self.results):
-            explain([result.analysis for result in self.results], console or Console())
+        if analyses := self._analyses:
+            explain(analyses, console or Console())
 
     def compare(self, *others: Comparison) -> Comparison:
         """These recordings and others, on one scale."""
@@ -70,7 +74,7 @@ class Comparison:
 
 
 class Result(Comparison):
-    """One recording. On other ranks than the one that `is_first` nothing is written or printed."""
+    """One recording. Only the rank that `is_first` writes and prints."""
 
     def __init__(self, recording: Recording, *, is_first: bool = True):
         super().__init__([self])

@@ -1,24 +1,15 @@
-"""Sources of events: minddp's wrapper, which reports what it does, and torch's, which is watched from outside.
+"""Sources of events: minddp's wrapper, which reports them, and torch's, which is watched from outside.
 
-[Note: what torch's wrapper shows]
-Let it take two steps before the recording: torch rebuilds its buckets after the first, without a sign.
+**Limits with torch's wrapper.** Let it take two steps before the recording: torch rebuilds its buckets after the
+first, without a sign. Visible from outside are forward, each gradient (a hook on each parameter), each bucket's
+launch and completion (a communication hook that only times), and the end of backward. The waits for single
+buckets, packing and copying back happen in C++ between two visible moments. So `reading.py` assumes that after
+backward each bucket is waited for, in order, until it completes.
 
-Visible from outside are forward, each gradient (a hook on each parameter), each bucket's launch and completion (a
-communication hook that only times), and the end of backward. Not visible are the wait for one bucket rather than
-the next, packing and copying back, all of which happen in C++ between two visible moments. So `reading.py` assumes
-that after backward each bucket is waited for, in order, until it completes.
-
-[Note: the hook that stays]
-A communication hook can be registered once and never removed, so it stays when the recording ends, and reduces as
-before without an event. It multiplies by 1/world_size before it sums, as torch does without a hook; but with
-`gradient_as_bucket_view` or `batched_grad_copy` torch divides, which at world sizes that are no power of two may
-differ in the last bit. A module that has a communication hook already cannot be recorded.
-
-[Note: the end of callbacks]
-A bucket's result passes through a callback in Python, on gloo's thread, which drops the callback some milliseconds
-after the result is there, when Python's lock is free. If the interpreter has begun to end by then, Python ends that
-thread within a destructor, and the process aborts ("terminate called without an active exception"). So before the
-interpreter ends all callbacks must be gone.
+**The hook that stays.** A communication hook can be registered once and never removed. When the recording ends it
+stays and reduces as before, without an event. It multiplies by 1/world_size before it sums, as torch does without
+a hook; but with `gradient_as_bucket_view` or `batched_grad_copy` torch divides, which at world sizes that are no
+power of two may differ in the last bit. A module that already has a communication hook cannot be recorded.
 """
 
 from __future__ import annotations
@@ -68,12 +59,8 @@ class Source(Protocol):
     @property
     def steps_taken(self) -> int: ...
 
-    @property
-    def findings(self) -> tuple[str, ...]:
-        """What the wrapper has noticed by itself so far."""
-
     def plan(self) -> BucketPlan:
-        """Which gradient travels in which bucket now."""
+        """The gradients of each bucket at present."""
 
     def watch(self, sink: EventSink) -> None:
         """Send every event to `sink` from now on, until `unwatch`."""
@@ -82,23 +69,20 @@ class Source(Protocol):
 
 
 class MinddpSource:
-    """minddp's own wrapper: its reducer reports everything itself."""
+    """minddp's own wrapper: its reducer reports all events."""
 
     wrapper = "minddp"
     has_plan = True
 
     def __init__(self, ddp: DistributedDataParallel):
         self._reducer = ddp._reducer
-        self._guard = getattr(ddp, "guard", None)
+        transport = self._reducer.transport
         self.title = type(ddp.module).__name__
-        self.rank = self._reducer.transport.rank
-        self.world_size = self._reducer.transport.world_size
+        self.rank, self.world_size, self.store = transport.rank, transport.world_size, transport.store
         self.device = ddp.device
         self.backend: str = dist.get_backend(ddp.process_group)
-        self.adds_after_s = self._reducer.transport.adds_after_s
-        self.store = self._reducer.transport.store
-        self.watch = self._reducer.events.watch
-        self.unwatch = self._reducer.events.unwatch
+        self.adds_after_s = transport.adds_after_s
+        self.watch, self.unwatch = self._reducer.events.watch, self._reducer.events.unwatch
 
     @property
     def topic(self) -> str:
@@ -108,20 +92,15 @@ class MinddpSource:
     def steps_taken(self) -> int:
         return self._reducer.num_passes
 
-    @property
-    def findings(self) -> tuple[str, ...]:
-        return () if self._guard is None else tuple(finding.text for finding in self._guard.exchange.found)
-
     def plan(self) -> BucketPlan:
         return self._reducer.plan
 
 
 class NativeSource:
-    """torch's wrapper, watched from outside. See [Note: what torch's wrapper shows]."""
+    """torch's wrapper, watched from outside. See the module's docstring."""
 
     wrapper = "torch DDP"
     has_plan = True
-    findings: tuple[str, ...] = ()
     adds_after_s = 0.0
 
     def __init__(self, ddp: TorchDDP):
@@ -165,11 +144,9 @@ class NativeSource:
         return f"minddp/xray/torch/{self.title}/{self.steps_taken}"
 
     def plan(self) -> BucketPlan:
-        """As the hook has seen it; before the first backward only the parameters are known."""
+        """The buckets that the hook has seen; before the first backward only the parameters are known."""
         groups = [self._buckets[index] for index in sorted(self._buckets)]
         return plan_from_groups(self._params, groups, "as torch's wrapper has it")
-
-    # ------------------------------------------------------------------ hooks
 
     def _on_forward_end(self, _module: Any, _inputs: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not self._ddp.require_backward_grad_sync:
@@ -196,7 +173,7 @@ class NativeSource:
         self._emit(EventKind.PARAM_READY, index)
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket as torch does without a hook. See [Note: the hook that stays]."""
+        """Average a bucket as torch does without a hook."""
         index = bucket.index()
         if index not in self._buckets or self._events.sink is not None:
             self._buckets[index] = tuple(self._index_of[param] for param in bucket.parameters())
@@ -213,7 +190,12 @@ class NativeSource:
         return future.then(value)
 
     def _await_callbacks(self) -> None:
-        """See [Note: the end of callbacks]."""
+        """Wait until all callbacks are dropped, before the interpreter ends.
+
+        A bucket's result passes through a callback in Python, on gloo's thread, which drops the callback some
+        milliseconds later, when Python's lock is free. If the interpreter has begun to end by then, Python ends
+        that thread within a destructor, and the process aborts ("terminate called without an active exception").
+        """
         end_s = time.monotonic() + CALLBACKS_S
         while any(alive() is not None for alive in self._callbacks) and time.monotonic() < end_s:
             time.sleep(0.001)

@@ -1,22 +1,18 @@
-"""A step: spans that tile it on each rank, a history of each bucket, and what follows from them. Pure.
+"""A step as data: the activities of each rank, the history of each bucket, and figures computed from both.
 
-[Note: exposed communication]
-A collective runs beside backward while there is a backward. What is under way when autograd has computed its last
-gradient is *exposed*: the rank has nothing left to do and waits. Per step that is the time spent waiting in launch
-order; a bucket's share is the time that the rank waited for this one alone, so that the shares add up.
+**Exposed communication.** Collectives run beside backward until autograd has computed the last gradient. From then
+on the rank is blocked until the buckets arrive. A bucket's share is the time for which the rank waits for this
+bucket alone, in launch order, so the shares add up.
 
-[Note: a bucket's passage]
-From its launch to its arrival a bucket is delayed by one thing at a time. It *queues* while one before it is on the
-wire. Then it *waits for ranks*: the wire is free, but not all ranks have joined. Then its bytes are *on the wire*.
-While an earlier bucket and a late rank both delay it, it queues, as it would if all ranks were there. So the wire
-is never used twice, and "waits for ranks" means the same interval everywhere.
+**The passage of a bucket.** Between its launch and its arrival, one cause at a time delays a bucket. It *queues*
+while an earlier bucket is on the wire. Then it *waits for ranks*: the wire is free, but some ranks have not
+joined. Then its bytes are *on the wire*. If an earlier bucket and a late rank both delay it, it queues. So the
+wire carries one bucket at a time. A rank joins when it launches the bucket. Over shared memory only a waiting
+thread adds, so a rank joins at the end of its backward (or, in a long backward, `Transport.adds_after_s` after the
+last launch).
 
-A rank joins when it launches the bucket; over shared memory, where no thread but the one that waits adds, when its
-backward is over (or, in a long backward, some time after the last launch: `Transport.adds_after_s`).
-
-[Note: the cost of communication]
-The rank that ends backward last is the one that no other delays: what it waits for afterwards is what communication
-costs the step. What the others wait beyond that is for this rank.
+**The cost of communication.** No other rank delays the rank that ends backward last: its waiting time is the cost
+of communication. The other ranks wait longer, and the difference is their wait for this rank.
 """
 
 from __future__ import annotations
@@ -47,15 +43,15 @@ class Activity(enum.Enum):
     """The activities of the thread that trains."""
 
     FORWARD = "forward"
-    BUFFERS = "buffers"  # rank 0's are broadcast, within forward
+    BUFFERS = "buffers"  # broadcast from rank 0, within forward
     REBUILD = "rebuild"  # of the buckets, within forward
-    LOSS = "after forward"  # until backward begins
+    LOSS = "between forward and backward"
     BACKWARD = "backward"
-    EXPOSED = "stands still"  # see [Note: exposed communication]
-    COPY_BACK = "copy back"  # averages go where the optimizer reads them
+    EXPOSED = "blocked in communication"
+    COPY_BACK = "copy averages to .grad"
     OPTIMIZER = "optimizer"
-    DATA = "data loader"  # a `DataLoader` is waited for
-    OTHER = "other"  # everything without an event: zero_grad, logging
+    DATA = "data loader"
+    OTHER = "other"  # without an event: zero_grad, logging
 
 
 OF_MODULES = (Activity.FORWARD, Activity.BACKWARD, Activity.EXPOSED, Activity.COPY_BACK)
@@ -63,7 +59,7 @@ OF_MODULES = (Activity.FORWARD, Activity.BACKWARD, Activity.EXPOSED, Activity.CO
 
 @dataclass(frozen=True)
 class Span:
-    """A time of one activity, of a `module` of several; `bucket` is waited for, copied back or packed, else -1."""
+    """A time of one activity. `bucket` is waited for, copied back or packed, else -1; `module` is one of many."""
 
     activity: Activity
     begin_ns: int
@@ -78,10 +74,10 @@ class Span:
 
 @dataclass(frozen=True)
 class BucketHistory:
-    """One bucket in one step on one rank. A time is `None` if that did not happen.
+    """One bucket in one step on one rank. A time is `None` if the event did not happen.
 
-    It `fills` from its first gradient to its last, that of `last_param`. `ready_ns`: all gradients are packed.
-    `awaited_ns`: how long the rank stood still for this bucket.
+    `fills` lasts from its first gradient to its last, that of `last_param`. At `ready_ns` all gradients are packed.
+    The rank is blocked for `awaited_ns` until this bucket arrives.
     """
 
     index: int
@@ -97,8 +93,8 @@ class BucketHistory:
     completion_was_seen: bool = True
 
 
-class Pass(NamedTuple):
-    """One module's synchronised backward in a step of several; its buckets; when its gradients were complete."""
+class ModuleBackward(NamedTuple):
+    """A synchronised backward of one module: its buckets, and when its gradients were complete."""
 
     module: str
     buckets: range
@@ -106,7 +102,7 @@ class Pass(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A part of a bucket's time: its bytes move or it waits for ranks, its own rank stands still or does not."""
+    """A part of a bucket's time. It `moves` or waits for ranks, `exposed` while its own rank is blocked."""
 
     begin_ns: int
     end_ns: int
@@ -115,7 +111,7 @@ class Stretch(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """What delayed a bucket on one rank; `wire` is None if it never arrived. See [Note: a bucket's passage]."""
+    """The causes that delay a bucket, in order; see the module's docstring. `wire` is None if it never arrived."""
 
     queues: Interval
     waits_for_ranks: Interval
@@ -126,11 +122,10 @@ class Passage(NamedTuple):
 class RankStep:
     """One step on one rank. `spans` tile it without gap or overlap; `packs` lie within backward.
 
-    `ready_ns` gives for each parameter when its gradient arrived; at `gradients_complete_ns` backward has nothing
-    left to compute. A step that ended with an error, or whose backward has no recorded end, is not `complete`.
-    Where there are several modules, it has `passes`, and the buckets are theirs one after the other. `peak_bytes`:
-    the most memory that its process had taken by the end of the recording; 0 if that is not known. `launch_ns` and
-    `crowded_ns` are those of its recording.
+    `ready_ns` gives for each parameter when its gradient arrived. All gradients are computed at
+    `gradients_complete_ns`. A step is `complete` if the end of its synchronised backward was recorded. A step of
+    several modules has several `backwards`, and their buckets are numbered through. `peak_bytes`, `launch_ns` and
+    `crowded_ns` are those of the recording.
     """
 
     rank: int
@@ -143,7 +138,7 @@ class RankStep:
     buckets: tuple[BucketHistory, ...]
     plan: BucketPlan
     complete: bool
-    passes: tuple[Pass, ...] = ()
+    backwards: tuple[ModuleBackward, ...] = ()
     peak_bytes: int = 0
     launch_ns: float = 0.0
     crowded_ns: float = 0.0
@@ -152,41 +147,32 @@ class RankStep:
     def length_ns(self) -> int:
         return self.interval.length_ns
 
-    def pass_of(self, bucket: int) -> Pass:
-        """The backward that a bucket is of."""
-        one = Pass("", range(len(self.buckets)), self.gradients_complete_ns)
-        return next((one for one in self.passes if bucket in one.buckets), one)
+    @property
+    def has_several_modules(self) -> bool:
+        return any(backward.module for backward in self.backwards)
+
+    def backward_of(self, bucket: int) -> ModuleBackward:
+        return next(backward for backward in self.backwards if bucket in backward.buckets)
 
     def module_ns(self, activity: Activity, module: str) -> int:
         return sum(span.length_ns for span in self.spans if (span.activity, span.module) == (activity, module))
 
     @cached_property
     def parts_ns(self) -> dict[Activity, int]:
-        """How long each activity took; together they are the step."""
+        """The time of each activity. They add up to the step."""
         return {a: sum(span.length_ns for span in self.spans if span.activity is a) for a in Activity}
 
     def exposed(self, intervals: Iterable[Interval]) -> list[Interval]:
-        """The parts of `intervals` in which the rank stood still, in order."""
-        return sorted(
-            Interval(max(a.begin_ns, b.begin_ns), min(a.end_ns, b.end_ns))
-            for a in intervals
-            for b in self._still
-            if max(a.begin_ns, b.begin_ns) < min(a.end_ns, b.end_ns)
+        """The parts of `intervals` in which the rank was blocked, in order."""
+        blocked = [span for span in self.spans if span.activity is Activity.EXPOSED]
+        common = (
+            Interval(max(a.begin_ns, b.begin_ns), min(a.end_ns, b.end_ns)) for a in intervals for b in blocked
         )
-
-    @cached_property
-    def _still(self) -> list[Span]:
-        return [span for span in self.spans if span.activity is Activity.EXPOSED]
-
-    def hidden_ns(self, of: Interval, bucket: int) -> int:
-        """How much of a bucket's interval lies beside backward, rather than after it."""
-        complete_ns = self.pass_of(bucket).complete_ns
-        end_ns = of.end_ns if complete_ns is None else complete_ns
-        return Interval(of.begin_ns, min(of.end_ns, end_ns)).length_ns
+        return sorted(part for part in common if part.length_ns)
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """The same step on all the ranks that have recorded it, on one clock."""
 
     number: int
@@ -220,46 +206,42 @@ class Step:
 
     @property
     def last(self) -> RankStep:
-        """It ends backward last, or of several stands still least. See [Note: the cost of communication]."""
-        if self.ranks[0].passes:
+        """The rank that ends backward last; with several modules, the one that is blocked for the shortest time."""
+        if self.ranks[0].has_several_modules:
             return min(self.ranks, key=lambda rank: rank.parts_ns[Activity.EXPOSED])
         return max(self.ranks, key=lambda rank: rank.gradients_complete_ns or 0)
 
     def waits_for_last_ns(self, rank: RankStep) -> int:
-        """How long a rank stands still for the one that ends backward last, rather than for communication."""
-        still = Activity.EXPOSED
-        return max(0, rank.parts_ns[still] - self.last.parts_ns[still])
+        """How long a rank waits for the rank that ends backward last, rather than for communication."""
+        return max(0, rank.parts_ns[Activity.EXPOSED] - self.last.parts_ns[Activity.EXPOSED])
 
     @property
     def waits_longest(self) -> RankStep:
-        """The rank that stands still longest for the one that ends backward last."""
+        """The rank that waits longest for the rank that ends backward last."""
         return max(self.ranks, key=self.waits_for_last_ns)
 
     @property
     def late_rank(self) -> int | None:
-        """The rank that another one waits for, if for a time that is worth mentioning."""
+        """The rank for which another one waits, unless that wait is negligible."""
         waits_ns = self.waits_for_last_ns(self.waits_longest)
         return self.last.rank if waits_ns >= NEGLIGIBLE * self.length_ns else None
 
     def last_join(self, bucket: int) -> tuple[int, int] | None:
-        """When the last rank joined, and which: see [Note: a bucket's passage]. None if not all were recorded."""
-        launches = [(rank.buckets[bucket].launched_ns, rank) for rank in self.ranks]
-        known = [(t_ns, rank) for t_ns, rank in launches if t_ns is not None]
-        if len(known) < self.world_size:
+        """When the last rank joined, and which rank; None unless all ranks were recorded."""
+        launches = [(t_ns, rank) for rank in self.ranks if (t_ns := rank.buckets[bucket].launched_ns) is not None]
+        if len(launches) < self.world_size:
             return None
-        latest_ns = max(t_ns for t_ns, _ in known) + self.adds_after_ns
-        completes = [rank.pass_of(bucket).complete_ns or 0 for _, rank in known]
-        joins = [
-            (max(t, min(complete_ns, latest_ns)), t, rank.rank)
-            for (t, rank), complete_ns in zip(known, completes, strict=True)
-        ]
-        join_ns, _, last = max(joins)
+        latest_ns = max(t_ns for t_ns, _ in launches) + self.adds_after_ns
+        join_ns, _, last = max(
+            (max(t_ns, min(rank.backward_of(bucket).complete_ns or 0, latest_ns)), t_ns, rank.rank)
+            for t_ns, rank in launches
+        )
         return join_ns, last
 
     def passage(self, bucket: int, rank: RankStep) -> Passage | None:
-        """What delayed the bucket from its launch to its arrival. None if it was not launched.
+        """The causes that delayed the bucket; None if it was not launched.
 
-        Where not all ranks were recorded, waiting for the others looks like moving bytes.
+        Where not all ranks were recorded, waiting for the others counts as time on the wire.
         """
         history, last = rank.buckets[bucket], self.last_join(bucket)
         launched_ns, completed_ns = history.launched_ns, history.completed_ns
@@ -279,7 +261,7 @@ class Step:
         return None if passage is None else passage.wire
 
     def stretches(self, bucket: int, rank: RankStep) -> list[Stretch]:
-        """What is drawn of a bucket in a rank's lane; nothing while it queues, for then the lane is another's."""
+        """The parts of a bucket that are drawn. While it queues, another bucket is drawn in its place."""
         passage = self.passage(bucket, rank)
         found = []
         for part, moves in ((passage.waits_for_ranks, False), (passage.wire, True)) if passage else ():
@@ -290,13 +272,13 @@ class Step:
         return [stretch for stretch in found if stretch.begin_ns < stretch.end_ns]
 
     def overlap(self, rank: RankStep) -> float:
-        """The share of the communication for which the rank did not stand still; 1 if there was none."""
+        """The share of the communication that does not block the rank; 1 if there was no communication."""
         wires = [wire for b in rank.buckets if (wire := self.on_the_wire(b.index, rank)) is not None]
         total_ns, exposed_ns = (sum(part.length_ns for part in parts) for parts in (wires, rank.exposed(wires)))
         return 1 - exposed_ns / total_ns if total_ns else 1.0
 
 
-def spread_ns(steps: Sequence[Step]) -> int:
-    """The middle half of the steps' lengths lies within this; 0 for one step."""
-    low, _, high = statistics.quantiles([step.length_ns for step in steps] * 2, method="inclusive")
+def spread_ns(lengths_ns: Sequence[float]) -> int:
+    """The middle half of the lengths lies within this; 0 for one step."""
+    low, _, high = statistics.quantiles([*lengths_ns] * 2, method="inclusive")
     return round(high - low)

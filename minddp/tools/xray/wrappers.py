@@ -1,6 +1,6 @@
-"""All wrapped modules of a process: finding them, naming them, and recording some of their steps.
+"""All wrapped modules of a process: find them, name them, and record some of their steps.
 
-Below `minddp xray`, `run --xray DIR` and `exec --xray DIR` each process looks for them once it has imported torch.
+Under `minddp xray`, `run --xray DIR` and `exec --xray DIR`, each process looks for them once it has imported torch.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -28,9 +28,7 @@ from minddp.tools.xray.sources import Source
 from minddp.tools.xray.xray import XRay, source_of
 
 _log = logging.getLogger(__name__)
-RANK_PROCESS = (
-    "MINDDP_RANK_PROCESS"  # in a rank's environment: its process; see `tools/launch/startup/sitecustomize.py`
-)
+RANK_PROCESS = "MINDDP_RANK_PROCESS"  # a rank's process number: see `tools/launch/startup/sitecustomize.py`
 
 
 def record_process(setting: str) -> None:
@@ -43,12 +41,20 @@ def record_process(setting: str) -> None:
         wrappers.close_at_exit()
 
 
+class _Begin(NamedTuple):
+    """The begin of the present step: its number, and the backwards and steps of optimizers before it."""
+
+    number: int = -1
+    backwards: Mapping[nn.Module, int] = {}
+    optimizer_steps: int = 0
+
+
 class Wrappers:
     """Records `steps` of every DistributedDataParallel that trains in this process from now on, or that is added.
 
-    Steps are counted from 0: those of one module by its synchronised forwards. Of several modules a step begins
+    Steps are counted from 0: those of one module by its synchronised forwards. With several modules, a step begins
     with a forward of the first one that trained, if since the last step began an optimizer has stepped and each
-    module that trains has ended a synchronised backward. When `steps` are over they are saved to `files`, and
+    module that trains has ended a synchronised backward. After `steps` the recording is saved to `files`, and
     `then` is called.
     """
 
@@ -66,14 +72,15 @@ class Wrappers:
         self._range, self._then = steps, then
         self._state: Literal["before", "open", "over"] = "before"
         self._xray: XRay | None = None
-        self._sources: dict[nn.Module, Source] = {}  # of those that train
+        # The modules that train
+        self._sources: dict[nn.Module, Source] = {}
         self._names: dict[nn.Module, str] = {}
-        self._passes: dict[nn.Module, int] = {}  # before the present step
-        self._number = -1
-        self._was_synchronised = True
-        self._steps = self._steps_before = 0  # of optimizers
         self._forwards: Counter[nn.Module] = Counter()
-        self._made: list[str] = []
+        self._made: list[str] = []  # the classes of all modules that were wrapped
+        # The present step
+        self._begin = _Begin()
+        self._was_synchronised = True
+        self._optimizer_steps = 0
         self._hooks = [
             register_module_module_registration_hook(self._on_registration),
             register_optimizer_step_post_hook(self._on_optimizer),
@@ -98,7 +105,7 @@ class Wrappers:
             Finalize(None, lambda: self.close(getattr(sys, "last_value", None)), exitpriority=0)
 
     def before_step(self, number: int) -> None:
-        """Step `number` is about to begin, or goes on: for a loop that counts itself, with modules it has added."""
+        """Step `number` is about to begin, or continues. For a loop that counts its steps and adds its modules."""
         assert self._xray is not None
         if self._state == "before" and number in self._range:
             self._state = "open"
@@ -119,28 +126,26 @@ class Wrappers:
                 self._warn("saw no synchronised backward begin")
 
     def _warn(self, what: str) -> None:
-        which = f"{self._range.start}:{self._range.stop}"
-        _log.warning("Steps %s %s, so there is no x-ray.%s", which, what, self._seen() if self._made else "")
-
-    def _seen(self) -> str:
-        """What every module that trains has done so far, on this rank."""
-        parts = [
+        """Say that no step was recorded, and what each module that trains has done so far on this rank."""
+        seen = "; ".join(
             f"{self._names[module]}: {count(self._forwards[module], 'forward')} with gradients enabled, "
             f"{count(source.steps_taken, 'synchronised backward')}"
             for module, source in self._sources.items()
-        ]
+        )
         rank = next(iter(self._sources.values())).rank
-        return f" Rank {rank} saw {'; '.join(parts)}; {count(self._steps, 'step')} of optimizers."
+        details = f" Rank {rank} saw {seen}; {count(self._optimizer_steps, 'step')} of optimizers."
+        which = f"{self._range.start}:{self._range.stop}"
+        _log.warning("Steps %s %s, so there is no x-ray.%s", which, what, details if self._made else "")
 
     def _on_registration(self, module: nn.Module, name: str, submodule: object) -> None:
-        """A wrapper assigns what it wraps while it is made."""
+        """The constructor of a wrapper assigns the module that it wraps."""
         if isinstance(module, (DistributedDataParallel, TorchDDP)) and name == "module":
             self._made.append(type(submodule).__name__)
             self.close_at_exit()
             self._hooks.append(module.register_forward_pre_hook(self._on_forward, prepend=True))
 
     def _on_optimizer(self, *_: object) -> None:
-        self._steps += 1
+        self._optimizer_steps += 1
 
     def _on_forward(self, module: nn.Module, _inputs: object) -> None:
         if not torch.is_grad_enabled():
@@ -148,10 +153,9 @@ class Wrappers:
         if module not in self._sources:
             self.add(module)
         if self._begins_step(module):
-            self._number += 1
-            self._passes = {known: source.steps_taken for known, source in self._sources.items()}
-            self._steps_before = self._steps
-        self.before_step(self._number)
+            taken = {known: source.steps_taken for known, source in self._sources.items()}
+            self._begin = _Begin(self._begin.number + 1, taken, self._optimizer_steps)
+        self.before_step(self._begin.number)
         self._forwards[module] += 1
         self._was_synchronised = bool(getattr(module, "require_backward_grad_sync", True))
 
@@ -170,8 +174,8 @@ class Wrappers:
         taken = {known: source.steps_taken for known, source in self._sources.items()}
         return (
             module is next(iter(self._sources))
-            and (self._steps > self._steps_before or not self._steps)
-            and all(passes > self._passes.get(known, 0) for known, passes in taken.items() if passes)
+            and (self._optimizer_steps > self._begin.optimizer_steps or not self._optimizer_steps)
+            and all(number > self._begin.backwards.get(known, 0) for known, number in taken.items() if number)
         )
 
 
@@ -179,8 +183,7 @@ def name_in_script(module: nn.Module) -> str:
     """The variable, or attribute of an object's, that holds the module where it is called; else empty."""
     frame = sys._getframe()
     while (frame := frame.f_back) is not None:  # type: ignore[assignment]
-        in_library = frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "minddp")
-        if in_library or frame.f_code.co_filename == __file__:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "minddp"):
             continue
         spaces = [frame.f_locals, getattr(frame.f_locals.get("self"), "__dict__", {}), frame.f_globals]
         for name, value in [item for space in spaces for item in space.items()]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,17 @@ LIMIT_S = 30.0
 class XRay(Comparison):
     """A recording, and its `result` when it is over.
 
-    Any ranks may record, one or all; their recordings are gathered at the end, on the first of them. See
+    Any ranks may record, one or all; the first of them gathers the recordings at the end. See
     [Note: which ranks record].
 
     Args:
         ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`. Several that
-            train together, by names: `minddp.xray({"actor": actor, "critic": critic})`.
+            train together, by name: `minddp.xray({"actor": actor, "critic": critic})`.
         title: its name in pictures; by default the module's class.
-        capacity: how many events are kept, the latest; all pictures show how many were dropped.
+        capacity: the number of events to keep, the latest; all pictures show how many were dropped.
         first_step: the number of the first step recorded; by default the number of synchronised backwards before.
-        save_to: files to save at the end, also if an exception ends the recording: then each rank saves its own
-            events up to that, with its number in the files' names.
+        save_to: files to save at the end. If an exception ends the recording, each rank saves its own events up to
+            then, and the files' names have its number.
         limit_s: how long to wait at the end for other ranks that record.
     """
 
@@ -49,16 +50,20 @@ class XRay(Comparison):
         limit_s: float = LIMIT_S,
     ):
         (name, first), *others = ddp.items() if isinstance(ddp, Mapping) else [("", ddp)]
+        # The wrappers and their names; those whose process group has other ranks are left out
         self._source = source_of(first)
-        self._title = title or self._source.title
-        self._recorder = Recorder(self._source, capacity, first_step)
+        self._sources = [self._source]
         self._modules = [name or f"{self._source.title} #1"]
         self._left_out: list[str] = []
+        # The recording under way, and its result
+        self._new_recorder = partial(Recorder, capacity=capacity, first_step=first_step)
+        self._recorder: Recorder | None = None
+        self._result: Result | None = None
         for name, other in others:
             self.add(other, name)
+        self._title = title or self._source.title
         self._save_to = [save_to] if isinstance(save_to, (str, Path)) else list(save_to)
         self._limit_s = limit_s
-        self._result: Result | None = None
 
     def __enter__(self) -> XRay:
         self.start()
@@ -68,25 +73,29 @@ class XRay(Comparison):
         self.stop(error)
 
     def add(self, ddp: nn.Module | Source, name: str = "") -> None:
-        """Record another wrapper that trains together with the first, perhaps under way; all ranks in one order."""
+        """Record another wrapper that trains together with the first. All ranks add wrappers in the same order."""
         source = source_of(ddp)
         number = 1 + len(self._modules) + len(self._left_out)
         name = name if name and name not in self._modules else f"{source.title} #{number}"
         if (source.rank, source.world_size) == (self._source.rank, self._source.world_size):
             self._modules.append(name)
-            self._recorder.add(source)
+            self._sources.append(source)
+            if self._recorder is not None:
+                self._recorder.add(source)
         else:
             self._left_out.append(name)
 
     def start(self) -> None:
-        """Record from now on. Between two steps, so that the first one is whole."""
+        """Record from now on. Call it between two steps, so that the first one is whole."""
         self._result = None
         self._peers = Peers(self._source, self._limit_s)
-        self._recorder.start()
+        self._recorder = self._new_recorder(*self._sources)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the recording and gather the ranks' parts, unless an `error` ends it."""
+        """End the recording, gather the recordings of all ranks unless an `error` ends it, and save."""
+        assert self._recorder is not None, "start() comes before stop()"
         ours = self._recorder.stop(error, self._modules if len(self._modules) > 1 else ())
+        self._recorder = None
         if error is None:
             ranks, notes, is_first = self._peers.gather(ours)
         else:
@@ -97,19 +106,18 @@ class XRay(Comparison):
         source = self._source
         recording = Recording(self._title, ranks, source.wrapper, (*notes, *left_out), source.has_plan)
         self._result = Result(recording, is_first=is_first)
-        for path in self._save_to:
+        for path in map(Path, self._save_to):
             if error is None:
                 self.save(path)
             else:
-                self._save_alone(Path(path))
+                self._save_alone(path.with_name(f"{path.stem}.rank{ours.rank}{path.suffix}"))
 
     def _save_alone(self, path: Path) -> None:
-        own = path.with_name(f"{path.stem}.rank{self._source.rank}{path.suffix}")
         try:
-            self.save(own)
-            _log.warning("Saved what was recorded before the exception: %s", own)
+            self.save(path)
+            _log.warning("Saved the recording up to the exception: %s", path)
         except Exception as failure:  # the exception that ended the recording matters more
-            _log.warning("Could not save %s: %s", own, failure)
+            _log.warning("Could not save %s: %s", path, failure)
 
     @property
     def result(self) -> Result:
@@ -130,7 +138,7 @@ class XRay(Comparison):
 
 
 def source_of(ddp: Any) -> Source:
-    """The source of events of a wrapper; a source itself stays as it is.
+    """The source of events of a wrapper; a source is returned unchanged.
 
     Raises:
         TypeError: it is neither.

@@ -34,14 +34,14 @@ def test_a_backward_is_timed_by_the_device_and_read_later(monkeypatch: pytest.Mo
         observer(event)
     assert device.waits == 0, "a step that is observed waits for nothing"
     expected = Observed({1: 0.003, 0: 0.006}, computed_s=0.009, gradients_complete_s=0.009, end_s=0.012)
-    for stamps in observer.passes:
+    for stamps in observer.backwards:
         seen = observed(stamps, clock)
         assert seen.ready_s == pytest.approx(expected.ready_s)
         assert seen.gradients_complete_s == seen.computed_s, "a device is taken to compute whenever it can"
         assert (seen.gradients_complete_s, seen.end_s) == pytest.approx(
             (expected.gradients_complete_s, expected.end_s)
         )
-    assert len(observer.passes) == 2
+    assert len(observer.backwards) == 2
 
 
 def test_a_stamp_of_another_stream_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def observed_on(host: FakeHost, spans: list[tuple[int, float, float]], monkeypat
             host.thread = thread
             host.pass_time(computing_s, waiting_s)
             observer(event)
-    return observed(observer.passes[0], HostClock())
+    return observed(observer.backwards[0], HostClock())
 
 
 def test_a_host_does_not_count_waiting_for_a_core_as_computing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,19 +31,18 @@ def on(ranks: int, job: Job = JOB, hop: Link = HOP, cores: float | None = None, 
 
 
 def test_a_rank_alone_takes_what_it_computes():
-    assert on(1) == Forecast(0.15, 0.15, 0.0, 0.0)
+    assert on(1) == Forecast(0.15, 0.15, 0.0)
     assert on(1).efficiency == 1
 
 
 def test_an_infinite_wire_costs_nothing():
-    assert on(8, hop=FREE) == Forecast(0.15, 0.15, 0.0, 0.0)
+    assert on(8, hop=FREE) == Forecast(0.15, 0.15, 0.0)
 
 
 def test_without_overlap_all_of_the_ring_is_exposed():
     n, nbytes = 8, 40 * MIB
     ring_s = 10 * 2 * (n - 1) * 20e-6 + 2 * (n - 1) / n * nbytes / 1e9
     assert on(n, overlaps=False).exposed_s == pytest.approx(ring_s)
-    assert on(n, overlaps=False).wire_s == pytest.approx(ring_s)
 
 
 def test_with_overlap_only_the_last_bucket_of_a_fast_wire_is_exposed():

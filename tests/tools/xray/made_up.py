@@ -95,7 +95,7 @@ def joined(recordings: Sequence[Recording]) -> Recording:
     for number, first in enumerate(recordings[0].ranks):
         events, begin = [], 0
         for made in recordings:
-            events += [Stamped(t + begin, kind, subject) for t, kind, subject in made.ranks[number].events]
+            events += [event._replace(t_ns=event.t_ns + begin) for event in made.ranks[number].events]
             begin += max(rank.stopped_ns for rank in made.ranks)
         ranks.append(replace(first, events=tuple(events), stopped_ns=begin))
     return replace(recordings[0], ranks=tuple(ranks))

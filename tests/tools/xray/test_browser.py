@@ -81,13 +81,11 @@ class Seen:
     def selected(self) -> str:
         return self.text("#bucket-title").split("\n")[0]
 
-    def life(self) -> dict[str, str]:
-        """The sentences on the selected bucket, by the name of the stage."""
-        return dict(
-            self.page.eval_on_selector_all(
-                ".life li", "all => all.map(li => [li.firstChild.innerText, li.lastChild.innerText])"
-            )
-        )
+    def stages(self) -> dict[str, tuple[str, str]]:
+        """The time of each stage of the selected bucket, and the note on it."""
+        rows = "all => all.map(row => [...row.children].map(cell => cell.innerText))"
+        found = self.page.eval_on_selector_all("#bucket-stages tr", rows)
+        return {name: (took, note) for name, took, note in found}
 
     def texts(self, selector: str) -> list[str]:
         """Also of what is out of view."""
@@ -151,24 +149,24 @@ def seen(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 
 def test_the_first_view_says_what_there_is_to_see(seen: Seen) -> None:
     assert seen.page.title() == "three buckets: minddp x-ray"
-    costs = r"communication costs \S+ ms of it and rank 0 waits \S+ ms for rank 1 \(other: 3.00 ms longer\)"
-    assert re.fullmatch(rf"A step takes \S+ ms; {costs}\.", seen.text("h1"))
+    waits = r"Rank 0 waits \S+ ms for rank 1, which spends 3.00 ms more in other work\."
+    assert re.fullmatch(rf"Step: \S+ ms\. Exposed communication: \S+ ms\. {waits}", seen.text("h1"))
     assert seen.page.locator("#timeline .bucket").count() == 2 * 3
-    assert "Where it is red, the rank has nothing left to do and stands still." in seen.text("#how")
+    assert "Where it is red, the rank has no work left and is blocked" in seen.text("#how")
     drawn = seen.texts("#timeline .label, #timeline .fitted")
-    assert {"rank 0", "rank 1", "forward", "backward", "stands still"} <= set(drawn)
-    assert "All ranks read one clock." in seen.text("#facts")
-    assert re.search(r"for a late rank\s+3.00 ms\s+0.00 ms", seen.text("#parts"))
+    assert {"rank 0", "rank 1", "forward", "backward", "blocked in communication"} <= set(drawn)
+    assert "Recorded on ranks 0 and 1 (somewhere)." in seen.text("#facts")
+    assert re.search(r"waiting for a slower rank\s+3.00 ms\s+0.00 ms", seen.text("#parts-tables"))
 
 
 def test_it_begins_with_the_bucket_that_costs_most(seen: Seen) -> None:
     assert seen.selected() == "Bucket 2, rank 1", "of the rank that ends backward last"
-    assert "blocks." in seen.text("#bucket .life")
+    assert "blocks." in seen.text("#bucket-stages")
 
 
-def test_what_is_red_is_what_a_rank_stands_still_for(seen: Seen) -> None:
+def test_what_is_red_is_what_a_rank_is_blocked_by(seen: Seen) -> None:
     """The wires of made-up ranks are never idle while one waits: two rows, the same red."""
-    red, still = seen.bars("#timeline .moves-exposed"), seen.bars("#timeline .stands-still")
+    red, still = seen.bars("#timeline .moves-exposed"), seen.bars("#timeline .blocked")
     assert len(red) == len(still) == 2 * 2
     for (left, right), (begin, end) in zip(red, still, strict=True):
         assert left == pytest.approx(begin, abs=2)
@@ -215,16 +213,16 @@ def test_no_text_of_a_chart_is_cut_off_or_lies_on_another(seen: Seen) -> None:
 
 @shown("cut short")
 def test_a_step_that_an_error_ended_is_shown_with_the_error(seen: Seen) -> None:
-    assert seen.text("h1").startswith("This step did not come to its end")
+    assert seen.text("h1").startswith("This step is incomplete")
     assert "Rank 0 ended with ValueError: no." in seen.text("#sentences")
-    assert seen.life()["waits for ranks"].startswith("It never arrived")
+    assert seen.stages()["waits for ranks"][1] == "it never arrived"
     assert not seen.page.is_visible("#what-ifs")
 
 
 @shown("evil")
 def test_names_are_shown_as_they_are(seen: Seen) -> None:
     assert seen.page.title() == "<i>&{{DATA}}: minddp x-ray"
-    assert "</script>{{JS}}<b>&\"'" in seen.text("#bucket .life")
+    assert "</script>{{JS}}<b>&\"'" in seen.text("#bucket-stages")
 
 
 # ---------------------------------------------------------------------- a bucket
@@ -233,29 +231,29 @@ def test_names_are_shown_as_they_are(seen: Seen) -> None:
 def test_a_click_on_a_bucket_shows_its_history(seen: Seen) -> None:
     seen.page.locator("#timeline .bucket[data-bucket='1']").first.click()
     assert seen.selected().startswith("Bucket 1, rank 0")
-    assert "3 gradients" in seen.text("#bucket .life")
-    assert "on the wire" in seen.text("#bucket .life")
+    assert "3 gradients" in seen.text("#bucket-facts")
+    assert "on the wire" in seen.stages()
     assert seen.page.locator("#timeline .bucket.on").count() == 2, "the same bucket is marked on both ranks"
 
 
-def test_the_sentences_on_a_bucket(seen: Seen) -> None:
+def test_the_stages_of_a_bucket(seen: Seen) -> None:
     """Computed by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms.
 
     Before that bucket 0 is in its way, which left rank 1 at 14 + 2/6 of 20 ms.
     """
     seen.page.locator("#timeline .bucket[data-bucket='1']").first.click()
-    life = seen.life()
-    assert life["fills"].endswith("the last is blocks.4.weight.")
-    assert life["queues"] == "Bucket 0 arrives 1.50 ms later: one travels at a time."
-    assert "rank 1 launches it 1.50 ms later" in life["waits for ranks"]
-    assert life["on the wire"].endswith(": 0.33 ms hidden by backward, 7.67 ms exposed.")
-    assert "Rank 0 stands still for it for 7.67 ms." in seen.text("#bucket-facts")
+    stages = seen.stages()
+    assert stages["fills"][1] == "its last gradient is blocks.4.weight"
+    assert stages["queues"] == ("1.50 ms", "one bucket travels at a time")
+    assert stages["waits for ranks"] == ("1.50 ms", "rank 1 launches it last")
+    assert stages["on the wire"][1].endswith("; 7.67 ms of it exposed")
+    assert "It blocks rank 0 for 7.67 ms." in seen.text("#bucket-facts")
     seen.press("ArrowRight")
-    life = seen.life()
-    assert life["queues"] == "Bucket 1 arrives 8.17 ms later: one travels at a time."
-    assert life["on the wire"].endswith(": 0.00 ms hidden by backward, 8.00 ms exposed.")
+    stages = seen.stages()
+    assert stages["queues"][0] == "8.17 ms"
+    assert stages["on the wire"][1].endswith("; 8.00 ms of it exposed")
     seen.press("ArrowDown")
-    assert seen.life()["waits for ranks"] == "This rank is the last to launch it."
+    assert seen.stages()["waits for ranks"][0] == "0.00 ms"
 
 
 def test_the_tick_of_the_last_gradient_stands_where_its_time_is(seen: Seen) -> None:
@@ -319,7 +317,7 @@ def test_all_can_be_reached_by_the_tab_key(seen: Seen) -> None:
         seen.page.keyboard.press("Tab")
         reached.append(seen.page.evaluate("document.activeElement.id || document.activeElement.name"))
     assert reached.index("timeline") < 8, "fifty steps are not fifty stops on the way"
-    assert {"step-after", "zoom-in", "zoom-out", "zoom-fit", "what-if"} <= set(reached)
+    assert {"step-after", "zoom-in", "zoom-out", "zoom-fit"} <= set(reached)
 
 
 def test_the_focus_can_be_seen(seen: Seen) -> None:
@@ -369,9 +367,7 @@ def test_other_steps_can_be_seen(seen: Seen) -> None:
     seen.press("n")
     assert seen.text("#step-label").startswith("Step 1, ")
     assert seen.page.locator("#strip button[aria-pressed=true]").count() == 1
-    assert not seen.page.is_visible("#what-ifs"), "predictions are for the median step"
     seen.press("p")
-    assert seen.page.is_visible("#what-ifs")
     seen.page.click("#step-after")
     seen.page.click("#step-after")
     assert seen.page.is_disabled("#step-after")
@@ -379,47 +375,27 @@ def test_other_steps_can_be_seen(seen: Seen) -> None:
     assert seen.text("#step-label").startswith("Step 1, ")
 
 
-def test_a_chosen_change_is_drawn(seen: Seen) -> None:
-    seen.page.locator("#what-ifs label", has_text="One bucket").click()
-    assert "bucket_cap_mb=6" in seen.text("#what-ifs code")
-    assert seen.page.locator("#what-if-chart .bucket").count() == 2
-    texts = seen.texts("#what-if-chart .heading, #what-if-chart .label")
-    assert sorted(texts) == ["Step 0 as it would be", "rank 0", "rank 1"]
-    seen.page.locator("#what-ifs label", has_text="As recorded").click()
-    assert seen.page.locator("#what-if-chart .bucket").count() == 2 * 3
-
-
-def test_changes_are_listed_on_one_scale_with_what_they_gain(seen: Seen) -> None:
-    rows = seen.page.eval_on_selector_all(
-        "#what-ifs .plan",
-        """all => all.map(row => [row.querySelector(".time").innerText, row.querySelector(".track").clientWidth,
-        ...[...row.querySelectorAll(".track i")].map(part => part.getBoundingClientRect().width)])""",
-    )
-    assert len(rows) > 8
-    scales = [float(time.split()[0]) / (rest + exposed) for time, _, rest, exposed in rows]
-    assert max(scales) == pytest.approx(min(scales), rel=0.01)
-    lengths = [float(time.split()[0]) for time, *_ in rows[1:]]
-    assert lengths == sorted(lengths), "what gains most comes first"
-    assert "shorter" in seen.text("#what-ifs .plan:nth-child(2)")
-    assert not seen.page.locator("#what-ifs .warning").count(), "an ideal wire is predicted well"
-
-
-def test_advice_is_listed_below_the_headline(seen: Seen) -> None:
-    advice = seen.page.eval_on_selector_all("#advice li", "all => all.map(li => li.innerText)")
+def test_advice_is_listed_below_the_headline_and_other_changes_on_demand(seen: Seen) -> None:
+    advice = seen.texts("#advice li")
     assert advice[0].startswith("A wire 10 times as fast: ")
-    assert seen.text("#what-ifs .plan:nth-child(2)").startswith("A wire 10 times as fast")
+    assert not seen.page.is_visible("#what-if-list")
+    seen.page.click("#what-ifs summary")
+    changes = seen.texts("#what-if-list li")
+    assert len(advice) + len(changes) > 8
+    assert any("bucket_cap_mb=6" in change for change in changes)
+    assert not seen.page.locator("#what-ifs .warning").count(), "an ideal wire is predicted well"
 
 
 @shown("misjudged")
 def test_a_model_that_is_far_off_says_so(seen: Seen) -> None:
-    assert "Do not rely on these times." in seen.text("#what-ifs .warning")
-    assert re.search(r"the model says \d+% more than was measured", seen.text("#what-ifs .warning"))
+    seen.page.click("#what-ifs summary")
+    assert "Do not rely on these predictions" in seen.text("#what-ifs .warning")
 
 
 @shown("both")
 def test_recordings_side_by_side(seen: Seen) -> None:
-    assert re.findall(r"(\w+ buckets?)\trank 0", seen.text("#parts")) == ["three buckets", "one bucket"]
-    assert "51.2 ms" in seen.text("#parts")
+    assert re.findall(r"(\w+ buckets?)\trank 0", seen.text("#parts-tables")) == ["three buckets", "one bucket"]
+    assert "51.2 ms" in seen.text("#parts-tables")
     assert seen.page.locator("#timeline .bucket").count() == 6 + 2
     assert not seen.page.is_visible("#what-ifs")
     assert not seen.page.is_visible("#step-keys")
@@ -457,7 +433,7 @@ def test_all_of_many_ranks_are_drawn(browser: Any, tmp_path: Path) -> None:
 def test_a_narrow_window_needs_no_sideways_scrolling(seen: Seen) -> None:
     assert seen.page.evaluate("document.documentElement.scrollWidth") == 380
     cut_off = "all => all.filter(node => node.scrollWidth > node.clientWidth + 1).map(node => node.innerText)"
-    assert seen.page.eval_on_selector_all("h1, p, .scroll, .plan, .life li, button, .bar", cut_off) == []
+    assert seen.page.eval_on_selector_all("h1, p, li, .scroll, button, .bar", cut_off) == []
 
 
 @shown("made", **NARROW)

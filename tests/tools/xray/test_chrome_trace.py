@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.chrome_trace import Event, trace_events
+from minddp.tools.xray.chrome_trace import Json, trace_events
 from minddp.tools.xray.result import Result, load
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
@@ -27,16 +27,16 @@ MADE = recording(
 OTHER = replace(MADE, title="another")
 
 
-def events(*, ph: str = "XibesfM") -> list[Event]:
+def events(*, ph: str = "XibesfM") -> list[Json]:
     return [event for event in trace_events([Analysis(MADE)]) if event["ph"] in ph]
 
 
-def slices(pid: int) -> list[Event]:
+def slices(pid: int) -> list[Json]:
     """Those of one rank in the order in which a reader of the file opens them: by time, then by place."""
     return sorted((event for event in events(ph="X") if event["pid"] == pid), key=lambda event: event["ts"])
 
 
-def around(event: Event) -> Event:
+def around(event: Json) -> Json:
     """The innermost slice in which it lies."""
     ts = event["ts"]
     return [one for one in slices(event["pid"]) if one["ts"] <= ts < one["ts"] + one["dur"]][-1]
@@ -107,7 +107,7 @@ def test_an_arrow_leads_from_each_launch_to_the_slice_that_goes_on_with_the_aver
         assert (begin["pid"], begin["name"], begin["cat"]) == (end["pid"], end["name"], end["cat"])
         assert begin["ts"] <= end["ts"]
         assert begin["ts"] in [one["ts"] + one["dur"] for one in slices(begin["pid"]) if one["name"] == "pack"]
-        assert around(end)["name"] == "copy back"
+        assert around(end)["name"] == "copy averages to .grad"
         assert end["name"] == f"bucket {around(end)['args']['bucket']}"
 
 
@@ -224,4 +224,4 @@ def test_perfetto_opens_a_saved_file(pipe: Pipe, tmp_path: Path) -> None:
         "select extract_arg(i.arg_set_id, 'args.bucket') as bucket, i.name, count(*) "
         "from flow join slice o on slice_out = o.id join slice i on slice_in = i.id group by 1, 2"
     )
-    assert arrows == [(index, "copy back", 4 * STEPS) for index in range(BUCKETS)]
+    assert arrows == [(index, "copy averages to .grad", 4 * STEPS) for index in range(BUCKETS)]

@@ -52,7 +52,7 @@ def test_a_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
     assert "the script has failed" in done.stderr
     assert note.read_text().startswith("minddp.")
     assert note.read_text().endswith("__main__")
-    assert "A step takes" in done.stdout
+    assert done.stdout.startswith("Step: ")
     result = load(tmp_path / "step.json")
     assert isinstance(result, Result)
     assert [step.number for step in steps_of(result.recording)] == [2, 3]

@@ -16,7 +16,7 @@ PLAN = layout([[1, 2], [3]])
 
 def test_a_recording_survives_json() -> None:
     made = recording([Rank(), Rank(late_ms=1)], PLAN, steps=2)
-    ranks = (replace(made.ranks[0], findings=("a finding",), host_waits=(HostWait("here", 1, 2),)), *made.ranks[1:])
+    ranks = (replace(made.ranks[0], host_waits=(HostWait("here", 1, 2),)), *made.ranks[1:])
     made = replace(made, ranks=ranks, notes=("a note",), has_plan=False)
     assert Recording.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from minddp.core.plan import BucketPlan, plan_from_groups
 from minddp.tools.forecast.link import Link
 from minddp.tools.xray.reading import steps_of
-from minddp.tools.xray.replay import FREE, Change, Costs, Phase, busy, costs_of, replay
-from minddp.tools.xray.timeline import Activity, Interval, Step
+from minddp.tools.xray.replay import FREE, Change, Costs, WorkPhase, busy, costs_of, replay
+from minddp.tools.xray.timeline import Activity, Interval, RecordedStep
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
@@ -28,11 +28,11 @@ def regrouped(plan: BucketPlan, counts: list[int]) -> BucketPlan:
     return plan_from_groups(plan.params, [range(*ends) for ends in pairwise([0, *ends])], "by hand")
 
 
-def made(ranks: Sequence[Rank], plan: BucketPlan, steps: int = 1, wire: Wire = WIRE) -> list[Step]:
+def made(ranks: Sequence[Rank], plan: BucketPlan, steps: int = 1, wire: Wire = WIRE) -> list[RecordedStep]:
     return list(steps_of(recording(ranks, plan, wire=wire, steps=steps, meet=False)))
 
 
-def wires(step: Step) -> list[Interval]:
+def wires(step: RecordedStep) -> list[Interval]:
     """When the bytes of each bucket move, on the first rank."""
     found = [step.on_the_wire(bucket.index, step.ranks[0]) for bucket in step.ranks[0].buckets]
     return [wire for wire in found if wire is not None]
@@ -56,7 +56,7 @@ def test_packing_and_copying_are_found_too() -> None:
     assert (found.pack.seconds(MIB), found.copy.seconds(2 * MIB)) == pytest.approx((0.25e-3, 0.5e-3), rel=0.01)
 
 
-def steps_by(wires: list[Wire], sizes: list[list[float]]) -> list[Step]:
+def steps_by(wires: list[Wire], sizes: list[list[float]]) -> list[RecordedStep]:
     """One step of one rank by each of these wires."""
     return [step for wire in wires for step in made([Rank()], layout(sizes), wire=wire)]
 
@@ -116,10 +116,11 @@ def test_a_step_as_played_is_what_it_would_have_been(
     (played,) = again.steps
     assert again.step_ns == pytest.approx(truth.length_ns, abs=100)
     for found, true in zip(played.ranks, truth.ranks, strict=True):
-        assert found.parts_ns[Activity.EXPOSED] == pytest.approx(true.parts_ns[Activity.EXPOSED], abs=100)
-        assert sum(span.length_ns for span in found.spans) == found.length_ns
-    for wire, history in zip(wires(played), truth.ranks[0].buckets, strict=True):
-        assert wire.end_ns - played.begin_ns == pytest.approx((history.completed_ns or 0) - truth.begin_ns, abs=100)
+        assert found.exposed_ns == pytest.approx(true.parts_ns[Activity.EXPOSED], abs=100)
+        assert found.end_ns - found.begin_ns == pytest.approx(true.length_ns, abs=100)
+    begin_ns = min(rank.begin_ns for rank in played.ranks)
+    for wire, history in zip(played.wires, truth.ranks[0].buckets, strict=True):
+        assert wire.end_ns - begin_ns == pytest.approx((history.completed_ns or 0) - truth.begin_ns, abs=100)
 
 
 @pytest.mark.parametrize("ranks", [[Rank(forward_ms=14), Rank()], [Rank(), Rank(other_ms=9), Rank(optimizer_ms=4)]])
@@ -128,20 +129,24 @@ def test_a_recording_played_unchanged_is_itself(ranks: list[Rank]) -> None:
     again = replay(steps, COSTS)
     for played, recorded in zip(again.steps[1:], steps[1:], strict=True):
         for rank, true in zip(played.ranks, recorded.ranks, strict=True):
-            assert rank.parts_ns == pytest.approx(true.parts_ns, abs=100)
+            assert rank.exposed_ns == pytest.approx(true.parts_ns[Activity.EXPOSED], abs=100)
+            assert rank.end_ns - rank.begin_ns == pytest.approx(true.length_ns, abs=100)
+            assert rank.complete_ns - rank.begin_ns == pytest.approx(
+                (true.gradients_complete_ns or 0) - true.interval.begin_ns, abs=100
+            )
 
 
 @pytest.mark.parametrize(
     ("phase", "late"),
     [
-        (Phase.BETWEEN, Rank(other_ms=6)),
-        (Phase.FORWARD, Rank(forward_ms=15)),
-        (Phase.LOSS, Rank(loss_ms=6)),
-        (Phase.BACKWARD, Rank(backward_ms=25)),
-        (Phase.OPTIMIZER, Rank(optimizer_ms=7)),
+        (WorkPhase.BETWEEN, Rank(other_ms=6)),
+        (WorkPhase.FORWARD, Rank(forward_ms=15)),
+        (WorkPhase.LOSS, Rank(loss_ms=6)),
+        (WorkPhase.BACKWARD, Rank(backward_ms=25)),
+        (WorkPhase.OPTIMIZER, Rank(optimizer_ms=7)),
     ],
 )
-def test_a_rank_that_is_quicker_makes_the_step_shorter_by_as_much(phase: Phase, late: Rank) -> None:
+def test_a_rank_that_is_quicker_makes_the_step_shorter_by_as_much(phase: WorkPhase, late: Rank) -> None:
     steps, costs = (
         made([Rank(), late], layout([[1, 1], [2]]), steps=4, wire=Wire(0, 1e12)),
         replace(COSTS, wire=FREE),
@@ -155,9 +160,9 @@ def test_a_rank_that_is_quicker_makes_the_step_shorter_by_as_much(phase: Phase, 
 
 def test_gradients_are_ready_at_their_places_in_a_backward_that_is_quicker() -> None:
     slow, quick = (made([Rank(backward_ms=ms)], layout([[2], [2]])) for ms in (20, 10))
-    played = replay(slow, COSTS, Change(factors={(0, 0, Phase.BACKWARD): 0.5})).steps[0].ranks[0]
+    played = replay(slow, COSTS, Change(factors={(0, 0, WorkPhase.BACKWARD): 0.5})).steps[0].ranks[0]
     expected = [t_ns - quick[0].begin_ns for t_ns in quick[0].ranks[0].ready_ns.values()]
-    found = [t_ns - played.interval.begin_ns for t_ns in played.ready_ns.values()]
+    found = [t_ns - played.begin_ns for t_ns in played.launches_ns]  # of a bucket for each gradient
     assert found == pytest.approx(expected, abs=10)
 
 
@@ -181,9 +186,11 @@ def test_buffers_are_waited_for_as_long_as_rank_0_is_late() -> None:
     ranks = [replace(rank, spans=tuple(its)) for rank, its in zip(step.ranks, spans, strict=True)]
     step = replace(step, ranks=tuple(ranks))
     (played,) = replay([step], COSTS).steps
-    assert [rank.parts_ns[Activity.BUFFERS] for rank in played.ranks] == pytest.approx([1 * MS, 6 * MS], abs=100)
-    (quicker,) = replay([step], COSTS, Change(factors={(0, 0, Phase.FORWARD): 0.0})).steps
-    assert [rank.parts_ns[Activity.BUFFERS] for rank in quicker.ranks] == pytest.approx([1 * MS, 2 * MS], abs=100)
+    (quicker,) = replay([step], COSTS, Change(factors={(0, 0, WorkPhase.FORWARD): 0.0})).steps
+    rest_ms = 1 + 20  # loss and backward
+    for simulated, forwards_ms in ((played, [14, 10]), (quicker, [1, 2 + 4])):
+        computed = [rank.complete_ns - rank.begin_ns for rank in simulated.ranks]
+        assert computed == pytest.approx([(forward + rest_ms) * MS for forward in forwards_ms], abs=100)
 
 
 def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
@@ -191,22 +198,17 @@ def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
     steps = made([Rank()], plan)
     backwards = plan_from_groups(plan.params, [[1], [0]], "by hand")
     (played,) = replay(steps, COSTS, Change(backwards)).steps
-    first, second = wires(played)
+    (rank,), (first, second) = played
     last_launch_ns = steps[0].ranks[0].buckets[1].launched_ns or 0
-    assert first.begin_ns - played.begin_ns == pytest.approx(last_launch_ns - steps[0].begin_ns, abs=100)
+    assert first.begin_ns - rank.begin_ns == pytest.approx(last_launch_ns - steps[0].begin_ns, abs=100)
     assert second.begin_ns == first.end_ns
-    launches = [bucket.launched_ns or 0 for bucket in played.ranks[0].buckets]
-    assert launches == sorted(launches)
+    assert rank.launches_ns == sorted(rank.launches_ns)
 
 
 def test_copying_back_overlaps_with_what_is_still_on_the_wire() -> None:
     steps = made([Rank(copy_ms=0.5)], layout([[1], [1], [1], [1]]), steps=2)
     again = replay(steps, replace(COSTS, copy=Link(0.5e-3, float("inf"))))
     assert again.step_ns == pytest.approx(steps[0].length_ns, abs=100)
-    assert [span.activity for span in again.steps[0].ranks[0].spans if span.bucket == 3] == [
-        Activity.EXPOSED,
-        Activity.COPY_BACK,
-    ]
 
 
 def test_more_buckets_take_time_of_backward() -> None:
@@ -227,7 +229,7 @@ def test_a_bucket_none_of_which_came_leaves_when_backward_ends() -> None:
     rank = step.ranks[1]
     step = replace(step, ranks=(step.ranks[0], replace(rank, ready_ns={0: rank.ready_ns[0]})))
     (played,) = replay([step], replace(COSTS, wire=Link(0.0, 1e12))).steps
-    begins = [wire.begin_ns - played.begin_ns for wire in wires(played)]
+    begins = [wire.begin_ns - played.ranks[0].begin_ns for wire in played.wires]
     assert begins == pytest.approx([21 * MS, 31 * MS], abs=1000)
 
 
@@ -235,8 +237,8 @@ def test_in_shared_memory_the_bytes_move_when_all_ranks_wait() -> None:
     plan = layout([[1], [1]])
     steps = [replace(step, adds_after_ns=10**12) for step in made([Rank(), Rank(loss_ms=4)], plan)]
     (played,) = replay(steps, COSTS).steps
-    first, second = wires(played)
-    assert first.begin_ns == played.ranks[1].gradients_complete_ns
+    first, second = played.wires
+    assert first.begin_ns == played.ranks[1].complete_ns
     assert second.begin_ns == first.end_ns
     (soon,) = replay([replace(step, adds_after_ns=1 * MS) for step in steps], COSTS).steps
-    assert wires(soon)[0].begin_ns == pytest.approx((soon.ranks[1].buckets[0].launched_ns or 0) + 1 * MS, abs=100)
+    assert soon.wires[0].begin_ns == pytest.approx(soon.ranks[1].launches_ns[0] + 1 * MS, abs=100)

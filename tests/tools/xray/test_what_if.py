@@ -34,7 +34,7 @@ def found(made: Analysis, part: str) -> WhatIf:
         (Rank(other_ms=6), "between steps"),
         (Rank(data_ms=5), "in the data loader"),
         (Rank(forward_ms=15), "in forward"),
-        (Rank(loss_ms=6), "after forward"),
+        (Rank(loss_ms=6), "between forward and backward"),
         (Rank(backward_ms=25), "in backward"),
         (Rank(optimizer_ms=7), "in the optimizer"),
     ],
@@ -69,13 +69,12 @@ def test_no_rank_is_late_where_all_are_equally_slow() -> None:
     assert not [change for change in made.what_ifs if "as quick" in change.title or "delays" in change.title]
 
 
-def test_a_delay_in_one_step_is_found_and_shown() -> None:
+def test_a_delay_in_one_step_is_found() -> None:
     quick, slow = (recording([Rank(copy_ms=0), Rank(copy_ms=0, forward_ms=ms)], PLAN, wire=FAST) for ms in (10, 40))
     made = Analysis(joined([quick] * 3 + [slow] + [quick] * 6))
     change = found(made, "no delays in single steps")
     assert "(1 of 10; the longest: rank 1 by 30.0 ms in forward, step 3)" in change.title
     assert change.gain_ns == pytest.approx(3 * MS, abs=10_000)
-    assert change.step.number == 3
     assert not [change for change in made.what_ifs if "as quick" in change.title]
 
 
@@ -102,7 +101,6 @@ def test_what_takes_no_time_gains_what_it_took() -> None:
 def test_a_loader_is_not_mixed_up_with_what_else_lies_between_steps() -> None:
     made = analysis([Rank(data_ms=4, other_ms=3)] * 2, wire=FAST)
     assert found(made, "no wait for the loader").gain_ns == pytest.approx(4 * MS, abs=10_000)
-    assert found(made, "only the loader between steps").gain_ns == pytest.approx(3 * MS, abs=10_000)
     assert not [change for change in made.what_ifs if "no time between steps" in change.title]
 
 
@@ -112,15 +110,15 @@ def test_a_loader_is_not_mixed_up_with_what_else_lies_between_steps() -> None:
 def test_the_recorded_plan_comes_first_and_no_partition_twice() -> None:
     changes = analysis([Rank()] * 2).what_ifs
     assert changes[0].title == "as recorded"
-    assert changes[0].step.plan == PLAN
-    plans = [change.step.plan for change in changes if change.of_plan]
+    assert changes[0].plan is None
+    plans = [PLAN, *(change.plan for change in changes if change.plan)]
     partitions = [tuple(frozenset(s.param for s in b.slots) for b in plan.buckets) for plan in plans]
     assert len(set(partitions)) == len(partitions)
 
 
 def test_from_one_bucket_to_one_per_parameter() -> None:
     changes = analysis([Rank()] * 2).what_ifs
-    counts = {change.title: len(change.step.plan.buckets) for change in changes if change.of_plan}
+    counts = {change.title: len(change.plan.buckets) for change in changes if change.plan}
     assert counts["one bucket"] == 1
     assert counts["a bucket per parameter"] == 13
     assert counts["buckets of 4 MiB"] == 4
@@ -132,11 +130,11 @@ def test_from_one_bucket_to_one_per_parameter() -> None:
 def test_the_first_bucket_can_be_earlier() -> None:
     change = found(analysis([Rank()] * 2), "the first bucket earlier")
     assert "bucket_cap_mb=6, first_bucket_cap_mb=1.5" in change.code
-    assert [bucket.nbytes / MIB for bucket in change.step.plan.buckets] == [2, 6, 4.5]
+    assert [bucket.nbytes / MIB for bucket in change.plan.buckets] == [2, 6, 4.5]
 
 
 def test_the_computed_plan_is_the_quickest() -> None:
-    plans = [change for change in analysis([Rank(copy_ms=0)] * 2).what_ifs if change.of_plan]
+    plans = [change for change in analysis([Rank(copy_ms=0)] * 2).what_ifs if change.plan]
     assert 'bucket_cap_mb="auto"' in plans[0].code
 
 
@@ -154,7 +152,7 @@ def test_gradients_that_never_came_are_last_in_order() -> None:
 def test_what_cannot_be_changed_is_not_tried() -> None:
     made = recording([Rank()] * 2, PLAN, steps=2)
     without_plan = Analysis(replace(made, has_plan=False))
-    assert not [change for change in without_plan.what_ifs if change.of_plan or change.code]
+    assert not [change for change in without_plan.what_ifs if change.plan or change.code]
     ranks = [
         replace(rank, events=(*rank.events, Stamped(rank.events[-1].t_ns, K.COMM_HOOK_RETURNED, 0)))
         for rank in made.ranks
@@ -171,7 +169,7 @@ def test_advice_is_what_gains_most_in_order_and_one_plan() -> None:
     gains = [change.gain_ns for change in made.advice]
     assert gains == sorted(gains, reverse=True)
     assert min(gains) >= 0.01 * made.what_ifs[0].step_ns
-    assert sum(change.of_plan for change in made.advice) == 1
+    assert sum(change.plan is not None for change in made.advice) == 1
     small = [change for change in made.what_ifs if change.gain_ns < 0.01 * made.what_ifs[0].step_ns]
     assert small
     assert not set(map(id, small)) & set(map(id, made.advice))
@@ -179,5 +177,5 @@ def test_advice_is_what_gains_most_in_order_and_one_plan() -> None:
 
 def test_of_many_steps_those_around_the_typical_one_are_played() -> None:
     made = analysis([Rank()], steps=100)
-    assert len(made.played) == 40
-    assert made.typical in made.played
+    assert len(made.simulated) == 40
+    assert made.typical in made.simulated

@@ -161,7 +161,7 @@ def accumulated(rank: int) -> list[tuple[str, int]]:
 
 def test_accumulation_is_one_step_with_two_forwards(ranks: Callable[[int], RankPool]) -> None:
     counts = dict(ranks(WORLD).run(accumulated)[0])
-    assert counts["forward"] == counts["after forward"] == counts["backward"] == 2
+    assert counts["forward"] == counts["between forward and backward"] == counts["backward"] == 2
     assert counts["optimizer"] == 1
     assert counts["no_sync"] == 2, "one in each of the two steps"
 
@@ -211,7 +211,7 @@ def test_what_was_recorded_before_an_exception_is_saved_by_each_rank(tmp_path: P
         pool.kill()
     names = [f"step.rank{rank}.{suffix}" for rank in range(WORLD) for suffix in ("html", "json")]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert any("before the exception" in line for line in messages)
+    assert any("up to the exception" in line for line in messages)
     from minddp.tools.xray.result import Result, load
 
     result = load(tmp_path / "step.rank1.json")

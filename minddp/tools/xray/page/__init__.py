@@ -1,6 +1,6 @@
 """The page: one HTML file that holds everything and needs no network.
 
-`payload.py` decides what is shown; `page.html` and `page.css` are its structure and look; the scripts draw it.
+`payload.py` prepares the data. `page.html` and `page.css` are the structure and the look. The scripts draw it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.page.payload import payload
 
 # One script in the page: each file may use what the files before it define.
-SCRIPTS = ("elements.js", "state.js", "chart.js", "timeline.js", "panels.js", "bucket.js", "what_if.js", "page.js")
+SCRIPTS = ("elements.js", "state.js", "chart.js", "timeline.js", "panels.js")
 
 
 def render(analyses: Sequence[Analysis]) -> str:

@@ -1,14 +1,14 @@
-// Ranks' rows on one axis of time. Times are milliseconds; `page.css` places what has them, so the browser zooms.
+// Ranks' rows on one axis of time. `page.css` places whatever has times, so the browser zooms.
 //
 // A row has a label, perhaps a heading above; `spans` [activity, begin, end, bucket], and of several modules the name,
 // which tile the rank's step; `ready` [param, time]; `backwardEnds`; a `layout`; and `buckets`. A bucket has an index
 // and stretches [begin, end, moves, exposed], without gaps: its bytes move or it waits for other ranks, and its own
-// rank stands still meanwhile or does not.
+// rank is blocked meanwhile or not.
 
 const MARKS = 90; // pixels from one mark of the axis to the next, at least
 
-/** Rows one below the other, up to `end`, magnified so many times. `isOn(row, bucket)`: it is selected. */
-function chart(rows, end, zoom = 1, isOn = () => false) {
+/** Rows one below the other, up to `end`. `isOn(row, bucket)`: it is selected. */
+function chart(rows, end, isOn) {
   const ranks = rows.map((row) => [
     row.heading && html("div.heading", row.heading),
     html("div.label", row.label),
@@ -19,8 +19,8 @@ function chart(rows, end, zoom = 1, isOn = () => false) {
         .map((bucket) => sending(row, bucket, isOn(row, bucket)))),
       row.backwardEnds.filter((t) => t !== null).map((t) => html("i.rule", { style: at(t, t) }))),
   ]);
-  const style = `--end:${end};width:${100 * zoom}%`;
-  return html("div.chart", { style, "aria-hidden": "true" }, axis(end, zoom * byId("timeline").clientWidth), ranks);
+  const style = `--end:${end};width:${100 * state.zoom}%`;
+  return html("div.chart", { style, "aria-hidden": "true" }, axis(end, state.zoom * byId("timeline").clientWidth), ranks);
 }
 
 const at = (begin, end) => `--from:${begin};--to:${end};`;
@@ -35,29 +35,24 @@ function axis(end, pixels) {
     html("span.mark.soft", { style: at(t, t) }, fits(t) && `${t.toFixed(digits)} ms`)));
 }
 
-/** Text that is shown as far as whole words of it have room, in the part of a box that is in view. */
+/** Text that shows only whole words that have room in the visible part of a box. */
 const fitted = (words) => html("span.fitted", words.map((word) => word.replaceAll(" ", "\u00a0")).join(" "));
 
-// ---------------------------------------------------------------------- above: what the rank computes
+/** The text that a browser shows for an element under the mouse. */
+const tip = (lines) => present(lines).join("\n");
 
-/** The names of an activity's colours, which `page.css` defines. */
-const COLORS = { loss: "quiet", "copy back": "quiet", buffers: "forward", rebuild: "forward", "data loader": "data" };
-const colorOf = (activity) => (activity === STILL ? "exposed" : COLORS[activity] ?? activity);
-
+/** A span of the upper row: work of the rank. */
 function computing(row, [kind, begin, end, bucket, module = ""]) {
-  const activity = ACTIVITIES[kind], isStill = activity === STILL, color = colorOf(activity);
-  const fill = isStill ? "" : `background:var(--${color});color:var(--on-${color})`;
+  const [activity, color] = data.activities[kind], isBlocked = color === "exposed";
+  const fill = isBlocked ? "" : `background:var(--${color});color:var(--on-${color})`;
   const title = tip([
     present([activity, module !== "" && module, row.label]).join(", "),
     `${ms(end - begin)}, from ${ms(begin)} on`,
-    bucket >= 0 && `${isStill ? "for " : ""}bucket ${bucket}`,
+    bucket >= 0 && `${isBlocked ? "for " : ""}bucket ${bucket}`,
   ]);
-  const what = `div.${activity.replaceAll(" ", "-")}`;
-  return html(what, { style: at(begin, end) + fill, title }, fitted([activity, module]));
+  const style = at(begin, end) + fill;
+  return html(`div.${isBlocked ? "blocked" : color}`, { style, title }, fitted([activity, module]));
 }
-
-/** What a browser shows of an element under the mouse. */
-const tip = (lines) => present(lines).join("\n");
 
 /** A tick for each gradient; those of the selected bucket are longer. As paths: there may be thousands. */
 function gradients(row, end, isOn) {
@@ -71,19 +66,18 @@ function gradients(row, end, isOn) {
   return node;
 }
 
-// ---------------------------------------------------------------------- below: buckets on their way
-
-function sending(row, { index, stretches, life }, isSelected) {
+/** A bucket in the lower row. */
+function sending(row, { index, stretches, stages }, isSelected) {
   const { size, params } = row.layout[index];
   const lengths = stretches.map(([begin, end, moves]) => (moves ? end - begin : 0));
   const longest = lengths.indexOf(Math.max(...lengths));
   const title = tip([
     `bucket ${index}, ${row.label}`,
     `${plural(params.length, "gradient")}, ${size}`,
-    ...life.map(({ name, took }) => `${name} ${took}`),
+    ...stages.map(([name, took]) => `${name} ${took}`),
   ]);
   const style = at(stretches[0][0], stretches.at(-1)[1]);
-  const attributes = { style, title, "data-bucket": index, onclick: () => row.pick?.(index) };
+  const attributes = { style, title, "data-bucket": index, onclick: () => row.pick(index) };
   return html(`div.bucket${isSelected ? ".on" : ""}`, attributes, stretches.map(([begin, end, moves, exposed], k) =>
     html(`div.${moves ? "moves" : "waits"}${exposed ? "-exposed" : ""}`, { style: `flex-grow:${end - begin}` },
       k === longest && moves === 1 && fitted([`${index}`, `(${size})`]))));

@@ -1,12 +1,12 @@
 "use strict";
-// Making elements, and writing figures.
+// Elements and figures.
 
 const byId = (id) => document.getElementById(id);
 
 /**
  * `html("td.soft", {title: "..."}, child, [children])`: tag and classes; attributes, if any; children.
  *
- * Attributes that begin with "on" listen; those that are null or false are left out, as such children are.
+ * Attributes that begin with "on" are listeners. Attributes and children that are null or false are left out.
  */
 function html(what, ...parts) {
   const [tag, ...classes] = what.split(".");
@@ -34,6 +34,5 @@ function ms(value) {
   return `${value.toFixed(digits)} ms`;
 }
 
-const percent = (share) => `${Math.round(100 * share)}%`;
 const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);

@@ -1,22 +1,23 @@
-// The step in words and tables: the summary, which step it is, where it goes.
+// Everything around the timeline, in words and tables.
 
-// ---------------------------------------------------------------------- the step as a whole
-
+/** The headline, the advice, and the facts about the recording. */
 function renderSummary() {
+  const [{ advice, whatIfs, model, noise }] = exhibits;
   byId("setting").textContent = data.setting;
   byId("headline").textContent = alone ? stepOf(0).headline : "One step of each recording, on one scale";
-  fill("sentences", alone && prose([...stepOf(0).sentences, exhibits[0].noise].join(" ")));
-  fill("advice", exhibits[0].advice.map((sentence) => html("li", prose(sentence))));
+  fill("sentences", alone && prose([...stepOf(0).errors, noise].join(" ")));
+  const items = (sentences) => sentences.map((sentence) => html("li", prose(sentence)));
+  fill("advice", items(advice));
+  byId("what-ifs").hidden = whatIfs.length === 0;
+  fill("what-if-list", items(whatIfs));
+  fill("model", model.map((sentence, k) => html(k ? "p.warning" : "p.soft", sentence)));
   const facts = (e) => (alone ? e.facts : [`${e.title}:`, ...e.facts]);
-  fill("facts", exhibits.map((e) => html("p", facts(e).join(" "))));
+  fill("facts", exhibits.map((e) => html("p", prose(facts(e).join(" ")))));
 }
 
-// ---------------------------------------------------------------------- which step
-
-/** A bar for each step: as high as it is long, red as far as communication costs. */
+/** A bar for each step: its height is the length, the red part is the exposed communication. */
 function renderSteps() {
-  const { steps, typical } = exhibits[0];
-  const shown = state.steps[0];
+  const { steps, typical } = exhibits[0], shown = state.steps[0];
   const most = Math.max(...steps.map((step) => step.length));
   byId("steps").hidden = byId("step-keys").hidden = !alone || steps.length < 2;
   const about = shown === typical ? `the median of ${steps.length}` : ms(steps[shown].length);
@@ -26,34 +27,51 @@ function renderSteps() {
   fill("strip", steps.map((step, k) => html("button", {
     type: "button",
     tabindex: -1, // the keyboard goes to the step before or after
-    style: `--height:${(step.length / most).toFixed(3)};--exposed-share:${percent(step.exposed / step.length)}`,
+    style: `--height:${(step.length / most).toFixed(3)};--exposed-share:${(step.exposed / step.length).toFixed(3)}`,
     "aria-pressed": `${k === shown}`,
     "aria-label": `Step ${step.number}, ${ms(step.length)}`,
-    title: `step ${step.number}: ${ms(step.length)}, communication costs ${ms(step.exposed)}`,
+    title: `step ${step.number}: ${ms(step.length)}, exposed communication ${ms(step.exposed)}`,
     onclick: () => turnTo(k),
   })));
 }
 
-// ---------------------------------------------------------------------- where the step goes
+/** The history of the selected bucket on the selected rank. */
+function renderBucket() {
+  const bucket = selectedBucket();
+  byId("bucket").hidden = !bucket;
+  if (!bucket) return;
+  const layout = layoutOf(state.exhibit), { size, params } = layout[bucket.index];
+  const place = `${alone ? "" : `${exhibits[state.exhibit].title}, `}rank ${selectedRank().rank}`;
+  const owner = bucket.module === "" ? "" : ` of ${bucket.module}`;
+  fill("bucket-title", `Bucket ${bucket.index}${owner}, ${place}`);
+  fill("bucket-facts", `${size}, ${plural(params.length, "gradient")}; number ${bucket.index + 1} of ${layout.length} ` +
+    `to leave. It blocks rank ${selectedRank().rank} for ${bucket.awaited}.`);
+  fill("bucket-stages", bucket.stages.map(([name, took, note]) =>
+    html("tr", html("td", name), html("td", took), html("td", prose(note)))));
+}
 
 /** A table for each recording, with a column for each rank. */
 function renderParts() {
-  const region = { tabindex: 0, role: "region", "aria-label": "Where the step goes" };
-  fill("parts",
-    html("h2", { id: "parts-title" }, "Where the step goes"),
-    exhibits.map((_, e) => html("div.scroll", region, partsTable(e))),
-    html("p.soft", "A step lasts from the beginning of a forward to that of the next. Hidden is the share of the " +
-      "communication for which the rank did not stand still. For a late rank: how much longer a rank stands still than " +
-      "the one that ends backward last. Other is all that has no event: logging, zero_grad, pauses of the script."));
+  fill("parts-tables", exhibits.map(({ title }, e) => {
+    const { ranks, table } = stepOf(e);
+    const swatch = (kind) => html("i.swatch", { style: `background:var(--${data.activities[kind][1]})` });
+    const heads = [alone ? "" : title, ...ranks.map(({ rank }) => `rank ${rank}`)];
+    return html("div.scroll", { tabindex: 0, role: "region", "aria-label": "Where the step goes" }, html("table",
+      html("thead", html("tr", heads.map((head) => html("th", { scope: "col" }, head)))),
+      html("tbody", table.map(([label, kind, ...cells]) => html("tr",
+        html("td", html("span", kind !== null && swatch(kind), label)), cells.map((cell) => html("td", cell)))))));
+  }));
 }
 
-function partsTable(e) {
-  const { ranks, table } = stepOf(e);
-  const swatch = (activity) => html("i.swatch", { style: `background:var(--${colorOf(activity)})` });
-  const heads = [alone ? "" : exhibits[e].title, ...ranks.map(({ rank }) => `rank ${rank}`)];
-  return html("table",
-    html("thead", html("tr", heads.map((head) => html("th", { scope: "col" }, head)))),
-    html("tbody", table.map(([label, kind, ...times]) => html("tr",
-      html("td", html("span", kind !== null && swatch(ACTIVITIES[kind]), label)),
-      times.map((time) => html("td", time))))));
+/** Draw the whole page, once and after each choice. */
+function render() {
+  for (const draw of [renderSummary, renderSteps, renderTimeline, renderBucket, renderParts]) draw();
 }
+
+selectWorst();
+render();
+listenToTimeline(byId("timeline"));
+for (const button of document.querySelectorAll("[data-key]")) {
+  button.addEventListener("click", () => KEYS[button.dataset.key]());
+}
+addEventListener("resize", renderTimeline); // the axis has room for more marks, or fewer

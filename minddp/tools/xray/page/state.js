@@ -1,9 +1,6 @@
-// The data to show, as `payload.py` has decided, and the reader's choices.
-// Times are milliseconds from the beginning of their step.
+// The data from `payload.py`, and the reader's choices. Times are milliseconds from the beginning of their step.
 
 const data = JSON.parse(byId("data").textContent);
-const ACTIVITIES = data.activities;
-const STILL = "stands still";
 const exhibits = data.exhibits; // one for each recording
 const alone = exhibits.length === 1;
 
@@ -13,14 +10,12 @@ const state = {
   rank: 0, // an index into the step's ranks
   bucket: null, // its number; null if there is none to choose
   zoom: 1, // how many times as wide as the window the step is drawn
-  whatIf: 0,
 };
 
 const stepOf = (e) => exhibits[e].steps[state.steps[e]];
 const layoutOf = (e) => exhibits[e].layouts[stepOf(e).layout];
 const selectedRank = () => stepOf(state.exhibit).ranks[state.rank];
 const selectedBucket = () => selectedRank().buckets.find((bucket) => bucket.index === state.bucket);
-const longest = () => Math.max(...exhibits.map((_, e) => stepOf(e).end));
 
 /** Select the bucket that costs most. */
 function selectWorst() {

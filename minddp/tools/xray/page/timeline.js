@@ -1,4 +1,4 @@
-// The timeline of all ranks: what is drawn of it, and how mouse, fingers and keys change that.
+// The timeline of all ranks, and how mouse, fingers and keys change it.
 
 const CLOSEST = 200; // how many times the whole can be magnified
 
@@ -12,10 +12,9 @@ function renderTimeline() {
     pick: (bucket) => select(e, r, bucket),
   })));
   const isOn = (row, bucket) => row.exhibit === state.exhibit && bucket.index === state.bucket;
-  fill("timeline", chart(rows, longest(), state.zoom, isOn));
+  const end = Math.max(...exhibits.map((_, e) => stepOf(e).end));
+  fill("timeline", chart(rows, end, isOn));
 }
-
-// ---------------------------------------------------------------------- what is selected
 
 function select(exhibit, rank, bucket) {
   Object.assign(state, { exhibit, rank, bucket });
@@ -47,9 +46,7 @@ function turnTo(step) {
   render();
 }
 
-// ---------------------------------------------------------------------- keys, mouse and fingers
-
-/** Magnify; what is `around` pixels from the left stays there. The browser scrolls. */
+/** Magnify around a place, in pixels from the left. The browser scrolls. */
 function zoom(factor, around = byId("timeline").clientWidth / 2) {
   const host = byId("timeline"), before = state.zoom;
   state.zoom = clamp(before * factor, 1, CLOSEST);
