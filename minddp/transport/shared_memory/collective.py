@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,7 +31,7 @@ class Collective:
     name: str  # in errors
     tensor: torch.Tensor
     deadline: float  # of time.monotonic()
-    future: torch.futures.Future[list[torch.Tensor]] = field(default_factory=torch.futures.Future)
+    future: torch.futures.Future[Any] = field(default_factory=torch.futures.Future)
 
     def complete(self) -> None:
         self.future.set_result([self.tensor])

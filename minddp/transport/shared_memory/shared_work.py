@@ -80,7 +80,7 @@ class SharedWork:
         self._event_has_ended = _record_event(collective) if torch.autograd._profiler_enabled() else None
         self.is_completed = collective.future.done
 
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+    def get_future(self) -> torch.futures.Future[Any]:
         return self._collective.future
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
