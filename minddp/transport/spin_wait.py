@@ -67,13 +67,8 @@ _release_interpreter_lock = select.poll().poll if hasattr(select, "poll") else t
 
 def spin_wait_among(num_ranks: int) -> SpinWait:
     """The spin wait of one rank in a group of `num_ranks`. It never spins if there are too few cores."""
-    has_cores = hasattr(os, "sched_yield") and _ranks_on_this_host(num_ranks) <= usable_cores()
-    return SpinWait(SPIN_LIMIT_S if has_cores and acceleration_is_on() else 0.0)
-
-
-def _ranks_on_this_host(num_ranks: int) -> int:
-    """An upper bound: the launcher's number, the size of the default group, or `num_ranks` without one."""
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if local_world_size.isdecimal():
-        return int(local_world_size)
-    return dist.get_world_size() if dist.is_initialized() else num_ranks
+    most_on_host = dist.get_world_size() if dist.is_initialized() else num_ranks
+    if (local_world_size := os.environ.get("LOCAL_WORLD_SIZE", "")).isdecimal():  # set by the launcher
+        most_on_host = int(local_world_size)
+    may_spin = hasattr(os, "sched_yield") and most_on_host <= usable_cores() and acceleration_is_on()
+    return SpinWait(SPIN_LIMIT_S if may_spin else 0.0)
