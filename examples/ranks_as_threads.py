@@ -1,4 +1,4 @@
-"""A transport: the ranks are threads of one process, and tensors travel through queues. DDP in a debugger.
+"""A transport for ranks that are threads of one process: DDP in a debugger. Tensors are sent through queues.
 
     def train(transport):
         ddp = wrapped(copy.deepcopy(model), transport)
@@ -6,10 +6,10 @@
 
     on_threads(2, train)
 
-All that the wrapper sends goes this way: replicas that are compared, rank 0's weights, buffers, gradients. There
-is no process group, no guard and no watchdog. Tensors are added in rank order: on two ranks these are the bits of
-torch's class on gloo, which from three on adds in another order. Threads share torch's random state: use
-generators instead.
+The wrapper sends everything through it: the comparison of the replicas, rank 0's weights, buffers, gradients. There
+is no process group, no guard and no watchdog. Tensors are added in rank order. With two ranks the result has the
+bits of torch's class on gloo, which adds in another order from three ranks on. Threads share torch's random state:
+use generators instead.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch import nn
 import minddp
 from minddp.transport import Transport
 
-LIMIT_S = 600.0  # for a rank that another one waits for; it may stand at a breakpoint
+LIMIT_S = 600.0  # for a slower rank, which may be at a breakpoint
 
 
 class ThreadWork:
-    """A collective in flight: `finish` waits for the tensors of all ranks."""
+    """A collective in flight. `finish` waits for the tensors of all ranks, and computes the result."""
 
     def __init__(self, finish: Callable[[], object]):
         self._finish: Callable[[], object] | None = finish
@@ -47,7 +47,7 @@ class ThreadWork:
 
 
 class ThreadTransport(Transport):
-    """To the inbox of each rank all ranks send (collective, rank, tensor)."""
+    """All ranks send (collective, rank, tensor) to the inbox of each rank."""
 
     adds_after_s = 0.0
     waits_again = False
@@ -84,7 +84,7 @@ class ThreadTransport(Transport):
         return None
 
     def _send(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-        """Send rank r `parts[r]`, at once. Returns what waits for the parts of all ranks, in rank order."""
+        """Send rank r `parts[r]`. Returns a function that waits for the parts of all ranks, in rank order."""
         self._number += 1
         for inbox, part in zip(self._inboxes, parts, strict=True):
             inbox.put((self._number, self.rank, part.detach().clone()))
@@ -92,27 +92,29 @@ class ThreadTransport(Transport):
 
     def _receive(self, number: int) -> list[torch.Tensor]:
         while len(self._received[number]) < self.world_size:
-            of, source, part = self._inboxes[self.rank].get(timeout=LIMIT_S)
+            sent_in, source, part = self._inboxes[self.rank].get(timeout=LIMIT_S)
             if isinstance(part, BaseException):
                 raise RuntimeError(f"Rank {source} has failed.") from part
-            self._received[of][source] = part
+            self._received[sent_in][source] = part
         return [part for _, part in sorted(self._received.pop(number).items())]
 
 
 def wrapped(module: nn.Module, transport: Transport, **options: Any) -> minddp.DistributedDataParallel:
-    """A group without a backend: it only knows its rank and size."""
+    """The group has no backend, only a rank and a size."""
     group = dist.ProcessGroup(transport.rank, transport.world_size)  # type: ignore[call-arg]
     return minddp.DistributedDataParallel(module, process_group=group, transport=transport, **options)
 
 
 def on_threads(world_size: int, body: Callable[[Transport], Any]) -> list[Any]:
-    """`body(transport)` of each rank, in rank order. A rank that fails ends the others."""
+    """The results of `body(transport)` of all ranks, in rank order. A rank that fails ends the others."""
     inboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(world_size)]
 
     num_threads = torch.get_num_threads()
 
     def run(rank: int) -> Any:
-        torch.set_num_threads(num_threads)  # which a new thread does not inherit, and products depend on
+        torch.set_num_threads(
+            num_threads
+        )  # not inherited; the bits of products depend on it
         try:
             return body(ThreadTransport(rank, inboxes))
         except BaseException as error:

@@ -1,1 +1,1 @@
-"""Facts about the machine, each written once: cores, hosts, streams, starting ranks."""
+"""The machine: cores, hosts, clocks, streams, processes, and the store of the ranks."""

@@ -1,8 +1,9 @@
-"""The switch for what only makes minddp faster: the environment variable MINDDP_ACCELERATION.
+"""The environment variable MINDDP_ACCELERATION switches off optimisations, to measure them or to exclude them as
+the cause of an error.
 
 With MINDDP_ACCELERATION=off a waiting rank sleeps at once instead of polling first ([Note: spin wait]), and every
-gradient is copied into and out of its bucket instead of aliasing it. Results have the same bits either way, so the
-switch shows what an acceleration is worth, and excludes it as the cause of an error. Ranks may set it differently.
+gradient is copied into and out of its bucket instead of aliasing it. Results have the same bits either way. Ranks
+may set it differently.
 """
 
 from __future__ import annotations

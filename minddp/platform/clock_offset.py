@@ -1,9 +1,8 @@
-"""How far one clock is ahead of another, from events that both have seen.
+"""The offset between the clocks of two processes, from messages that both have seen.
 
-[Note: clock offsets]
 We read our clock when a question leaves and when its answer arrives; they read theirs once, in between (Cristian,
 1989). Each such round trip bounds the offset from both sides, and all together leave the intersection of these
-bounds: its middle is the estimate, half its width the error.
+bounds. Its middle is the estimate, half its width the error.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from minddp.platform.host import boot_id, namespace
 
 ROUND_TRIPS = 32  # they take some milliseconds
 
-now_ns = time.perf_counter_ns  # a monotonic clock, the zero of which has no meaning
+now_ns = time.perf_counter_ns  # a monotonic clock with an arbitrary zero
 
 
 class RoundTrip(NamedTuple):
-    """A question of ours and its answer: the first and the last number are read from our clock."""
+    """A question of ours and its answer. `theirs_ns` is read from their clock, the others from ours."""
 
     sent_ns: int
     theirs_ns: int
@@ -35,14 +34,13 @@ class RoundTrip(NamedTuple):
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What to add to times of our clock to get times of theirs, and the largest possible error of that."""
+    """Their clock minus our clock, and the largest possible error of the offset."""
 
     offset_ns: int
     error_ns: int | None  # None: not measured
 
 
 def clock_offset(round_trips: Sequence[RoundTrip]) -> ClockOffset:
-    """The offset that all these round trips allow. See [Note: clock offsets]."""
     low = max(trip.theirs_ns - trip.received_ns for trip in round_trips)
     high = min(trip.theirs_ns - trip.sent_ns for trip in round_trips)
     return ClockOffset((low + high) // 2, (abs(high - low) + 1) // 2)

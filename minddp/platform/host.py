@@ -1,4 +1,4 @@
-"""Which host a process runs on, and which processes run here: the one source for "are we on the same machine?"."""
+"""The host of a process: do two ranks run on the same machine, and is a process running here?"""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from minddp.platform.cores import read_if_there
 
 
 def boot_id() -> str:
-    """The running kernel's own number: equal in all its processes and containers. Empty where there is none."""
+    """The kernel's boot number, equal in all its processes and containers. Empty on systems other than Linux."""
     return read_if_there(Path("/proc/sys/kernel/random/boot_id"))
 
 
 def host_identity(*namespaces: str) -> str:
-    """Equal in two processes if and only if they run on one kernel, and in the same of its `namespaces`.
+    """Equal in two processes if and only if they run on one kernel, in the same of its `namespaces`.
 
-    The host's name takes the place of the kernel's number where that is not known.
+    The host's name takes the place of the kernel's boot number where there is none.
     """
     return " ".join([boot_id() or socket.gethostname(), *map(namespace, namespaces)])
 
@@ -31,7 +31,7 @@ def namespace(kind: str) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """True if the process exists, and is more than an entry that its parent has not collected yet."""
+    """True if the process exists and is no zombie."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")

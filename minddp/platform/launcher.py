@@ -30,7 +30,7 @@ class RanksFailed(RuntimeError):
 
 
 class Stopped(Exception):
-    """A signal reached the launcher; the launcher has passed it on, and every rank has ended."""
+    """A signal reached the launcher, which has passed it on, and every rank has ended."""
 
     def __init__(self, signal_number: int):
         self.signal_number = signal_number
@@ -42,7 +42,7 @@ def launch(nproc: int, module: str, arguments: Sequence[str], max_restarts: int 
     """Run `python -m module arguments` as `nproc` ranks on this machine, and wait until all have ended.
 
     When one fails, all are ended and started again, up to `max_restarts` times. Each rank has its own session, so
-    Ctrl-C on the terminal reaches the launcher alone. It gives ranks that it ends 30 s to save and leave.
+    Ctrl-C on the terminal reaches the launcher alone. The launcher gives the ranks that it ends 30 s to save.
 
     Raises:
         RanksFailed: a rank failed or was killed. Stopped: the launcher received a signal.
@@ -50,16 +50,16 @@ def launch(nproc: int, module: str, arguments: Sequence[str], max_restarts: int 
     from torch.distributed.launcher.api import elastic_launch
 
     disabled = logging.root.manager.disable
-    logging.disable()  # what torch's launcher logs `RanksFailed` and `Stopped` say once
+    logging.disable()  # torch's launcher logs what `RanksFailed` and `Stopped` say
     try:
-        with told_by_torch():
+        with torch_errors_translated():
             elastic_launch(local_config(nproc, max_restarts), sys.executable)("-m", module, *arguments)
     finally:
         logging.disable(disabled)
 
 
 @contextmanager
-def told_by_torch() -> Iterator[None]:
+def torch_errors_translated() -> Iterator[None]:
     """Raise the errors of torch's launcher as `RanksFailed` and `Stopped`."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -67,7 +67,7 @@ def told_by_torch() -> Iterator[None]:
     try:
         yield
     except ChildFailedError as error:
-        raise RanksFailed(describe_failure(error), error.failures[cause_of(error)].exitcode) from None
+        raise ranks_failed(error) from None
     except SignalException as stopped:
         raise Stopped(stopped.sigval) from None
     except KeyboardInterrupt:  # before the launcher has installed its signal handlers
@@ -90,32 +90,23 @@ def local_config(nproc: int, max_restarts: int = 0) -> LaunchConfig:
     )
 
 
-def describe_failure(error: ChildFailedError) -> str:
-    """How the rank to look at first has ended, and which ranks hung after that."""
-    rank = cause_of(error)
-    failure = error.failures[rank]
-    how = f"failed with exit status {failure.exitcode}; its error is above"
-    if failure.exitcode < 0:
-        how = f"was killed by {failure.signal_name()}"
-    hanging = "".join(f" Rank {rank} did not answer and was killed then." for rank in _hung(error))
-    return f"Rank {rank} (pid {failure.pid}) {how}.{hanging}"
-
-
-def cause_of(error: ChildFailedError) -> int:
-    """The rank to look at first: one failure causes others, and their times are known to the second only.
+def ranks_failed(error: ChildFailedError) -> RanksFailed:
+    """Names the rank to look at first: one failure causes others, and their times are known to the second only.
 
     A rank that dies makes the others fail at once. A rank that fails makes the launcher terminate the others and,
     after its 30 s of grace, kill those that hang.
     """
-    hung = _hung(error)
+    first = min(failure.timestamp for failure in error.failures.values())
+    hung = [rank for rank, failure in error.failures.items() if failure.timestamp - first > GRACE_S / 2]
 
-    def remoteness(rank: int) -> tuple[bool, bool]:
+    def is_consequence(rank: int) -> tuple[bool, bool]:
         exitcode = error.failures[rank].exitcode
         return rank in hung or exitcode == -signal.SIGTERM, exitcode > 0
 
-    return min(error.failures, key=remoteness)
-
-
-def _hung(error: ChildFailedError) -> list[int]:
-    first = min(failure.timestamp for failure in error.failures.values())
-    return [rank for rank, failure in error.failures.items() if failure.timestamp - first > GRACE_S / 2]
+    cause = min(error.failures, key=is_consequence)
+    failure = error.failures[cause]
+    how = f"failed with exit status {failure.exitcode}; its error is above"
+    if failure.exitcode < 0:
+        how = f"was killed by {failure.signal_name()}"
+    hanging = "".join(f" Rank {rank} did not respond and was killed later." for rank in hung)
+    return RanksFailed(f"Rank {cause} (pid {failure.pid}) {how}.{hanging}", failure.exitcode)

@@ -1,7 +1,7 @@
-"""Runs functions on ranks: processes of this host in one group, with a time limit for whatever they do.
+"""Runs functions on ranks: processes of this host in one process group, with a time limit for each call.
 
 A server of `multiprocessing`, which has imported torch, forks them: all but the first start within a tenth of a
-second. Functions and results travel by cloudpickle, which takes what a notebook's cell has just defined, too.
+second. Functions and results are sent by cloudpickle, which also supports functions defined in a notebook.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-#: Called first on each rank, with rank, number of ranks and a URL at which they can meet.
+#: Called first on each rank, with rank, number of ranks and an `init_method` for the process group.
 Enter = Callable[[int, int, str], None]
 PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "cloudpickle"]
 
@@ -31,13 +31,13 @@ def launch(
 ) -> list[Any]:
     """`[function(0, *args), function(1, *args), ...]`, each in a process of its own, in one process group (gloo).
 
-    For notebooks, tests and benchmarks; to train there is `minddp run`. A script calls it below `if __name__ ==
-    "__main__":`, since `multiprocessing` imports the script in each process. No rank outlives the call, which takes
-    at most `timeout_s` seconds. Arguments and results are copied: tensors keep shape, dtype and device. `enter`
-    joins the group in another way than `join_group`: by another backend, with more threads.
+    For notebooks, tests and benchmarks; for training there is `minddp run`. A script calls it below `if __name__ ==
+    "__main__":`, since `multiprocessing` imports the script in each process. The call takes at most `timeout_s`
+    seconds, and no rank outlives it. Arguments and results are copied: tensors keep shape, dtype and device.
+    `enter` replaces `join_group`, for example by another backend.
 
     Raises:
-        RankFailure: the function raised on a rank, or a rank died, or was not done in time.
+        RankFailure: the function raised on a rank, a rank died, or a rank was not done in time.
     """
     pool = RankPool(ranks, enter or join_group)
     try:
@@ -49,7 +49,7 @@ def launch(
 def join_group(
     rank: int, num_ranks: int, rendezvous: str, *, backend: str = "gloo", threads: int = 1, timeout_s: float = 120.0
 ) -> None:
-    """Compute with so many threads; a collective may take so many seconds."""
+    """Initialise the process group, with `timeout_s` for each collective, and torch's number of threads."""
     import torch
     import torch.distributed as dist
 
@@ -59,21 +59,18 @@ def join_group(
 
 
 class RankFailure(RuntimeError):
-    """Some rank has not returned a result: `reports[rank]` is its traceback, or how it ended.
-
-    `results` are those of the other ranks.
-    """
+    """Some ranks have not returned a result: `reports[rank]` is the traceback of a rank, or how it ended."""
 
     def __init__(self, reports: dict[int, str], results: dict[int, Any]):
         self.reports = reports
-        self.results = results
+        self.results = results  # of the other ranks
         super().__init__("\n".join(f"--- rank {rank}: {report}" for rank, report in sorted(reports.items())))
 
 
 class RankPool:
-    """Ranks for several calls of `run`: started by the first, and anew after a failure. `kill` ends them.
+    """Ranks for several calls of `run`: started by the first, and again after a failure. `kill` ends them.
 
-    When a rank has failed, the others may wait for it for ever: they are killed `grace_s` seconds later.
+    When a rank has failed, the others may wait for it forever: they are killed `grace_s` seconds later.
     """
 
     def __init__(self, world_size: int, enter: Enter, grace_s: float = 5.0):
@@ -81,7 +78,7 @@ class RankPool:
         self.enter = enter
         self.grace_s = grace_s
         self._ranks: list[tuple[Any, Connection]] = []  # process and pipe
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the file in which they meet
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the file through which they connect
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 180.0) -> list[Any]:
         """See `launch`."""
@@ -144,14 +141,14 @@ class RankPool:
 
 def _serve(pipe: Connection, enter: bytes, rank: int, *group: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    join, environment = cloudpickle.loads(enter)
-    os.environ.clear()  # it is that of the server, from when it was started
+    enter_group, environment = cloudpickle.loads(enter)
+    os.environ.clear()  # of the server when it was started
     os.environ.update(environment)
     for number in itertools.count():
         work = pipe.recv_bytes()
         try:
             if number == 0:
-                join(rank, *group)
+                enter_group(rank, *group)
             function, args = cloudpickle.loads(work)
             answer = cloudpickle.dumps((True, function(rank, *args)))
         except BaseException:
@@ -161,7 +158,7 @@ def _serve(pipe: Connection, enter: bytes, rank: int, *group: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Also in the middle of a collective."""
+    """End this process when its parent ends, even in the middle of a collective."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

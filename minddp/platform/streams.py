@@ -1,8 +1,7 @@
-"""Streams, events and pinned memory of a device, and which devices there are. The rest of minddp asks here.
+"""Streams, events, pinned memory and properties of devices, for any accelerator that has streams.
 
-An accelerator is only asked for an operation by its call, and runs it later, in the order of a *stream*. On the CPU
-an operation is done when its call returns, so there are no streams. All is asked of `torch.get_device_module`, so
-any accelerator that has streams is treated as CUDA devices are. Only `transport/nccl` asks for CUDA itself.
+A call only enqueues an operation on an accelerator, which runs it later, in the order of a *stream*. On the CPU an
+operation is done when its call returns, so there are no streams. Only `transport/nccl` depends on CUDA itself.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def has_streams(device: torch.device) -> bool:
 
 
 def timed_event(device: torch.device) -> Any:
-    """An event on the current stream, behind all that it was asked for. Two have an `elapsed_time`, in ms."""
+    """An event behind all operations of the current stream. Two events have an `elapsed_time`, in ms."""
     module = torch.get_device_module(device)
     event = module.Event(enable_timing=True)
     event.record(module.current_stream(device))
@@ -31,20 +30,15 @@ def timed_event(device: torch.device) -> Any:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """True if a graph records what the current stream is asked for, instead of running it."""
+    """True while a graph captures the operations of the current stream instead of running them."""
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return ask is not None and ask()
 
 
 def keep_for_current_stream(tensor: torch.Tensor) -> None:
-    """Once `tensor` is freed, the allocator waits for the current stream, too, before it uses the memory again."""
+    """After `tensor` is freed, the allocator waits for the current stream before it reuses the memory."""
     if has_streams(tensor.device):
         tensor.record_stream(torch.get_device_module(tensor.device).current_stream(tensor.device))
-
-
-def synchronize(device: torch.device) -> None:
-    if has_streams(device):
-        torch.get_device_module(device).synchronize(device)
 
 
 def copied_to(device: torch.device, values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -57,22 +51,22 @@ def copied_to(device: torch.device, values: Sequence[int], dtype: torch.dtype) -
 
 
 def num_devices(kind: str) -> int:
-    """How many devices of a type, such as "cuda", torch can use here."""
+    """The number of devices of a type, such as "cuda", that torch can use."""
     return torch.get_device_module(kind).device_count()
 
 
 def make_current(device: torch.device) -> None:
-    """Let `device` be the one that is meant where none is named."""
+    """Make `device` the default among devices of its type."""
     torch.get_device_module(device).set_device(device)
 
 
 def is_there() -> bool:
-    """True if torch can use an accelerator here."""
+    """True if torch can use an accelerator."""
     return torch.accelerator.is_available()
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most that this process has taken: its tensors on an accelerator; on the CPU, all that was resident."""
+    """The largest size of this process's tensors on an accelerator; on the CPU, of its resident memory."""
     if device.type == "cpu":
         return 2**10 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return torch.accelerator.max_memory_allocated(device)
@@ -83,7 +77,7 @@ def properties(device: torch.device) -> Any:
 
 
 def nccl_version() -> tuple[int, ...] | None:
-    """Of the NCCL that torch was built with."""
+    """The version of NCCL with which torch was built."""
     return torch.cuda.nccl.version() if dist.is_nccl_available() else None
 
 

@@ -1,8 +1,9 @@
-"""How ranks, sizes, counts and lists of names are written in messages and reports."""
+"""Ranks, sizes, counts and lists of names as text, for messages and reports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -10,20 +11,15 @@ T = TypeVar("T")
 
 def ranks(numbers: Sequence[int]) -> str:
     """`rank 2`, `ranks 0 and 3`, `ranks 0-2, 5 and 7`. The numbers are sorted; three in a row become a range."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+    parts: list[str] = []
+    for _, indexed in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+        run = [str(number) for _, number in indexed]
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else run
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {joined(parts)}"
 
 
 def subject(numbers: Sequence[int], singular: str, plural: str) -> str:
-    """`Rank 2 waits`, `Ranks 0 and 3 wait`: the beginning of a sentence about these ranks, with either verb."""
+    """`Rank 2 waits`, `Ranks 0 and 3 wait`: the beginning of a sentence, with the form of the verb that fits."""
     return f"{ranks(numbers).capitalize()} {singular if len(numbers) == 1 else plural}"
 
 
@@ -41,7 +37,7 @@ def joined(words: Sequence[str]) -> str:
 
 
 def size(nbytes: float) -> str:
-    """In binary units and with three digits: `17 bytes`, `64 KiB`, `1.13 MiB`, `212 GiB`."""
+    """`17 bytes`, `64 KiB`, `1.13 MiB`, `212 GiB`."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(nbytes) >= factor:
             value = nbytes / factor

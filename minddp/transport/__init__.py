@@ -1,4 +1,4 @@
-"""How bytes travel: the protocols `Transport` and `Work`, and the function that opens a transport by its name."""
+"""Collectives among ranks: the protocols `Transport` and `Work`, and a function that opens a transport by name."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
     """The transport named `kind` over `group`, for tensors on `device`, by default the CPU. Collective.
 
     "process_group": the group's own backend.
-    "shared_memory": memory that the ranks of one host share, for tensors on the CPU. Where the ranks cannot share
-        memory, the process group, with a warning that says why.
-    "auto": the same as "shared_memory", but the reason is logged as information only.
+    "shared_memory": memory that the ranks of one host share, for tensors on the CPU. Ranks that cannot share memory
+        use the process group; a warning gives the reason.
+    "auto": as "shared_memory", but the reason is logged at level INFO.
     "hierarchical": shared memory within each host and one sum per host between them, for tensors on the CPU and
         gloo. The bits differ from the process group's where hosts have several ranks: see [Note: the order of
         addition between hosts].
-    "nccl": NCCL called through CuPy, for tensors on an NVIDIA GPU, whatever the group's backend.
+    "nccl": NCCL called through CuPy, for tensors on an NVIDIA GPU, with any backend of the group.
 
     Raises:
         ValueError: an unknown kind, or one that does not support the device or the group.
-        RuntimeError: "nccl" does not work on some rank; names the rank and the reason.
+        RuntimeError: "nccl" cannot be used on some rank. Names the rank and the reason.
     """
     if kind not in KINDS:
         raise ValueError(f"Unknown transport {kind!r}; minddp has {', '.join(KINDS)}.")
 
-    # Adapters are imported when they are used, so that the protocols can be imported without any of them.
+    # Imported here so that the protocols can be imported without any adapter
     from minddp.transport.process_group import ProcessGroupTransport
 
     over_group, device = ProcessGroupTransport(group), device or torch.device("cpu")
@@ -52,5 +52,5 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
     except CannotConnect as reason:
         if group.rank() == 0:
             level = logging.INFO if kind == "auto" else logging.WARNING
-            _log.log(level, "Gradients travel by the process group, not by shared memory: %s.", reason)
+            _log.log(level, "Gradients are reduced by the process group, not in shared memory: %s.", reason)
         return over_group

@@ -1,10 +1,4 @@
-"""Transport over `torch.distributed`: whatever backend the process group has (gloo, NCCL, ...).
-
-[Note: when a group ends]
-Threads that serve a process group end with it. Torch has no hook for `destroy_process_group`. But its registry of
-groups has the only reference to the Python object of a group's store, and drops it there. So what lives as long as
-a group takes another object of the same store.
-"""
+"""Transport over `torch.distributed`, by any backend of the process group (gloo, NCCL, ...)."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import datetime
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,10 +21,10 @@ MAX_SPIN_BYTES = 4 * 2**20  # see [Note: spin wait]
 
 
 class ProcessGroupTransport:
-    """Calls the process group's own methods.
+    """Calls the methods of the process group.
 
-    `torch.distributed.all_reduce` does so after some twenty microseconds of checks and logging in Python. Those of
-    the base class also give a group written in Python the options that it expects.
+    `torch.distributed.all_reduce` calls them after some twenty microseconds of checks and logging in Python. The
+    methods of the base class also pass the options that a group written in Python expects.
     """
 
     adds_after_s = 0.0
@@ -50,8 +45,10 @@ class ProcessGroupTransport:
         return dist.get_backend(self.group) == "gloo"
 
     def when_group_ends(self, end: Callable[[], object]) -> object:
-        store = _registered_store(self.group)  # see [Note: when a group ends]
-        at_exit = sys.is_finalizing  # when `end` may have no modules any more
+        # Torch has no hook for `destroy_process_group`. But its registry has the only reference to the Python
+        # object of a group's store, and drops it there. `self.store` is another object of the same store.
+        store = _registered_store(self.group)
+        at_exit = sys.is_finalizing  # then modules that `end` uses may be gone
         return None if store is None else weakref.ref(store, lambda _: at_exit() or end())
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -60,8 +57,8 @@ class ProcessGroupTransport:
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(
                 f"Rank {self.rank} is out of memory for a bucket of {numel * dtype.itemsize:,} bytes on {device}. "
-                f"All buckets together take as much as the gradients: gradient_as_bucket_view=True saves that "
-                f"much, and a smaller batch also helps. {error}"
+                f"All buckets together are as large as the gradients: pass gradient_as_bucket_view=True to save "
+                f"that much, or use a smaller batch. {error}"
             ) from error
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
@@ -81,6 +78,12 @@ class ProcessGroupTransport:
         _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
 
+    def gather_objects(self, ours: Any) -> list[Any]:
+        """The objects of all ranks, in rank order. Blocks."""
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, ours, group=self.group)
+        return gathered
+
     def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
         return None
 
@@ -90,7 +93,7 @@ class ProcessGroupTransport:
         return _Group.alltoall_base(self.group, received, sent, list(sizes_in), list(sizes_out))
 
     def _spin_wait_for(self, tensor: torch.Tensor) -> SpinWait | None:
-        """Must be called before the launch: gloo's threads replace the values of a sparse tensor."""
+        """Call it before the launch: gloo's threads replace the values of a sparse tensor."""
         if self._spin_wait is None or tensor.device.type != "cpu":
             return None
         message = tensor._values() if tensor.is_sparse else tensor
@@ -113,7 +116,7 @@ class _SpinningWork:
 
 
 class _PythonGroupWork:
-    """A work of a group written in Python: the result is in its future, perhaps in another tensor."""
+    """A work of a group written in Python. The result is in its future, which may contain another tensor."""
 
     def __init__(self, work: dist.Work, tensor: torch.Tensor):
         self._work = work

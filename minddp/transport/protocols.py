@@ -1,4 +1,4 @@
-"""All that the rest of the package sees of a transport; what depends on a backend stays in the adapters."""
+"""The interface of a transport. Only the adapters depend on a backend."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 
 class AdditionOrder(NamedTuple):
-    """How ranks' tensors are added: for each of `steps` (target, source), target's becomes the sum of both.
+    """In which order the ranks' tensors are added: in each of `steps`, (target, source), source is added to target.
 
-    The last target has the sum of all, which is multiplied by `factor`.
+    The last target contains the sum of all, which is multiplied by `factor`.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -35,14 +35,11 @@ class Work(Protocol):
 
 @runtime_checkable
 class Transport(Protocol):
-    """Collectives among a group of ranks. All ranks must make the same calls in the same order.
-
-    `adds_after_s`: how long an all-reduce that no rank waits for may lie before it is worked on; 0 if never.
-    """
+    """Collectives among a group of ranks. All ranks must make the same calls in the same order."""
 
     rank: int
     world_size: int
-    adds_after_s: float
+    adds_after_s: float  # the delay before an all-reduce makes progress while no rank waits for it
 
     @property
     def store(self) -> dist.Store | None:
@@ -50,13 +47,13 @@ class Transport(Protocol):
 
     @property
     def waits_again(self) -> bool:
-        """True if a work goes on after its `wait(timeout)` has raised "timed out", and can be waited for again."""
+        """True if a work goes on after a timeout of its `wait`, and can be waited for again."""
 
     def when_group_ends(self, end: Callable[[], object]) -> object:
-        """Call `end` within `destroy_process_group`, as long as the caller keeps what this returns."""
+        """Have `destroy_process_group` call `end`, as long as the caller keeps the returned object."""
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A flat tensor with undefined contents, in the memory that this transport reduces fastest. Not collective.
+        """A flat tensor with undefined contents, in memory that this transport reduces fastest. Not collective.
 
         Raises:
             RuntimeError: out of memory.
@@ -66,15 +63,15 @@ class Transport(Protocol):
         """Begin to replace `tensor` on each rank by the sum over all ranks. Returns at once."""
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        """Begin to replace `tensor` on each rank by that of rank `source` of the group. Returns at once."""
+        """Begin to replace `tensor` on each rank by the one of rank `source` of the group. Returns at once."""
 
     def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
-        """`all_reduce` in this order of addition. `None`, on every rank, if this transport has its own order."""
+        """`all_reduce` in this order of addition. `None`, on every rank, if the transport has its own order."""
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
     ) -> Work:
-        """Begin to send each rank its part of `sent`, flat, and to receive theirs. Sizes in elements, by rank."""
+        """Begin to send each rank its part of `sent`, and to receive theirs. Sizes are in elements, by rank."""
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The tensors of all ranks in rank order; shapes and dtypes must be equal on all ranks. Blocks."""
@@ -82,10 +79,10 @@ class Transport(Protocol):
 
 @runtime_checkable
 class DropsTogether(Protocol):
-    """A transport that counts its collectives: ranks drop an interrupted backward together, or not at all."""
+    """A transport that counts its collectives, so that all ranks drop an interrupted backward, or none does."""
 
     def settle(self) -> None:
         """All ranks have made the same collectives so far."""
 
     def agree_to_drop(self) -> None:
-        """Return once all ranks drop the collectives that have been made since `settle`, or raise an error."""
+        """Return once all ranks drop their collectives since `settle`. Raises an error if one does not."""

@@ -1,4 +1,4 @@
-"""Real ranks on GPUs, as many on one card as a test needs. See [Note: two ranks on one card]."""
+"""Real ranks on GPUs, as many on one card as a test needs. See "Several ranks on one card" in docs/gpu.md."""
 
 from __future__ import annotations
 

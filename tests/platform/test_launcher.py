@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from minddp.platform.launcher import RanksFailed, describe_failure, launch
+from minddp.platform.launcher import RanksFailed, launch, ranks_failed
 
 PATIENCE_S = 240.0
 
@@ -95,9 +95,9 @@ def failures(*ends: tuple[int, int]) -> ChildFailedError:
         (
             [(-signal.SIGKILL, 130), (1, 100)],
             "Rank 1 (pid 71) failed with exit status 1; its error is above. "
-            "Rank 0 did not answer and was killed then.",
+            "Rank 0 did not respond and was killed later.",
         ),
     ],
 )
 def test_the_failure_to_look_at_first(ends: list[tuple[int, int]], says: str) -> None:
-    assert describe_failure(failures(*ends)) == says
+    assert str(ranks_failed(failures(*ends))) == says

@@ -39,7 +39,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         Event=Event,
         current_stream=lambda device: f"current of {device}",
         is_current_stream_capturing=lambda: True,
-        synchronize=lambda device: log.append(("synchronize", device)),
         set_device=lambda device: log.append(("set_device", device)),
         get_rng_state=lambda device: log.append(("get_rng_state", device)) or "a state",
         set_rng_state=lambda state, device: log.append(("set_rng_state", state, device)),
@@ -76,11 +75,9 @@ def test_values_are_copied() -> None:
 
 
 def test_what_a_device_is_asked_for_by_its_name(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    streams.synchronize(CUDA)
     streams.make_current(CUDA)
     streams.set_random_state(streams.random_state(CUDA), CUDA)
     assert [entry for entry in asked if entry != CUDA] == [
-        ("synchronize", CUDA),
         ("set_device", CUDA),
         ("get_rng_state", CUDA),
         ("set_rng_state", "a state", CUDA),
@@ -95,11 +92,6 @@ def test_memory_is_kept_for_the_current_stream(asked: list[Any]) -> None:
     assert asked == [CUDA, ("kept for", "current of cuda:1")]
     streams.keep_for_current_stream(torch.ones(1))
     assert len(asked) == 2, "the CPU has no streams"
-
-
-def test_the_cpu_has_nothing_to_wait_for(asked: list[Any]) -> None:
-    streams.synchronize(CPU)
-    assert asked == []
 
 
 def test_no_other_file_asks_a_kind_of_device_by_its_name() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds, route
+from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds, ring_order
 
 MIB = 1024 * 1024
 
@@ -35,25 +35,26 @@ def test_chunks_consist_of_whole_segments(world_size: int, numel: int, bounds: l
 
 
 def test_a_sum_starts_below_its_owner_and_goes_down_all_the_way_round() -> None:
-    assert route(0, 4) == [3, 2, 1, 0]
-    assert route(2, 4) == [1, 0, 3, 2]
+    assert ring_order(0, 4).steps == ((2, 3), (1, 2), (0, 1))
+    assert ring_order(2, 4).steps == ((0, 1), (3, 0), (2, 3))
+    assert ring_order(0, 1).steps == ()
 
 
 @pytest.mark.parametrize("owner", range(4))
-def test_addition_follows_the_route(owner: int) -> None:
+def test_addition_follows_the_ring(owner: int) -> None:
     """With these numbers every order of addition has another sum."""
     values = [1.0, 2.0**24, 2.0**-1, -(2.0**24)]
     addends = [torch.tensor([value]) for value in values]
-    expected = torch.tensor(values[route(owner, 4)[0]])
-    for rank in route(owner, 4)[1:]:
-        expected = expected + values[rank]
-    all_reduce_chunk(addends, owner)
+    expected = torch.tensor(values[(owner - 1) % 4])
+    for step in (2, 3, 4):
+        expected = expected + values[(owner - step) % 4]
+    all_reduce_chunk(addends, ring_order(owner, 4))
     assert [addend.item() for addend in addends] == [expected.item()] * 4
 
 
 def test_long_chunks_are_added_block_by_block() -> None:
     numel = 100_001
     addends = [torch.arange(numel, dtype=torch.float64) * (rank + 1) for rank in range(3)]
-    all_reduce_chunk(addends, owner=1)
+    all_reduce_chunk(addends, ring_order(1, 3))
     for addend in addends:
         assert torch.equal(addend, torch.arange(numel, dtype=torch.float64) * 6)

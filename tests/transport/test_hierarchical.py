@@ -23,17 +23,17 @@ from minddp.transport.hierarchical import (
     Hosts,
     connect_hosts,
     hierarchical_transport,
-    host_exchange,
+    multi_host_communicator,
 )
-from minddp.transport.hierarchical.host_exchange import pieces_of
+from minddp.transport.hierarchical.multi_host_communicator import pieces_of
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import SharedMemoryTransport, rendezvous
 from minddp.transport.shared_memory.addition_order import (
     all_reduce_chunk,
     chunk_bounds,
-    copy_from_owner,
-    reduce_to_owner,
-    route,
+    copy_to_all,
+    reduce_in_order,
+    ring_order,
 )
 from minddp.transport.shared_memory.messages import DTYPES
 from tests.ranks import RankFailure, RankPool
@@ -68,7 +68,7 @@ def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
 
 @pytest.mark.parametrize("itemsize", [1, 2, 8])
 def test_pieces_cover_a_chunk_and_none_is_too_large(itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_exchange, "PIECE_BYTES", 100)
+    monkeypatch.setattr(multi_host_communicator, "PIECE_BYTES", 100)
     bounds = list(pieces_of(7, 1000, itemsize))
     assert [first for first, _ in bounds] == [7, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == 1000
@@ -81,14 +81,19 @@ def test_a_host_adds_up_as_shared_memory_alone_does(num_ranks: int) -> None:
     for owner in range(num_ranks):
         alone = [random_values(rank, 1000, torch.float32, seed=owner) for rank in range(num_ranks)]
         between = [addend.clone() for addend in alone]
-        all_reduce_chunk(alone, owner)
-        reduce_to_owner(between, owner)
+        all_reduce_chunk(alone, ring_order(owner, num_ranks))
+        assert reduce_in_order(between, ring_order(owner, num_ranks)) == owner
         assert torch.equal(between[owner], alone[owner])
-        copy_from_owner(between, owner)
+        copy_to_all(between, owner)
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(between, alone, strict=True))
 
 
 # ---------------------------------------------------------------------- what comes out
+
+
+def route(chunk: int, world_size: int) -> list[int]:
+    """The ranks in the order in which their addends join the sum; the last is the chunk's owner."""
+    return [(chunk - step) % world_size for step in range(1, world_size + 1)]
 
 
 def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.Tensor:
@@ -112,7 +117,7 @@ def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.
 
 def differing(rank: int, letters: str, cases: list[Case]) -> list[Case]:
     """The cases in which a sum is not that of the documented order. All are under way at the same time."""
-    host_exchange.PIECE_BYTES = 128 * 1024
+    multi_host_communicator.PIECE_BYTES = 128 * 1024
     transport, hosts = opened_on(letters), Hosts.grouped(letters)
     assert isinstance(transport, HierarchicalTransport)
     under_way = []
@@ -233,7 +238,7 @@ def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[tuple[tuple[i
     transport = opened_on("aab", group)
     tensor = torch.tensor([10.0**rank])
     transport.all_reduce(tensor).wait()
-    return transport._exchange.hosts.ranks, tensor.item()
+    return transport._communicator.hosts.ranks, tensor.item()
 
 
 def test_a_group_may_have_some_of_the_ranks(ranks: Ranks) -> None:
@@ -280,9 +285,9 @@ def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     ("obstacle", "reason"),
     [
-        ("system", "rank 1 runs on a system"),
+        ("system", "rank 1 does not run on Linux"),
         ("memory", "cannot share memory with the others: "),
-        ("lane", "rank 0 does not reach the other hosts: for no reason"),
+        ("lane", "rank 0 cannot connect to the other hosts: for no reason"),
     ],
 )
 def test_all_ranks_fall_back_together_and_one_logs_the_reason(ranks: Ranks, obstacle: str, reason: str) -> None:
@@ -317,7 +322,7 @@ def die_at(rank: int, mortal_rank: int, moment: str) -> None:
     if rank == mortal_rank:
         if moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        setattr(host_exchange, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(multi_host_communicator, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     transport.all_reduce(tensor).wait()
 
 
@@ -325,9 +330,9 @@ def die_at(rank: int, mortal_rank: int, moment: str) -> None:
     ("mortal_rank", "moment", "noticed_by"),
     [
         (1, "before", [0, 2]),
-        (1, "copy_from_owner", [2]),  # rank 0 has had all that it needs
+        (1, "copy_to_all", [2]),  # rank 0 has had all that it needs
         (2, "before", [0, 1]),
-        (0, "reduce_to_owner", [1, 2]),
+        (0, "reduce_in_order", [1, 2]),
     ],
 )
 def test_the_death_of_a_rank_is_noticed_on_all_hosts(
@@ -355,7 +360,7 @@ def stop_at_last(rank: int) -> None:
 def test_a_stopped_rank_is_named_with_its_host_at_the_time_limit() -> None:
     with mortal_ranks(group_timeout_s=4.0, grace_s=3.0) as pool, pytest.raises(RankFailure) as failure:
         pool.run(stop_at_last)
-    expected = "Ranks 1 and 2 have begun it, all that this host has; so a rank on another"
+    expected = "Ranks 1 and 2 have begun it, all ranks of this host. So a rank on another"
     assert all(expected in failure.value.reports[rank] for rank in (1, 2))
 
 

@@ -14,8 +14,8 @@ from minddp.transport.shared_memory.messages import (
     Broadcast,
     ChunksDone,
     Leaving,
+    SegmentCreated,
     SegmentDropped,
-    SegmentMade,
     WakeUp,
 )
 
@@ -33,7 +33,7 @@ def ends() -> Iterator[Ends]:
 @pytest.mark.parametrize(
     "message",
     [
-        SegmentMade(3, 2**40),
+        SegmentCreated(3, 2**40),
         SegmentDropped(2**33),
         AddendReady(1, 2, 3, 2**50, 5),
         ChunksDone(2**40),
@@ -60,7 +60,7 @@ def test_the_longest_reason_fits_into_a_message(ends: Ends) -> None:
 
 def test_a_descriptor_comes_along_and_is_not_inherited(ends: Ends) -> None:
     read, write = os.pipe()
-    messages.send(ends[0], messages.encode(SegmentMade(0, 1)), [write])
+    messages.send(ends[0], messages.encode(SegmentCreated(0, 1)), [write])
     _, [received] = messages.receive(ends[1])
     os.write(received, b"x")
     assert os.read(read, 1) == b"x"
@@ -98,6 +98,6 @@ def test_sending_to_a_peer_that_does_not_read_has_a_time_limit(ends: Ends) -> No
     while messages.send(ends[0], messages.encode(ChunksDone(1))):
         pass
     assert not messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=0.05)
-    assert not messages.send(ends[0], messages.encode(SegmentMade(0, 1)), [ends[0].fileno()], timeout_s=0.05)
+    assert not messages.send(ends[0], messages.encode(SegmentCreated(0, 1)), [ends[0].fileno()], timeout_s=0.05)
     messages.receive(ends[1])
     assert messages.send(ends[0], messages.encode(ChunksDone(1)), timeout_s=5.0)

@@ -17,47 +17,47 @@ def reason(tracker: ReductionTracker, reduction: int) -> str | None:
 def test_reducing_waits_for_all_addends() -> None:
     tracker = ReductionTracker(rank=0, world_size=3)
     for rank in (2, 0):
-        tracker.note_addend(rank, addend(0, numel=10))
+        tracker.add_addend(rank, addend(0, numel=10))
     assert tracker.next_to_reduce() is None
-    tracker.note_addend(1, addend(0))
+    tracker.add_addend(1, addend(0))
     assert tracker.next_to_reduce() == [addend(0)] * 3
 
 
 def test_all_reduces_are_reduced_in_order() -> None:
     tracker = ReductionTracker(rank=0, world_size=2)
-    tracker.note_addend(1, addend(0))
-    tracker.note_addend(1, addend(1))
-    tracker.note_addend(0, addend(0))
+    tracker.add_addend(1, addend(0))
+    tracker.add_addend(1, addend(1))
+    tracker.add_addend(0, addend(0))
     assert tracker.next_to_reduce() == [addend(0)] * 2
-    tracker.note_reduced()
+    tracker.mark_reduced()
     assert tracker.next_to_reduce() is None
-    tracker.note_addend(0, addend(1))
+    tracker.add_addend(0, addend(1))
     assert tracker.next_to_reduce() == [addend(1)] * 2
 
 
 def test_done_is_what_every_rank_has_done() -> None:
     tracker = ReductionTracker(rank=0, world_size=2)
-    tracker.note_addend(0, addend(0))
-    tracker.note_addend(1, addend(0))
+    tracker.add_addend(0, addend(0))
+    tracker.add_addend(1, addend(0))
     tracker.num_done[1] = 1
     assert not tracker.is_done(0)
-    tracker.note_reduced()
+    tracker.mark_reduced()
     assert tracker.is_done(0)
     assert not tracker.is_done(1)
 
 
 def test_different_sizes_are_an_error_that_names_the_rank() -> None:
     tracker = ReductionTracker(rank=0, world_size=2)
-    tracker.note_addend(0, addend(0, numel=1000))
-    tracker.note_addend(1, addend(0, numel=1001))
+    tracker.add_addend(0, addend(0, numel=1000))
+    tracker.add_addend(1, addend(0, numel=1001))
     with pytest.raises(RuntimeError, match=r"rank 0 has 1,000 elements .*, but rank 1 has 1,001 elements"):
         tracker.next_to_reduce()
 
 
 def test_different_dtypes_are_an_error() -> None:
     tracker = ReductionTracker(rank=0, world_size=2)
-    tracker.note_addend(0, addend(0, dtype=0))
-    tracker.note_addend(1, addend(0, dtype=1))
+    tracker.add_addend(0, addend(0, dtype=0))
+    tracker.add_addend(1, addend(0, dtype=1))
     with pytest.raises(RuntimeError, match=f"{DTYPES[0]}, but rank 1 has 10 elements of {DTYPES[1]}"):
         tracker.next_to_reduce()
 
@@ -81,31 +81,31 @@ def test_all_ranks_report_the_reason_of_the_first_failure() -> None:
 def test_a_rank_that_ends_without_leaving_was_killed() -> None:
     tracker = ReductionTracker(rank=0, world_size=3)
     tracker.left[1] = ""
-    tracker.note_end(1)
+    tracker.mark_ended(1)
     assert reason(tracker, 0).startswith("Rank 1 has left")
-    tracker.note_end(2)
+    tracker.mark_ended(2)
     assert reason(tracker, 0).startswith("Rank 2 was killed before all-reduce 0 was done")
 
 
-def test_overdue_names_ranks_that_have_not_begun() -> None:
+def test_the_timeout_error_names_ranks_that_have_not_begun() -> None:
     tracker = ReductionTracker(rank=0, world_size=4)
-    tracker.note_addend(0, addend(0))
-    tracker.note_addend(2, addend(0))
-    assert "within 30 s: Ranks 1 and 3 have not begun it." in tracker.overdue(0, 30.0)
+    tracker.add_addend(0, addend(0))
+    tracker.add_addend(2, addend(0))
+    assert "within 30 s: Ranks 1 and 3 have not begun it." in tracker.timeout_error(0, 30.0)
 
 
-def test_overdue_names_ranks_that_have_not_finished() -> None:
+def test_the_timeout_error_names_ranks_that_have_not_finished() -> None:
     tracker = ReductionTracker(rank=0, world_size=3)
     for rank in range(3):
-        tracker.note_addend(rank, addend(0))
+        tracker.add_addend(rank, addend(0))
     tracker.num_done[1] = 1
-    assert "within 0.5 s: Rank 2 has begun it and not finished." in tracker.overdue(0, 0.5)
+    assert "within 0.5 s: Rank 2 has begun it and not finished." in tracker.timeout_error(0, 0.5)
 
 
 def test_once_we_have_done_our_part_all_others_have_begun() -> None:
     tracker = ReductionTracker(rank=0, world_size=3)
     for rank in range(3):
-        tracker.note_addend(rank, addend(0))
-    tracker.note_reduced()
+        tracker.add_addend(rank, addend(0))
+    tracker.mark_reduced()
     tracker.num_done[1] = 1
-    assert "within 0.5 s: Rank 2 has begun it and not finished." in tracker.overdue(0, 0.5)
+    assert "within 0.5 s: Rank 2 has begun it and not finished." in tracker.timeout_error(0, 0.5)

@@ -55,10 +55,7 @@ def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.Monkey
 def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     group = ThreadGroup(2)
-    assert (
-        on_ranks(2, lambda rank: outcome(group, rank))
-        == ["rank 0 runs on a system that cannot do it as Linux does"] * 2
-    )
+    assert on_ranks(2, lambda rank: outcome(group, rank)) == ["rank 0 does not run on Linux"] * 2
 
 
 def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,10 +97,10 @@ def test_a_process_without_the_secret_is_rejected(monkeypatch: pytest.MonkeyPatc
     strangers = []
 
     def describe_after_strangers(listener: socket.socket) -> Any:
-        for knock in (b"", b"hello", rendezvous._GREETING.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
+        for greeting in (b"", b"hello", rendezvous._GREETING.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stranger.connect(listener.getsockname())
-            stranger.send(knock) if knock else stranger.close()
+            stranger.send(greeting) if greeting else stranger.close()
             strangers.append(stranger)
         return describe(listener)
 

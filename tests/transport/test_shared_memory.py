@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory import CannotConnect, connect_ranks, exchange, rendezvous
+from minddp.transport.shared_memory import CannotConnect, connect_ranks, host_communicator, rendezvous
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import (
     CPU,
@@ -175,9 +175,9 @@ def die_at(rank: int, moment: str, folder: Path) -> None:
     if rank == 1 and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "in the middle":
-        exchange.all_reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        host_communicator.all_reduce_chunk = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "after launching":
-        exchange.all_reduce_chunk = lambda *_, **__: time.sleep(60)
+        host_communicator.all_reduce_chunk = lambda *_, **__: time.sleep(60)
         transport.all_reduce(tensor)
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and moment == "with a child":
@@ -276,5 +276,5 @@ def find_no_room(rank: int) -> str:
 
 def test_no_room_is_an_error_with_a_remedy(ranks: Ranks) -> None:
     for rank, message in enumerate(ranks(2).run(find_no_room)):
-        assert f"Rank {rank} found no room for 4,194,304 bytes" in message
+        assert f"Rank {rank} has no room for 4,194,304 bytes" in message
         assert 'transport="process_group"' in message

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 import minddp
 from minddp.platform.host import is_running
 from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory.collective import InboundBroadcast, InboundBroadcasts
+from minddp.transport.shared_memory.collective import BroadcastQueue, PendingBroadcast
 from minddp.transport.shared_memory.messages import MAX_BROADCAST_BYTES, Broadcast, bytes_of
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import Ranks, mortal_ranks, opened
@@ -28,8 +28,8 @@ from tests.transport.places import Ranks, mortal_ranks, opened
 # ---------------------------------------------------------------------- matching messages with calls
 
 
-def expected(*shape: int) -> InboundBroadcast:
-    return InboundBroadcast("broadcast 7 from rank 0", torch.zeros(shape), deadline=0.0, num_launched=5)
+def expected(*shape: int) -> PendingBroadcast:
+    return PendingBroadcast("broadcast 7 from rank 0", torch.zeros(shape), deadline=0.0, num_launched=5)
 
 
 def sent(tensor: torch.Tensor, num_launched: int = 5) -> Broadcast:
@@ -37,17 +37,17 @@ def sent(tensor: torch.Tensor, num_launched: int = 5) -> Broadcast:
 
 
 def test_broadcasts_are_received_in_the_order_in_which_they_are_made() -> None:
-    inbound, calls = InboundBroadcasts(), [expected(2), expected(3)]
-    inbound.arrived.append(sent(torch.ones(2)))
-    inbound.match()
-    inbound.expected.extend(calls)
-    inbound.match()
-    assert [call.is_complete for call in calls] == [True, False]
-    inbound.arrived.append(sent(torch.full((3,), 2.0)))
-    inbound.match()
+    queue, calls = BroadcastQueue(), [expected(2), expected(3)]
+    queue.arrived.append(sent(torch.ones(2)))
+    queue.match()
+    queue.expected.extend(calls)
+    queue.match()
+    assert [call.future.done() for call in calls] == [True, False]
+    queue.arrived.append(sent(torch.full((3,), 2.0)))
+    queue.match()
     assert [call.tensor.tolist() for call in calls] == [[1, 1], [2, 2, 2]]
-    assert not inbound.arrived
-    assert not inbound.expected
+    assert not queue.arrived
+    assert not queue.expected
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_broadcasts_are_received_in_the_order_in_which_they_are_made() -> None:
     ],
 )
 def test_what_is_not_expected_is_an_error_and_not_received(message: Broadcast, words: str) -> None:
-    inbound, call = InboundBroadcasts(), expected(3)
-    inbound.expected.append(call)
-    inbound.arrived.append(message)
+    queue, call = BroadcastQueue(), expected(3)
+    queue.expected.append(call)
+    queue.arrived.append(message)
     with pytest.raises(RuntimeError, match=words):
-        inbound.match()
-    assert not call.is_complete
+        queue.match()
+    assert not call.future.done()
     assert call.tensor.tolist() == [0, 0, 0]
 
 

@@ -10,17 +10,8 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from minddp.transport.shared_memory.collective import Collective, Reduction
+from minddp.transport.shared_memory.collective import PendingAllReduce
 from tests.transport.places import Ranks, opened
-
-
-def test_early_callbacks_are_called_on_completion_and_late_ones_at_once() -> None:
-    collective, calls = Collective("all-reduce 0", torch.ones(1), deadline=0.0), []
-    collective.when_complete(lambda: calls.append("early"))
-    assert calls == []
-    collective.complete()
-    collective.when_complete(lambda: calls.append("late"))
-    assert calls == ["early", "late"]
 
 
 def futures_of(rank: int) -> list[Any]:
@@ -64,26 +55,24 @@ def test_the_progress_thread_writes_inference_tensors(ranks: Ranks) -> None:
 
 def error_of_a_write(rank: int) -> str:
     """Rank 0 cannot write a sum back."""
-    transport, write = opened(), Reduction.write
+    transport, write = opened(), PendingAllReduce.write
 
-    def fail(_reduction: Reduction, _sum: torch.Tensor) -> None:
+    def fail(_pending: PendingAllReduce, _sum: torch.Tensor) -> None:
         raise MemoryError("no more")
 
     if rank == 0:
-        Reduction.write = fail
+        PendingAllReduce.write = fail
     try:
         with pytest.raises(RuntimeError) as error:
             for _ in range(2):  # the first may complete on rank 1
                 transport.all_reduce(torch.ones(10)).wait(datetime.timedelta(seconds=60))
         return str(error.value)
     finally:
-        Reduction.write = write
+        PendingAllReduce.write = write
 
 
 def test_a_sum_that_cannot_be_written_back_is_an_error_on_all_ranks(ranks: Ranks) -> None:
-    assert (
-        ranks(2).run(error_of_a_write) == ["Rank 0 cannot go on with its collectives: MemoryError('no more')"] * 2
-    )
+    assert ranks(2).run(error_of_a_write) == ["Rank 0 cannot continue its collectives: MemoryError('no more')"] * 2
 
 
 def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:

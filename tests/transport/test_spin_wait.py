@@ -17,7 +17,7 @@ from minddp.platform import acceleration_switch
 from minddp.tools.watchdog import WatchedTransport
 from minddp.transport import process_group, spin_wait
 from minddp.transport.process_group import MAX_SPIN_BYTES, ProcessGroupTransport, _SpinningWork
-from minddp.transport.shared_memory.exchange import Exchange
+from minddp.transport.shared_memory.host_communicator import HostCommunicator
 from minddp.transport.spin_wait import (
     MAX_WAITS_WITHOUT_SPIN,
     PREEMPTED_S,
@@ -283,14 +283,17 @@ class RecordingSpinWait(SpinWait):
         self.limits.append(limit_s)
 
 
-def test_an_exchange_spins_no_longer_than_it_may_wait() -> None:
+def test_a_communicator_spins_no_longer_than_it_may_wait() -> None:
     [peers, others] = connected(2)
     ours = RecordingSpinWait()
-    exchange, other = Exchange(0, peers, TIMEOUT_S, spin_wait=ours), Exchange(1, others, TIMEOUT_S)
-    exchange.make_progress(0)
-    exchange.make_progress(0.001)
+    communicator, other = (
+        HostCommunicator(0, peers, TIMEOUT_S, spin_wait=ours),
+        HostCommunicator(1, others, TIMEOUT_S),
+    )
+    communicator.make_progress(0)
+    communicator.make_progress(0.001)
     assert ours.limits == [0, 0.001]
-    for each in (exchange, other):
+    for each in (communicator, other):
         each.close()
         each.leave()
 

@@ -46,7 +46,7 @@ def train_beside_torch(rank: int, options: dict[str, Any]) -> tuple[bool, list[i
             optimizer.zero_grad()
             ddp(inputs).square().sum().backward()
             optimizer.step()
-        num_made.append(shared_memory_of(ours)._num_made)
+        num_made.append(shared_memory_of(ours)._num_created)
         pairs = list(zip(theirs.parameters(), ours.parameters(), strict=True))
         if not all(torch.equal(a, b) and torch.equal(a.grad, b.grad) for a, b in pairs):
             return False, num_made

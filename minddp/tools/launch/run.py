@@ -19,7 +19,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from minddp.compat.install import install
-from minddp.platform.launcher import RanksFailed, told_by_torch
+from minddp.platform.launcher import RanksFailed, torch_errors_translated
 from minddp.tools.launch import on_cpu
 from minddp.tools.launch.execute import add_options, environment_of
 
@@ -52,7 +52,7 @@ def launch(parser: ArgumentParser, options: Namespace) -> int:
     if not options.native:
         install()
     try:
-        with told_by_torch():
+        with torch_errors_translated():
             record(torchrun.run)(options)
     except RanksFailed as error:  # killed by a signal, it is 128 and the signal's number, as a shell reports it
         status = error.exit_status if error.exit_status > 0 else 128 - error.exit_status

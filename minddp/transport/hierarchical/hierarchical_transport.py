@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 
-from minddp.transport.hierarchical.host_exchange import HostExchange, Hosts, Lane
+from minddp.transport.hierarchical.multi_host_communicator import Hosts, Lane, MultiHostCommunicator
 from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
 from minddp.transport.protocols import Transport
 from minddp.transport.shared_memory import rendezvous
@@ -23,7 +22,7 @@ from minddp.transport.shared_memory.shared_memory_transport import (
 
 
 class HierarchicalTransport(SharedMemoryTransport):
-    """All-reduces in the memory of each host and between the hosts; all else is left to the process group."""
+    """All-reduces in the memory of each host and between the hosts. The process group does the rest."""
 
     broadcast = ProcessGroupTransport.broadcast
     sum_in_order = ProcessGroupTransport.sum_in_order
@@ -35,7 +34,7 @@ def connect_hosts(
     """The transport between the ranks of `group`, for tensors on `device`. Collective.
 
     Raises:
-        CannotConnect: on every rank, if ranks on one host cannot share memory, or hosts do not reach each other.
+        CannotConnect: on every rank, if ranks of a host cannot share memory, or hosts cannot connect.
         ValueError: the device or the group is not supported.
     """
     try:
@@ -52,23 +51,22 @@ def connect_hosts(
         return connect_ranks(group, device)
     timeout_s = time_limit_s(group.group, device)
     peers = rendezvous.connect(group, hosts.ranks_beside(group.rank), CONNECT_TIMEOUT_S)
-    lane = _connect_between_hosts(group, hosts, timeout_s, peers)
-    return HierarchicalTransport(group, HostExchange(hosts, group.rank, peers, timeout_s, lane))
+    lane = _connect_lane(group, hosts, timeout_s, peers)
+    return HierarchicalTransport(group, MultiHostCommunicator(hosts, group.rank, peers, timeout_s, lane))
 
 
-def _connect_between_hosts(
+def _connect_lane(
     group: ProcessGroupTransport, hosts: Hosts, timeout_s: float, peers: Mapping[int, Peer]
 ) -> Lane | None:
     """The lane of this rank, if it has one."""
     error_here, lane, local_rank = "", None, hosts.ranks_beside(group.rank).index(group.rank)
-    token, *_ = rendezvous.gather_json(group, secrets.token_hex(8))  # for keys in the store that are not used yet
-    if group.store is None:
-        error_here = "the group has no store through which a rank of each host could connect"
-    elif local_rank < hosts.num_lanes:
-        store = dist.PrefixStore(f"minddp/lane/{token}/{local_rank}", group.store)
+    if local_rank < hosts.num_lanes:
+        assert group.store is not None, "torch keeps a store for each group that it makes"
+        serial = group.store.add(f"minddp/lane/opened by {group.rank}", 1)  # equal on all ranks of the lane
+        store = dist.PrefixStore(f"minddp/lane/{serial}/{local_rank}", group.store)
         try:
             lane = Lane(store, hosts.lane(local_rank), group.rank, CONNECT_TIMEOUT_S, timeout_s)
         except RuntimeError as error:
-            error_here = f"rank {group.rank} does not reach the other hosts: {error}"
+            error_here = f"rank {group.rank} cannot connect to the other hosts: {error}"
     rendezvous.require_success(group, error_here, peers)
     return lane

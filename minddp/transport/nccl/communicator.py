@@ -1,4 +1,4 @@
-"""One rank's end of a communicator: a stream, calls that enqueue on it, a thread that notices when it is stuck."""
+"""One rank's end of an NCCL communicator: a stream, calls that enqueue on it, a thread that notices a stuck one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
-
-from minddp.platform.time_limits import Unfinished, call_with_limit
 
 _log = logging.getLogger(__name__)
 CHECK_EVERY_S = 0.5
@@ -26,16 +24,16 @@ OnDevice = Callable[[], AbstractContextManager[Any]]
 
 
 class Communicator:
-    """Enqueues NCCL's calls on a stream of its own. See [Note: fences] and [Note: what no call can report].
+    """Enqueues NCCL's calls on a stream of its own.
 
-    `handle` is CuPy's `NcclCommunicator`, `on_device()` makes the device current for CuPy. A collective that is not
-    complete after `limit_s` seconds is aborted. `failure` is the reason of an abort.
+    `handle` is CuPy's `NcclCommunicator`; `on_device()` makes the device current for CuPy. A collective that is not
+    complete after `limit_s` seconds is aborted.
     """
 
     def __init__(self, handle: Any, device: torch.device, on_device: OnDevice, limit_s: float):
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self.failure: str | None = None
+        self.failure: str | None = None  # the reason of an abort
         self._handle = handle
         self._on_device = on_device
         self._limit_s = limit_s
@@ -47,32 +45,32 @@ class Communicator:
         ).start()
         weakref.finalize(self, _close, stop, handle, on_device, self._in_flight)
 
-    def launch(
-        self, operation: str, tensors: Iterable[torch.Tensor], enqueue: Callable[[Any, int], object]
-    ) -> NcclWork:
-        """Let `enqueue(handle, stream)` make the NCCL call of one collective on `tensors`; returns at once."""
+    def launch(self, method: str, source: torch.Tensor, target: torch.Tensor, *arguments: int) -> NcclWork:
+        """Enqueue one collective, a method of `handle`. Returns at once."""
+        operation = f"{method} of {source.numel():,} elements of {source.dtype}"
         self.raise_if_failed()
         ready = torch.cuda.current_stream(self.device).record_event()
         self.stream.wait_event(ready)
+        enqueue, addresses = getattr(self._handle, method), (source.data_ptr(), target.data_ptr())
         try:
             with self._one_call_at_a_time, self._on_device():
-                enqueue(self._handle, self.stream.cuda_stream)
+                enqueue(*addresses, source.numel(), *arguments, self.stream.cuda_stream)
         except Exception as error:
             self.raise_if_failed()
-            raise RuntimeError(f"NCCL refused {operation}: {error}. With NCCL_DEBUG=WARN it says why.") from error
+            raise RuntimeError(f"NCCL refused {operation}: {error}. NCCL_DEBUG=WARN logs the reason.") from error
         collective = InFlight(operation, self.stream.record_event(), time.monotonic())
-        for tensor in tensors:
+        for tensor in {source, target}:
             tensor.record_stream(self.stream)
         if not torch.cuda.is_current_stream_capturing():  # captured events cannot be queried
             self._in_flight.append(collective)
-        return NcclWork(self, collective)
+        return NcclWork(self, collective.done)
 
     def raise_if_failed(self) -> None:
         if self.failure is not None:
             raise RuntimeError(self.failure)
 
     def check(self) -> None:
-        """Forget what is complete; abort if NCCL reports an error, or the oldest collective takes too long."""
+        """Forget the complete collectives. Abort if NCCL reports an error, or the oldest one takes too long."""
         if self.failure is not None:
             return
         try:
@@ -87,14 +85,14 @@ class Communicator:
             self.abort(f"{stuck} was not complete after {self._limit_s:g} s: some rank has not made the same call")
 
     def abort(self, reason: str) -> None:
-        """End the kernels; every later call and wait raises with the reason."""
+        """End the kernels. Every later call and wait raises with the reason."""
         self.failure = (
-            f"{reason}. The communicator has been aborted, and gradients since then are invalid, as are weights "
-            f"after a step with them: look for the first error in the other ranks' logs, and start again from a "
+            f"{reason}. The communicator has been aborted. Gradients since then are invalid, and so are weights "
+            f"after a step with them. Look for the first error in the other ranks' logs, and start again from a "
             f"checkpoint. NCCL_DEBUG=WARN reports more."
         )
         _log.error("%s", self.failure)
-        is_ours = self._one_call_at_a_time.acquire(timeout=CALL_GRACE_S)  # not if a call is stuck
+        is_ours = self._one_call_at_a_time.acquire(timeout=CALL_GRACE_S)  # False if a call is stuck
         try:
             with self._on_device():
                 self._handle.abort()
@@ -112,22 +110,18 @@ class InFlight(NamedTuple):
 
 
 class NcclWork:
-    """The caller's end of a collective."""
+    """The caller's handle of a collective."""
 
-    def __init__(self, communicator: Communicator, collective: InFlight):
+    def __init__(self, communicator: Communicator, done: torch.cuda.Event):
         self._communicator = communicator
-        self._collective = collective
-        self.is_completed = collective.done.query
+        self._done = done
+        self.is_completed = done.query
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
-        """Let the current stream wait, which has no time limit of its own.
-
-        Raises:
-            RuntimeError: the communicator was aborted.
-        """
+        """Make the current stream wait. Raises a RuntimeError if the communicator was aborted."""
         assert timeout is None, "the device waits, not the host"
         self._communicator.raise_if_failed()
-        torch.cuda.current_stream(self._communicator.device).wait_event(self._collective.done)
+        torch.cuda.current_stream(self._communicator.device).wait_event(self._done)
 
     def get_future(self) -> NcclWork:
         """As with torch's NCCL, a future that is done once the collective has been enqueued: this object."""
@@ -139,30 +133,8 @@ class NcclWork:
             callback(self)
 
 
-def join(make_handle: Callable[[], Any], on_device: OnDevice, limit_s: float) -> Any:
-    """The result of `make_handle`, which waits for the last rank without a limit of its own.
-
-    Raises:
-        RuntimeError: it took longer than `limit_s` seconds, or NCCL refuses.
-    """
-
-    def call() -> Any:
-        with on_device():
-            return make_handle()
-
-    try:
-        return call_with_limit(call, limit_s)
-    except Unfinished as error:
-        raise RuntimeError(
-            f"All ranks came, but NCCL did not connect them within {limit_s:g} s. NCCL_DEBUG=INFO shows which "
-            f"network it tries; NCCL_SOCKET_IFNAME names the right one."
-        ) from error
-    except Exception as error:
-        raise RuntimeError(f"NCCL did not connect the ranks: {error}. NCCL_DEBUG=WARN shows why.") from error
-
-
 def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event, on_device: OnDevice) -> None:
-    """Runs with the device current: without one, a thread's first query would initialise device 0."""
+    """Runs with the device current. Otherwise, a thread's first query would initialise device 0."""
     with on_device():
         _allow_captures()
         while not stop.wait(CHECK_EVERY_S):
@@ -174,7 +146,7 @@ def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event
 
 
 def _allow_captures() -> None:
-    """Let this thread query events while another thread captures a CUDA graph, which would fail by default."""
+    """Let this thread query events while another one captures a CUDA graph; by default the capture would fail."""
     mode = ctypes.c_int(_THREAD_LOCAL)
     try:
         runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
@@ -184,7 +156,7 @@ def _allow_captures() -> None:
 
 
 def _close(stop: threading.Event, handle: Any, on_device: OnDevice, in_flight: deque[InFlight]) -> None:
-    """Destroy the communicator if all is complete; abort it rather than wait for ranks that may never come."""
+    """Destroy the communicator if all is complete. Otherwise abort it, which does not wait for other ranks."""
     stop.set()
     with on_device():
         if all(collective.done.query() for collective in in_flight):

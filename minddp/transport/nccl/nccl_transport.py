@@ -1,4 +1,4 @@
-"""The NCCL calls for each collective: the transport, and how it is opened."""
+"""The transport over NCCL, and how its ranks connect."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from minddp.transport.nccl.communicator import Communicator, NcclWork, join
-from minddp.transport.nccl.unique_id import Introduction, nccl_host, share_unique_id
+from minddp.platform.time_limits import Unfinished, call_with_limit
+from minddp.transport.nccl.communicator import Communicator, OnDevice
+from minddp.transport.nccl.unique_id import share_unique_id
 from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
 from minddp.transport.protocols import Work
 
 CONNECT_TIMEOUT_S = 60.0
-#: Names of NCCL's types in CuPy's binding. Complex numbers travel as pairs of real ones.
+#: Names of NCCL's types in CuPy's binding.
 NCCL_TYPES = {
     torch.float32: "NCCL_FLOAT32",
     torch.bfloat16: "NCCL_BFLOAT16",
@@ -31,38 +32,47 @@ def connect_gpus(group: ProcessGroupTransport, device: torch.device) -> NcclTran
     """A communicator between the ranks of `group`, for tensors on `device`. Collective.
 
     Raises:
-        ValueError: the tensors are not on an NVIDIA GPU, or several ranks use one GPU.
-        RuntimeError: some rank has no CuPy or one for another CUDA than torch's, the group has no store, or not all
-            ranks came, or NCCL could not connect them. On every rank, naming those.
+        ValueError: the tensors are not on an NVIDIA GPU.
+        RuntimeError: some rank has no CuPy or one for another CUDA than torch's, the group has no store, not all
+            ranks came, or NCCL could not connect them. On every rank; names the ranks.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         raise ValueError(
-            f'transport="nccl" adds up on NVIDIA GPUs, but the module is on {device}. Move it to a GPU before '
+            f'transport="nccl" adds on NVIDIA GPUs, but the module is on {device}. Move it to a GPU before '
             f'wrapping it, or pass transport="process_group".'
         )
     if group.store is None:
         raise RuntimeError(
-            'transport="nccl" needs the store of the process group for its ranks to connect, and this group has '
+            'The ranks of transport="nccl" connect through the store of the process group, and this group has '
             'none. Pass transport="process_group".'
         )
     device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    cupy, nccl, ours = _import_nccl(device)
+    cupy: Any = None
+    error_here = ""
+    try:
+        cupy = import_cupy()
+        if not cupy.cuda.nccl.available:
+            major = (torch.version.cuda or "").partition(".")[0]
+            error_here = f"CuPy finds no NCCL; pip install nvidia-nccl-cu{major}"
+    except ImportError as error:
+        error_here = str(error)
     unique_id = share_unique_id(
-        group.store, group, ours, lambda: _to_bytes(nccl.get_unique_id()), CONNECT_TIMEOUT_S
+        group.store, group, error_here, lambda: cupy.cuda.nccl.get_unique_id(), CONNECT_TIMEOUT_S
     )
+    nccl = cupy.cuda.nccl
     on_device = partial(cupy.cuda.Device, device.index)
-    make_handle = partial(nccl.NcclCommunicator, group.world_size, _to_cupy(unique_id, cupy), group.rank)
-    handle = join(make_handle, on_device, CONNECT_TIMEOUT_S)
+    make_handle = partial(nccl.NcclCommunicator, group.world_size, unique_id, group.rank)
+    handle = call_on_device(make_handle, on_device, CONNECT_TIMEOUT_S)
     return NcclTransport(group, nccl, Communicator(handle, device, on_device, time_limit_s(group.group, device)))
 
 
 class NcclTransport(ProcessGroupTransport):
     """All-reduces, broadcasts and all-gathers by NCCL, on a stream of its own.
 
-    What NCCL does not support (sparse tensors, tensors on the CPU, booleans) is left to the process group.
+    The process group handles the tensors that NCCL does not support: sparse ones, booleans, those on the CPU.
     """
 
-    waits_again = False  # the device waits, not the host; see [Note: what no call can report]
+    waits_again = False  # the device waits, not the host
 
     def __init__(self, group: ProcessGroupTransport, nccl: Any, communicator: Communicator):
         super().__init__(group.group)
@@ -73,55 +83,57 @@ class NcclTransport(ProcessGroupTransport):
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         if not self._supports(tensor):
             return super().all_reduce(tensor)
-        return self._launch("an all-reduce", "allReduce", tensor, tensor, self._nccl.NCCL_SUM)
+        kind = self._type_of[tensor.dtype]
+        return self._communicator.launch("allReduce", tensor, tensor, kind, self._nccl.NCCL_SUM)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         if not self._supports(tensor):
             return super().broadcast(tensor, source)
-        return self._launch("a broadcast", "broadcast", tensor, tensor, source)
+        return self._communicator.launch("broadcast", tensor, tensor, self._type_of[tensor.dtype], source)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if not self._supports(tensor):
             return super().all_gather(tensor)
         gathered = tensor.new_empty(self.world_size, *tensor.shape)
-        self._launch("an all-gather", "allGather", tensor, gathered).wait()
+        self._communicator.launch("allGather", tensor, gathered, self._type_of[tensor.dtype]).wait()
         return list(gathered)
 
-    def _launch(
-        self, operation: str, method: str, source: torch.Tensor, target: torch.Tensor, *options: int
-    ) -> NcclWork:
-        def enqueue(handle: Any, stream: int) -> None:
-            addresses, kind = (source.data_ptr(), target.data_ptr()), self._type_of[source.dtype]
-            getattr(handle, method)(*addresses, source.numel(), kind, *options, stream)
-
-        dtype = str(source.dtype).removeprefix("torch.")
-        described = f"{operation} of {source.numel():,} elements of {dtype}"
-        return self._communicator.launch(described, {source, target}, enqueue)
-
     def _supports(self, tensor: torch.Tensor) -> bool:
-        """Equal on every rank, since it depends only on what must be equal in any collective."""
+        """Equal on every rank, since it depends only on properties that any collective requires to be equal."""
         is_dense_here = tensor.device == self._communicator.device and tensor.layout is torch.strided
         return is_dense_here and tensor.dtype in self._type_of and tensor.is_contiguous()
 
 
-def _import_nccl(device: torch.device) -> tuple[Any, Any, Introduction]:
-    """CuPy, its binding of NCCL, and this rank's introduction; the modules are `None` if there is an obstacle."""
+def call_on_device(make_handle: Any, on_device: OnDevice, limit_s: float) -> Any:
+    """The result of `make_handle`, which waits for the last rank without a limit of its own.
+
+    Raises:
+        RuntimeError: it took longer than `limit_s` seconds, or NCCL refuses.
+    """
+
+    def call() -> Any:
+        with on_device():
+            return make_handle()
+
     try:
-        cupy = import_cupy()
-        from cupy.cuda import nccl
-    except ImportError as error:
-        return None, None, Introduction(obstacle=str(error))
-    if not nccl.available:
-        major = (torch.version.cuda or "").partition(".")[0]
-        return None, None, Introduction(obstacle=f"CuPy finds no NCCL; pip install nvidia-nccl-cu{major}")
-    return cupy, nccl, Introduction(nccl_host(), str(torch.cuda.get_device_properties(device).uuid))
+        return call_with_limit(call, limit_s)
+    except Unfinished as error:
+        raise RuntimeError(
+            f"All ranks came, but NCCL did not connect them within {limit_s:g} s. NCCL_DEBUG=INFO logs the network "
+            f"that it tries; NCCL_SOCKET_IFNAME selects another one."
+        ) from error
+    except Exception as error:
+        raise RuntimeError(
+            f"NCCL did not connect the ranks: {error}. NCCL_DEBUG=WARN logs the reason. Each rank needs a GPU of "
+            f"its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the module is moved."
+        ) from error
 
 
 def import_cupy() -> Any:
     """The module `cupy`.
 
-    It shares a device's primary context with torch, so an address from `Tensor.data_ptr()` or `Stream.cuda_stream`
-    means the same to either. But each brings kernels and libraries of its own, for one major version of CUDA.
+    CuPy and torch share a device's primary context, so addresses from `Tensor.data_ptr()` and `Stream.cuda_stream`
+    are valid in both. But each contains kernels and libraries of its own, for one major version of CUDA.
 
     Raises:
         ImportError: torch is built without CUDA, CuPy is missing or cannot be loaded, or is made for another CUDA.
@@ -142,14 +154,3 @@ def import_cupy() -> Any:
             f"pip uninstall cupy-cuda{theirs}x, then {extra}"
         )
     return cupy
-
-
-def _to_bytes(unique_id: bytes | tuple[int, ...]) -> bytes:
-    """Before CuPy 14 it is a tuple of C chars, which are signed."""
-    return unique_id if isinstance(unique_id, bytes) else bytes(byte & 0xFF for byte in unique_id)
-
-
-def _to_cupy(unique_id: bytes, cupy: Any) -> bytes | tuple[int, ...]:
-    if int(cupy.__version__.partition(".")[0]) >= 14:
-        return unique_id
-    return tuple(byte - 256 if byte > 127 else byte for byte in unique_id)

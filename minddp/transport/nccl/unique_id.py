@@ -1,88 +1,47 @@
-"""Before there is a communicator: which rank uses which GPU, and the unique id by which the ranks connect.
-
-[Note: two ranks on one card]
-NCCL refuses two ranks on one GPU of one host, or hangs. It compares hashes of the hosts, and a process with an
-`NCCL_HOSTID` of its own in its environment counts as a host of its own. The traffic then goes through sockets, over
-the loopback device. That is slow, but collectives, streams and their order are real, so it serves to test several
-ranks on a single GPU.
-"""
+"""The unique id by which all ranks join a communicator, sent through the store of the process group."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch.distributed as dist
 
 from minddp.platform import wording
-from minddp.platform.host import boot_id
 from minddp.platform.store import values_within
 from minddp.transport.protocols import Transport
 
 
-class Introduction(NamedTuple):
-    """A rank's host, as NCCL identifies it, and its GPU; or why it cannot take part."""
-
-    host: str = ""
-    card: str = ""
-    obstacle: str = ""
-
-
-def nccl_host() -> str:
-    """Equal on two ranks that NCCL counts as one host. See [Note: two ranks on one card]."""
-    return os.environ.get("NCCL_HOSTID") or socket.gethostname() + boot_id()
-
-
 def share_unique_id(
-    store: dist.Store, group: Transport, ours: Introduction, make_unique_id: Callable[[], bytes], limit_s: float
-) -> bytes:
-    """The unique id that rank 0 makes, once each rank has introduced itself. Collective.
+    store: dist.Store, group: Transport, error_here: str, make_unique_id: Callable[[], Any], limit_s: float
+) -> Any:
+    """The unique id that rank 0 makes, bytes or a tuple of numbers, unless a rank has an error. Collective.
 
     Raises:
-        RuntimeError: some ranks did not come within `limit_s` seconds, or cannot take part. Names them.
-        ValueError: several ranks use one GPU.
+        RuntimeError: some ranks did not come within `limit_s` seconds, or one has an error. On every rank.
     """
     serial = store.add(f"minddp/nccl/opened by {group.rank}", 1)  # equal on all ranks: they open in one order
     keys = {rank: f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)}
-    store.set(keys[group.rank], json.dumps(ours))
-    _check([Introduction(*json.loads(text)) for text in _posted(store, keys, limit_s)])
+    store.set(keys[group.rank], repr(error_here))
+    for rank, error in enumerate(_posted(store, keys, limit_s)):
+        if error:
+            raise RuntimeError(
+                f'transport="nccl" cannot be used on rank {rank}: {error}. Or pass transport="process_group".'
+            )
     key = f"minddp/nccl/{serial}/unique id"
     if group.rank == 0:
-        store.set(key, make_unique_id().hex())
-    [unique_id] = _posted(store, {0: key}, limit_s)
-    return bytes.fromhex(unique_id.decode())
+        store.set(key, repr(make_unique_id()))
+    return _posted(store, {0: key}, limit_s)[0]
 
 
-def _posted(store: dist.Store, key_of_rank: Mapping[int, str], limit_s: float) -> list[bytes]:
-    """What these ranks have posted, in their order."""
+def _posted(store: dist.Store, key_of_rank: Mapping[int, str], limit_s: float) -> list[Any]:
+    """The values that these ranks have posted, in their order."""
     posted = values_within(store, key_of_rank, limit_s)
     if missing := key_of_rank.keys() - posted.keys():
         raise RuntimeError(
             f'transport="nccl": no answer from {wording.ranks(list(missing))} within {limit_s:g} s. All ranks of '
-            f"the group must wrap a module with this transport, in the same order; look for an earlier error in "
+            f"the group must wrap a module with this transport, in the same order. Look for an earlier error in "
             f"their logs."
         )
-    return list(posted.values())
-
-
-def _check(introductions: Sequence[Introduction]) -> None:
-    """Raises the same error on every rank, since all ranks check the same."""
-    for rank, introduction in enumerate(introductions):
-        if introduction.obstacle:
-            raise RuntimeError(
-                f'transport="nccl" cannot be used on rank {rank}: {introduction.obstacle}. Or pass '
-                f'transport="process_group".'
-            )
-    rank_of: dict[tuple[str, str], int] = {}
-    for rank, introduction in enumerate(introductions):
-        other = rank_of.setdefault((introduction.host, introduction.card), rank)
-        if other != rank:
-            raise ValueError(
-                f"Ranks {other} and {rank} are on one GPU ({introduction.card}), which NCCL refuses. Give each a "
-                f"GPU of its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the module is moved, "
-                f"and as many ranks on a host as it has GPUs. To test several ranks on one card, start each with "
-                f"another NCCL_HOSTID in its environment."
-            )
+    return [ast.literal_eval(value.decode()) for value in posted.values()]

@@ -1,7 +1,7 @@
 r"""All-reduce among the ranks of one host: every rank can reach every bucket, and no bytes are sent.
 
 [Note: all-reduce in shared memory]
-With W ranks each bucket is cut into W chunks, and rank r is the owner of chunk r. An all-reduce is then
+With W ranks each bucket is cut into W chunks, and rank r owns chunk r. An all-reduce is then
 
       rank 0's bucket   rank 1's bucket   rank 2's bucket
     +-----------------+-----------------+-----------------+
@@ -14,12 +14,11 @@ With W ranks each bucket is cut into W chunks, and rank r is the owner of chunk 
 
 This is a reduce-scatter and an all-gather in one sweep. Only its owner touches a chunk meanwhile, so the ranks
 synchronise only twice: "my addend is ready" before the owners begin, "my chunk is done" before the results are
-read. The owner works through a block of all buckets at a time that fits into the second-level cache, so that the
+read. The owner processes one block of all buckets at a time that fits into the second-level cache, so that the
 operands are still there when they are overwritten.
 
-The order in which an owner adds decides the bits: [Note: the order of addition] in `addition_order.py`. How ranks
-wait, and notice that one has died: [Note: messages and waiting] in `exchange.py`. Which thread does a rank's share:
-[Note: progress] in `shared_work.py`. Further: [Note: small broadcasts] in `collective.py`.
+The order in which an owner adds decides the bits: `addition_order.py`. How ranks wait, and notice that one has
+died: `host_communicator.py`. Which thread adds: `shared_work.py`. Broadcasts of buffers: `collective.py`.
 """
 
 from minddp.transport.shared_memory.rendezvous import CannotConnect

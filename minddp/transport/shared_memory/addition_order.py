@@ -1,16 +1,14 @@
-"""Which rank adds what, and in which order: arithmetic, and the few lines that execute it.
+"""The order in which the ranks' tensors are added, and the additions themselves.
 
-[Note: the order of addition]
 (a + b) + c and a + (b + c) round differently, so the order of addition is part of the result. Here it is gloo's, to
-the bit, at any number of ranks. Gloo's ring all-reduce cuts a buffer into one chunk for each rank and sends partial
-sums downwards, from rank to rank. The chunk that ends at rank r starts at the rank below it and goes round the
-ring:
+the bit, for any number of ranks. Gloo's ring all-reduce cuts a buffer into one chunk per rank and sends partial
+sums downwards, from rank to rank. The sum of chunk r starts at the rank below r and goes round the ring:
 
     chunk r:   r-1  ->  r-2  ->  ...  ->  r+1  ->  r        (modulo the number of ranks)
 
 At each stop the rank adds its own addend to the partial sum, and half precision is rounded at every stop. A chunk
 has at least two segments of at most 1 MiB, which `chunk_bounds` computes. With two ranks there is only one order;
-from three on, the order depends on where in the buffer an element lies.
+from three on, the order depends on the position of an element in the buffer.
 
 Source: gloo/allreduce.cc, function `ring`, of github.com/facebookincubator/gloo.
 """
@@ -40,19 +38,16 @@ def chunk_bounds(chunk: int, world_size: int, numel: int, itemsize: int) -> tupl
     return min(chunk * chunk_numel, numel), min((chunk + 1) * chunk_numel, numel)
 
 
-def route(chunk: int, world_size: int) -> list[int]:
-    """The ranks in the order in which their addends join the sum; the last is the chunk's owner."""
-    return [(chunk - step) % world_size for step in range(1, world_size + 1)]
+def ring_order(chunk: int, world_size: int) -> AdditionOrder:
+    """Gloo's order for a chunk. The last target is the rank `chunk`, which owns it."""
+    ring = [(chunk - step) % world_size for step in range(1, world_size + 1)]
+    return AdditionOrder(tuple((target, source) for source, target in pairwise(ring)))
 
 
-def all_reduce_chunk(addends: Tensors, owner: int, order: AdditionOrder | None = None) -> None:
-    """Replace all of `addends`, one flat tensor for each rank, by their sum, in gloo's order or in `order`."""
+def all_reduce_chunk(addends: Tensors, order: AdditionOrder) -> None:
+    """Replace all of `addends`, one flat tensor for each rank, by their sum."""
     for blocks in in_blocks(addends):
-        if order is None:
-            reduce_to_owner(blocks, owner)
-            copy_from_owner(blocks, owner)
-        else:
-            copy_from_owner(blocks, reduce_in_order(blocks, order))
+        copy_to_all(blocks, reduce_in_order(blocks, order))
 
 
 def in_blocks(tensors: Tensors) -> Iterator[Tensors]:
@@ -60,25 +55,20 @@ def in_blocks(tensors: Tensors) -> Iterator[Tensors]:
     return zip(*(tensor.split(BLOCK_NUMEL) for tensor in tensors), strict=True)
 
 
-def reduce_to_owner(blocks: Tensors, owner: int) -> None:
-    """Replace the owner's block by the sum of all; the others are undefined afterwards."""
-    for arriving, here in pairwise(route(owner, len(blocks))):
-        blocks[here].add_(blocks[arriving])
-
-
 def reduce_in_order(blocks: Tensors, order: AdditionOrder) -> int:
-    """Returns the number of the block that is the sum; the others are undefined afterwards."""
+    """Returns the index of the block that contains the sum. The others are undefined afterwards."""
     target = 0
     for target, source in order.steps:
         blocks[target].add_(blocks[source])
-    blocks[target].mul_(order.factor)
+    if order.factor != 1:
+        blocks[target].mul_(order.factor)
     return target
 
 
-def copy_from_owner(blocks: Tensors, owner: int) -> None:
-    """Replace all blocks by the owner's."""
-    for block in (*blocks[:owner], *blocks[owner + 1 :]):
-        block.copy_(blocks[owner])
+def copy_to_all(blocks: Tensors, source: int) -> None:
+    """Copy one block to all others."""
+    for block in (*blocks[:source], *blocks[source + 1 :]):
+        block.copy_(blocks[source])
 
 
 def _ceil_div(dividend: int, divisor: int) -> int:

@@ -1,23 +1,20 @@
 """Collectives as one rank sees them: all-reduces, and broadcasts that it receives.
 
-[Note: small broadcasts]
 Buffers, which are broadcast in every step, have some kilobytes. A broadcast through shared memory would take more
-messages than sending the bytes: one to say where they lie, and one from each peer before that memory can be used
-again. So the bytes are part of the message, which the kernel keeps until the peer reads it. The source waits for no
-rank, and may overwrite its tensor at once. Only receivers have a time limit; the source learns of a peer's end in
-its next call.
+messages than sending the bytes: one to say where they are, and one from each peer before that memory can be used
+again. So the message contains the bytes, and the kernel keeps it until the peer reads it. The source waits for no
+rank, and may overwrite its tensor at once. Only receivers have a time limit; the source notices that a peer has
+ended in its next call.
 
-The broadcasts from one rank are received in the order of its calls. Each says how many all-reduces came before it,
-so that a surplus one, of a rank that has evaluated alone, is not taken for the next.
+The broadcasts from one rank are received in the order of its calls. Each message contains the number of all-reduces
+before it. Otherwise an extra broadcast, from a rank that has evaluated alone, would be taken for the next one.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,61 +25,48 @@ from minddp.transport.shared_memory.reduction_tracker import SAME_CALLS
 
 @dataclass(eq=False)
 class Collective:
-    """Complete once the result is in `tensor`, or with an error. `name` is its name in errors."""
+    """A collective in flight. `future` is done once the result is in `tensor`, or has an error."""
 
     event_name: ClassVar[str] = "gloo:broadcast"  # in a profile
-    name: str
+    name: str  # in errors
     tensor: torch.Tensor
     deadline: float  # of time.monotonic()
-    is_complete: bool = False
-    error: str | None = None
-    _completion: threading.Lock = field(default_factory=threading.Lock)
-    _callbacks: list[Callable[[], object]] = field(default_factory=list)
+    future: torch.futures.Future[Any] = field(default_factory=torch.futures.Future)
 
-    def complete(self, error: str | None = None) -> None:
-        with self._completion:
-            self.error = error
-            self.is_complete = True
-            callbacks, self._callbacks = self._callbacks, []  # they may keep this and its memory alive
-        for callback in callbacks:
-            callback()
+    def complete(self) -> None:
+        self.future.set_result([self.tensor])
+
+    def fail(self, error: str) -> None:
+        self.future.set_exception(RuntimeError(error))
 
     def write(self, result: torch.Tensor) -> None:
-        with torch.inference_mode(self.tensor.is_inference()):  # which mode is on depends on the thread
+        with torch.inference_mode(self.tensor.is_inference()):  # each thread has an inference mode of its own
             self.tensor.copy_(result.view(self.tensor.shape))
-
-    def when_complete(self, callback: Callable[[], object]) -> None:
-        """Call it in the thread that completes this, or at once. It must be quick."""
-        with self._completion:
-            if not self.is_complete:
-                self._callbacks.append(callback)
-                return
-        callback()
 
 
 @dataclass(eq=False)
-class Reduction(Collective):
-    """All-reduce number `number` of this rank. `addend` is flat and becomes the sum; `tensor` may be another."""
+class PendingAllReduce(Collective):
+    """All-reduce `number` of this rank. `addend` is flat and becomes the sum, which is then copied to `tensor`."""
 
     event_name: ClassVar[str] = "gloo:all_reduce"
     number: int = field(kw_only=True)
     addend: torch.Tensor = field(kw_only=True)
-    order: AdditionOrder | None = field(kw_only=True, default=None)  # gloo's if `None`
+    order: AdditionOrder | None = field(kw_only=True, default=None)  # `None`: gloo's order
 
-    def complete(self, error: str | None = None) -> None:
-        if error is None and self.tensor is not self.addend:
+    def complete(self) -> None:
+        if self.tensor is not self.addend:
             self.write(self.addend)
-        super().complete(error)
+        super().complete()
 
 
 @dataclass(eq=False)
-class InboundBroadcast(Collective):
-    """A broadcast from another rank, expected after so many all-reduces. `tensor` may have any strides."""
+class PendingBroadcast(Collective):
+    """A broadcast from another rank, sent after `num_launched` all-reduces. `tensor` may have any strides."""
 
     num_launched: int = field(kw_only=True)
 
-    def take(self, message: Broadcast) -> None:
-        """Complete with this content, or raise a RuntimeError if the source has made another call."""
+    def receive(self, message: Broadcast) -> None:
+        """Raises a RuntimeError if the source has made another call."""
         num_launched, content = message
         if (num_launched, len(content)) != (self.num_launched, self.tensor.nbytes):
             raise RuntimeError(
@@ -93,16 +77,16 @@ class InboundBroadcast(Collective):
         self.complete()
 
 
-class InboundBroadcasts:
+class BroadcastQueue:
     """The broadcasts from one rank: messages that arrived before the call, or calls made before the message."""
 
     def __init__(self) -> None:
-        self.num_expected = 0
+        self.num_calls = 0
         self.arrived: deque[Broadcast] = deque()
-        self.expected: deque[InboundBroadcast] = deque()
+        self.expected: deque[PendingBroadcast] = deque()
 
     def match(self) -> None:
         """Complete every call whose message has arrived, in order."""
         while self.arrived and self.expected:
-            self.expected[0].take(self.arrived.popleft())
+            self.expected[0].receive(self.arrived.popleft())
             self.expected.popleft()

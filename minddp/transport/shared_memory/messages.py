@@ -1,6 +1,6 @@
-"""The messages between the ranks of one host: a few bytes, or a small broadcast. Gradients are never sent.
+"""The messages between the ranks of one host: some bytes, or a small broadcast. Gradients are never sent.
 
-The sockets are of type SOCK_SEQPACKET: each message arrives whole and in order, or not at all.
+Sockets are of type SOCK_SEQPACKET: each message arrives whole and in order, or not at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
-DTYPES = (  # those that can be added in shared memory; in messages a dtype is its index
+DTYPES = (  # of tensors that can be added in shared memory. A message contains the index of a dtype.
     torch.float32,
     torch.float64,
     torch.float16,
@@ -30,8 +30,8 @@ MAX_REASON_CHARACTERS = 1023  # longer ones are cut
 MAX_MESSAGE_BYTES = MAX_BROADCAST_BYTES + 1024
 
 
-class SegmentMade(NamedTuple):
-    """The sender has a new segment; its descriptor is attached to the message."""
+class SegmentCreated(NamedTuple):
+    """The sender has created a segment. The descriptor is attached to the message."""
 
     number: int
     nbytes: int
@@ -44,7 +44,7 @@ class SegmentDropped(NamedTuple):
 
 
 class AddendReady(NamedTuple):
-    """The sender's addend of its all-reduce number `reduction` is there, and does not change until that is done."""
+    """The sender's addend of its all-reduce `reduction` is complete, and does not change until that is done."""
 
     reduction: int
     segment: int
@@ -57,29 +57,29 @@ class AddendReady(NamedTuple):
 
 
 class ChunksDone(NamedTuple):
-    """The sender has written its chunks of its first `total` all-reduces into the memory of all ranks."""
+    """The sender has written its chunks of the first `total` all-reduces into the memory of all ranks."""
 
     total: int
 
 
 class Broadcast(NamedTuple):
-    """A tensor's bytes, at most `MAX_BROADCAST_BYTES`, sent after the sender has launched so many all-reduces."""
+    """A tensor's bytes, at most `MAX_BROADCAST_BYTES`, sent after the sender's first `num_launched` all-reduces."""
 
     num_launched: int
     content: bytes
 
 
 class WakeUp(NamedTuple):
-    """From a rank to itself: something may have changed."""
+    """From a rank to itself: `make_progress` may have something to do."""
 
 
 class Leaving(NamedTuple):
-    """The sender takes part in no further collective, for this reason; empty if nothing went wrong."""
+    """The sender joins no further collective. `reason` is empty if there was no error."""
 
     reason: str
 
 
-Message = SegmentMade | SegmentDropped | AddendReady | ChunksDone | Broadcast | WakeUp | Leaving
+Message = SegmentCreated | SegmentDropped | AddendReady | ChunksDone | Broadcast | WakeUp | Leaving
 
 _TYPES: tuple[type[Message], ...] = get_args(Message)
 
@@ -100,14 +100,16 @@ def decode(encoded: bytes) -> Message:
 
 
 def send(peer: socket.socket, encoded: bytes, descriptors: Sequence[int] = (), timeout_s: float = 0.0) -> bool:
-    """True if sent within the time limit. True also if the peer has ended: that is noticed elsewhere."""
-    # Not by `socket.send_fds`, which ignores its flags (in Python 3.11), and so may wait for ever.
+    """False if there was no room within the time limit. If the peer has ended, the message is dropped."""
+    # Not `socket.send_fds`: in Python 3.11 it ignores its flags, and may block.
     attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     while True:
         try:
             peer.sendmsg([encoded], attached, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            if not timeout_s or not wait_for_event(peer, select.POLLOUT, timeout_s):
+            poll = select.poll()
+            poll.register(peer, select.POLLOUT)
+            if not poll.poll(timeout_s * 1000):
                 return False
         except ConnectionError:
             return True
@@ -116,24 +118,13 @@ def send(peer: socket.socket, encoded: bytes, descriptors: Sequence[int] = (), t
 
 
 def receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
-    """The next message and its descriptors; `None` if the other end is closed.
-
-    Raises:
-        BlockingIOError: no message has arrived.
-    """
+    """The next message and its descriptors; `None` if the other end is closed. BlockingIOError if none came."""
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     room_for_descriptor = socket.CMSG_SPACE(struct.calcsize("i"))
     try:
         encoded, ancillary, _, _ = peer.recvmsg(MAX_MESSAGE_BYTES, room_for_descriptor, flags)
-    except ConnectionResetError:  # raised once if the peer left messages of ours unread; its own messages follow
+    except ConnectionResetError:  # raised once if the peer has not read all messages; its own ones follow
         encoded, ancillary, _, _ = peer.recvmsg(MAX_MESSAGE_BYTES, room_for_descriptor, flags)
     if not encoded:
         return None, []
     return decode(encoded), [fd for _, _, data in ancillary for fd in array.array("i", data)]
-
-
-def wait_for_event(peer: socket.socket, event: int, timeout_s: float) -> bool:
-    """Sleep until `event` (select.POLLIN, select.POLLOUT); True if it came within the time limit."""
-    poll = select.poll()
-    poll.register(peer, event)
-    return bool(poll.poll(timeout_s * 1000))

@@ -1,4 +1,4 @@
-"""One rank's sockets: one to each peer, and a pair by which its threads send messages to the rank itself."""
+"""The sockets of one rank: one for each peer, and a pair for messages from its threads to the rank itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minddp.transport.shared_memory.messages import Message, WakeUp
 
 
 class Peer(NamedTuple):
-    """Another rank. `process` is a descriptor that becomes readable when its process ends, where there are such."""
+    """Another rank. `process` is a descriptor that becomes readable when its process ends, if there is one."""
 
     socket: socket.socket
     process: int | None
@@ -26,7 +26,7 @@ class Peer(NamedTuple):
 
 
 class PeerSockets:
-    """One thread at a time may `poll(limit_ms)` for events, and `receive`; any thread may `sleep(limit_ms)`."""
+    """One thread at a time may `poll(limit_ms)` for events and `receive`; any thread may `sleep(limit_ms)`."""
 
     def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
         self._process = os.getpid()
@@ -34,12 +34,15 @@ class PeerSockets:
         self._peers = peers
         self._timeout_s = timeout_s
         self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._rank_of = {self._from_self.fileno(): rank}  # by descriptor, of a socket or a process
+
+        # By descriptor of a socket or a process
+        self._rank_of = {self._from_self.fileno(): rank}
         for number, peer in peers.items():
             self._rank_of[peer.socket.fileno()] = number
             if peer.process is not None:
                 self._rank_of[peer.process] = number
-        self._polls = (select.poll(), select.poll())  # for `poll` and for `sleep`, which run at the same time
+
+        self._polls = (select.poll(), select.poll())  # two, because two threads cannot wait on one
         for poll in self._polls:
             for descriptor in self._rank_of:
                 poll.register(descriptor, select.POLLIN)
@@ -48,7 +51,7 @@ class PeerSockets:
     # ------------------------------------------------------------------ for any thread
 
     def send(self, message: Message, descriptors: Sequence[int] = (), also_to_self: bool = False) -> None:
-        """Send to all peers, and wait until there is room.
+        """Send to all peers; wait until there is room.
 
         Raises:
             RuntimeError: a peer has not received its messages within the time limit.
@@ -58,12 +61,12 @@ class PeerSockets:
         for connection in [*connections, self._to_self] if also_to_self else connections:
             if not messages.send(connection, encoded, descriptors, timeout_s=self._timeout_s):
                 raise RuntimeError(
-                    f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped; "
-                    f"let it go on, or start all ranks again."
+                    f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped: "
+                    f"let it continue, or start all ranks again."
                 )
 
     def wake(self) -> None:
-        """End `poll` and `sleep`. Does nothing if there are messages already, or the sockets are closed."""
+        """End `poll` and `sleep`. Does nothing if the rank has messages to read, or the sockets are closed."""
         with suppress(OSError):
             messages.send(self._to_self, messages.encode(WakeUp()))
 
@@ -76,12 +79,12 @@ class PeerSockets:
     # ------------------------------------------------------------------ for one thread at a time
 
     def receive(self, events: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Message | None, list[int]]]:
-        """From each rank with an event its next message, if any, with descriptors.
+        """The next message, if any, of each rank with an event, and its descriptors.
 
         `None` is the end: of this rank, by `shut_down`, or of a peer's process, after its last message.
         """
         for descriptor, _ in events:
-            if descriptor not in self._rank_of:  # disconnected a moment ago, when its process ended
+            if descriptor not in self._rank_of:  # disconnected by an earlier event: its process has ended
                 continue
             rank = self._rank_of[descriptor]
             connection = self._from_self if rank == self._rank else self._peers[rank].socket
@@ -91,7 +94,7 @@ class PeerSockets:
                 try:
                     message, attached = messages.receive(connection)
                 except BlockingIOError:
-                    if not has_ended:  # the event was that there is room to send again
+                    if not has_ended:  # the event: there is room to send again
                         break
                     message, attached = None, []
                 yield rank, message, attached
@@ -99,7 +102,7 @@ class PeerSockets:
                     break
 
     def try_to_send(self, rank: int, message: Message) -> bool:
-        """False if there is no room now; then the next `poll` also ends when there is room."""
+        """False if there is no room now. Then the next `poll` also ends when there is room."""
         connection = self._peers[rank].socket
         if connection.fileno() not in self._rank_of:
             return True  # it has ended

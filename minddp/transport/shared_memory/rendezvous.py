@@ -1,46 +1,39 @@
-"""How the ranks of a group find out that they share one host, and connect: all of them, or none.
+"""How the ranks of a group find out that they share a host, and connect: all of them, or none.
 
-Through the process group each rank sends the name of its host, the address at which it listens, and the outcome.
-Each pair connects by a Unix socket, and proves that it can share memory by doing so. Sockets listen in the abstract
-namespace: there is no file, and the address ends with the process. Any process of the machine may connect; only one
-that knows the listener's secret is accepted.
+Each rank sends the name of its host, the address at which it listens, and the outcome through the process group.
+Each pair of ranks connects by a Unix socket, and proves that it can share memory by doing so. Sockets listen in the
+abstract namespace: there is no file, and the address ends with the process. Any process of the machine may connect;
+only one that knows the listener's secret is accepted.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import select
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
 
 from minddp.platform.host import host_identity
-from minddp.transport.protocols import Transport
+from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.peer_sockets import Peer
 
-GATHERED_BYTES = 1024  # of one rank; room for the longest error, if all of it must be escaped
-MAX_ERROR_CHARACTERS = 150
 LISTEN_BACKLOG = 1024
 SECRET_BYTES = 16
 _GREETING = struct.Struct(f"<{SECRET_BYTES}sq")  # the listener's secret, the rank that connects
 
 
 class CannotConnect(Exception):
-    """Why this group cannot share memory: the same on every rank."""
+    """The reason why this group cannot share memory: the same on every rank."""
 
 
-def connect(group: Transport, ranks: Sequence[int], timeout_s: float) -> dict[int, Peer]:
-    """Connections to the other `ranks`, those of `group` on this host, by place in `ranks`. Collective in `group`.
+def connect(group: ProcessGroupTransport, ranks: Sequence[int], timeout_s: float) -> dict[int, Peer]:
+    """Connections to the other `ranks`, those of `group` on this host, by index in `ranks`. Collective in `group`.
 
     Raises:
-        CannotConnect: on every rank, and for the same reason, if any two ranks of a host cannot share memory.
+        CannotConnect: on every rank, with the same reason, if any two ranks of a host cannot share memory.
     """
     deadline, our_rank = time.monotonic() + timeout_s, ranks.index(group.rank)
     peers: dict[int, Peer] = {}
@@ -48,7 +41,7 @@ def connect(group: Transport, ranks: Sequence[int], timeout_s: float) -> dict[in
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
         here.bind("")  # the kernel chooses an abstract address
         here.listen(LISTEN_BACKLOG)
-        everyone = gather_json(group, _describe(here))
+        everyone = group.gather_objects(_describe(here))
         listeners = [everyone[rank] for rank in ranks]
         try:
             for rank in range(our_rank):
@@ -63,44 +56,32 @@ def connect(group: Transport, ranks: Sequence[int], timeout_s: float) -> dict[in
     return peers
 
 
-def gather_json(group: Transport, ours: object) -> list[Any]:
-    """The values of all ranks, in rank order. Collective."""
-    text = bytearray(json.dumps(ours).encode().ljust(GATHERED_BYTES))
-    gathered = group.all_gather(torch.frombuffer(text, dtype=torch.uint8))
-    return [json.loads(bytes(one.tolist())) for one in gathered]
-
-
-def require_success(group: Transport, error_here: str, peers: Mapping[int, Peer]) -> None:
+def require_success(group: ProcessGroupTransport, error_here: str, peers: Mapping[int, Peer]) -> None:
     """Close the connections to `peers` if any rank has an error. Collective.
 
     Raises:
         CannotConnect: with the error of the lowest such rank.
     """
-    errors = [error for error in gather_json(group, error_here[:MAX_ERROR_CHARACTERS]) if error]
-    if errors:
+    if errors := list(filter(None, group.gather_objects(error_here))):
         for peer in peers.values():
             peer.close()
         raise CannotConnect(errors[0])
 
 
 def name_of_host() -> str:
-    """Equal on ranks of one host and network namespace, the reach of an address; empty on other systems."""
+    """Equal on ranks of one host and network namespace, the scope of an address. Empty unless on Linux."""
     return host_identity("net") if hasattr(os, "memfd_create") else ""
 
 
-def gather_hosts(group: Transport, name_here: str) -> list[str]:
-    """The names of all ranks' hosts. Collective.
-
-    Raises:
-        CannotConnect: a host has no name.
-    """
-    names = gather_json(group, name_here)
+def gather_hosts(group: ProcessGroupTransport, name_here: str) -> list[str]:
+    """The names of all ranks' hosts. Collective. Raises `CannotConnect` if a host has no name."""
+    names = group.gather_objects(name_here)
     if "" in names:
-        raise CannotConnect(f"rank {names.index('')} runs on a system that cannot do it as Linux does")
+        raise CannotConnect(f"rank {names.index('')} does not run on Linux")
     return names
 
 
-def require_one_host(group: Transport) -> None:
+def require_one_host(group: ProcessGroupTransport) -> None:
     """Raises `CannotConnect` unless all ranks are on one host. Collective."""
     names = gather_hosts(group, name_of_host())
     for rank, name in enumerate(names):
@@ -124,7 +105,7 @@ def _connect_to(listener: Mapping[str, str], our_rank: int, deadline: float) -> 
 
 
 def _accept(listener: socket.socket, secret: str, deadline: float) -> tuple[int, Peer]:
-    """The next higher rank that connects, and its connection; other processes are rejected."""
+    """Wait for the next higher rank; returns it and its connection. Other processes are rejected."""
     while True:
         listener.settimeout(_seconds_until(deadline))
         connection, _ = listener.accept()
@@ -138,42 +119,35 @@ def _accept(listener: socket.socket, secret: str, deadline: float) -> tuple[int,
 
 
 def _peer(connection: socket.socket) -> Peer:
-    connection.settimeout(None)
     send_buffer_bytes = 4 * messages.MAX_BROADCAST_BYTES  # a message is sent as a whole
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, _, _ = struct.unpack("3i", credentials)
-    return Peer(connection, _process_descriptor(process))
-
-
-def _process_descriptor(process: int) -> int | None:
-    """`None` on systems without such descriptors, and for processes of a container that are not visible here."""
     try:
-        return os.pidfd_open(process)
-    except (AttributeError, OSError):
-        return None
+        return Peer(connection, os.pidfd_open(process))
+    except (AttributeError, OSError):  # a system without such descriptors; a process in another container
+        return Peer(connection, None)
 
 
 def _prove_that_memory_is_shared(
     peers: Mapping[int, Peer], listeners: Sequence[Mapping[str, str]], our_rank: int, deadline: float
 ) -> None:
-    """Send each peer a segment that contains our secret, and find its secret in the segment that it sends."""
+    """Send each peer a segment that contains our secret; find its secret in the segment that it sends."""
     descriptor = segments.create(SECRET_BYTES)
     try:
         os.pwrite(descriptor, bytes.fromhex(listeners[our_rank]["secret"]), 0)
-        announcement = messages.encode(messages.SegmentMade(-1, SECRET_BYTES))
         for peer in peers.values():
-            messages.send(peer.socket, announcement, [descriptor], timeout_s=_seconds_until(deadline))
+            socket.send_fds(peer.socket, [b"segment"], [descriptor])
     finally:
         os.close(descriptor)
     for rank, peer in peers.items():
-        if not messages.wait_for_event(peer.socket, select.POLLIN, _seconds_until(deadline)):
-            raise TimeoutError(f"rank {rank} has sent no segment in time")
-        _, descriptors = messages.receive(peer.socket)
+        peer.socket.settimeout(_seconds_until(deadline))
+        _, descriptors, _, _ = socket.recv_fds(peer.socket, 100, 1)
         if not descriptors:
             raise ConnectionError(f"rank {rank} has closed the connection")
         if segments.attach(descriptors[0], SECRET_BYTES)[:] != bytes.fromhex(listeners[rank]["secret"]):
             raise ConnectionError(f"the segment of rank {rank} is not its memory")
+        peer.socket.settimeout(None)
 
 
 def _seconds_until(deadline: float) -> float:

@@ -1,13 +1,12 @@
 """Memory that several processes have mapped, as tensors.
 
-[Note: memory without a name]
 A segment is an anonymous file in memory (memfd_create): it has no name in /dev/shm or elsewhere, and the size limit
-of /dev/shm, in containers 64 MiB, does not apply. A rank sends its descriptor to a peer through a Unix socket; the
+of /dev/shm, 64 MiB in containers, does not apply. A rank sends its descriptor to a peer through a Unix socket; the
 peer maps it and closes the descriptor. From then on only the mappings keep the memory alive, so the kernel frees it
 when the last process that has mapped it ends, by whatever signal.
 
-While the processes live, a tensor over a segment keeps it mapped: a bucket may be dropped while one of its
-gradients is still in use. With the last tensor the segment is unmapped here, and a message makes the peers do so.
+A tensor over a segment keeps it mapped: a bucket may be dropped while one of its gradients is still in use. With
+the last tensor the segment is unmapped here, and a message makes the peers unmap it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 
 
 class Segment(mmap.mmap):
-    """A mapping; `number` is its number at its owner. Unmapped once neither code nor a tensor refers to it."""
+    """A mapping. `number` counts those of its owner. Unmapped once neither code nor a tensor refers to it."""
 
     number: int = -1
 
@@ -40,7 +39,7 @@ def create(nbytes: int) -> int:
 
 
 def attach(descriptor: int, nbytes: int, number: int = -1) -> Segment:
-    """Map the memory behind `descriptor`, which is closed."""
+    """Map the memory of `descriptor`, and close the descriptor."""
     try:
         segment = Segment(descriptor, nbytes, flags=mmap.MAP_SHARED)
     finally:
@@ -50,5 +49,5 @@ def attach(descriptor: int, nbytes: int, number: int = -1) -> Segment:
 
 
 def tensor_over(segment: Segment, dtype: torch.dtype, numel: int, offset_bytes: int = 0) -> torch.Tensor:
-    """A flat tensor that lies in `segment` and keeps it mapped."""
+    """A flat tensor in `segment`, which it keeps mapped."""
     return torch.frombuffer(segment, dtype=dtype, count=numel, offset=offset_bytes)

@@ -9,30 +9,31 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from minddp.transport.shared_memory import exchange, messages, segments
-from minddp.transport.shared_memory.exchange import Exchange
-from minddp.transport.shared_memory.messages import SegmentDropped, SegmentMade
+from minddp.transport.protocols import AdditionOrder
+from minddp.transport.shared_memory import host_communicator, messages, segments
+from minddp.transport.shared_memory.host_communicator import HostCommunicator
+from minddp.transport.shared_memory.messages import SegmentCreated, SegmentDropped
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
 from tests.transport.threads import connected
 
 
 class Rank:
-    """An exchange, its progress engine, and one segment of `numel` float32."""
+    """A communicator, its progress engine, and one segment of `numel` float32."""
 
     def __init__(self, rank: int, peers: dict, numel: int = 1000, timeout_s: float = 10.0):
-        self.exchange = Exchange(rank, peers, timeout_s)
-        self.engine = ProgressEngine(self.exchange)
+        self.communicator = HostCommunicator(rank, peers, timeout_s)
+        self.engine = ProgressEngine(self.communicator)
         self.segment = self.make_segment(0, numel * 4)
         self.tensor = segments.tensor_over(self.segment, torch.float32, numel)
 
     def make_segment(self, number: int, nbytes: int) -> Segment:
         descriptor = segments.create(nbytes)
-        self.exchange.announce(SegmentMade(number, nbytes), [descriptor])
+        self.communicator.announce(SegmentCreated(number, nbytes), [descriptor])
         return segments.attach(descriptor, nbytes, number)
 
     def launch(self, start: int = 0, stop: int | None = None) -> SharedWork:
-        reduction = self.exchange.launch(self.tensor[start:stop], self.segment, start * 4)
+        reduction = self.communicator.launch(self.tensor[start:stop], self.segment, start * 4)
         return SharedWork(reduction, self.engine)
 
     def leave(self) -> None:
@@ -143,7 +144,10 @@ def test_a_late_rank_is_named_when_time_is_up(start: Start) -> None:
 def test_different_calls_are_an_error_on_every_rank(start: Start) -> None:
     ranks = start(2)
     for work in [ranks[0].launch(0, 10), ranks[1].launch(0, 11)]:
-        with pytest.raises(RuntimeError, match=r"rank 0 has 10 elements .*, but rank 1 has 11"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"In all-reduce 0 rank 0 has 10 elements .*, but rank 1 has 11",
+        ):
             work.wait()
 
 
@@ -182,11 +186,11 @@ def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others
 ) -> None:
     adding: dict[int, str] = {}
 
-    def note_thread(addends: list, owner: int, **_: object) -> None:
-        adding[owner] = threading.current_thread().name
+    def note_thread(addends: list, order: AdditionOrder) -> None:
+        adding[order.steps[-1][0]] = threading.current_thread().name
 
-    monkeypatch.setattr(exchange, "all_reduce_chunk", note_thread)
-    monkeypatch.setattr(exchange.Exchange, "progress_delay_s", 0.2)
+    monkeypatch.setattr(host_communicator, "all_reduce_chunk", note_thread)
+    monkeypatch.setattr(HostCommunicator, "progress_delay_s", 0.2)
     works = [rank.launch() for rank in start(2)]
     works[waiting_rank].wait()
     assert adding == {waiting_rank: threading.current_thread().name, 1 - waiting_rank: "minddp shared memory"}
@@ -208,7 +212,7 @@ def test_several_threads_may_wait(start: Start) -> None:
 def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange.Exchange, "progress_delay_s", 0.2)
+    monkeypatch.setattr(HostCommunicator, "progress_delay_s", 0.2)
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -216,11 +220,11 @@ def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     ranks = start(2)
     works = [rank.launch() for rank in ranks]
     with monkeypatch.context() as patch:
-        patch.setattr(exchange, "all_reduce_chunk", interrupt)
+        patch.setattr(host_communicator, "all_reduce_chunk", interrupt)
         with pytest.raises(KeyboardInterrupt):
             works[0].wait()
     for work in works:
-        with pytest.raises(RuntimeError, match=r"Rank 0 cannot go on .*KeyboardInterrupt"):
+        with pytest.raises(RuntimeError, match=r"Rank 0 cannot continue .*KeyboardInterrupt"):
             work.wait()
 
 
@@ -236,22 +240,22 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(exchange, "all_reduce_chunk", fail)
+    monkeypatch.setattr(host_communicator, "all_reduce_chunk", fail)
     ranks = start(2)
     for rank, work in enumerate([rank.launch() for rank in ranks]):
-        with pytest.raises(RuntimeError, match=f"Rank {rank} cannot go on .*no more"):
+        with pytest.raises(RuntimeError, match=f"Rank {rank} cannot continue .*no more"):
             work.wait()
 
 
 def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_on_rank_0(addends: list, owner: int, **_: object) -> None:
-        if owner == 0:
+    def fail_on_rank_0(addends: list, order: AdditionOrder) -> None:
+        if order.steps[-1][0] == 0:
             raise MemoryError("é" * 5000)
 
-    monkeypatch.setattr(exchange, "all_reduce_chunk", fail_on_rank_0)
+    monkeypatch.setattr(host_communicator, "all_reduce_chunk", fail_on_rank_0)
     errors = []
     for work in [rank.launch() for rank in start(2)]:
-        with pytest.raises(RuntimeError, match="Rank 0 cannot go on") as error:
+        with pytest.raises(RuntimeError, match="Rank 0 cannot continue") as error:
             work.wait()
         errors.append(str(error.value))
     assert len(errors[0]) > 5000
@@ -291,11 +295,11 @@ def test_the_peers_unmap_a_dropped_segment(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
         rank.make_segment(1, 4096)
-        rank.exchange.announce(SegmentDropped(1))
+        rank.communicator.announce(SegmentDropped(1))
     for work in [rank.launch() for rank in ranks]:
         work.wait()
     gc.collect()
-    assert [sorted(rank.exchange._segments) for rank in ranks] == [[(1, 0)], [(0, 0)]]
+    assert [sorted(rank.communicator._segments) for rank in ranks] == [[(1, 0)], [(0, 0)]]
 
 
 def test_the_thread_adds_alone() -> None:

@@ -1,15 +1,8 @@
-"""The exchange in a host's memory, extended by the sums of the other hosts, and the lane that sends them.
+"""The communicator of a host's ranks, extended by a lane that adds the sums of the other hosts.
 
-[Note: pieces]
 A chunk is cut into pieces of at most `PIECE_BYTES`. While one crosses, the next is reduced and the one before it is
 copied: the network, the slowest of the three, waits for the other two only at the first piece and the last. Gloo
 sends two at a time. Each lane sends its pieces in one order on every host, since all ranks launch in one order.
-
-[Note: leaving while a piece crosses]
-A process group of gloo that is dropped first waits for its collectives in flight; and that may be for ever, if a
-rank on another host lives but has given up. So a lane with nothing in flight is dropped at once, which makes the
-other end notice. Otherwise it gets a moment to end, as it does when the other end leaves too. After that, the group
-is left to the end of the process. That happens only where an all-reduce has failed.
 """
 
 from __future__ import annotations
@@ -27,14 +20,20 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from minddp.platform import wording
-from minddp.transport.shared_memory.addition_order import chunk_bounds, copy_from_owner, in_blocks, reduce_to_owner
-from minddp.transport.shared_memory.exchange import Exchange
+from minddp.transport.shared_memory.addition_order import (
+    chunk_bounds,
+    copy_to_all,
+    in_blocks,
+    reduce_in_order,
+    ring_order,
+)
+from minddp.transport.shared_memory.host_communicator import HostCommunicator
 from minddp.transport.shared_memory.messages import DTYPES, AddendReady
 from minddp.transport.shared_memory.peer_sockets import Peer
 
 PIECE_BYTES = 4 * 1024 * 1024
-GRACE_S = 2.0  # for what is in flight when a lane is abandoned
-HEAD_START_S = 5.0  # the exchange times out before gloo, since it knows which rank is missing
+GRACE_S = 2.0  # for pieces in flight when a lane is closed
+HEAD_START_S = 5.0  # shared memory times out before gloo, since it knows which rank is missing
 
 Crossing = torch.futures.Future[Any]  # done once a piece has crossed
 
@@ -43,7 +42,7 @@ Crossing = torch.futures.Future[Any]  # done once a piece has crossed
 class Hosts:
     """`ranks[h]` are the ranks on host h, ascending. Hosts are in the order of their lowest ranks.
 
-    A host is what can share memory: one kernel and one network namespace, which containers may not share.
+    Ranks that can share memory are on one host: they have one kernel and one network namespace.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -55,7 +54,7 @@ class Hosts:
 
     @property
     def num_lanes(self) -> int:
-        """How many ranks every host has at least. See [Note: reduce, cross, copy]."""
+        """The number of ranks on the smallest host."""
         return min(map(len, self.ranks))
 
     def ranks_beside(self, rank: int) -> tuple[int, ...]:
@@ -63,18 +62,14 @@ class Hosts:
         return next(ranks for ranks in self.ranks if rank in ranks)
 
     def lane(self, local_rank: int) -> list[int]:
-        """The ranks with this local rank, host by host; it is below `num_lanes`."""
+        """The ranks with this local rank, host by host."""
         return [ranks[local_rank] for ranks in self.ranks]
 
 
-class LaneBroken(RuntimeError):
-    """An all-reduce between hosts has failed."""
-
-
 class Lane:
-    """All-reduces between ranks `ranks` of the whole group: `rank` and one on each other host.
+    """All-reduces between `ranks` of the whole group: `rank` and one on each other host.
 
-    To open it is collective. Raises a RuntimeError if one of the ranks cannot be reached in time.
+    The constructor is collective. It raises a RuntimeError if one of the ranks does not connect in time.
     """
 
     def __init__(
@@ -84,14 +79,16 @@ class Lane:
         connect_timeout = datetime.timedelta(seconds=connect_timeout_s)
         group = ProcessGroupGloo(store, ranks.index(rank), len(ranks), connect_timeout)
         self._group: ProcessGroupGloo | None = group
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # only `close` may run its destructor
+        # The destructor waits for collectives in flight, forever if a rank on another host has given up but lives.
+        # This reference leaves it to `close`.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         self._options = dist.AllreduceOptions()
         self._options.timeout = datetime.timedelta(seconds=timeout_s + HEAD_START_S)
         self._in_flight: list[Crossing] = []
 
     def all_reduce(self, tensor: torch.Tensor, when_done: Callable[[], None]) -> Crossing:
-        """Begin, in place; another thread calls `when_done`. Then call `finish`."""
-        assert self._group is not None, "a closed lane is not used"
+        """Begin, in place. Another thread calls `when_done`; call `finish` after that."""
+        assert self._group is not None, "the lane has been closed"
         work = self._group.allreduce([tensor], self._options)  # type: ignore[attr-defined]
         crossing: Crossing = work.get_future()
         self._in_flight.append(crossing)
@@ -99,23 +96,22 @@ class Lane:
         return crossing
 
     def finish(self, crossing: Crossing) -> None:
-        """Release one that is done, and its memory.
-
-        Raises:
-            LaneBroken: it has failed.
-        """
+        """Release an all-reduce that is done, and its memory. Raises a RuntimeError if it has failed."""
         self._in_flight = [other for other in self._in_flight if other is not crossing]
         try:
             crossing.wait()
         except RuntimeError as error:
-            raise LaneBroken(
+            raise RuntimeError(
                 f"The all-reduce between hosts, of {wording.ranks(self.ranks)}, has failed: {error} One of them "
                 f"or another rank of its host has ended, or the network is down. Look for the cause there, and "
                 f"start all ranks again."
             ) from error
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Drop the group if nothing is in flight after at most `grace_s` seconds. May be called again."""
+        """Destroy the group if nothing is in flight, so that the other hosts notice it. May be called again.
+
+        After a failure a collective may stay in flight forever. Then the group lives until the process ends.
+        """
         end = time.monotonic() + grace_s
         while not self._is_idle() and time.monotonic() < end:
             time.sleep(0.01)
@@ -134,14 +130,14 @@ class Piece(NamedTuple):
     crossing: Crossing
 
 
-class HostExchange(Exchange):
-    """One rank's part in all-reduces between hosts, by its lane, if it has one. See [Note: reduce, cross, copy]."""
+class MultiHostCommunicator(HostCommunicator):
+    """All-reduces between hosts, in the memory of each host and by this rank's lane, if it has one."""
 
     progress_delay_s = 0.001  # the network should be busy while backward computes
 
     def __init__(self, hosts: Hosts, rank: int, peers: Mapping[int, Peer], timeout_s: float, lane: Lane | None):
-        names = hosts.ranks_beside(rank)
-        super().__init__(names.index(rank), peers, timeout_s, names)
+        global_ranks = hosts.ranks_beside(rank)
+        super().__init__(global_ranks.index(rank), peers, timeout_s, global_ranks)
         self._lane = lane
         self.hosts = hosts
         self._crossing: deque[deque[Piece]] = deque()  # the pieces of each all-reduce that this rank has not done
@@ -152,37 +148,35 @@ class HostExchange(Exchange):
             self._lane.close(GRACE_S)
 
     def _reduce(self) -> None:
-        """Send the pieces of every all-reduce with all addends, and copy those that have crossed."""
+        """Send the pieces of every all-reduce with all addends, and copy the pieces that have crossed."""
         while (addends := self._tracker.next_to_reduce(ahead=len(self._crossing))) is not None:
             self._crossing.append(deque(self._send(addends)))
-        try:
-            while self._crossing and self._all_have_crossed(self._crossing[0]):
-                self._crossing.popleft()
-                self._tracker.note_reduced()
-                self._announce_chunks_done()
-        except LaneBroken as error:
-            self._fail(str(error))
+        while self._crossing and self._all_have_crossed(self._crossing[0]):
+            self._crossing.popleft()
+            self._tracker.mark_reduced()
+            self._announce_chunks_done()
 
     def _send(self, addends: Sequence[AddendReady]) -> Iterator[Piece]:
-        """Reduce our chunk within the host, piece by piece, and let each cross."""
+        """Reduce our chunk within the host, piece by piece, and begin the all-reduce of each piece."""
         if self._lane is None:
             return
         numel, itemsize = addends[0].numel, DTYPES[addends[0].dtype].itemsize
         bounds = chunk_bounds(self._rank, self.hosts.num_lanes, numel, itemsize)
+        order = ring_order(self._rank, len(addends))
         for start, stop in pieces_of(*bounds, itemsize):
             parts = self._chunks(addends, start, stop)
             for blocks in in_blocks(parts):
-                reduce_to_owner(blocks, self._rank)
+                reduce_in_order(blocks, order)
             yield Piece(parts, self._lane.all_reduce(parts[self._rank], self._sockets.wake))
 
     def _all_have_crossed(self, pieces: deque[Piece]) -> bool:
-        """Copy those pieces that have crossed; True if these were all."""
+        """Copy the pieces that have crossed; True if these were all."""
         while pieces and pieces[0].crossing.done():
             assert self._lane is not None, "without a lane there are no pieces"
             piece = pieces.popleft()
             self._lane.finish(piece.crossing)
             for blocks in in_blocks(piece.parts):
-                copy_from_owner(blocks, self._rank)
+                copy_to_all(blocks, self._rank)
         return not pieces
 
     def _fail(self, error: str, reason_for_peers: str | None = None) -> None:
@@ -193,7 +187,7 @@ class HostExchange(Exchange):
 
 
 def pieces_of(start: int, stop: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """First and last-plus-one element of each piece of a chunk. See [Note: pieces]."""
+    """First and last-plus-one element of each piece of a chunk."""
     numel = PIECE_BYTES // itemsize
     for first in range(start, stop, numel):
         yield first, min(first + numel, stop)

@@ -1,14 +1,13 @@
-"""One rank's part in collectives: receive the peers' messages, reduce chunks, send what is done.
+"""One rank's part in collectives: receive the peers' messages, reduce chunks, announce the chunks that are done.
 
-[Note: messages and waiting]
 An all-reduce takes two kinds of messages, `AddendReady` and `ChunksDone`, and each pair of ranks has a socket for
 them. A waiting rank spins at first ([Note: spin wait]); then it sleeps in `poll` on all of its sockets. Messages
-also order memory: what was written before one was sent can be read once it has arrived, since the kernel takes a
+also order memory: data written before a message was sent can be read once it has arrived, since the kernel takes a
 lock to pass it on.
 
-When a process ends, by whatever signal, the kernel closes its sockets, which wakes all peers; if a forked child
+When a process ends, by whatever signal, the kernel closes its sockets, which wakes all peers. If a forked child
 keeps them open, the descriptor of the process does. A rank that exits cleanly sends `Leaving` with its reason. A
-rank that is only late has the group's time limit. `make_progress` never waits for room in a socket, so no two ranks
+rank that is only slow has the group's time limit. `make_progress` never waits for room in a socket, so no two ranks
 can wait for each other: the next `ChunksDone` replaces one that could not be sent. `launch` may wait for room,
 since the other ranks always make progress.
 """
@@ -26,8 +25,13 @@ import torch
 
 from minddp.transport.protocols import AdditionOrder
 from minddp.transport.shared_memory import messages, segments
-from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds
-from minddp.transport.shared_memory.collective import Collective, InboundBroadcast, InboundBroadcasts, Reduction
+from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds, ring_order
+from minddp.transport.shared_memory.collective import (
+    BroadcastQueue,
+    Collective,
+    PendingAllReduce,
+    PendingBroadcast,
+)
 from minddp.transport.shared_memory.messages import DTYPES
 from minddp.transport.shared_memory.peer_sockets import Peer, PeerSockets
 from minddp.transport.shared_memory.reduction_tracker import SAME_CALLS, ReductionTracker
@@ -35,36 +39,42 @@ from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.spin_wait import SpinWait
 
 
-class Exchange:
-    """The peers' messages and segments, and what is in flight.
+class HostCommunicator:
+    """Collectives among the ranks of one host.
 
-    `make_progress` and `leave`, and what they touch, are for one thread at a time; any thread may call the others.
+    `make_progress` and `leave`, and the methods that they call, are for one thread at a time; any thread may call
+    the others.
     """
 
-    progress_delay_s = 0.02  # peers wait for our last bucket in any case
+    progress_delay_s = 0.02  # longer than a wait for the last bucket, which the peers wait for as well
 
     def __init__(
         self,
         rank: int,
         peers: Mapping[int, Peer],
         timeout_s: float,
-        names: Sequence[int] | None = None,
+        global_ranks: Sequence[int] | None = None,
         spin_wait: SpinWait | None = None,
     ):
         self._rank = rank
         self._timeout_s = timeout_s
-        self._sockets = PeerSockets(rank, peers, timeout_s)
-        self.announce = self._sockets.send  # a new segment, or that one is not used any more
-        self.close = self._sockets.shut_down  # then `make_progress` sets `is_closed`
         self._spin_wait = spin_wait or SpinWait(0.0)
-        self._tracker = ReductionTracker(rank, len(peers) + 1, names)
-        self._segments: dict[tuple[int, int], Segment] = {}  # the peers', by rank and number
-        self._num_launched = 0
-        self._in_flight: deque[Reduction] = deque()  # in order; `launch` adds, `make_progress` removes
-        self._num_announced = dict.fromkeys(peers, 0)  # how many of our chunks each peer knows to be done
-        self._inbound = {peer: InboundBroadcasts() for peer in peers}
-        self._failure: str | None = None
+        self._sockets = PeerSockets(rank, peers, timeout_s)
+        self.announce = self._sockets.send  # that a segment is new or not used any more
+        self.close = self._sockets.shut_down  # then `make_progress` sets `is_closed`
         self.is_closed = False
+
+        # All-reduces: those of this rank in order, which `launch` adds and `make_progress` removes
+        self._num_launched = 0
+        self._in_flight: deque[PendingAllReduce] = deque()
+        self._tracker = ReductionTracker(rank, len(peers) + 1, global_ranks)
+        self._num_announced = dict.fromkeys(peers, 0)  # by peer: our chunks that it knows to be done
+
+        # The peers' segments, by rank and number, and their broadcasts
+        self._segments: dict[tuple[int, int], Segment] = {}
+        self._broadcasts = {peer: BroadcastQueue() for peer in peers}
+
+        self._failure: str | None = None  # the error of every collective from now on
 
     # ------------------------------------------------------------------ for any thread
 
@@ -75,51 +85,55 @@ class Exchange:
         offset_bytes: int,
         copy_to: torch.Tensor | None = None,
         order: AdditionOrder | None = None,
-    ) -> Reduction:
-        """Begin to all-reduce `addend`, which is flat and lies in `segment`; then copy the sum to `copy_to`."""
+    ) -> PendingAllReduce:
+        """Begin to all-reduce `addend`, a flat tensor in `segment`, and then to copy the sum to `copy_to`."""
         number = self._num_launched
         tensor = addend if copy_to is None else copy_to
         deadline = time.monotonic() + self._timeout_s
-        reduction = Reduction(f"all-reduce {number}", tensor, deadline, number=number, addend=addend, order=order)
+        pending = PendingAllReduce(
+            f"all-reduce {number}", tensor, deadline, number=number, addend=addend, order=order
+        )
         dtype = DTYPES.index(addend.dtype)
         ready = messages.AddendReady(number, segment.number, offset_bytes, addend.numel(), dtype)
         self._num_launched += 1
-        self._in_flight.append(reduction)
+        self._in_flight.append(pending)
         self._sockets.send(ready, also_to_self=True)
-        return reduction
+        return pending
 
     def broadcast(self, tensor: torch.Tensor) -> Collective:
-        """Send a small tensor to all peers. See [Note: small broadcasts].
+        """Send a small tensor to all peers.
 
         Raises:
-            RuntimeError: a peer has been killed, or this exchange has failed before.
+            RuntimeError: a peer has been killed, or an earlier collective has failed.
         """
         failure = self._failure or self._tracker.reason_for_failure("a broadcast", sorted(self._tracker.killed))
         if failure is not None:
             raise RuntimeError(failure)
         self._sockets.send(messages.Broadcast(self._num_launched, messages.bytes_of(tensor)))
-        return Collective(f"broadcast from rank {self._rank}", tensor, time.monotonic(), is_complete=True)
+        sent = Collective(f"broadcast from rank {self._rank}", tensor, time.monotonic())
+        sent.complete()
+        return sent
 
-    def receive_broadcast(self, tensor: torch.Tensor, source: int) -> InboundBroadcast:
+    def receive_broadcast(self, tensor: torch.Tensor, source: int) -> PendingBroadcast:
         """Begin to replace a tensor with any strides by the one that rank `source` broadcasts."""
-        inbound = self._inbound[source]
-        name = f"broadcast {inbound.num_expected} from rank {source}"
+        queue = self._broadcasts[source]
+        name = f"broadcast {queue.num_calls} from rank {source}"
         deadline = time.monotonic() + self._timeout_s
-        expected = InboundBroadcast(name, tensor, deadline, num_launched=self._num_launched)
-        inbound.num_expected += 1
-        inbound.expected.append(expected)
-        if inbound.arrived or self._failure is not None:  # else a message will come
+        pending = PendingBroadcast(name, tensor, deadline, num_launched=self._num_launched)
+        queue.num_calls += 1
+        queue.expected.append(pending)
+        if queue.arrived or self._failure is not None:  # no message will come that wakes a thread
             self._sockets.wake()
-        return expected
+        return pending
 
-    def wait_for_news(self) -> None:
-        """Sleep until there is something for `make_progress`."""
+    def wait_for_message(self) -> None:
+        """Sleep until `make_progress` has something to do."""
         self._sockets.sleep(self._limit_ms(float("inf")))
 
     # ------------------------------------------------------------------ for one thread at a time
 
     def make_progress(self, limit_s: float) -> bool:
-        """Wait up to `limit_s` seconds for messages; do what they allow. True if any came: there may be more."""
+        """Wait up to `limit_s` seconds for messages and handle them. True if any came; then there may be more."""
         self._spin_wait.spin(partial(self._sockets.poll, 0), limit_s)
         events = self._sockets.poll(self._limit_ms(limit_s))
         try:
@@ -130,15 +144,16 @@ class Exchange:
                 self._announce_chunks_done()
                 self._complete()
             else:
-                self._fail(self._failure)  # what has been launched since
+                self._fail(self._failure)  # collectives that were launched since
         except BaseException as error:  # half a sum is useless, and a second attempt would add twice
-            self._fail(f"Rank {self._tracker.names[self._rank]} cannot go on with its collectives: {error!r}")
+            reason = error if isinstance(error, RuntimeError) else repr(error)
+            self._fail(f"Rank {self._tracker.global_ranks[self._rank]} cannot continue its collectives: {reason}")
             if not isinstance(error, Exception):
                 raise
         return bool(events)
 
     def leave(self) -> None:
-        """Disconnect from the peers; what is still in flight fails."""
+        """Disconnect from the peers. Collectives in flight fail."""
         self._fail("The wrapper was dropped while this all-reduce was in flight.", reason_for_peers="")
         self._sockets.close()
         self._segments.clear()
@@ -153,12 +168,12 @@ class Exchange:
     def _handle(self, rank: int, message: messages.Message | None, descriptors: Sequence[int]) -> None:
         match message:
             case messages.AddendReady():
-                self._tracker.note_addend(rank, message)
+                self._tracker.add_addend(rank, message)
             case messages.ChunksDone():
                 self._tracker.num_done[rank] = message.total
             case messages.Broadcast():
-                self._inbound[rank].arrived.append(message)
-            case messages.SegmentMade():
+                self._broadcasts[rank].arrived.append(message)
+            case messages.SegmentCreated():
                 self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes)
             case messages.SegmentDropped():
                 del self._segments[rank, message.number]
@@ -167,7 +182,7 @@ class Exchange:
             case None if rank == self._rank:
                 self.is_closed = True
             case None:
-                self._tracker.note_end(rank)
+                self._tracker.mark_ended(rank)
                 self._sockets.disconnect(rank)
 
     def _reduce(self) -> None:
@@ -176,12 +191,12 @@ class Exchange:
             numel, itemsize = addends[0].numel, DTYPES[addends[0].dtype].itemsize
             start, stop = chunk_bounds(self._rank, len(addends), numel, itemsize)
             if start < stop:
-                order = self._own(addends).order
-                all_reduce_chunk(self._chunks(addends, start, stop), owner=self._rank, order=order)
-            self._tracker.note_reduced()
+                order = self._own(addends).order or ring_order(self._rank, len(addends))
+                all_reduce_chunk(self._chunks(addends, start, stop), order)
+            self._tracker.mark_reduced()
             self._announce_chunks_done()
 
-    def _own(self, addends: Sequence[messages.AddendReady]) -> Reduction:
+    def _own(self, addends: Sequence[messages.AddendReady]) -> PendingAllReduce:
         """This rank's part of an all-reduce."""
         return self._in_flight[addends[self._rank].reduction - self._in_flight[0].number]
 
@@ -199,55 +214,54 @@ class Exchange:
         return chunks
 
     def _announce_chunks_done(self) -> None:
-        """Send how many of our chunks are done to all peers that do not know yet."""
+        """Send the number of our chunks that are done to all peers that do not know it yet."""
         done = messages.ChunksDone(self._tracker.num_done[self._rank])
         for rank, num_announced in self._num_announced.items():
             if num_announced != done.total and self._sockets.try_to_send(rank, done):
                 self._num_announced[rank] = done.total
 
     def _complete(self) -> None:
-        """Complete what is done, or can never be done."""
+        """Complete the collectives that are done; fail them all if one of them can never be done."""
         while self._in_flight and self._tracker.is_done(self._in_flight[0].number):
             self._in_flight[0].complete()
             self._in_flight.popleft()
-        for inbound in self._inbound.values():
-            inbound.match()
-        failure = next(self._failures(), None)
-        if failure is not None:
+        for queue in self._broadcasts.values():
+            queue.match()
+        if (failure := next(self._failures(), None)) is not None:
             self._fail(failure)
 
     def _failures(self) -> Iterator[str]:
-        """Why something in flight can never complete, or has exceeded its time limit."""
+        """Why a collective in flight can never complete, or has exceeded its time limit."""
         tracker, now = self._tracker, time.monotonic()
         if self._in_flight:
             first = self._in_flight[0]
             if (reason := tracker.reason_for_failure(first.name, tracker.missing(first.number))) is not None:
                 yield reason
             if now >= first.deadline:
-                yield tracker.overdue(first.number, self._timeout_s)
-        for source, inbound in self._inbound.items():
-            if inbound.expected:
-                name = inbound.expected[0].name
+                yield tracker.timeout_error(first.number, self._timeout_s)
+        for source, queue in self._broadcasts.items():
+            if queue.expected:
+                name = queue.expected[0].name
                 if (reason := tracker.reason_for_failure(name, [source])) is not None:
                     yield reason
-                if now >= inbound.expected[0].deadline:
+                if now >= queue.expected[0].deadline:
                     yield f"{name.capitalize()} has not come within {self._timeout_s:g} s. {SAME_CALLS}"
 
     def _fail(self, error: str, reason_for_peers: str | None = None) -> None:
-        """Complete what is in flight, and all that follows, with an error. Peers get the first reason."""
+        """Complete the collectives in flight, and all later ones, with an error. Peers receive the first reason."""
         if self._failure is None:
             self._failure = error
             reason = error if reason_for_peers is None else reason_for_peers
             leaving = messages.Leaving(reason[: messages.MAX_REASON_CHARACTERS])
-            for rank in self._inbound:
+            for rank in self._broadcasts:
                 self._sockets.try_to_send(rank, leaving)
                 self._sockets.disconnect(rank)
         for collectives in self._queues():
             while collectives:
-                collectives.popleft().complete(self._failure)
+                collectives.popleft().fail(self._failure)
 
     def _queues(self) -> Iterator[deque[Any]]:
         """Collectives that are not complete, in order."""
         yield self._in_flight
-        for inbound in self._inbound.values():
-            yield inbound.expected
+        for queue in self._broadcasts.values():
+            yield queue.expected
