@@ -142,7 +142,7 @@ class _Play:
             self.report.failure = f"{where}: {failure}\n{cause}".rstrip()
         if (guard := getattr(self.minddp.ddp, "guard", None)) is not None:
             guard.close()
-            self.report.findings = [finding.text for finding in guard.exchange.found]
+            self.report.findings = [finding.text for finding in guard.findings]
         return self.report
 
     def _play_line(self, line: Line, number: int) -> None:

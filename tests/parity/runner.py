@@ -101,7 +101,7 @@ class _Run:
         guard = getattr(self.subject and self.subject.ddp, "guard", None)
         if guard is not None:
             guard.close()
-        return [] if guard is None else [finding.text for finding in guard.exchange.found]
+        return [] if guard is None else [finding.text for finding in guard.findings]
 
     def _construct(self, side: str) -> Replica:
         return Replica(self.wrappers[side], self.scenario, self.rank)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from minddp.platform import streams
-from minddp.platform.store import values_within
+from minddp.platform.store import Messages
 from minddp.tools.elastic import Session, join
 from minddp.tools.train.cluster import rank_variables, world_sizes
 from minddp.tools.train.settings import Failed, Refused, RunError, Settings, SettingsError
@@ -141,9 +141,10 @@ def open_world(settings: Settings) -> Iterator[World]:
     # Not in a `finally`: after a failure the other ranks may be gone, and leaving would wait for them.
     dist.destroy_process_group()
     with suppress(RuntimeError):  # the launcher is gone, and its store
-        store.set(f"left/{rank}", "")
+        messages = Messages(store, "minddp", rank, size)
+        messages.post(True, "left")
         if rank == 0:  # it may hold the store, and a rank that finds it gone waits for its time limit
-            values_within(store, {other: f"left/{other}" for other in range(size)}, settings.start_timeout_s)
+            messages.gather("left", limit_s=settings.start_timeout_s)
 
 
 def log_with_rank(settings: Settings, rank: int) -> None:
@@ -168,8 +169,9 @@ def meet(rank: int, size: int, limit_s: float) -> dist.Store:
         raise RunError(f"Rank {rank} cannot reach the store at {host}:{port} within {limit_s:g} s.") from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     prefixed = dist.PrefixStore(f"minddp train/{attempt}", store)
-    prefixed.set(f"here/{rank}", "")
-    come = values_within(prefixed, {other: f"here/{other}" for other in range(size)}, limit_s)
+    messages = Messages(prefixed, "minddp", rank, size)
+    messages.post(True, "here")
+    come = messages.gather("here", limit_s=limit_s)
     if missing := sorted(set(range(size)) - come.keys()):
         raise RunError(
             f"{len(missing)} of {size} ranks have not come within --start-timeout-s {limit_s:g}: "

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.clock_offset import ClockOffset, answer_for_offset, ask_for_offset
+from minddp.platform.store import Messages
 from minddp.tools.xray.recording import RankRecording
 from minddp.tools.xray.sources import Source
 
@@ -34,12 +35,10 @@ class Peers:
 
     def __init__(self, source: Source, limit_s: float):
         self._rank, self._world_size, self._limit_s = source.rank, source.world_size, limit_s
-        self._store: dist.Store | None = None
-        if (store := source.store) is not None:
-            topic = source.topic
-            times = store.add(f"{topic}/{self._rank}", 1)  # a rank may begin several times before the same step
-            self._store = dist.PrefixStore(f"{topic}/{times}", store)
-            self._store.set(f"records/{self._rank}", "yes")
+        self._messages: Messages | None = None
+        if (store := source.store) is not None:  # a rank may begin several times before the same step
+            self._messages = Messages.open(store, source.topic, self._rank, self._world_size)
+            self._messages.post(True, "records")
 
     def gather(self, ours: RankRecording) -> Gathered:
         """All recordings on the first rank, with the offsets of their clocks; elsewhere our own."""
@@ -47,8 +46,9 @@ class Peers:
         if len(members) == 1:
             return (ours,), self._notes([self._rank]), True
         try:
-            assert self._store is not None
-            store, limit = dist.PrefixStore("group", self._store), datetime.timedelta(seconds=self._limit_s)
+            assert self._messages is not None
+            store = dist.PrefixStore(f"{self._messages.topic}/group", self._messages.store)
+            limit = datetime.timedelta(seconds=self._limit_s)
             opened = dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
             group = cast("dist.ProcessGroup", opened)
             if members[0] != self._rank:
@@ -75,12 +75,11 @@ class Peers:
 
     def _agree(self, *, without_us: bool = False) -> list[int]:
         """The ranks that will meet, in order; our own alone if we are not among them."""
-        if self._store is None:
+        if self._messages is None:
             return [self._rank]
-        here = [r for r in range(self._world_size) if self._store.check([f"records/{r}"])]
-        proposal = ",".join(str(rank) for rank in here if not (without_us and rank == self._rank))
-        decided = self._store.compare_set("members", "", proposal or "none").decode()
-        members = [int(rank) for rank in decided.split(",")] if decided != "none" else []
+        present = self._messages.gather("records", limit_s=0.0)
+        proposal = [rank for rank in present if not (without_us and rank == self._rank)]
+        members: list[int] = self._messages.settle(proposal, "members")
         return members if self._rank in members else [self._rank]
 
     def _notes(self, members: Sequence[int]) -> tuple[str, ...]:

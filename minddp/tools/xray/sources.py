@@ -110,7 +110,7 @@ class MinddpSource:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        return () if self._guard is None else tuple(finding.text for finding in self._guard.exchange.found)
+        return () if self._guard is None else tuple(finding.text for finding in self._guard.findings)
 
     def plan(self) -> BucketPlan:
         return self._reducer.plan

@@ -9,17 +9,16 @@ ranks on a single GPU.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.host import boot_id
-from minddp.platform.store import values_within
+from minddp.platform.store import Messages
 from minddp.transport.protocols import Transport
 
 
@@ -45,21 +44,19 @@ def share_unique_id(
         RuntimeError: some ranks did not come within `limit_s` seconds, or cannot take part. Names them.
         ValueError: several ranks use one GPU.
     """
-    serial = store.add(f"minddp/nccl/opened by {group.rank}", 1)  # equal on all ranks: they open in one order
-    keys = {rank: f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)}
-    store.set(keys[group.rank], json.dumps(ours))
-    _check([Introduction(*json.loads(text)) for text in _posted(store, keys, limit_s)])
-    key = f"minddp/nccl/{serial}/unique id"
+    messages = Messages.open(store, "minddp/nccl", group.rank, group.world_size)
+    messages.post(ours, "introduction")
+    _check(_posted(messages, "introduction", range(group.world_size), limit_s))
     if group.rank == 0:
-        store.set(key, make_unique_id().hex())
-    [unique_id] = _posted(store, {0: key}, limit_s)
-    return bytes.fromhex(unique_id.decode())
+        messages.post(make_unique_id(), "unique id")
+    [unique_id] = _posted(messages, "unique id", [0], limit_s)
+    return cast("bytes", unique_id)
 
 
-def _posted(store: dist.Store, key_of_rank: Mapping[int, str], limit_s: float) -> list[bytes]:
-    """What these ranks have posted, in their order."""
-    posted = values_within(store, key_of_rank, limit_s)
-    if missing := key_of_rank.keys() - posted.keys():
+def _posted(messages: Messages, key: str, ranks: Sequence[int], limit_s: float) -> list[Any]:
+    """The messages of `ranks`, in their order."""
+    posted = messages.gather(key, limit_s=limit_s, ranks=ranks)
+    if missing := set(ranks) - posted.keys():
         raise RuntimeError(
             f'transport="nccl": no answer from {wording.ranks(list(missing))} within {limit_s:g} s. All ranks of '
             f"the group must wrap a module with this transport, in the same order; look for an earlier error in "

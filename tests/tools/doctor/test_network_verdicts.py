@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 
-from minddp.tools.doctor.findings import Severity
 from minddp.tools.doctor.measurement import Measurement
 from minddp.tools.doctor.network_verdicts import (
     judge_arrivals,
@@ -16,6 +15,7 @@ from minddp.tools.doctor.network_verdicts import (
     judge_interfaces,
     judge_obstacle,
 )
+from minddp.tools.doctor.report import Severity
 from minddp.tools.doctor.store_connection import Obstacle, Place, StoreUnreachable
 from tests.tools.doctor.made_up import job, severities, sheet, sheet_on
 
@@ -23,8 +23,8 @@ PLACE = Place(1, 3, "node1", 29500)
 ONE_HOST = job(sheet(), sheet())
 TWO_HOSTS = job(sheet_on("a", "10.0.0.97"), sheet_on("b", "10.0.0.98"))
 LOOPBACKS = job(sheet_on("a", "127.0.1.1"), sheet_on("b", "127.0.1.1"))
-OPEN = {0: {"1": ""}, 1: {"0": ""}}
-BLOCKED = {0: {"1": "refused"}, 1: {"0": "no answer"}}
+OPEN: dict[int, dict[int, str]] = {0: {}, 1: {}}
+BLOCKED = {0: {1: "refused"}, 1: {0: "no answer"}}
 
 
 @pytest.mark.parametrize("obstacle", get_args(Obstacle))
@@ -86,14 +86,14 @@ def test_ranks_that_do_not_connect() -> None:
 
 
 def test_a_blocked_direction_that_gloo_does_not_need_is_a_note() -> None:
-    found = judge_connections(TWO_HOSTS, {0: {"1": ""}, 1: {"0": "refused"}}, {})
+    found = judge_connections(TWO_HOSTS, {0: {}, 1: {0: "refused"}}, {})
     assert found.severity is Severity.NOTE
     assert found.fact == "No connection from rank 1 on b to rank 0 at 10.0.0.97 on a (refused)."
 
 
 def test_many_blocked_pairs_are_not_all_listed() -> None:
     sheets = job(*(sheet_on(host, "10.0.0.1") for host in "abcde"))
-    blocked = {rank: {str(peer): "refused" for peer in range(5) if peer != rank} for rank in range(5)}
+    blocked = {rank: {peer: "refused" for peer in range(5) if peer != rank} for rank in range(5)}
     assert "and 16 more." in judge_connections(sheets, blocked, {}).fact
 
 
