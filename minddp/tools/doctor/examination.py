@@ -17,7 +17,7 @@ from minddp.platform.store import Messages
 from minddp.platform.time_limits import Unfinished, call_with_limit
 from minddp.tools.doctor import network_verdicts, rank_verdicts
 from minddp.tools.doctor.fact_sheet import FactSheet, collect, list_interfaces, outward, own_gpu_index
-from minddp.tools.doctor.measurement import Measurement, connect, measure, probe_connections
+from minddp.tools.doctor.measurement import Measurement, measure, probe_connections
 from minddp.tools.doctor.report import CheckResult, Report, Severity
 from minddp.tools.doctor.store_connection import Place, StoreUnreachable, first_line, open_store
 
@@ -57,7 +57,6 @@ class Examination:
             self._findings += rank_verdicts.judge_sheets(self._sheets)
             self._require(network_verdicts.judge_interfaces(self._sheets))
             self._connect(messages)
-            self._measure(messages)
         except _Stopped:
             pass
         except dist.DistError as error:
@@ -105,25 +104,17 @@ class Examination:
 
     def _connect(self, messages: Messages) -> None:
         """Connect every pair of ranks by plain sockets, then by a process group, which may find another way."""
-        place, limit_s = self._place, self._limit_s
-        address = self._sheets[place.rank].gloo_address or "127.0.0.1"
+        address = self._sheets[self._place.rank].gloo_address or "127.0.0.1"
         obstacles, errors = run_on_all(
-            messages, "probe", lambda: probe_connections(messages, address, limit_s), 2 * limit_s
+            messages, "probe", lambda: probe_connections(messages, address, self._limit_s), 2 * self._limit_s
         )
+        values: dict[int, Measurement] = {}
         if not errors:
-            store = dist.PrefixStore(f"{messages.topic}/group", messages.store)
-            _, errors = run_on_all(
-                *(messages, "connect"),
-                lambda: connect(store, place.rank, place.world_size, self._device(), limit_s),
-                limit_s,
+            values, errors = run_on_all(
+                messages, "measure", lambda: measure(messages, self._device(), self._limit_s), MEASURE_LIMIT_S
             )
         self._require([network_verdicts.judge_connections(self._sheets, obstacles, errors)])
-
-    def _measure(self, messages: Messages) -> None:
-        values, errors = run_on_all(messages, "measure", lambda: asdict(measure(self._device())), MEASURE_LIMIT_S)
-        if errors:
-            self._require([network_verdicts.judge_failed_measurement(self._sheets, errors)])
-        self._measured = {rank: Measurement(**value) for rank, value in values.items()}
+        self._measured = values
         load = rank_verdicts.judge_load(self._sheets, self._measured)
         is_busy = load[0].severity is not Severity.FINE
         self._findings += [*load, *network_verdicts.judge_collectives(self._measured, is_busy)]

@@ -52,17 +52,6 @@ def _obstacle_to(endpoint: Any) -> str:
     return ""
 
 
-def connect(store: dist.Store, rank: int, world_size: int, device: torch.device, limit_s: float) -> None:
-    """Make the default process group and add up a one from each rank."""
-    limit = datetime.timedelta(seconds=limit_s)
-    backend = dist.get_default_backend_for_device(device)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    total = torch.ones(1, device=device)
-    dist.all_reduce(total)
-    if total.item() != world_size:
-        raise RuntimeError(f"ones on {world_size} ranks added up to {total.item():g}")
-
-
 @dataclass(frozen=True)
 class Measurement:
     """The measurements of one rank.
@@ -75,7 +64,19 @@ class Measurement:
     links: dict[str, tuple[float, float]]
 
 
-def measure(device: torch.device) -> Measurement:
+def measure(messages: Messages, device: torch.device, limit_s: float) -> Measurement:
+    """Make the default process group, check a sum, and measure."""
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        store=dist.PrefixStore(f"{messages.topic}/group", messages.store),
+        rank=messages.rank,
+        world_size=messages.world_size,
+        timeout=datetime.timedelta(seconds=limit_s),
+    )
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)
+    if total.item() != messages.world_size:
+        raise RuntimeError(f"ones on {messages.world_size} ranks added up to {total.item():g}")
     waited = _share_without_core()
     over_group = ProcessGroupTransport(dist.distributed_c10d._get_default_group())
     transports: dict[str, Transport] = {str(dist.get_backend()): over_group}

@@ -97,9 +97,9 @@ def judge_interfaces(sheets: Sheets) -> list[CheckResult]:
 def judge_connections(
     sheets: Sheets, obstacles: Mapping[int, Mapping[int, str]], errors: Mapping[int, str]
 ) -> CheckResult:
-    """The process group exists, and every rank can open a connection to every other.
+    """Every rank can open a connection to every other, and the process group works.
 
-    A connection that cannot be opened is a note if the group exists: gloo needs one direction of each pair.
+    A connection that cannot be opened is a note if the group works: gloo needs one direction of each pair.
     """
     blocked = [
         f"rank {rank} on {sheets[rank].host} to rank {peer} at {sheets[peer].gloo_address} on {sheets[peer].host} "
@@ -107,18 +107,23 @@ def judge_connections(
         for rank, by_peer in obstacles.items()
         for peer, obstacle in by_peer.items()
     ]
-    facts = [f"No process group: {differing(errors)}."] if errors else []
+    facts = []
+    if errors:
+        failed = wording.joined([f"rank {rank} (pid {sheets[rank].pid} on {sheets[rank].host})" for rank in errors])
+        facts.append(f"The process group failed on {failed}: {differing(errors)}.")
     if blocked:
         more = f" and {len(blocked) - MOST_NAMED} more" if len(blocked) > MOST_NAMED else ""
         facts.append(f"No connection from {'; '.join(blocked[:MOST_NAMED])}{more}.")
     if not facts:
-        return CheckResult(
-            "network", Severity.FINE, f"Connections work between {wording.count(len(sheets), 'rank')}."
-        )
+        fine = f"Connections work between {wording.count(len(sheets), 'rank')}."
+        return CheckResult("network", Severity.FINE, fine)
     remedy = _loopback_remedy(sheets) or (
         "Open all TCP ports between the hosts, since the system chooses where gloo and NCCL listen; or set "
-        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all hosts are in. "
-        "NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for gloo, makes a job say more."
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all hosts are in."
+        if blocked
+        else "See the output of these ranks, and whether the kernel killed them (dmesg). NCCL_DEBUG=WARN, or "
+        "TORCH_CPP_LOG_LEVEL=INFO for gloo, makes a job say more. If small messages pass and large ones hang, "
+        "compare the MTU of the interfaces on all hosts (`ip link`)."
     )
     return CheckResult("network", Severity.BROKEN if errors else Severity.NOTE, " ".join(facts), remedy)
 
@@ -133,17 +138,6 @@ def _loopback_remedy(sheets: Sheets) -> str:
         f"gloo listens at the loopback on {wording.joined(list(wrong))}, where other hosts cannot reach it. Export "
         f"{wording.joined(exports)}; or give each host's own name its true address in /etc/hosts."
     )
-
-
-def judge_failed_measurement(sheets: Sheets, errors: Mapping[int, str]) -> CheckResult:
-    """A rank ended, or raised an error, or got no answer while it measured."""
-    ranks = [f"rank {rank} (pid {sheets[rank].pid} on {sheets[rank].host})" for rank in errors]
-    fact = f"Measuring failed on {wording.joined(ranks)}: {differing(errors, '{value}')}."
-    remedy = (
-        "See what these ranks printed, and whether the kernel killed them (dmesg). If small messages pass and "
-        "large ones hang, compare the MTU of the interfaces on all hosts (`ip link`)."
-    )
-    return CheckResult("collectives", Severity.BROKEN, fact, remedy)
 
 
 def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> list[CheckResult]:

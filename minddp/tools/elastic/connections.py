@@ -11,7 +11,7 @@ listening TCP socket is left alone: gloo's thread would accept from it for ever.
 
 [Note: sends that never complete]
 One wait may not end. When a pair of gloo's sockets fails, gloo reports the error to waiting buffers, but not to
-sends that are under way (`op.ubuf` in `Pair::signalException`, gloo/transport/tcp/pair.cc): its thread has been seen
+sends that are under way (`op.ubuf` in `Pair::signalException`, gloo/transport/tcp/pair.cc): its thread has waited
 in `UnboundBuffer::waitSend` of an all-to-all until the group's time limit. So `WatchedTransport.end_waits`
 interrupts a rank that waits for such a work. And the group's destructor, which waits for gloo's threads, must not
 run in a thread that is needed: the garbage collector would call it during a later step.

@@ -1,12 +1,12 @@
 """Which ranks train together: generations of members, decided once each in a store that outlives all of them.
 
 [Note: generations]
-A process is a *member*, with a number that never repeats. A *generation* is a list of members; the place of a member
-in it is its rank. A generation is called off when a member is lost, or another process asks to join. Then each of
-its members announces itself for the next one, usually at once. The first process that finds every member announced
-or lost proposes the list; the first proposal is settled in the store, and all members follow it. A member that is
-not on the list was taken for lost, as after a long pause: it asks to join again. So does a new process, once it can
-train.
+A process is a *member*, with a number that never repeats. A *generation* is a list of members; the place of a
+member in it is its rank. A generation is called off when a member is lost, or another process asks to join. Then
+each of its members announces itself for the next one, usually at once. The first process that finds every member
+announced or lost proposes the list; the first proposal is settled in the store, and all members follow it. A member
+that is not on the list was taken for lost, as after a long pause: it asks to join again. So does a new process,
+once it can train.
 
     store                     written by
     ------------------------  ------------------------------------------------------------------

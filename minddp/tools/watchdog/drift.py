@@ -178,17 +178,18 @@ def _split(found: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[int, ...], str]:
 def _cause(steps: Sequence[Records], hook: str | None, offenders: Sequence[int]) -> str:
     """The most probable cause. `steps` are one or two; in the first, all compared parameters were equal."""
     if any(differing(records, "grads") for records in steps):
-        by = f"the communication hook `{hook}` gives" if hook else "the transport has given"
+        by = f"communication hook `{hook}`" if hook else "transport"
         return (
-            f"The gradients were different already after averaging: {by} the ranks different ones. Let it give "
-            f"all ranks the same; if other ones are meant (local SGD), pass on_drift=None."
+            f"The averaged gradients were different already: the {by} returns different ones on each rank. Return "
+            f"the same on all ranks; if the replicas are meant to differ (local SGD), pass on_drift=None."
         )
     if others := _different_hyperparameters(steps):
         return f"The averaged gradients were equal; {others}. Set the same on all ranks."
     where = f"on {ranks(offenders)} alone" if len(offenders) == 1 else f"differently on {ranks(offenders)}"
     written = f"has written to the parameters {where}, such as `load_state_dict`"
     if not differing(steps[-1], "before"):
-        return f"Others are equal, with their gradients: something {written}, or to their gradients. {_EQUAL_AGAIN}"
+        others = "The other compared parameters and their gradients are equal"
+        return f"{others}: something {written}, or to their gradients. {_EQUAL_AGAIN}"
     for record in steps[-1]:
         if record["optimizer_steps"] > record["backwards"]:
             return (
@@ -198,10 +199,10 @@ def _cause(steps: Sequence[Records], hook: str | None, offenders: Sequence[int])
             )
     if any(differing(records, "after") and not differing(records, "before") for records in steps):
         return (
-            "The averaged gradients were equal, and the optimizer made different parameters of them: its state "
-            "differs (a checkpoint that one rank alone has loaded, or a rank that had run out of inputs under "
-            "`join`?), its kernels round differently, or `.grad` was changed after backward, as by a second one "
-            "for the same forward. `ddp.synchronize(optimizer=optimizer)` gives all ranks the state of rank 0."
+            "The averaged gradients were equal, but the optimizer computed different parameters: its state differs "
+            "(only one rank has loaded a checkpoint, or a rank ran out of inputs under `join`), its kernels round "
+            "differently, or `.grad` was changed after backward, for example by a second backward of the same "
+            "forward. `ddp.synchronize(optimizer=optimizer)` gives all ranks the state of rank 0."
         )
     if steps[-1][0]["backwards"] > 1:  # there were steps between that were not sampled
         written += ", or to the state of the optimizer"

@@ -76,7 +76,8 @@ class BypassCheck(Check):
             apart = [name for name in heads[0][-1] if len({of_rank[-1].get(name) for of_rank in heads}) > 1]
             text = (
                 f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward{since}, and "
-                f"{ranks(everyone)} have different values of {names(apart)}, which were looked at. The wrapper ran "
+                f"{ranks(everyone)} have different values of {names(apart)}, of which the first bytes are "
+                f"compared. The wrapper ran "
                 f"{count(max(within), 'time')} within `no_sync` and {count(max(synchronised), 'time')} outside of "
                 f"it. {CALL_THE_WRAPPER}"
             )
@@ -106,6 +107,6 @@ class SameDataCheck(Check):
         if all(prints == notes[0] for prints in notes) and len(set(notes[0])) >= FEWEST_DIFFERENT:
             text = (
                 f"All {len(notes)} ranks train on the same data: their first {BATCHES} batches were equal. Give "
-                f"each rank a part of its own, as `torch.utils.data.DistributedSampler` does, or another seed."
+                f"each rank its own part, for example with `torch.utils.data.DistributedSampler`, or another seed."
             )
             yield Finding("same data", "inputs", number, tuple(range(len(notes))), text, is_fatal=False)

@@ -156,7 +156,7 @@ class WatchedTransport:
         self._stuck = reason
 
     def _look(self, waited_s: float) -> str | None:
-        """The reason why the wait can never end, or `None`. See both notes on waiting and asking."""
+        """The reason why the wait can never end, or `None`. See [Note: which rank asks, and when]."""
         occasions = self._inquiry.occasions()
         if turn := int(waited_s / self._limit_s):
             occasions.append(f"wait {self._num_waits} turn {turn}")

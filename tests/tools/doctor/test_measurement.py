@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -40,11 +39,18 @@ def test_a_rank_that_refuses_connections_and_one_that_does_not_listen() -> None:
 
 
 def measure_here(rank: int) -> Measurement:
-    return measure(torch.device("cpu"))
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    return measure(Messages(store, "test", rank, 2), torch.device("cpu"), 60.0)
 
 
-def test_times_are_measured_by_each_transport(ranks: Callable[[int], RankPool]) -> None:
-    for measurement in ranks(2).run(measure_here):
+def test_times_are_measured_by_each_transport() -> None:
+    pool = RankPool(2)
+    try:
+        measured = pool.run(measure_here)
+    finally:
+        pool.kill()
+    for measurement in measured:
         assert 0 <= measurement.waited < 1
         assert list(measurement.links) == ["gloo", "shared memory"]
         assert min(number for link in measurement.links.values() for number in link) > 0

@@ -58,7 +58,7 @@ def test_a_parameter_that_is_no_canary_is_found_by_its_fingerprint() -> None:
     fleet.steps(6 * BLOCK)
     (finding,) = fleet.exchange(8)
     assert "Rank 0 and rank 1 have different values of `9.weight`" in finding.text
-    assert "Others are equal, with their gradients: something has written" in finding.text
+    assert "The other compared parameters and their gradients are equal: something has written" in finding.text
     first, last = finding.text.partition("equal in step ")[2].partition(")")[0].split(", different in step ")
     assert int(first) < 2 * BLOCK <= int(last) <= 2 * BLOCK + 50
 
@@ -70,7 +70,7 @@ def test_a_different_state_of_the_optimizer_is_told_from_a_write() -> None:
         state["momentum_buffer"].mul_(2)
     fleet.steps(BLOCK + 1)
     (finding,) = fleet.exchange()
-    assert "the optimizer made different parameters of them: its state differs" in finding.text
+    assert "the optimizer computed different parameters: its state differs" in finding.text
     assert "ddp.synchronize(optimizer=optimizer)" in finding.text
 
 
@@ -147,7 +147,8 @@ def test_gradients_that_differ_after_averaging_name_the_hook() -> None:
     fleet.steps(BLOCK + 1)
     (finding,) = fleet.exchange()
     assert (
-        "already after averaging: the communication hook `my_hook` gives the ranks different ones" in finding.text
+        "were different already: the communication hook `my_hook` returns different ones on each rank"
+        in finding.text
     )
     assert "equal in step 4, different in step 5" in finding.text
 

@@ -29,7 +29,7 @@ from tests.tools.watchdog.guard_page import PAGE
 EXPECTED = [
     ("another_learning_rate", "`lr of group 0` is 0.1 on ranks 0 and 2, but 0.2 on rank 1"),
     ("checkpoint_on_one_rank", "Rank 0 has other values of `0.weight`, `1.weight`"),
-    ("optimizer_of_one_rank", "its state differs (a checkpoint that one rank alone has loaded"),
+    ("optimizer_of_one_rank", "its state differs (only one rank has loaded a checkpoint"),
     (
         "write_on_one_rank",
         "equal in step 12, different in step 13). The averaged gradients were equal, and no optimizer",
