@@ -35,9 +35,8 @@ class Messages:
 
     @classmethod
     def open(cls, store: dist.Store, topic: str, rank: int, world_size: int) -> Messages:
-        """A topic with a serial number, which is equal on all ranks that open this topic in the same order."""
-        serial = store.add(f"{topic}/opened by {rank}", 1)
-        return cls(store, f"{topic}/{serial}", rank, world_size)
+        """A topic with a serial number; see `next_serial`."""
+        return cls(store, f"{topic}/{next_serial(store, topic, rank)}", rank, world_size)
 
     def post(self, value: Any, *key: object) -> None:
         """Replaces the message that this rank has posted under `key`, if any."""
@@ -107,6 +106,11 @@ class Messages:
 
     def _name(self, *key: object) -> str:
         return "/".join([self.topic, *map(str, key)])
+
+
+def next_serial(store: dist.Store, topic: str, rank: int) -> int:
+    """1, 2, ... for each call by `rank`: equal on all ranks that call this for `topic` in the same order."""
+    return store.add(f"{topic}/opened by {rank}", 1)
 
 
 def value_now(store: dist.Store, key: str) -> bytes | None:

@@ -21,6 +21,7 @@ import torch
 
 from minddp.options import BucketCaps, Options
 from minddp.platform import wording
+from minddp.platform.store import next_serial
 from minddp.transport.protocols import Transport
 
 _log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def serial_number(names: Sequence[str], transport: Transport) -> str:
     """A name for a wrapper, the same on every rank; another one for each wrapper, even of equal models."""
     model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
     store = transport.store
-    return model if store is None else f"{model}/{store.add(f'minddp/{model}/{transport.rank}', 1)}"
+    return model if store is None else f"{model}/{next_serial(store, f'minddp/{model}', transport.rank)}"
 
 
 def _described(name: str, tensor: torch.Tensor) -> list[Any]:
