@@ -112,9 +112,7 @@ def on_threads(world_size: int, body: Callable[[Transport], Any]) -> list[Any]:
     num_threads = torch.get_num_threads()
 
     def run(rank: int) -> Any:
-        torch.set_num_threads(
-            num_threads
-        )  # not inherited; the bits of products depend on it
+        torch.set_num_threads(num_threads)  # not inherited; the bits of products depend on it
         try:
             return body(ThreadTransport(rank, inboxes))
         except BaseException as error:

@@ -32,7 +32,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import minddp
 from minddp.platform import ranks
-from minddp.tools.watchdog import check, exchange, inquiry
+from minddp.tools.watchdog import check, comparison, inquiry
 from tests.ranks import on_one_thread
 
 TRANSPORTS = ("process_group", "shared_memory")
@@ -83,7 +83,7 @@ def wrap_and_train(mode: str, transport: str) -> None:
     with ExitStack() as frequent:
         if mode == "frequent turns":
             for module, name, value in (
-                (exchange, "EVERY_S", 0.001),
+                (comparison, "EVERY_S", 0.001),
                 (inquiry, "READ_EVERY_S", 0.001),
                 (check, "EVERY", 1),
             ):

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from minddp.platform import streams
+from minddp.platform.store import next_serial
 
 Job = Callable[[], object]
 
@@ -117,7 +118,7 @@ def _new_group_like(group: dist.ProcessGroup | None, ranks: list[int], device: t
         return dist.new_group(ranks, timeout)
     world, store = dist.distributed_c10d._world, dist.distributed_c10d._get_default_store()
     count = world.group_count
-    world.group_count = -store.add(f"minddp/groups of hooks on {ranks}, rank {dist.get_rank()}", 1)
+    world.group_count = -next_serial(store, f"minddp/groups of hooks on {ranks}", dist.get_rank())
     try:
         return dist.new_group(ranks, timeout, use_local_synchronization=True)
     finally:

@@ -25,7 +25,7 @@ from minddp.core.errors import interrupted
 from minddp.core.events import EventKind
 from minddp.core.expectation import Expectation
 from minddp.core.optimizer_steps import StepWatcher, steps_on
-from minddp.platform.store import gathering, values_within
+from minddp.platform.store import Messages
 from minddp.transport.protocols import DropsTogether, Transport
 
 if TYPE_CHECKING:
@@ -50,14 +50,15 @@ def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patie
     store, rank = transport.store, transport.rank
     if store is None or transport.world_size == 1:
         return ""
-    keys = {other: f"minddp/unfinished/{occasion}/{other}" for other in range(transport.world_size)}
-    store.set(keys.pop(rank), missing)
-    missing_on = values_within(store, keys, patience_s)
+    messages = Messages(store, "minddp/unfinished", rank, transport.world_size)
+    messages.post(missing, occasion)
+    others = [other for other in range(transport.world_size) if other != rank]
+    missing_on = messages.gather(occasion, limit_s=patience_s, ranks=others)
     return "".join(
-        f"Parameters which did not receive grad for rank {other}: {missing_on[other].decode()}\n"
+        f"Parameters which did not receive grad for rank {other}: {missing_on[other]}\n"
         if other in missing_on
         else f"Rank {other} reports nothing missing: its gradients are complete, or it is slow.\n"
-        for other in keys
+        for other in others
     )
 
 
@@ -114,9 +115,9 @@ class UnfinishedReduction(StepWatcher):
         if isinstance(transport, DropsTogether):
             transport.agree_to_drop()
         elif transport.store is not None and num_launched:  # the same without a diagnosis
-            key = f"minddp/dropped/{self.serial}/{num_passes}/{num_launched}"
+            messages = Messages(transport.store, "minddp/dropped", transport.rank, transport.world_size)
             try:
-                gathering(transport.store, key, transport.rank, transport.world_size, DROP_LIMIT_S)(math.inf)
+                messages.arrive(self.serial, num_passes, num_launched, limit_s=DROP_LIMIT_S)(math.inf)
             except RuntimeError as error:
                 raise RuntimeError(
                     f"{interrupted(num_passes, transport.rank, ())}. The next forward drops that backward, which "

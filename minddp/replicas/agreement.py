@@ -21,6 +21,7 @@ import torch
 
 from minddp.options import BucketCaps, Options
 from minddp.platform import wording
+from minddp.platform.store import next_serial
 from minddp.transport.protocols import Transport
 
 _log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def serial_number(names: Sequence[str], transport: Transport) -> str:
     """A name for a wrapper, equal on all ranks and different for each wrapper, even around equal models."""
     model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
     store = transport.store
-    return model if store is None else f"{model}/{store.add(f'minddp/{model}/{transport.rank}', 1)}"
+    return model if store is None else f"{model}/{next_serial(store, f'minddp/{model}', transport.rank)}"
 
 
 def _spec_of(name: str, tensor: torch.Tensor) -> _TensorSpec:

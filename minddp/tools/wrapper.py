@@ -100,7 +100,7 @@ class Guarded(Extension):
         self, ddp: core.DistributedDataParallel, broadcast: Mapping[str, torch.Tensor], inputs: Any, kwargs: Any
     ) -> None:
         if (guard := self._looking(ddp)) is not None:
-            guard.before_forward(ddp._reducer.num_passes, broadcast, inputs, kwargs)
+            guard.before_forward(ddp._reducer.num_passes, inputs, kwargs)
 
     def post_forward(self, ddp: core.DistributedDataParallel) -> None:
         if (guard := self._looking(ddp)) is not None:

@@ -23,7 +23,7 @@ from examples.ranks_as_threads import on_threads, wrapped
 from examples.top_k_hook import TopK, top_k
 from examples.uneven_batches import UnevenBatches
 from minddp.core.plan import plan_from_groups
-from minddp.tools.watchdog import exchange
+from minddp.tools.watchdog import comparison
 from minddp.transport import Transport
 from tests.examples.training import CAP_MB, STEPS, State, differing, network, torch_trained, train
 from tests.ranks import RankPool
@@ -128,10 +128,10 @@ def train_with_check(rank: int, sizes: list[int]) -> tuple[list[str], list[str]]
     ddp.guard.checks["uneven batches"] = UnevenBatches()
     state = train(rank, ddp, sizes[rank])
     dist.barrier()
-    with mock.patch.object(exchange, "LAST_S", 10.0):
+    with mock.patch.object(comparison, "LAST_S", 10.0):
         ddp.guard.close()
     differs = differing(state, torch_trained(rank)) if len(set(sizes)) == 1 else []
-    return differs, [finding.text for finding in ddp.guard.exchange.found]
+    return differs, [finding.text for finding in ddp.guard.findings]
 
 
 def test_a_check_of_the_guard_reports_batches_of_different_sizes(ranks: Ranks) -> None:

@@ -29,7 +29,7 @@ def findings(rank: int, lr_of_faulty: float) -> list[str]:
         torch.cuda.synchronize()
     assert ddp.guard is not None
     ddp.guard.close()
-    return [finding.text for finding in ddp.guard.exchange.found]
+    return [finding.text for finding in ddp.guard.findings]
 
 
 def test_calm_training_on_a_device_is_no_finding(gpu_ranks: Callable[[str], GpuPool]) -> None:

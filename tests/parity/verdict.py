@@ -146,7 +146,7 @@ class _Play:
             self._require_ranks_in_step()
         if (guard := getattr(self.minddp.ddp, "guard", None)) is not None:
             guard.close()
-            self.report.findings = [finding.text for finding in guard.exchange.found]
+            self.report.findings = [finding.text for finding in guard.findings]
         return self.report
 
     def _fingerprint(self) -> int:

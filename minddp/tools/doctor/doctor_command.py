@@ -19,7 +19,7 @@ from minddp.platform import streams
 from minddp.platform.launcher import RanksFailed, launch
 from minddp.platform.time_limits import Unfinished, call_with_limit
 from minddp.tools.doctor.examination import Examination
-from minddp.tools.doctor.findings import Report, show
+from minddp.tools.doctor.report import Report, show
 from minddp.tools.doctor.store_connection import Place, UsageError, place_of
 
 DEFAULT_RANKS = 2
@@ -60,7 +60,7 @@ class Settings:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `minddp doctor` with these arguments; returns the exit status. As a rank it ends the process."""
+    """Run `minddp doctor`. Returns the exit status; as a rank, ends the process."""
     try:
         settings = tyro.cli(Settings, prog="minddp doctor", args=list(arguments), config=(tyro.conf.DisallowNone,))
         place = place_of(os.environ)
@@ -79,21 +79,17 @@ def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
     try:
         launch(nproc, "minddp", ["doctor", *arguments])
     except RanksFailed as error:
-        if error.exit_status != 1:  # else a report says what is broken
+        if error.exit_status != 1:  # with status 1 there is a report
             _complain(error)
         return 1
     return 0
 
 
 def be_rank(settings: Settings, place: Place) -> NoReturn:
-    """Go through the checks as one of the ranks, and end the process, even if threads hang in it."""
+    """Go through the checks, and end the process even if its threads hang."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else REPORT_WIDTH)
-    progress = console.status(f"rank 0 of {place.world_size} at {place.endpoint} ...")
-    if place.rank == 0:
-        progress.start()
 
     def deliver(report: Report) -> None:
-        progress.stop()
         show(report, console)
         if settings.json is not None and place.rank == 0:
             written = {**asdict(report), "exit_status": report.exit_status}
@@ -112,7 +108,6 @@ def be_rank(settings: Settings, place: Place) -> NoReturn:
         status = 130
     except Exception:
         traceback.print_exc()
-    progress.stop()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

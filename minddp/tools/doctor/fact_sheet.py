@@ -1,4 +1,4 @@
-"""The fact sheet: what a rank knows about itself, its host and its network. It travels as JSON.
+"""The fact sheet of a rank, its host and its network.
 
 Collecting it only reads: no process is started, no connection opened, no setting changed.
 """
@@ -20,7 +20,6 @@ import torch
 
 import minddp
 from minddp.platform import streams
-from minddp.platform.cores import control_group, usable_cores
 from minddp.platform.host import host_identity
 from minddp.tools.doctor.store_connection import Place, resolve
 
@@ -31,11 +30,11 @@ SET_BY_TORCHRUN = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)  # to its default
 
 @dataclass(frozen=True)
 class FactSheet:
-    """Ranks with equal `host_identity` share cores and memory; with equal `network_identity`, network interfaces.
+    """Ranks with equal `host_identity` share memory; with equal `network_identity`, network interfaces.
 
-    `cores` is a fraction where a container has a quota. `shared_memory_bytes` is free space in /dev/shm, `None` if
-    there is none. `gpu_name` and `gpu_uuid` are empty if torch has no GPU for the rank. `interfaces` are those that
-    are up, each with its addresses, IPv4 first. `gloo_address` is where gloo will listen, `None` if it cannot.
+    `shared_memory_bytes` is free space in /dev/shm, `None` if there is none. `gpu_uuid` is empty if torch has no
+    GPU for the rank. `interfaces` are those that are up, each with its addresses, IPv4 first. `gloo_address` is
+    where gloo will listen, `None` if it cannot.
     """
 
     pid: int
@@ -43,12 +42,7 @@ class FactSheet:
     environment: Mapping[str, str]
     host: str
     host_identity: str
-    cores: float
-    threads: int
-    memory_bytes: int
     shared_memory_bytes: int | None
-    has_nvidia_driver: bool
-    gpu_name: str
     gpu_uuid: str
     network_identity: str
     interfaces: Mapping[str, Sequence[str]]
@@ -69,12 +63,7 @@ def collect(place: Place, environment: Mapping[str, str], limit_s: float) -> Fac
         environment=relevant(environment),
         host=socket.gethostname(),
         host_identity=host_identity(),
-        cores=usable_cores(),
-        threads=torch.get_num_threads(),
-        memory_bytes=free_memory_bytes(),
         shared_memory_bytes=psutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
-        has_nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
-        gpu_name=properties.name if properties else "",
         gpu_uuid=str(getattr(properties, "uuid", f"{socket.gethostname()} {gpu}")) if properties else "",
         network_identity=host_identity("net"),
         interfaces=interfaces,
@@ -83,7 +72,7 @@ def collect(place: Place, environment: Mapping[str, str], limit_s: float) -> Fac
 
 
 def versions() -> dict[str, str]:
-    """What should be equal on all ranks. minddp's includes a hash of its code: checkouts share version numbers."""
+    """Versions that should be equal on all ranks. minddp's has a hash of its code, which may be a checkout."""
     code = hashlib.sha256()
     for path in sorted(Path(minddp.__file__).parent.rglob("*.py")):
         code.update(path.read_bytes())
@@ -105,16 +94,8 @@ def relevant(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def free_memory_bytes() -> int:
-    """Free memory of the host, or the rest of the container's limit if that is less."""
-    free = psutil.virtual_memory().available
-    limit = control_group("memory.max", "memory/memory.limit_in_bytes")
-    used = control_group("memory.current", "memory/memory.usage_in_bytes")
-    return min(free, max(0, int(limit) - int(used))) if limit.isdecimal() and used.isdecimal() else free
-
-
 def own_gpu_index(local_rank: int | None) -> int | None:
-    """The number in torch of the GPU with this rank's local number; of the only visible one, if there is one."""
+    """The number in torch of the GPU with this rank's local number; of the only visible GPU, if there is one."""
     num_gpus = streams.num_devices("cuda")
     index = 0 if num_gpus == 1 else local_rank
     return index if index is not None and index < num_gpus else None

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minddp.platform.store import Messages
 from minddp.tools.doctor.fact_sheet import listen
 from minddp.tools.doctor.store_connection import CONNECT_LIMIT_S, obstacle_of
-from minddp.tools.doctor.store_exchange import StoreExchange
 from minddp.tools.forecast.gradient_clock import clock_of
 from minddp.tools.forecast.link import measure_link
 from minddp.transport import Transport
@@ -26,56 +26,57 @@ PRODUCTS = 80
 WIDTH = 512
 
 
-def probe_connections(exchange: StoreExchange, address: str, limit_s: float) -> dict[str, str]:
-    """Listen at `address`, where gloo would, and connect to every other rank.
+def probe_connections(messages: Messages, address: str, limit_s: float) -> dict[int, str]:
+    """Listen at `address`, as gloo would, and connect to every other rank. Returns the obstacles by rank.
 
-    gloo connects each pair of ranks in one direction only, and its errors name an address but no reason. This tries
-    both directions of all pairs at once. Returns the obstacle by rank (as text), empty where there is none.
+    gloo connects each pair of ranks in one direction only, and its errors give an address but no reason. This tries
+    both directions of all pairs at once.
     """
-    others = [rank for rank in range(exchange.world_size) if rank != exchange.rank]
-    with listen(address, backlog=exchange.world_size) as server, ThreadPoolExecutor() as threads:
-        exchange.post("listening", server.getsockname()[:2])
-        endpoints = exchange.gather("listening", limit_s)
+    others = [rank for rank in range(messages.world_size) if rank != messages.rank]
+    with listen(address, backlog=messages.world_size) as server, ThreadPoolExecutor() as threads:
+        messages.post(server.getsockname()[:2], "listening")
+        endpoints = messages.gather("listening", limit_s=limit_s)
         obstacles = list(threads.map(lambda rank: _obstacle_to(endpoints.get(rank)), others))
-        exchange.post("probed", True)
-        exchange.gather("probed", limit_s)  # listen until every rank has tried
-    return {str(rank): obstacle for rank, obstacle in zip(others, obstacles, strict=True)}
+        messages.post(True, "probed")
+        messages.gather("probed", limit_s=limit_s)  # listen until every rank has tried
+    return {rank: obstacle for rank, obstacle in zip(others, obstacles, strict=True) if obstacle}
 
 
-def _obstacle_to(endpoint: list[Any] | None) -> str:
+def _obstacle_to(endpoint: Any) -> str:
     if endpoint is None:
         return "not listening"
     try:
-        socket.create_connection((endpoint[0], endpoint[1]), CONNECT_LIMIT_S).close()
+        socket.create_connection(endpoint, CONNECT_LIMIT_S).close()
     except OSError as error:
         return obstacle_of(error)
     return ""
 
 
-def connect(store: dist.Store, rank: int, world_size: int, device: torch.device, limit_s: float) -> None:
-    """Make the default process group and add up a one from each rank."""
-    limit = datetime.timedelta(seconds=limit_s)
-    backend = dist.get_default_backend_for_device(device)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    total = torch.ones(1, device=device)
-    dist.all_reduce(total)
-    if total.item() != world_size:
-        raise RuntimeError(f"ones on {world_size} ranks added up to {total.item():g}")
-
-
 @dataclass(frozen=True)
 class Measurement:
-    """What one rank has measured.
+    """The measurements of one rank.
 
-    `waited` is the share of the time in which the rank computed but had no core. `links` give, by transport, the
-    latency of an all-reduce in seconds and its bytes per second, on the slowest rank.
+    `waited`: while the rank computed, it had no core for this share of the time. `links`, by transport: the latency
+    of an all-reduce in seconds and its bytes per second, on the slowest rank.
     """
 
     waited: float
     links: dict[str, tuple[float, float]]
 
 
-def measure(device: torch.device) -> Measurement:
+def measure(messages: Messages, device: torch.device, limit_s: float) -> Measurement:
+    """Make the default process group, check a sum, and measure."""
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        store=dist.PrefixStore(f"{messages.topic}/group", messages.store),
+        rank=messages.rank,
+        world_size=messages.world_size,
+        timeout=datetime.timedelta(seconds=limit_s),
+    )
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)
+    if total.item() != messages.world_size:
+        raise RuntimeError(f"ones on {messages.world_size} ranks added up to {total.item():g}")
     waited = _share_without_core()
     over_group = ProcessGroupTransport(dist.distributed_c10d._get_default_group())
     transports: dict[str, Transport] = {str(dist.get_backend()): over_group}
@@ -86,10 +87,7 @@ def measure(device: torch.device) -> Measurement:
 
 
 def _share_without_core() -> float:
-    """The share of the time without a core while this thread multiplies matrices on the CPU.
-
-    Arithmetic rather than a collective, in which the rank's own threads compete for its cores.
-    """
+    """Multiplies matrices on the CPU. In a collective the rank's own threads would compete for its cores."""
     left = torch.randn(WIDTH, WIDTH)
     torch.mm(left, left)
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Verdicts on the network: rendezvous, interfaces, connections between ranks, speed of collectives."""
+"""Judges the network: rendezvous, interfaces, connections between ranks, speed of collectives."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from minddp.platform import wording
 from minddp.tools.doctor.fact_sheet import Sheets, is_loopback, outward
-from minddp.tools.doctor.findings import Finding, Severity, differing, judged
 from minddp.tools.doctor.measurement import Measurement
+from minddp.tools.doctor.report import CheckResult, Severity, differing, judged
 from minddp.tools.doctor.store_connection import Obstacle, Place, StoreUnreachable
 
 MOST_NAMED = 4
@@ -45,8 +45,10 @@ OBSTACLES: dict[Obstacle, tuple[str, str]] = {
 }
 
 
-def judge_obstacle(place: Place, error: StoreUnreachable, addresses: Mapping[str, str], limit_s: float) -> Finding:
-    """Why this rank did not reach the store. `addresses` are its host's, by interface."""
+def judge_obstacle(
+    place: Place, error: StoreUnreachable, addresses: Mapping[str, str], limit_s: float
+) -> CheckResult:
+    """This rank did not reach the store. `addresses` are those of its host, by interface."""
     resolved = f" ({', '.join(error.resolved)})" if error.resolved else ""
     fact, remedy = (
         text.format(place=place, endpoint=place.endpoint + resolved, detail=error.detail, limit_s=limit_s)
@@ -54,15 +56,15 @@ def judge_obstacle(place: Place, error: StoreUnreachable, addresses: Mapping[str
     )
     listed = ", ".join(f"{address} ({name})" for name, address in addresses.items())
     fact += f" This is rank {place.rank}; its host has {listed or 'no address but the loopback'}."
-    return Finding("rendezvous", Severity.BROKEN, fact, remedy)
+    return CheckResult("rendezvous", Severity.BROKEN, fact, remedy)
 
 
-def judge_arrivals(place: Place, sheets: Sheets, missing: Sequence[int], limit_s: float) -> Finding:
+def judge_arrivals(place: Place, sheets: Sheets, missing: Sequence[int], limit_s: float) -> CheckResult:
     """All ranks have arrived at the store, with their fact sheets."""
     present = differing({rank: sheet.host for rank, sheet in sheets.items()}, "{ranks} on {value}")
     if not missing:
         ranks = wording.count(place.world_size, "rank")
-        return Finding("rendezvous", Severity.FINE, f"{ranks} met at {place.endpoint}: {present}.")
+        return CheckResult("rendezvous", Severity.FINE, f"{ranks} met at {place.endpoint}: {present}.")
     fact = (
         f"{wording.subject(missing, 'has', 'have')} not arrived at {place.endpoint} within {limit_s:g} s. "
         f"Present: {present}."
@@ -71,10 +73,10 @@ def judge_arrivals(place: Place, sheets: Sheets, missing: Sequence[int], limit_s
         f"Start all ranks with WORLD_SIZE={place.world_size} MASTER_ADDR={place.address} MASTER_PORT={place.port}, "
         f"within the time limit (--timeout-s). If a missing rank did start, see what minddp doctor printed there."
     )
-    return Finding("rendezvous", Severity.BROKEN, fact, remedy)
+    return CheckResult("rendezvous", Severity.BROKEN, fact, remedy)
 
 
-def judge_interfaces(sheets: Sheets) -> list[Finding]:
+def judge_interfaces(sheets: Sheets) -> list[CheckResult]:
     """The interfaces that GLOO_SOCKET_IFNAME names exist and are up."""
     problems = []
     variable = "GLOO_SOCKET_IFNAME"
@@ -87,37 +89,43 @@ def judge_interfaces(sheets: Sheets) -> list[Finding]:
                 f"there that is up. Interfaces with an address: {', '.join(interfaces) or 'none'}."
             )
             remedy = f"Set {variable} on that host to the interface that leads to the others, or unset it."
-            problems.append(Finding("interfaces", Severity.BROKEN, fact, remedy))
+            problems.append(CheckResult("interfaces", Severity.BROKEN, fact, remedy))
     fine = differing({rank: f"{sheet.gloo_address} ({sheet.host})" for rank, sheet in sheets.items()})
     return judged("interfaces", problems, f"gloo listens at {fine}.")
 
 
 def judge_connections(
-    sheets: Sheets, obstacles: Mapping[int, Mapping[str, str]], errors: Mapping[int, str]
-) -> Finding:
-    """The process group exists, and every rank can open a connection to every other.
+    sheets: Sheets, obstacles: Mapping[int, Mapping[int, str]], errors: Mapping[int, str]
+) -> CheckResult:
+    """Every rank can open a connection to every other, and the process group works.
 
-    A connection that cannot be opened is a note if the group exists: gloo needs one direction of each pair.
+    A connection that cannot be opened is a note if the group works: gloo needs one direction of each pair.
     """
     blocked = [
-        f"rank {rank} on {sheets[rank].host} to rank {peer} at {sheets[int(peer)].gloo_address} on "
-        f"{sheets[int(peer)].host} ({obstacle})"
+        f"rank {rank} on {sheets[rank].host} to rank {peer} at {sheets[peer].gloo_address} on {sheets[peer].host} "
+        f"({obstacle})"
         for rank, by_peer in obstacles.items()
         for peer, obstacle in by_peer.items()
-        if obstacle
     ]
-    facts = [f"No process group: {differing(errors)}."] if errors else []
+    facts = []
+    if errors:
+        failed = wording.joined([f"rank {rank} (pid {sheets[rank].pid} on {sheets[rank].host})" for rank in errors])
+        facts.append(f"The process group failed on {failed}: {differing(errors)}.")
     if blocked:
         more = f" and {len(blocked) - MOST_NAMED} more" if len(blocked) > MOST_NAMED else ""
         facts.append(f"No connection from {'; '.join(blocked[:MOST_NAMED])}{more}.")
     if not facts:
-        return Finding("network", Severity.FINE, f"Connections work between {wording.count(len(sheets), 'rank')}.")
+        fine = f"Connections work between {wording.count(len(sheets), 'rank')}."
+        return CheckResult("network", Severity.FINE, fine)
     remedy = _loopback_remedy(sheets) or (
         "Open all TCP ports between the hosts, since the system chooses where gloo and NCCL listen; or set "
-        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all hosts are in. "
-        "NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for gloo, makes a job say more."
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to interfaces in a network that all hosts are in."
+        if blocked
+        else "See the output of these ranks, and whether the kernel killed them (dmesg). NCCL_DEBUG=WARN, or "
+        "TORCH_CPP_LOG_LEVEL=INFO for gloo, makes a job say more. If small messages pass and large ones hang, "
+        "compare the MTU of the interfaces on all hosts (`ip link`)."
     )
-    return Finding("network", Severity.BROKEN if errors else Severity.NOTE, " ".join(facts), remedy)
+    return CheckResult("network", Severity.BROKEN if errors else Severity.NOTE, " ".join(facts), remedy)
 
 
 def _loopback_remedy(sheets: Sheets) -> str:
@@ -132,21 +140,10 @@ def _loopback_remedy(sheets: Sheets) -> str:
     )
 
 
-def judge_failed_measurement(sheets: Sheets, errors: Mapping[int, str]) -> Finding:
-    """A rank ended, or raised an error, or got no answer while it measured."""
-    ranks = [f"rank {rank} (pid {sheets[rank].pid} on {sheets[rank].host})" for rank in errors]
-    fact = f"Measuring failed on {wording.joined(ranks)}: {differing(errors, '{value}')}."
-    remedy = (
-        "See what these ranks printed, and whether the kernel killed them (dmesg). If small messages pass and "
-        "large ones hang, compare the MTU of the interfaces on all hosts (`ip link`)."
-    )
-    return Finding("collectives", Severity.BROKEN, fact, remedy)
-
-
-def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> list[Finding]:
+def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> list[CheckResult]:
     """The speed of an all-reduce by each transport, on the slowest rank."""
     if len(measured) == 1:
-        return [Finding("collectives", Severity.FINE, "A single rank has nothing to exchange.")]
+        return [CheckResult("collectives", Severity.FINE, "A single rank has nothing to exchange.")]
     remedy = (
         "Check that the hosts' fastest network is used (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME). Exchange less: "
         "accumulate under no_sync(), or compress with torch's bf16_compress_hook."
@@ -162,5 +159,5 @@ def judge_collectives(measured: Mapping[int, Measurement], is_busy: bool) -> lis
         )
         is_slow = latency_s > SLOW_LATENCY_S or bytes_per_s < SLOW_BYTES_PER_S
         severity = Severity.NOTE if is_slow else Severity.FINE
-        findings.append(Finding("collectives", severity, fact, remedy if is_slow else ""))
+        findings.append(CheckResult("collectives", severity, fact, remedy if is_slow else ""))
     return findings

@@ -1,7 +1,7 @@
 """A rank's place in the job, and its connection to the store where all ranks meet.
 
-torch's client waits for minutes in silence, whatever the obstacle. Here a plain socket connects first, again and
-again until the time limit, because its errors are specific: unknown name, refused, no answer.
+torch's client waits for minutes in silence, whatever the obstacle. Here a plain socket connects first, repeatedly
+until the time limit, because its errors are specific: unknown name, refused, no answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.time_limits import Unfinished, call_with_limit
-from minddp.tools.doctor.store_exchange import first_line
 
 Obstacle = Literal["unknown name", "refused", "no answer", "no store", "cannot listen"]
 
@@ -29,12 +28,12 @@ HANDSHAKE_LIMIT_S = 10.0
 
 
 class UsageError(ValueError):
-    """Options or environment variables that cannot work; the message has the remedy."""
+    """Options or environment variables cannot work; the message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank this process is, and where the store is. `restarts` counts those of the launcher.
+    """The rank of this process and the address of the store. `restarts` counts those of the launcher.
 
     `hosts_store` is true on rank 0, except under torchrun, whose agent hosts the store.
     """
@@ -137,6 +136,11 @@ def resolve(name: str, limit_s: float) -> tuple[str, ...]:
     except Unfinished as error:
         raise socket.gaierror(socket.EAI_AGAIN, str(error)) from None
     return tuple(dict.fromkeys(str(info[4][0]) for info in found))
+
+
+def first_line(error: BaseException) -> str:
+    """The message without the C++ stack that torch appends."""
+    return str(error).strip().partition("\n")[0]
 
 
 def obstacle_of(error: OSError) -> Obstacle:

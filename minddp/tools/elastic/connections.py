@@ -1,20 +1,20 @@
-"""The sockets of one group of ranks, so that a wait on any of them can be ended from another thread.
+"""The sockets of one group of ranks, so that another thread can end a wait on any of them.
 
 [Note: hanging up]
-A rank waits for a collective in gloo, for a message in shared memory, or for an address in the store. If a peer
-has died, and this rank is not connected to it directly, such a wait may never end, and gloo has no call to abort
-it. But these waits end with an error as soon as their sockets are shut down: here, and on the ranks at their
-other ends, which hang up in turn.
+A rank waits for a collective in gloo, for a message in shared memory, or for an address in the store. If a peer has
+died to which this rank is not connected directly, such a wait may never end, and gloo has no call to abort it. But
+these waits end with an error as soon as their sockets are shut down: here, and on the ranks at their other ends,
+which hang up in turn.
 
-So all sockets count that the process has opened from one moment to another, when nothing else opens any. A TCP
-socket that listens is left alone: gloo's thread would accept from it for ever.
+So all sockets are recorded that the process opens from one moment to another, when nothing else opens any. A
+listening TCP socket is left alone: gloo's thread would accept from it for ever.
 
-[Note: sends that are never told]
-One wait may not end. When a pair of gloo's sockets fails, gloo tells the buffers that wait for it, but passes over
-sends that are under way (`op.ubuf` in `Pair::signalException`, gloo/transport/tcp/pair.cc): its thread has been
-seen to wait on in `UnboundBuffer::waitSend` of an all-to-all, until the group's time limit. So a rank that waits
-for such a work is interrupted by `WatchedTransport.end_waits`. And the group's destructor, which waits for gloo's
-threads, must not run in a thread that is needed: the garbage collector would call it in the midst of a later step.
+[Note: sends that never complete]
+One wait may not end. When a pair of gloo's sockets fails, gloo reports the error to waiting buffers, but not to
+sends that are under way (`op.ubuf` in `Pair::signalException`, gloo/transport/tcp/pair.cc): its thread has waited
+in `UnboundBuffer::waitSend` of an all-to-all until the group's time limit. So `WatchedTransport.end_waits`
+interrupts a rank that waits for such a work. And the group's destructor, which waits for gloo's threads, must not
+run in a thread that is needed: the garbage collector would call it during a later step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Connections:
         """Shut them down. May be called again, and by any thread."""
         for inode, descriptor in sockets().items():
             if inode not in self._before if self._inodes is None else inode in self._inodes:
-                # Unless another thread has closed it, and the descriptor means something else now.
+                # Another thread may have closed it; then the descriptor may belong to another file now.
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
                     listens = ours.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                     if os.fstat(ours.fileno()).st_ino == inode and (ours.family == socket.AF_UNIX or not listens):
@@ -54,7 +54,7 @@ class Connections:
 
 
 def drop(group: dist.ProcessGroup | None) -> None:
-    """Destroy `group` in another thread, once nothing else refers to it. See [Note: sends that are never told]."""
+    """Destroy `group` in another thread, once nothing else refers to it. See [Note: sends that never complete]."""
     held = [group]
 
     def destroy() -> None:
@@ -66,7 +66,7 @@ def drop(group: dist.ProcessGroup | None) -> None:
 
 
 def sockets() -> dict[int, int]:
-    """The descriptor of each socket of this process, by inode, a number that is not given to another one soon."""
+    """The descriptor of each socket of this process, by inode: a number that the kernel does not reuse soon."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed meanwhile

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 import time
 
+from minddp.platform.repeating_thread import AT_EXIT_S
 from minddp.tools.elastic.connections import Connections
 from minddp.tools.elastic.membership import Generation, Membership
 from minddp.tools.watchdog import WatchedTransport
-from minddp.tools.watchdog.board import AT_EXIT_S
 from minddp.transport.protocols import Transport
 
 BEAT_EVERY_S = 0.25

@@ -1,4 +1,4 @@
-"""A wait for other ranks that takes too long ends in a diagnosis. And what goes wrong without an error is noticed.
+"""A wait for other ranks that takes too long ends in a diagnosis, and silent problems of training are reported.
 
 A job stops when one rank does not join a collective: the others wait in silence until a time limit, often half an
 hour later. All ranks together know the reason, and the store through which they connected still works.
@@ -6,13 +6,14 @@ hour later. All ranks together know the reason, and the store through which they
 | question | file |
 |---|---|
 | which waits are watched, and what happens when one takes too long? | `watched_transport.py` |
-| where is each rank, and what has happened? | `rank_state.py`, exchanged by `inquiry.py`; `diagnosis.py` |
-| what if the ranks do not even meet in `init_process_group`? | `meeting.py` |
-| what is looked at while nothing stops, and when? | `guard.py`, which calls each `check.py` |
+| where is each rank? | `rank_state.py`; the ranks exchange their states by `inquiry.py` |
+| why do the ranks not go on? | `diagnosis.py` |
+| why do the ranks not meet in `init_process_group`? | `meeting.py` |
+| which steps of a running training are checked, and by which interface? | `check.py`; `guard.py` calls the checks |
 | are the replicas still equal? If not, why? | `drift.py`, by `fingerprint.py` |
-| is the wrapper used at all, and does each rank have data of its own? | `misuse.py` |
+| is the wrapper bypassed, and does each rank have its own data? | `misuse.py` |
 | which rank is late, so that the others wait? | `slow_rank.py` |
-| how do notes travel, and findings back? | `exchange.py`, by `board.py` |
+| how do notes reach rank 0, and findings all ranks? | `comparison.py` |
 """
 
 from minddp.tools.watchdog.rank_state import RankState, state_of

@@ -1,10 +1,10 @@
-"""What one check of the guard sees of training, notes on each rank, and finds on rank 0; and how that is told.
+"""The interface of a guard check: it takes notes on every rank; rank 0 compares them and reports findings.
 
-[Note: steps that are looked at]
-To look at each step would cost percents of it. So the guard looks at the first `FIRST`, when most causes show, and
-then at each `EVERY`-th, a number that is no divisor of the periods in which scripts log or save. A step begins
-when the backward of the one before is over, and ends with what optimizers do after its own. In other steps no check
-is called, unless optimizers step without synchronised backwards.
+[Note: sampled steps]
+Checking every step would cost some percent of it. So the guard samples the first `FIRST` steps, in which most
+causes show, and then every `EVERY`-th step. `EVERY` shares no divisor with the periods in which scripts log or
+save. A sampled step begins at the end of the previous backward, and ends with the optimizer steps after its own
+backward. Between sampled steps no check is called, unless optimizers step without synchronised backwards.
 """
 
 from __future__ import annotations
@@ -13,32 +13,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FIRST = 20  # steps, each of which is looked at
-EVERY = 23  # steps, of later ones
-ALONE = 20  # optimizer steps without a synchronised backward, after which notes are exchanged all the same
-Notes = list[tuple[int, Any]]  # numbered, and in rising order
+FIRST = 20  # steps, all of which are sampled
+EVERY = 23  # steps, of which one is sampled from then on
+ALONE = 20  # optimizer steps without a synchronised backward, after which ranks compare notes all the same
+Notes = list[tuple[int, Any]]  # numbered, in rising order
 
 
-def is_looked_at(step: int) -> bool:
+def is_sampled(step: int) -> bool:
     return step % EVERY == 0 or step < FIRST
 
 
-def looked_at_before(step: int) -> int:
-    """How many steps before this one are."""
+def num_sampled_before(step: int) -> int:
     return step if step < FIRST else FIRST + (step - 1) // EVERY - (FIRST - 1) // EVERY
 
 
 class ReplicasDrift(RuntimeError):
-    """With `on_drift="raise"`: training has gone wrong without an error of its own; the message says how."""
+    """Raised with `on_drift="raise"`: training has gone wrong without an error of its own."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One trouble. `check` found it in `step`, a number of synchronised forwards; `ranks` are the offenders.
+    """A problem that `check` has found in `step`, a number of synchronised forwards; `ranks` are the offenders.
 
-    `text` states the fact, the offenders and the remedy, once for each `check` and `subject`, such as a parameter.
-    `is_fatal`: the result of the training is wrong, not only slow; then it is raised in the first forward from
-    `raises_in_step` on, the same on all ranks, as one that raised earlier would leave others waiting.
+    `text` states the fact, the offenders and the remedy. It is reported once for each `check` and `subject`, such
+    as a parameter. `is_fatal`: the result of the training is wrong, not only slow. With `on_drift="raise"` all
+    ranks raise a fatal finding in the first forward from `raises_in_step` on.
     """
 
     check: str
@@ -51,34 +50,34 @@ class Finding:
 
 
 class Check:
-    """Looks for one kind of trouble, by those of these methods that it has.
+    """Looks for one kind of problem. A check implements those of these methods that it needs.
 
-    The thread that trains calls the first ones, in this order in each step that is looked at. They must be cheap:
+    The training thread calls the methods of this table in the given order, in each sampled step. They must be
+    cheap.
 
     | method | when |
     |---|---|
-    | `step_begins()` | the backward of the step before is over, which was not looked at |
-    | `forward_begins()` | the wrapper is called, with gradients; it has not communicated yet, as for buffers |
-    | `buffers_synchronised(step, buffers)` | all ranks have just been given these buffers of one of them, by name |
-    | `before_forward(step, inputs, kwargs)` | the wrapper is about to run the module on these inputs |
-    | `after_forward(synchronises)` | the module has returned; its backward will be reduced, or will not |
-    | `backward_begins(step, optimizer_steps)` | the first gradient of a synchronised backward has arrived, on all \
-ranks; one optimizer made at most so many steps since the last call |
-    | `backward_computed()` | the engine has computed all gradients; reductions have not been waited for |
-    | `backward_over()` | the averages are in the gradients, or an exception has ended the backward |
+    | `step_begins()` | the backward of the previous step, which was not sampled, has ended |
+    | `forward_begins()` | the wrapper is called with grad enabled, before it communicates |
+    | `before_forward(step, inputs, kwargs)` | before the wrapper runs the module on these inputs |
+    | `after_forward(synchronises)` | the module has returned; whether its backward will be reduced |
+    | `backward_begins(step, optimizer_steps)` | the first gradient of a synchronised backward has arrived; the \
+largest number of steps that one optimizer has made since the last call |
+    | `backward_computed()` | all gradients are computed; reductions have not been waited for |
+    | `backward_over()` | the averages are in `.grad`, or an exception has ended the backward |
     | `optimizer_begins(optimizer)`, `optimizer_over(optimizer)` | around steps on the module's parameters |
 
-    `communication_hook(name, state)` is called in any step, when such a hook is registered. `step` counts
-    synchronised backwards, which are the same on all ranks.
+    `communication_hook(name, state)` is called when such a hook is registered, in any step. `step` counts
+    synchronised backwards and is equal on all ranks.
     """
 
     def take_notes(self, is_last: bool = False) -> Notes:
-        """Those since the last call, by the guard's thread. `is_last`: the wrapper is gone, or the process ends."""
+        """Called by the guard's thread: the notes since the last call. `is_last`: no further call follows."""
         return []
 
-    def let_go(self) -> None:
-        """The wrapper is gone, and its parameters must be free at once: refer to none of them from now on."""
+    def release(self) -> None:
+        """Drop all references to parameters, since the wrapper is gone."""
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
-        """All ranks have noted something of this number: `notes[rank]`. Called on rank 0 by the guard's thread."""
+        """Called by the guard's thread on rank 0, once all ranks have noted something of this number."""
         return ()

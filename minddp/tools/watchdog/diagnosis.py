@@ -1,4 +1,4 @@
-"""From the states of the ranks to what has happened, in words. Pure: states in, text out."""
+"""Explains, from the states of the ranks, why they do not go on. Pure: states in, text out."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Diagnosis(NamedTuple):
 
     @property
     def picture(self) -> str:
-        """The text without what changes from second to second: for how long ranks wait, and lines of scripts."""
+        """The text without the parts that change every second: times of waiting, and lines of scripts."""
         return re.sub(r"waiting for \d+ s|\S+:\d+ in \S+", "", self.text)
 
 
 def diagnose(states: States) -> Diagnosis:
-    """Why the ranks that are present (at least one) do not go on."""
+    """At least one rank has answered."""
     present = {rank: state for rank, state in states.items() if not state.absence}
     furthest = max(state.backward for state in present.values())
     found = [*_steps_dropped_by_some(states), *_ranks_gone(states, furthest), *_different_collectives(states)]
@@ -47,19 +47,19 @@ def diagnose(states: States) -> Diagnosis:
 
 
 def _steps_dropped_by_some(states: States) -> Iterator[str]:
-    """Ranks that drop a backward, of which others have launched more: what they launch next would meet that."""
+    """Ranks that drop a backward in which others have launched more collectives: the next ones would not match."""
     furthest = max(state.number for state in states.values())
     dropping = {rank: state for rank, state in states.items() if state.drops and state.number < furthest}
     for rank, state in dropping.items():
         missing = [name for _, names in sorted(state.missing.items()) for name in names]
         ahead = [other for other in states if states[other].number > state.number]
         yield (
-            f"{interrupted(state.backward, rank, missing)}. Its script has caught it and goes on, {state.where}, "
-            f"but {wording.ranks(ahead)} {'has' if len(ahead) == 1 else 'have'} gone on with the collectives of "
-            f"that backward: those that meet from now on do not belong together."
+            f"{interrupted(state.backward, rank, missing)}. Its script has caught the exception and goes on, "
+            f"{state.where}, but {wording.ranks(ahead)} {'has' if len(ahead) == 1 else 'have'} launched further "
+            f"collectives of that backward, so later ones would not match."
         )
     if dropping:
-        yield "Let an exception in backward end the script, or see that it comes on every rank."
+        yield "Let an exception in backward end the script, or raise it on every rank."
 
 
 def _ranks_gone(states: States, furthest: int) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _different_collectives(states: States) -> Iterator[str]:
 
 
 def _missing_gradients(present: States) -> Iterator[str]:
-    """Ranks whose backward has ended without some gradients, and so without the collectives of their buckets."""
+    """Ranks whose backward has ended without some gradients, so that the buckets of these were not launched."""
     for rank, state in present.items():
         if state.phase == "INCOMPLETE" and state.missing:
             bucket, names = min(state.missing.items())
@@ -111,7 +111,7 @@ def _ranks_elsewhere(states: States, furthest: int) -> Iterator[str]:
 
 
 def _all_wait(present: States, furthest: int) -> Iterator[str]:
-    """No rank is missing. One that is a backward behind waits for what others have received."""
+    """All ranks wait. A rank that is a backward behind waits for data that others have received."""
     if behind := [rank for rank, state in present.items() if state.backward < furthest]:
         yield (
             f"{wording.subject(behind, 'waits', 'wait')} for a collective that other ranks have completed: its "

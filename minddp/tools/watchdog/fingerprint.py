@@ -1,11 +1,11 @@
-"""Fingerprints: numbers that are equal on two ranks if the bits of a tensor are, and else, but for chance, differ.
+"""Fingerprints: checksums that are equal on two ranks if, and except by chance only if, the bits of a tensor are.
 
 [Note: a cycle of fingerprints]
-To fingerprint all parameters at once would cost percents of a step. So they are cut into *pieces* (runs of rows),
-and these dealt into *parts* of about `PART_BYTES`, of which each step that is looked at fingerprints the next one.
-Large models have `MOST_PARTS` larger ones. A large parameter has a piece in each part: what changes all of it shows
-in the next record, and what changes a single element within a cycle. The parts follow from the parameters' shapes,
-which are the same on all ranks, so all fingerprint the same pieces in the same step.
+Fingerprints of all parameters would cost some percent of a step. So the parameters are cut into *pieces* (runs of
+rows), and the pieces grouped into *parts* of about `PART_BYTES`; each sampled step fingerprints the next part.
+Large models have `MOST_PARTS` larger parts. A large parameter has a piece in each part: a change of all of it shows
+in the next record, a change of a single element within a cycle. The parts follow from the shapes of the parameters,
+so all ranks fingerprint the same pieces in the same step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minddp.platform import streams
 
 PART_BYTES = 256 * 1024
 MOST_PARTS = 64  # of a cycle
-PIECE_BYTES = 16 * 1024  # what a piece costs beside reading its memory, as bytes that are read in that time
+PIECE_BYTES = 16 * 1024  # the fixed cost of a piece, as the bytes that could be read in that time
 
 
 class Piece(NamedTuple):
@@ -49,7 +49,7 @@ def cycle_of(tensors: Sequence[torch.Tensor]) -> list[list[Piece]]:
 
 
 def rows_of(tensor: torch.Tensor, piece: Piece) -> torch.Tensor | None:
-    """The piece of the tensor; `None` if it cannot be read, or has another shape than it had."""
+    """The piece of the tensor; `None` if it cannot be read, or its shape has changed."""
     if not tensor.dim() or (piece.first == 0 and piece.end == tensor.shape[0]):
         return tensor
     if piece.end > tensor.shape[0] or not _is_readable(tensor):
@@ -58,10 +58,10 @@ def rows_of(tensor: torch.Tensor, piece: Piece) -> torch.Tensor | None:
 
 
 class Reading:
-    """Fingerprints of some tensors on one device, or of the first `head_bytes` of each, by name.
+    """Fingerprints (CRCs) of some tensors on one device, or of the first `head_bytes` of each, by name.
 
-    A fingerprint is a CRC. The bytes are copied now, and those of a device without waiting for it: `prints`, which
-    another thread calls, does. A tensor is left out if it is sparse or freed or, of heads, not contiguous.
+    The constructor copies the bytes, from a device without waiting for it; `prints`, which another thread calls,
+    waits. A tensor is left out if it is sparse or freed, or if it is not contiguous and only its head is read.
     """
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor | None]] = (), head_bytes: int | None = None):

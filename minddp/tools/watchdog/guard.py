@@ -1,4 +1,4 @@
-"""The guard's checks note what they see around forward, backward and optimizers, for `exchange.py` to compare."""
+"""The guard calls its checks around forward, backward and optimizers; `comparison.py` compares their notes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from minddp.core.autograd import weakly
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.platform import streams
-from minddp.tools.watchdog.check import ALONE, Check, is_looked_at
-from minddp.tools.watchdog.exchange import Exchange
+from minddp.tools.watchdog.check import ALONE, Check, Finding, is_sampled
+from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.transport.protocols import Transport
 
 _log = logging.getLogger(__name__)
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 class Guard(Mode, StepWatcher):
     """Calls `checks` around the steps of a module whose reduced parameters are `params`.
 
-    Its exchange begins with the first synchronised backward, which is the same on all ranks: a copy of the wrapper
-    on one rank, which never trains, must not take the place of another rank's. It ends with `close`, or when the
-    guard is collected. `num_passes`: how many backwards the reducer has synchronised before. The wrapper need not
-    call unless `looks`; see [Note: steps that are looked at].
+    Notes are compared from the first synchronised backward on, in which all ranks take part: a copy of the wrapper
+    on one rank, which never trains, must not take the place of another rank's. This ends with `close`, or when the
+    guard is collected. `num_passes`: the backwards that the reducer has synchronised before. The wrapper need not
+    call the guard unless `looks`; see [Note: sampled steps].
     """
 
     def __init__(
@@ -45,49 +45,45 @@ class Guard(Mode, StepWatcher):
         self.checks = checks
         self._failed: list[Check] = []
         self._name = hashlib.blake2b(repr([name for name, _ in params]).encode(), digest_size=8).hexdigest()
-        self.exchange = Exchange(transport.rank, transport.world_size, checks, transport.store, raises=raises)
-        self._first_pass = num_passes
-        self._step = 0
-        self._in_backward = False
-        self._steps_alone = 0
-        self._optimizer_steps: Counter[int] = Counter()  # in steps since the last one looked at, by id
+        self._comparison = NotesComparison(
+            transport.rank, transport.world_size, checks, transport.store, raises=raises
+        )
         device = params[0][1].device if params else torch.device("cpu")
         self._stream_device = device if streams.has_streams(device) else None
         self._guarded = {id(param) for _, param in params}
+        # Where training is.
+        self._first_pass = num_passes
+        self._step = 0
+        self._in_backward = False
+        self._steps_alone = 0  # optimizer steps since the last synchronised backward
+        self._optimizer_steps: Counter[int] = Counter()  # since the last sampled step, by id of the optimizer
         self.watch_steps()
-        weakref.finalize(self, self.exchange.abandon).atexit = False
+        weakref.finalize(self, self._comparison.abandon).atexit = False
         self._group_end = transport.when_group_ends(weakly(self.close))
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """All findings so far, on every rank."""
+        return self._comparison.found
 
     def close(self) -> None:
         self.ignore_steps()
-        self.exchange.close()
+        self._comparison.close()
 
-    def before_forward(
-        self,
-        num_passes: int,
-        synchronised: Mapping[str, torch.Tensor],
-        inputs: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """`synchronised` are the buffers that this forward has just been given.
-
-        Raises:
-            ReplicasDrift: see `Exchange.raise_if_due`.
-        """
+    def before_forward(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises `ReplicasDrift`: see `NotesComparison.raise_if_due`."""
         self._step = num_passes - self._first_pass
-        self.exchange.raise_if_due(self._step)
-        if synchronised:
-            self.call("buffers_synchronised", self._step, synchronised)
+        self._comparison.raise_if_due(self._step)
         self.call("before_forward", self._step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
-        """Begin with the first backward that is reduced, also on a rank that has joined."""
-        self.exchange.open(self._name)
+        """Start with the first reduced backward, also on a rank that has joined."""
+        self._comparison.start(self._name)
 
     def opened(self, param: int) -> None:
         step, self._steps_alone, self._in_backward = self._step, 0, True
-        self._step = self.exchange.step = step + 1
-        self.looks = is_looked_at(step)
+        self._step = self._comparison.step = step + 1
+        self.looks = is_sampled(step)
         if self.looks:
             self.shadow_begins()
             self.call("backward_begins", step, max(self._optimizer_steps.values(), default=0))
@@ -101,12 +97,12 @@ class Guard(Mode, StepWatcher):
         self._in_backward = False
         if self.looks:
             self.call("backward_over")
-        elif self.exchange.pending is not None or is_looked_at(self._step):
+        elif self._comparison.pending is not None or is_sampled(self._step):
             self.looks = True
             self.call("step_begins")
 
     def call(self, method: str, *args: Any) -> None:
-        """Call a method of those checks that have it. One that fails must not end a training: it is left out."""
+        """Call a method of the checks that have it. A check that fails is left out from then on."""
         if self._stream_device is not None and streams.is_capturing(self._stream_device):
             return
         for check in [one for one in self.checks.values() if hasattr(one, method) and one not in self._failed]:
@@ -119,14 +115,14 @@ class Guard(Mode, StepWatcher):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not steps_on(optimizer, self._guarded):
             return
-        if not self._in_backward:  # else each bucket has a step of its own
+        if not self._in_backward:  # in backward each bucket has a step of its own
             self._optimizer_steps[id(optimizer)] += 1
             self._steps_alone += 1
             self.looks = self.looks or self._steps_alone > 1
         if self.looks:
             self.call("optimizer_begins", optimizer)
             if self._steps_alone == ALONE:
-                self.exchange.open(f"{self._name}/alone")
+                self._comparison.start(f"{self._name}/alone")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.looks and steps_on(optimizer, self._guarded):

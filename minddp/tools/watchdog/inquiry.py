@@ -1,15 +1,15 @@
 """The ranks exchange their states through the store while a collective does not complete.
 
-A rank that has waited too long asks: it increments a number in the store. On every rank a thread reads that number
-about once a second, and when it has changed, writes the rank's state to the store, also while the main thread
-sleeps, computes or waits. A rank that does not answer has ended, or its host is out of reach; on the same host the
-process table shows which.
+A rank that has waited too long increments a counter in the store. On every rank a thread reads this counter about
+once a second; when it has changed, the thread posts the rank's state, also while the main thread sleeps, computes
+or waits. If a rank does not answer, its process has ended or its host is out of reach; on the same host the process
+table tells which.
 
 [Note: which rank asks, and when]
 Each question costs an answer of every rank. So an occasion to ask (a wait has become long, a rank has left, a
 process has ended) is claimed in the store, and on each host one rank asks and logs. The first diagnosis after which
-no rank can go on stays in the store as the *verdict*: waiting ranks look for it once a second, or when their wait
-fails, and all raise it: the cause everywhere, and not what follows from it.
+no rank can go on stays in the store as the *verdict*. Waiting ranks look for it once a second, and when their wait
+fails; all of them raise it, so every rank shows the cause and not a consequence.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from minddp.platform.host import host_identity, is_running
-from minddp.platform.store import POLL_S, gathering
-from minddp.tools.watchdog.board import Board
+from minddp.platform.repeating_thread import RepeatingThread
+from minddp.platform.store import POLL_S, Messages, own_connection
 from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
 
 READ_EVERY_S = 1.0
@@ -34,94 +33,86 @@ ANSWER_LIMIT_S = 3 * READ_EVERY_S
 
 
 class Inquiry:
-    """Answers for one rank until `close`, and asks the others. All ranks of a group make theirs in one order.
+    """Answers for one rank until `close`, and asks the others. All ranks of a group make theirs in the same order.
 
-    `state` makes the rank's state, `None` if its module is gone, to which it must hold no reference.
+    `state` returns the rank's state, or `None` if its module is gone; it must hold no reference to the module.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
-        self._board = Board(store, rank)
-        self._rank = rank
-        self._world_size = world_size
+        self._messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
         self._state = state
         self._host = host_identity("pid")
         self._pid_here: dict[int, int | None] = {}  # of each rank seen so far; `None` on another host
         self._answered = 0
-        self.close = self._board.close
-        self._board.open("minddp/watchdog")
-        self._board.write((self._host, os.getpid()), "process", rank)
-        self._board.start(self._turn, READ_EVERY_S, self._board.name)
+        self._messages.post((self._host, os.getpid()), "process")
+        self.close = RepeatingThread(self._turn, READ_EVERY_S, self._messages.topic).close
 
     def ask(self, is_over: Callable[[], bool]) -> dict[int, RankState]:
-        """The states of all ranks, or why there is none after `ANSWER_LIMIT_S` seconds, or once `is_over()`."""
-        question = self._board.add(1, "asked")
+        """The states of all ranks. Waits for answers up to `ANSWER_LIMIT_S` seconds, or until `is_over()`."""
+        question = self._messages.count("asked")
         self._answer(question)
         found: dict[int, RankState] = {}
         deadline = time.monotonic() + ANSWER_LIMIT_S
-        while pending := set(range(self._world_size)) - found.keys():
+        while pending := [rank for rank in range(self._messages.world_size) if rank not in found]:
             time.sleep(POLL_S)
+            gives_up = time.monotonic() > deadline or is_over()
             for rank in pending:
-                if (state := self._board.read("answer", question, rank) or self._absent(rank)) is not None:
-                    found[rank] = state
-                elif time.monotonic() > deadline or is_over():
-                    found[rank] = RankState(absence=SILENT)
+                state = self._messages.read(rank, "answer", question) or self._absent(rank)
+                if state is not None or gives_up:
+                    found[rank] = state or RankState(absence=SILENT)
         return dict(sorted(found.items()))
 
     def alarm(self) -> None:
-        """Give all ranks that wait an occasion to ask."""
-        self._board.add(1, "alarms")
+        """Give all waiting ranks an occasion to ask."""
+        self._messages.count("alarms")
 
     def occasions(self) -> list[str]:
         """Occasions to ask at once: alarms, and processes of this host that have ended."""
-        ended = [f"end of rank {rank}" for rank in range(self._world_size) if self._has_ended(rank)]
-        return [f"alarm {alarms}", *ended] if (alarms := self._board.add(0, "alarms")) else ended
+        ended = [f"end of rank {rank}" for rank in range(self._messages.world_size) if self._has_ended(rank)]
+        return [f"alarm {alarms}", *ended] if (alarms := self._messages.count("alarms", add=0)) else ended
 
     def claims(self, occasion: str) -> bool:
         """True on the first rank of a host that calls this for an occasion."""
-        return self._board.add(1, "claims", self._host, occasion) == 1
+        return self._messages.count("claims", self._host, occasion) == 1
 
-    def verdict(self) -> str:
-        """Empty if there is none."""
-        return self._board.write_first("", "verdict")
+    def verdict(self) -> str | None:
+        return self._messages.settled("verdict")
 
     def settle(self, diagnosis: str) -> str:
-        """The verdict; `diagnosis` becomes it if there is none, and is returned if the store has ended."""
+        """The verdict, which is `diagnosis` if there was none, or if the store is gone."""
         with contextlib.suppress(RuntimeError):
-            diagnosis = self._board.write_first(diagnosis, "verdict")
+            diagnosis = self._messages.settle(diagnosis, "verdict")
             self.alarm()
         return diagnosis
 
-    def gather(self, occasion: str) -> Callable[[float], bool]:
-        """See `gathering`; each rank has one occasion at a time."""
-        board = self._board
-        limit_s = default_pg_timeout.total_seconds()
-        return gathering(board.store, board.key("gathered", occasion), self._rank, self._world_size, limit_s)
+    def arrive(self, occasion: str) -> Callable[[float], bool]:
+        """See `Messages.arrive`."""
+        return self._messages.arrive("arrived", occasion, limit_s=default_pg_timeout.total_seconds())
 
     def _absent(self, rank: int) -> RankState | None:
-        """What is known of a rank that cannot answer. A process on another host is known only to have left."""
-        left: RankState | None = self._board.read("left", rank)
+        """The last known state of a rank that cannot answer. On another host only a rank that has left is known."""
+        left: RankState | None = self._messages.read(rank, "left")
         return replace(left or RankState(), absence=EXITED) if self._has_ended(rank) else left
 
     def _has_ended(self, rank: int) -> bool:
         """True if the process table of this host shows it."""
-        if rank not in self._pid_here and (process := self._board.read("process", rank)) is not None:
+        if rank not in self._pid_here and (process := self._messages.read(rank, "process")) is not None:
             host, pid = process
             self._pid_here[rank] = pid if host == self._host else None
         pid_here = self._pid_here.get(rank)
         return pid_here is not None and not is_running(pid_here)
 
     def _turn(self, is_last: bool) -> None:
-        """Answer what is asked. In the end, leave the last state behind."""
-        asked = self._board.add(0, "asked")
+        """Answer new questions. The last turn leaves the last state behind."""
+        asked = self._messages.count("asked", add=0)
         for question in range(self._answered + 1, asked + 1):
             self._answer(question)
         self._answered = asked
         if is_last:
-            self._board.write(replace(self._state() or RankState(), absence=LEFT), "left", self._rank)
+            self._messages.post(replace(self._state() or RankState(), absence=LEFT), "left")
             self.alarm()
-            of_ranks = product(("left", "process"), range(self._world_size))
-            self._board.leave(self._world_size, [("asked",), ("alarms",), *of_ranks])
+            self._messages.leave("asked", "alarms", "left", "process")
 
     def _answer(self, question: int) -> None:
         if (state := self._state()) is not None:
-            self._board.write(state, "answer", question, self._rank)
+            self._messages.post(state, "answer", question)

@@ -1,12 +1,12 @@
-"""`init_process_group` below `minddp run` and `exec`: says what keeps the ranks from meeting, which torch does not.
+"""Below `minddp run` and `exec`: reports why the ranks do not meet in `init_process_group`, which torch does not.
 
 [Note: what the launcher gave]
 Torchrun gives each rank its number and the address of a store that the launcher hosts. If a script sets
 MASTER_PORT, as tutorials without a launcher do, all ranks wait for a store that does not exist; if it sets RANK,
-two ranks come as one, and all wait for one that never comes. So each rank remembers the environment of its start,
-and comes to the launcher's store beside torch's call. A store that does not answer is an error after 5 s, a rank
-that comes as another one at once. All else is a warning after 20 s: a script may number its ranks anew or host a
-store elsewhere.
+two processes register the same rank, so one rank is missing and the others wait for it. So each rank keeps the
+environment of its start, and posts its arrival in the launcher's store before torch's call. A store that does not
+answer is an error after 5 s, a rank that arrives twice at once. Anything else is a warning after 20 s: a script may
+number its ranks anew or host a store elsewhere.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from urllib.parse import urlparse
 import torch.distributed as dist
 
 from minddp.compat.install import bound_to
+from minddp.platform.repeating_thread import RepeatingThread
+from minddp.platform.store import Messages, own_connection
 from minddp.platform.wording import ranks
-from minddp.tools.watchdog.board import Board
 
 _log = logging.getLogger(__name__)
 REPORT_AFTER_S = 20.0
@@ -37,7 +38,7 @@ REMEDY = "Remove what sets it: a launcher's ranks need neither os.environ nor ar
 
 
 class Arrival(NamedTuple):
-    """How a rank comes to `init_process_group`: as `rank` of `size`, to which store; what the script `changed`."""
+    """How a process calls `init_process_group`. `changed` is a text on variables that the script has changed."""
 
     rank: int
     size: int
@@ -47,7 +48,7 @@ class Arrival(NamedTuple):
 
     @classmethod
     def of(cls, call: Mapping[str, Any], launched: Mapping[str, str]) -> Arrival:
-        """From the arguments of a call and the environment. Raises ValueError where torch uses another store."""
+        """From the arguments of a call and the environment. Raises ValueError if there is no TCP store."""
         url = urlparse(call.get("init_method") or "env://")
         if call.get("store") is not None or url.scheme not in ("env", "tcp"):
             raise ValueError("no TCP store")
@@ -65,66 +66,60 @@ class Arrival(NamedTuple):
         return cls(rank, size, used["MASTER_ADDR"], port, changed)
 
 
-class Meeting:
-    """A rank comes to the launcher's store before `init_process_group`; until `close` a thread says who is missing.
+def post_arrival(ours: Arrival, launched: Mapping[str, str]) -> Messages:
+    """Messages in the launcher's store. Raises RuntimeError if the launcher hosts none."""
+    limit, port = datetime.timedelta(seconds=STORE_LIMIT_S), int(launched["MASTER_PORT"])
+    store = dist.TCPStore(launched["MASTER_ADDR"], port, is_master=False, timeout=limit, wait_for_workers=False)
+    topic = f"minddp/{launched['TORCHELASTIC_RESTART_COUNT']}"
+    rank, world_size = int(launched["RANK"]), int(launched["WORLD_SIZE"])
+    messages = Messages.open(own_connection(store), topic, rank, world_size)
+    messages.post(ours, "arrival")
+    return messages
 
-    Raises RuntimeError if the launcher hosts none.
-    """
 
-    def __init__(self, ours: Arrival, launched: Mapping[str, str]):
-        self._ours = ours
-        self._rank, self._size = int(launched["RANK"]), int(launched["WORLD_SIZE"])
-        self._ranks_per_node = int(launched["LOCAL_WORLD_SIZE"])
-        limit, port = datetime.timedelta(seconds=STORE_LIMIT_S), int(launched["MASTER_PORT"])
-        store = dist.TCPStore(launched["MASTER_ADDR"], port, is_master=False, timeout=limit, wait_for_workers=False)
-        self._board = Board(store, self._rank)
-        self._board.open(f"minddp/{launched['TORCHELASTIC_RESTART_COUNT']}")
-        self._board.write(ours, self._rank)
-        self._since, self._report_after_s = time.monotonic(), REPORT_AFTER_S
-        self.close = self._board.close
+def require_arrival(ours: Arrival, messages: Messages) -> None:
+    """Raises RuntimeError if another process has arrived as this rank, or no store answers."""
+    if messages.count("rank", ours.host, ours.port, ours.rank) > 1:
+        arrivals = messages.gather("arrival", limit_s=0.0)
+        same = {rank: other for rank, other in arrivals.items() if other[:4] == ours[:4]}
+        raise RuntimeError(
+            f"minddp: {ranks([*same])} come to init_process_group as rank {ours.rank} of {ours.size}, so other "
+            f"ranks would wait for ever. {' '.join(_changes(same))}"
+        )
+    deadline = time.monotonic() + STORE_LIMIT_S
+    while ours.changed and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        try:
+            socket.create_connection((ours.host, ours.port), POLL_S).close()
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"minddp: init_process_group would wait for ever for a store at {ours.host}:{ours.port} "
+                    f"({error}), where the launcher hosts none: {ours.changed}. {REMEDY}"
+                ) from None
+            time.sleep(POLL_S)
 
-    def begin(self) -> None:
-        """Raises RuntimeError if another rank has come as this one, or no store answers, and none will."""
-        ours = self._ours
-        if self._board.add(1, ours.host, ours.port, ours.rank) > 1:
-            come = {rank: other for rank, other in self._arrivals().items() if other[:4] == ours[:4]}
-            raise RuntimeError(
-                f"minddp: {ranks([*come])} come to init_process_group as rank {ours.rank} of {ours.size}, so other "
-                f"ranks would wait for ever. {' '.join(_changes(come))}"
-            )
-        deadline = time.monotonic() + STORE_LIMIT_S
-        while ours.changed and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            try:
-                socket.create_connection((ours.host, ours.port), POLL_S).close()
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"minddp: init_process_group would wait for ever for a store at {ours.host}:{ours.port} "
-                        f"({error}), where the launcher hosts none: {ours.changed}. {REMEDY}"
-                    ) from None
-                time.sleep(POLL_S)
-        self._board.start(self._turn, POLL_S, "minddp meeting")
 
-    def _arrivals(self) -> dict[int, Arrival]:
-        """Those that have come, by the launcher's ranks."""
-        come = {rank: self._board.read(rank) for rank in range(self._size)}
-        return {rank: arrival for rank, arrival in come.items() if arrival is not None}
+def warn_of_missing(messages: Messages, ranks_per_node: int) -> Callable[[bool], None]:
+    """The turn of a thread: the lowest rank that has arrived warns after 20 s, then after 60 s, 180 s, ..."""
+    began, report_after_s = time.monotonic(), REPORT_AFTER_S
 
-    def _turn(self, is_last: bool) -> None:
-        """The first rank that has come warns after 20 s, and whenever three times as long is over."""
-        waited_s = time.monotonic() - self._since
-        if is_last or waited_s < self._report_after_s:
+    def turn(is_last: bool) -> None:
+        nonlocal report_after_s
+        waited_s = time.monotonic() - began
+        if is_last or waited_s < report_after_s:
             return
-        self._report_after_s = 3 * waited_s
-        come = self._arrivals()
-        if self._rank == min(come):
-            diagnosis = diagnose(come, self._size, self._ranks_per_node)
+        report_after_s = 3 * waited_s
+        arrivals = messages.gather("arrival", limit_s=0.0)
+        if messages.rank == min(arrivals):
+            diagnosis = diagnose(arrivals, messages.world_size, ranks_per_node)
             _log.warning("init_process_group has not returned after %.0f s. %s", waited_s, diagnosis)
+
+    return turn
 
 
 def diagnose(come: Mapping[int, Arrival], num_started: int, ranks_per_node: int) -> str:
-    """Which ranks are missing, and what differs from the launcher's values."""
+    """Names the missing ranks, and the values that differ from the launcher's."""
     size = next(iter(come.values())).size
     lines = []
     for rank in sorted(set(range(size)) - {arrival.rank for arrival in come.values()}):
@@ -140,7 +135,7 @@ def diagnose(come: Mapping[int, Arrival], num_started: int, ranks_per_node: int)
 
 
 def _changes(come: Mapping[int, Arrival]) -> list[str]:
-    """What the scripts have changed, with the remedy."""
+    """The variables that scripts have changed, with the remedy."""
     changes = [f"On rank {rank} {arrival.changed}." for rank, arrival in come.items() if arrival.changed]
     return [*changes, REMEDY] if changes else []
 
@@ -159,13 +154,16 @@ def watching(init_process_group: Callable[..., None], launched: Mapping[str, str
     @functools.wraps(init_process_group)
     def init(*args: Any, **kwargs: Any) -> None:
         try:
-            meeting = Meeting(Arrival.of(signature.bind_partial(*args, **kwargs).arguments, launched), launched)
+            ours = Arrival.of(signature.bind_partial(*args, **kwargs).arguments, launched)
+            messages = post_arrival(ours, launched)
         except (ValueError, RuntimeError):  # another kind of store, or the launcher hosts none
             return init_process_group(*args, **kwargs)
+        require_arrival(ours, messages)
+        turn = warn_of_missing(messages, int(launched["LOCAL_WORLD_SIZE"]))
+        thread = RepeatingThread(turn, POLL_S, "minddp meeting")
         try:
-            meeting.begin()
             init_process_group(*args, **kwargs)
         finally:
-            meeting.close()
+            thread.close()
 
     return init

@@ -1,10 +1,10 @@
-"""Is the wrapper used as it is meant? Forward has to run through it, and each rank needs data of its own.
+"""Is the wrapper used as intended? Forward has to run through it, and each rank needs its own data.
 
 [Note: averaging by oneself]
-A script may well train without synchronised backwards: it averages gradients itself, or parameters from time to
-time (local SGD). So what counts is not only that `ALONE` optimizer steps were made. The replicas must also have
-become different, and none of their values since be common to all ranks, be it after other numbers of steps: a rank
-may run out of inputs, or skip a step.
+A script may train without synchronised backwards: it averages gradients itself, or parameters from time to time
+(local SGD). So `ALONE` optimizer steps are no finding by themselves. The replicas must also have become different,
+and must not have had a common value since, even after different numbers of steps: a rank may run out of inputs, or
+skip a step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from minddp.tools.watchdog.fingerprint import Reading
 
 HEAD_BYTES = 64  # of a parameter
 BATCHES = 8
-FEWEST_DIFFERENT = 4  # of them: a batch that is always the same is no data, but a benchmark
+FEWEST_DIFFERENT = 4  # of these batches: a batch that never changes is a benchmark
 FEWEST_ELEMENTS = 8  # of a batch: fewer may be an option, such as the number of the step
 BATCH_BYTES = 16 * 1024  # of each tensor
 CALL_THE_WRAPPER = (
     "Call the wrapper, not `ddp.module` or the bare module, compute the loss from what it returns, and leave "
     "`no_sync` for the last backward before each step."
 )
-Named = Sequence[tuple[str, torch.nn.Parameter]]
+NamedParams = Sequence[tuple[str, torch.nn.Parameter]]
 
 
 class BypassCheck(Check):
-    """Does forward run through the wrapper, outside of `no_sync`? Looks at some `params` on one device."""
+    """Does forward run through the wrapper, outside of `no_sync`? `params` are on one device."""
 
-    def __init__(self, params: Named):
+    def __init__(self, params: NamedParams):
         self._params = params
         self.backward_begins(-1, 0)
 
@@ -49,7 +49,7 @@ class BypassCheck(Check):
             self._forwards[not synchronises] += 1
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Here, as what a script averages after a step is equal by now."""
+        """Reads before a step: parameters that the script averages after a step are equal by then."""
         if self._steps == 0:
             self._first = id(optimizer)
         if self._steps < ALONE and id(optimizer) == self._first:
@@ -63,20 +63,21 @@ class BypassCheck(Check):
         heads, self._heads = self._heads, []
         return [(self._since, (*self._forwards, [head.prints() for head in heads]))]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._params = ()
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
+        """See [Note: averaging by oneself]."""
         synchronised, within, heads = zip(*notes, strict=True)
         values = [[tuple(head.items()) for head in of_rank] for of_rank in heads]
         parted = next((step for step, of_step in enumerate(zip(*values, strict=True)) if len({*of_step}) > 1), None)
-        # See [Note: averaging by oneself].
         if parted is not None and not set.intersection(*({*of_rank[parted:]} for of_rank in values)):
             everyone, since = tuple(range(len(notes))), f" after step {number}" if number >= 0 else ""
             apart = [name for name in heads[0][-1] if len({of_rank[-1].get(name) for of_rank in heads}) > 1]
             text = (
                 f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward{since}, and "
-                f"{ranks(everyone)} have different values of {names(apart)}, which were looked at. The wrapper ran "
+                f"{ranks(everyone)} have different values of {names(apart)}, of which the first bytes are "
+                f"compared. The wrapper ran "
                 f"{count(max(within), 'time')} within `no_sync` and {count(max(synchronised), 'time')} outside of "
                 f"it. {CALL_THE_WRAPPER}"
             )
@@ -84,7 +85,7 @@ class BypassCheck(Check):
 
 
 class SameDataCheck(Check):
-    """Has each rank its own data? Fingerprints the inputs of the first forward of each of the first steps."""
+    """Has each rank its own data? Fingerprints the inputs of the first forward in each of the first steps."""
 
     def __init__(self) -> None:
         self._batches: list[list[Reading]] = []
@@ -106,6 +107,6 @@ class SameDataCheck(Check):
         if all(prints == notes[0] for prints in notes) and len(set(notes[0])) >= FEWEST_DIFFERENT:
             text = (
                 f"All {len(notes)} ranks train on the same data: their first {BATCHES} batches were equal. Give "
-                f"each rank a part of its own, as `torch.utils.data.DistributedSampler` does, or another seed."
+                f"each rank its own part, for example with `torch.utils.data.DistributedSampler`, or another seed."
             )
             yield Finding("same data", "inputs", number, tuple(range(len(notes))), text, is_fatal=False)

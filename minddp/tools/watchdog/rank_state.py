@@ -1,4 +1,4 @@
-"""The state that a rank reports when it is asked: where it is, and which collectives it has launched."""
+"""The state of a rank: where it is in training and in the script, and which collectives it has launched."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 import minddp
 from minddp.core.reducer import Reducer
 
-INSTALLED = {"site-packages", "dist-packages"}  # folders of code that is not the script's own
+INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
 SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
 
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank's answer, or the last one of a rank that has ended, and why there is none now: its `absence`.
+    """The answer of a rank, or the last known state and the reason of its `absence`.
 
-    `missing`: by bucket, the parameters whose gradients it waits for. `recent`: the latest collectives by number;
-    those of equal numbers meet. `waiting_s`: for how long the rank has waited in the last one, if it does. `drops`:
-    it is about to drop a backward that an exception has cut short.
+    `missing`: by bucket, the parameters without a gradient. `recent`: the latest collectives by number; equal
+    numbers meet across ranks. `waiting_s`: how long the rank has waited in the latest one, `None` if it does not
+    wait. `drops`: the rank is about to drop a backward that an exception has ended.
     """
 
     phase: str = "IDLE"
@@ -40,7 +40,7 @@ class RankState:
 
     @property
     def number(self) -> int:
-        """Of the latest collective; 0 if there was none."""
+        """The number of the latest collective; 0 if there was none."""
         return max(self.recent, default=0)
 
     @property
@@ -49,7 +49,7 @@ class RankState:
 
 
 def state_of(reducer: Reducer, *, accumulates: bool) -> RankState:
-    """Where the reducer is. Called from another thread: it looks and changes nothing."""
+    """The state of the reducer. Called from another thread, so it changes nothing."""
     current, plan = reducer.current, reducer.plan
     missing: dict[int, tuple[str, ...]] = {}
     for param in current.missing() if current is not None else ():
@@ -70,7 +70,7 @@ def where_is_main_thread() -> str:
 
 
 def _is_of_a_library(path: str) -> bool:
-    """True for the standard library, minddp and torch, wherever they are, and all that is installed."""
+    """True for the standard library, minddp, torch and all installed packages."""
     folders = [Path(module.__file__ or "").parent for module in (os, minddp, torch)]
     return (
         path.startswith("<frozen ")

@@ -2,18 +2,16 @@
 
 [Note: how long to wait]
 A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
-Each `limit_s` seconds the ranks are asked for their states, and at once if a rank leaves or its process ends. If
-the wait can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Else the
-diagnosis is logged after 1, 2, 4, 8, ... times `limit_s`, and in between if the picture has changed, until the
-group's own time limit, when torch's error is raised with the latest diagnosis. A rank that has logged it says when
-its wait has ended after all.
+Every `limit_s` seconds the ranks report their states, and at once if a rank leaves or its process ends. If the wait
+can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Otherwise the diagnosis
+is logged after 1, 2, 4, 8, ... times `limit_s`, and in between if it has changed. At the group's own time limit
+torch's error is raised with the latest diagnosis. A rank that has logged a diagnosis also logs the end of its wait.
 
 [Note: a backward that is dropped]
-An exception that one rank's script catches cuts its backward short, and its next all-reduce would meet one that the
-other ranks have launched in that backward: if the sizes agree, the gradients are silently wrong. So before a rank
-drops a backward of which it has launched something, all ranks have to drop theirs after equally many collectives;
-if some rank has launched more, all raise `Stuck`. One of which nothing was launched can be dropped: the next takes
-its place.
+If a script catches an exception in backward on one rank, the rank's next all-reduce would meet one that the other
+ranks have launched in that backward: if the sizes agree, the gradients are silently wrong. So before a rank drops a
+backward in which it has launched collectives, all ranks have to drop theirs after equally many collectives; if some
+rank has launched more, all raise `Stuck`. A backward without a launched collective can be dropped at any time.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from minddp.transport.protocols import AdditionOrder, Transport, Work
 
 _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-AT_ONCE_S = 0.001  # to a wait without a time, torch gives all time
+AT_ONCE_S = 0.001  # torch treats a wait without a timeout as unlimited
 MAX_RECENT = 64  # collectives, to compare with those of other ranks
 
 
@@ -50,12 +48,12 @@ class Stuck(RuntimeError):
     """The ranks cannot go on; the message says which ranks wait for what, and the remedy."""
 
 
-def watched(transport: Transport, limit_s: float | None, state: Callable[[], RankState]) -> Transport:
-    """The transport, watched if there is a limit, and peers and a store to ask, and waits can be interrupted.
+def watched(transport: Transport, limit_s: float, state: Callable[[], RankState]) -> Transport:
+    """The transport; watched if there are peers and a store to ask them, and its waits can be interrupted.
 
-    `state` is a method that reports where the module's reducer is; its object is referenced weakly.
+    `state` is a method that returns the state of the module's reducer; its object is referenced weakly.
     """
-    if limit_s is None or transport.world_size == 1 or transport.store is None or not transport.waits_again:
+    if transport.world_size == 1 or transport.store is None or not transport.waits_again:
         return transport
     return WatchedTransport(transport, transport.store, limit_s, state)
 
@@ -72,18 +70,21 @@ class WatchedTransport:
         self.adds_after_s = transport.adds_after_s
         self._transport = transport
         self._limit_s = limit_s
-        self._number = self._num_settled = self._num_waits = 0
-        self._reported = -1  # the last wait that this rank has reported
-        self._drops = False
-        self._stuck = ""  # why, once this rank has raised it, or `end_waits` was called
+        # Collectives: how many were launched, how many of them on all ranks, and the latest.
+        self._number = self._num_settled = 0
         self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)
+        # Waits: how many there were, which one this rank has reported last, and since when the current one lasts.
+        self._num_waits, self._reported = 0, -1
         self._waiting_since: float | None = None
+        # The state of this rank. `_stuck` is the reason after `Stuck` was raised or `end_waits` was called.
+        self._stuck = ""
+        self._drops = False
         self._state_of_module = weakly(state)
         self.allocate, self.when_group_ends = transport.allocate, transport.when_group_ends
 
     @cached_property
     def _inquiry(self) -> Inquiry:
-        """Begun with the first collective, which all ranks make; a copy of a wrapper on one rank makes none."""
+        """Made at the first collective, which all ranks launch; a copy of the wrapper on one rank has none."""
         inquiry = Inquiry(self.store, self.rank, self.world_size, weakly(self.state))
         weakref.finalize(self, inquiry.close)
         self._group_end = self.when_group_ends(inquiry.close)
@@ -111,21 +112,21 @@ class WatchedTransport:
         return _WatchedWork(self._transport.all_to_all(received, sent, sizes_in, sizes_out), self)
 
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """As a sum of parts that do not overlap, whose wait can be watched. For small tensors."""
+        """An all-reduce of disjoint parts, since its wait can be watched. For small tensors."""
         parts = tensor.new_zeros(self.world_size, *tensor.shape)
         parts[self.rank] = tensor
         self.all_reduce(parts).wait()
         return list(parts)
 
     def watch_future(self, tensor: torch.Tensor, future: torch._C.Future) -> Callable[[], None]:
-        """What waits for the future that a communication hook has returned for `tensor`; an error stays in it."""
+        """A function that waits for the future of a communication hook. An error stays in the future."""
         self._record("communication hook", tensor)
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
         return partial(self.wait_until, done.wait)
 
     def wait_until(self, completes_within: Callable[[float], bool]) -> None:
-        """Wait until `completes_within(seconds)`; if that takes long, ask the ranks.
+        """Wait until `completes_within(seconds)` returns True; if that takes long, ask the ranks.
 
         Raises:
             Stuck: the wait can never end, or has failed.
@@ -136,7 +137,7 @@ class WatchedTransport:
         try:
             while not completes_within(look_every_s):
                 reason = self._stuck or self._look(time.monotonic() - start)
-                # What a rank has sent before it left may still arrive; once this rank has given up, it need not.
+                # Messages that a rank has sent before it left may still arrive.
                 if reason is not None and (self._stuck or not completes_within(look_every_s)):
                     raise Stuck(self._inquiry.settle(reason))
             if self._reported == self._num_waits:
@@ -151,11 +152,11 @@ class WatchedTransport:
             self._waiting_since = None
 
     def end_waits(self, reason: str) -> None:
-        """End the wait of this rank, and each later one, with `Stuck`. May be called by any thread."""
+        """End this rank's wait and all later ones with `Stuck`. May be called by any thread."""
         self._stuck = reason
 
     def _look(self, waited_s: float) -> str | None:
-        """Why the wait can never end; see [Note: how long to wait] and [Note: which rank asks, and when]."""
+        """The reason why the wait can never end, or `None`. See [Note: which rank asks, and when]."""
         occasions = self._inquiry.occasions()
         if turn := int(waited_s / self._limit_s):
             occasions.append(f"wait {self._num_waits} turn {turn}")
@@ -173,18 +174,18 @@ class WatchedTransport:
         return None
 
     def settle(self) -> None:
-        """All ranks have made the same collectives so far."""
+        """All ranks have launched the same collectives so far."""
         self._num_settled = self._number
 
     def agree_to_drop(self) -> None:
-        """Returns once all ranks do, or raises `Stuck`. See [Note: a backward that is dropped]."""
+        """Wait until all ranks drop their backward, or raise `Stuck`. See [Note: a backward that is dropped]."""
         if self._number == self._num_settled:
             return
-        self._drops = True  # and stays so after an error: what this rank leaves behind shows it
-        all_come_within = self._inquiry.gather(f"after collective {self._number}")
-        if not all_come_within(LOOK_EVERY_S):
+        self._drops = True  # stays True after an error, for the state that this rank leaves behind
+        all_arrive_within = self._inquiry.arrive(f"after collective {self._number}")
+        if not all_arrive_within(LOOK_EVERY_S):
             self._inquiry.alarm()
-            self.wait_until(all_come_within)
+            self.wait_until(all_arrive_within)
         self._drops = False
         self.settle()
 
@@ -203,7 +204,7 @@ class WatchedTransport:
         )
 
     def _record(self, operation: str, tensor: torch.Tensor) -> None:
-        if self._stuck:  # a script has caught the error; its next collective would meet what others launched before
+        if self._stuck:  # the script has caught it; its next collective would meet an earlier one of other ranks
             raise Stuck(self._stuck)
         _ = self._inquiry
         self._number += 1
@@ -232,7 +233,7 @@ class _WatchedWork:
             self._work.wait(timeout)
 
     def _completes_within(self, limit_s: float) -> bool:
-        """A work that has timed out can be waited for again."""
+        """After a timeout the work can be waited for again."""
         try:
             self._work.wait(datetime.timedelta(seconds=limit_s))
         except RuntimeError as error:
@@ -240,9 +241,9 @@ class _WatchedWork:
                 raise
             if not self._work.is_completed():
                 return False
-            self._work.wait(datetime.timedelta(0))  # it was completed since, or has failed by a limit of its own
+            self._work.wait(datetime.timedelta(0))  # it has completed since, or exceeded a limit of its own
         return True
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a backend's work has, such as `get_future`."""
+        """Other attributes of a backend's work, such as `get_future`."""
         return getattr(self._work, name)

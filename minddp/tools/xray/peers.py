@@ -1,12 +1,12 @@
 """Gathering the ranks' recordings on the first rank that recorded.
 
 [Note: which ranks record]
-Any set of ranks may record, and no rank knows which others do. A collective would hang as soon as one of them does
-not take part, so the ranks agree through the store, where no rank waits for another. Each puts down its name when
-it begins. A synchronised step that one rank has recorded to its end was begun by all others too, so by then every
-rank that records it has put down its name; the first rank to stop writes the list of names, and that list holds for
-all. Only these ranks open a group of their own (gloo, whatever the gradients travel by), every wait in it has a
-limit, and if that passes each rank keeps its own recording alone, with a note that says so.
+Any set of ranks may record, and no rank knows which others do. A collective would hang if one rank did not take
+part, so the ranks agree through the store, where no rank waits for another. Each rank posts a message when it
+begins to record. When one rank has recorded a synchronised step to its end, all others have begun that step, so
+every rank that records it has posted its message. The first rank to stop proposes the list of these ranks, and the
+list is settled for all. Only these ranks open a gloo group of their own. Every wait in it has a limit; after the
+limit each rank keeps its own recording alone, with a note that says so.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.clock_offset import ClockOffset, answer_for_offset, ask_for_offset
+from minddp.platform.store import Messages
 from minddp.tools.xray.recording import RankRecording
 from minddp.tools.xray.sources import Source
 
-# The recordings that are here, notes, and whether this is the rank that has all of them.
+# The recordings on this rank, notes for the page, and whether this rank has all recordings.
 Gathered = tuple[tuple[RankRecording, ...], tuple[str, ...], bool]
 
 
 class Peers:
-    """The ranks that record, as one of them sees them. See [Note: which ranks record]."""
+    """The ranks that record, as seen by one of them. See [Note: which ranks record]."""
 
     def __init__(self, source: Source, limit_s: float):
         self._rank, self._world_size, self._limit_s = source.rank, source.world_size, limit_s
-        self._store: dist.Store | None = None
-        if (store := source.store) is not None:
-            topic = source.topic
-            times = store.add(f"{topic}/{self._rank}", 1)  # a rank may begin several times before the same step
-            self._store = dist.PrefixStore(f"{topic}/{times}", store)
-            self._store.set(f"records/{self._rank}", "yes")
+        self._messages: Messages | None = None
+        if (store := source.store) is not None:  # a rank may begin several times before the same step
+            self._messages = Messages.open(store, source.topic, self._rank, self._world_size)
+            self._messages.post(True, "records")
 
     def gather(self, ours: RankRecording) -> Gathered:
-        """All recordings on the first rank, with the offsets of their clocks; elsewhere our own."""
+        """All recordings on the first rank, with the offsets of their clocks; only `ours` on the others."""
         members = self._agree()
         if len(members) == 1:
             return (ours,), self._notes([self._rank]), True
         try:
-            assert self._store is not None
-            store, limit = dist.PrefixStore("group", self._store), datetime.timedelta(seconds=self._limit_s)
+            assert self._messages is not None
+            store = dist.PrefixStore(f"{self._messages.topic}/group", self._messages.store)
+            limit = datetime.timedelta(seconds=self._limit_s)
             opened = dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
             group = cast("dist.ProcessGroup", opened)
             if members[0] != self._rank:
@@ -70,17 +70,16 @@ class Peers:
         return (replace(ours, clock=exact), *others), self._notes(members), True
 
     def leave(self) -> None:
-        """Take part no more, since this rank has failed: if it is the first to stop, no other will wait for it."""
+        """This rank has failed. If it is the first to stop, no other rank will wait for it."""
         self._agree(without_us=True)
 
     def _agree(self, *, without_us: bool = False) -> list[int]:
-        """The ranks that will meet, in order; our own alone if we are not among them."""
-        if self._store is None:
+        """The ranks that will meet, in order; only this rank if it is not one of them."""
+        if self._messages is None:
             return [self._rank]
-        here = [r for r in range(self._world_size) if self._store.check([f"records/{r}"])]
-        proposal = ",".join(str(rank) for rank in here if not (without_us and rank == self._rank))
-        decided = self._store.compare_set("members", "", proposal or "none").decode()
-        members = [int(rank) for rank in decided.split(",")] if decided != "none" else []
+        present = self._messages.gather("records", limit_s=0.0)
+        proposal = [rank for rank in present if not (without_us and rank == self._rank)]
+        members: list[int] = self._messages.settle(proposal, "members")
         return members if self._rank in members else [self._rank]
 
     def _notes(self, members: Sequence[int]) -> tuple[str, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from minddp.platform import wording
-from minddp.platform.store import values_within
+from minddp.platform.store import Messages
 from minddp.transport.protocols import Transport
 
 
@@ -21,27 +20,25 @@ def share_unique_id(
     Raises:
         RuntimeError: some ranks did not come within `limit_s` seconds, or one has an error. On every rank.
     """
-    serial = store.add(f"minddp/nccl/opened by {group.rank}", 1)  # equal on all ranks: they open in one order
-    keys = {rank: f"minddp/nccl/{serial}/{rank}" for rank in range(group.world_size)}
-    store.set(keys[group.rank], repr(error_here))
-    for rank, error in enumerate(_posted(store, keys, limit_s)):
+    messages = Messages.open(store, "minddp/nccl", group.rank, group.world_size)
+    messages.post(error_here, "error")
+    for rank, error in enumerate(_posted(messages, "error", range(group.world_size), limit_s)):
         if error:
             raise RuntimeError(
                 f'transport="nccl" cannot be used on rank {rank}: {error}. Or pass transport="process_group".'
             )
-    key = f"minddp/nccl/{serial}/unique id"
     if group.rank == 0:
-        store.set(key, repr(make_unique_id()))
-    return _posted(store, {0: key}, limit_s)[0]
+        messages.post(make_unique_id(), "unique id")
+    return _posted(messages, "unique id", [0], limit_s)[0]
 
 
-def _posted(store: dist.Store, key_of_rank: Mapping[int, str], limit_s: float) -> list[Any]:
-    """The values that these ranks have posted, in their order."""
-    posted = values_within(store, key_of_rank, limit_s)
-    if missing := key_of_rank.keys() - posted.keys():
+def _posted(messages: Messages, key: str, ranks: Sequence[int], limit_s: float) -> list[Any]:
+    """The messages of `ranks`, in their order."""
+    posted = messages.gather(key, limit_s=limit_s, ranks=ranks)
+    if missing := set(ranks) - posted.keys():
         raise RuntimeError(
             f'transport="nccl": no answer from {wording.ranks(list(missing))} within {limit_s:g} s. All ranks of '
             f"the group must wrap a module with this transport, in the same order. Look for an earlier error in "
             f"their logs."
         )
-    return [ast.literal_eval(value.decode()) for value in posted.values()]
+    return [posted[rank] for rank in ranks]

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from minddp.tools.doctor.fact_sheet import FactSheet
-from minddp.tools.doctor.findings import Finding, Severity
+from minddp.tools.doctor.report import CheckResult, Severity
 
 GIB = 2**30
 
@@ -16,12 +16,7 @@ SHEET = FactSheet(
     environment={"OMP_NUM_THREADS": "1"},
     host="a",
     host_identity="boot of a",
-    cores=2.0,
-    threads=1,
-    memory_bytes=16 * GIB,
     shared_memory_bytes=8 * GIB,
-    has_nvidia_driver=False,
-    gpu_name="",
     gpu_uuid="",
     network_identity="network of a",
     interfaces={"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"]},
@@ -45,9 +40,9 @@ def job(*sheets: FactSheet) -> dict[int, FactSheet]:
     return dict(enumerate(sheets))
 
 
-def severities(findings: list[Finding]) -> list[Severity]:
+def severities(findings: list[CheckResult]) -> list[Severity]:
     return [finding.severity for finding in findings]
 
 
-def of(check: str, findings: list[Finding]) -> list[Finding]:
+def of(check: str, findings: list[CheckResult]) -> list[CheckResult]:
     return [finding for finding in findings if finding.check == check]

@@ -1,14 +1,18 @@
-"""Examinations that end before a process group is made, by ranks that are threads."""
+"""Examinations that end before a process group is made, and their parts, by ranks that are threads."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from minddp.tools.doctor.examination import CHECKS, Examination
-from minddp.tools.doctor.findings import Finding, Report, Severity
+from minddp.platform.store import Messages
+from minddp.tools.doctor.examination import CHECKS, SILENT, Examination, run_on_all
+from minddp.tools.doctor.report import CheckResult, Report, Severity
 from minddp.tools.doctor.store_connection import Place, open_store
 from tests.tools.doctor.test_store_connection import free_port
 
@@ -32,7 +36,7 @@ def two_places() -> list[Place]:
     return [Place(rank, 2, "127.0.0.1", port, hosts_store=rank == 0) for rank in range(2)]
 
 
-def broken(report: Report) -> Finding:
+def broken(report: Report) -> CheckResult:
     (finding,) = (finding for finding in report.findings if finding.severity is Severity.BROKEN)
     return finding
 
@@ -83,3 +87,34 @@ def test_a_wrong_interface_ends_the_examination_of_all_and_rank_0_reports(monkey
     assert "(ranks 0 and 1), but there is no nosuch0 there" in broken(delivered[0]).fact
     assert delivered[0].not_checked == ["network", "load", "collectives"]
     assert delivered[0].exit_status == 1
+
+
+# ---------------------------------------------------------------------- parts that run on every rank
+
+
+def outcomes(part: Callable[[int], Any], limit_s: float = 20.0, present: int = 3) -> list[Any]:
+    """What `run_on_all` returns to the present ranks, of three."""
+    store = dist.HashStore()
+
+    def run(rank: int) -> Any:
+        return run_on_all(Messages(store, "test", rank, 3), "work", lambda: part(rank), limit_s)
+
+    with ThreadPoolExecutor(present) as threads:
+        return list(threads.map(run, range(present)))
+
+
+def test_every_rank_gets_the_values_and_the_errors_of_all() -> None:
+    error = "ZeroDivisionError: integer division or modulo by zero"
+    assert outcomes(lambda rank: rank * 10) == [({0: 0, 1: 10, 2: 20}, {})] * 3
+    assert outcomes(lambda rank: 6 // rank) == [({1: 6, 2: 3}, {0: error})] * 3
+
+
+def test_a_part_has_a_time_limit() -> None:
+    never = threading.Event()
+    error = {1: "timed out after 0.5 s"}
+    assert outcomes(lambda rank: never.wait() if rank == 1 else rank, 0.5) == [({0: 0, 2: 2}, error)] * 3
+    never.set()
+
+
+def test_a_silent_rank_is_named_instead_of_those_that_fail_because_of_it() -> None:
+    assert outcomes(lambda rank: 1 // rank, 0.5, present=2) == [({}, {2: SILENT})] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 
 import pytest
@@ -22,15 +21,12 @@ from minddp.tools.doctor.store_connection import Place
 INTERFACES = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.77"]}
 
 
-def test_a_sheet_survives_the_store() -> None:
+def test_a_sheet_is_plain_data() -> None:
     sheet = collect(Place(1, 2, "localhost", 29500, local_rank=1), {"NCCL_DEBUG": "WARN"}, 10.0)
     assert sheet.versions["torch"] == torch.__version__
     assert sheet.environment == {"NCCL_DEBUG": "WARN"}
-    assert sheet.threads == torch.get_num_threads()
-    assert 0 < sheet.cores <= (os.cpu_count() or 1)
-    assert sheet.memory_bytes > 0
     assert sheet.gloo_address is not None
-    assert FactSheet(**json.loads(json.dumps(asdict(sheet)))) == sheet
+    assert FactSheet(**json.loads(json.dumps(asdict(sheet)))) == sheet  # as --json writes it
 
 
 def test_variables_that_change_how_ranks_compute_or_communicate() -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
-from minddp.tools.doctor.findings import Severity
 from minddp.tools.doctor.measurement import Measurement
 from minddp.tools.doctor.network_verdicts import (
     judge_arrivals,
     judge_collectives,
     judge_connections,
-    judge_failed_measurement,
     judge_interfaces,
     judge_obstacle,
 )
+from minddp.tools.doctor.report import Severity
 from minddp.tools.doctor.store_connection import Obstacle, Place, StoreUnreachable
 from tests.tools.doctor.made_up import job, severities, sheet, sheet_on
 
@@ -23,8 +22,8 @@ PLACE = Place(1, 3, "node1", 29500)
 ONE_HOST = job(sheet(), sheet())
 TWO_HOSTS = job(sheet_on("a", "10.0.0.97"), sheet_on("b", "10.0.0.98"))
 LOOPBACKS = job(sheet_on("a", "127.0.1.1"), sheet_on("b", "127.0.1.1"))
-OPEN = {0: {"1": ""}, 1: {"0": ""}}
-BLOCKED = {0: {"1": "refused"}, 1: {"0": "no answer"}}
+OPEN: dict[int, dict[int, str]] = {0: {}, 1: {}}
+BLOCKED = {0: {1: "refused"}, 1: {0: "no answer"}}
 
 
 @pytest.mark.parametrize("obstacle", get_args(Obstacle))
@@ -79,21 +78,31 @@ def test_ranks_that_do_not_connect() -> None:
     found = judge_connections(TWO_HOSTS, BLOCKED, {1: "RuntimeError: Connect timeout"})
     assert found.severity is Severity.BROKEN
     assert found.fact == (
-        "No process group: RuntimeError: Connect timeout on rank 1. No connection from rank 0 on a to rank 1 at "
-        "10.0.0.98 on b (refused); rank 1 on b to rank 0 at 10.0.0.97 on a (no answer)."
+        "The process group failed on rank 1 (pid 100 on b): RuntimeError: Connect timeout on rank 1. No connection "
+        "from rank 0 on a to rank 1 at 10.0.0.98 on b (refused); rank 1 on b to rank 0 at 10.0.0.97 on a (no "
+        "answer)."
     )
     assert "Open all TCP ports between the hosts" in found.remedy
 
 
+def test_a_process_group_that_fails_although_ranks_connect() -> None:
+    found = judge_connections(TWO_HOSTS, OPEN, {0: "no answer", 1: "no answer"})
+    assert found.severity is Severity.BROKEN
+    assert found.fact == (
+        "The process group failed on rank 0 (pid 100 on a) and rank 1 (pid 100 on b): no answer on ranks 0 and 1."
+    )
+    assert "compare the MTU" in found.remedy
+
+
 def test_a_blocked_direction_that_gloo_does_not_need_is_a_note() -> None:
-    found = judge_connections(TWO_HOSTS, {0: {"1": ""}, 1: {"0": "refused"}}, {})
+    found = judge_connections(TWO_HOSTS, {0: {}, 1: {0: "refused"}}, {})
     assert found.severity is Severity.NOTE
     assert found.fact == "No connection from rank 1 on b to rank 0 at 10.0.0.97 on a (refused)."
 
 
 def test_many_blocked_pairs_are_not_all_listed() -> None:
     sheets = job(*(sheet_on(host, "10.0.0.1") for host in "abcde"))
-    blocked = {rank: {str(peer): "refused" for peer in range(5) if peer != rank} for rank in range(5)}
+    blocked = {rank: {peer: "refused" for peer in range(5) if peer != rank} for rank in range(5)}
     assert "and 16 more." in judge_connections(sheets, blocked, {}).fact
 
 
@@ -136,11 +145,3 @@ def test_a_slow_network_unless_the_machine_is_busy(slow: tuple[float, float], is
     found = judge_collectives(measured(*slow), is_busy)
     assert severities(found) == [Severity.NOTE]
     assert ("The machine is busy" if is_busy else "fastest network") in found[0].remedy
-
-
-def test_a_measurement_that_failed() -> None:
-    errors: Any = {0: "no answer", 1: "no answer"}
-    found = judge_failed_measurement(TWO_HOSTS, errors)
-    assert found.severity is Severity.BROKEN
-    assert found.fact == "Measuring failed on rank 0 (pid 100 on a) and rank 1 (pid 100 on b): no answer."
-    assert "compare the MTU" in found.remedy

@@ -15,13 +15,13 @@ from torch import nn
 from minddp.tools.forecast.lateness import LateRank
 from minddp.tools.train.metrics import training_line, waiting
 from minddp.tools.train.settings import Settings
-from minddp.tools.watchdog import exchange, slow_rank
+from minddp.tools.watchdog import comparison, slow_rank
 from minddp.tools.watchdog.slow_rank import SlowRank, Window
 from tests.tools.train.runs import tiny, train_here
 
 MS = 1_000_000
 LATE = LateRank(1, 8.0 * MS, (0, 8.0 * MS, 0, 0, 0), 0.3)
-SHORT = partial(Window, steps=5, pause_s=0, in_a_row=1, lasts_s=0)
+SHORT = partial(Window, steps=5, seconds=0, in_a_row=1, lasts_s=0)
 
 
 def wrapper_that_has_seen(waited_ns: float | None, *late: LateRank) -> nn.Module:
@@ -67,7 +67,7 @@ def test_the_progress_line(fields: dict[str, Any], end: str) -> None:
 
 
 def train_with_short_windows(rank: int, settings: Settings) -> None:
-    with mock.patch.object(slow_rank, "Window", SHORT), mock.patch.object(exchange, "EVERY_S", 0.02):
+    with mock.patch.object(slow_rank, "Window", SHORT), mock.patch.object(comparison, "EVERY_S", 0.02):
         train_here(rank, settings)
 
 

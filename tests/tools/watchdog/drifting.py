@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import minddp
-from minddp.tools.watchdog import exchange
+from minddp.tools.watchdog import comparison
 
 FAULTY = 1  # the rank that does something else
 STEPS = 25
@@ -78,7 +78,7 @@ def findings(rank: int, name: str) -> list[str]:
 def close(ddp: minddp.DistributedDataParallel) -> None:
     """End the guard, whose threads may have to wait for a core before they make the last exchange."""
     assert ddp.guard is not None
-    with mock.patch.object(exchange, "LAST_S", 10.0):
+    with mock.patch.object(comparison, "LAST_S", 10.0):
         ddp.guard.close()
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from minddp.tools.watchdog.check import Check, Finding, is_looked_at
+from minddp.tools.watchdog.check import Check, Finding, is_sampled
+from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import checks_of_drift
-from minddp.tools.watchdog.exchange import Exchange
 
 
 class Fleet:
@@ -39,10 +39,11 @@ class Fleet:
         ]
         store = dist.HashStore()
         self.exchanges = [
-            Exchange(rank, world_size, checks, store, raises=False) for rank, checks in enumerate(self.checks)
+            NotesComparison(rank, world_size, checks, store, raises=False)
+            for rank, checks in enumerate(self.checks)
         ]
         for exchange in self.exchanges:
-            exchange.board.open("test")
+            exchange.open("test")
         self.num_steps = 0
         self.optimizer_steps = [0] * world_size  # since the last step that was looked at
 
@@ -50,7 +51,7 @@ class Fleet:
         """Synchronised steps. `act(step, rank)` is called after backward, when gradients are averaged."""
         for _ in range(number):
             for rank, step in itertools.product(range(len(self.modules)), [self.num_steps]):
-                looks = is_looked_at(step)
+                looks = is_sampled(step)
                 if looks:
                     self.call(rank, "before_forward", step, (torch.ones(2, 8) * (10 * step + rank),), {})
                     self.call(rank, "after_forward", True)

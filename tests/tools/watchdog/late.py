@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import minddp
 from minddp.tools.forecast.lateness import LateRank
 from minddp.tools.watchdog import check as schedule
-from minddp.tools.watchdog import exchange
+from minddp.tools.watchdog import comparison
 from minddp.tools.watchdog.check import Finding
 from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS, SlowRank, Window
 
@@ -81,7 +81,7 @@ def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, 
             super().step(*args)
 
     torch.manual_seed(rank)
-    with mock.patch.object(exchange, "EVERY_S", 0.05), mock.patch.object(schedule, "FIRST", steps):
+    with mock.patch.object(comparison, "EVERY_S", 0.05), mock.patch.object(schedule, "FIRST", steps):
         ddp = minddp.DistributedDataParallel(Model(width, sleep), **options)
         optimizer = Optimizer(ddp.parameters(), lr=0.01)
         assert ddp.guard is not None
@@ -98,7 +98,7 @@ def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, 
             ddp(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        found = ddp.guard.exchange.found
+        found = ddp.guard.findings
         wait_until(lambda: rank != 0 or check.waited_ns is not None)
         known = [len(found)]
         dist.broadcast_object_list(known, src=0)

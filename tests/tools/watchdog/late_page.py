@@ -38,7 +38,7 @@ def attributed(outcome: Outcome, delay: Delay) -> float:
 
 def played(place: str) -> None:
     """The findings of three ranks of which rank 2 is late by 40 ms."""
-    window = Window(steps=50, pause_s=0, in_a_row=1, lasts_s=0)
+    window = Window(steps=50, seconds=0, in_a_row=1, lasts_s=0)
     outcome = play(3, Delay(2, place, 0.04), 62, window)
     print("```text", *(finding.text for finding in outcome.found), "```", sep="\n")
 
@@ -50,7 +50,7 @@ def matrix() -> None:
         for delay_ms in DELAYS_MS:
             delays = [Delay(world_size - 1, place, delay_ms / 1e3) for place in PLACES[:4]]
             outcomes = [
-                play(world_size, delay, 21, Window(steps=10, pause_s=0, in_a_row=1, lasts_s=0)) for delay in delays
+                play(world_size, delay, 21, Window(steps=10, seconds=0, in_a_row=1, lasts_s=0)) for delay in delays
             ]
             shares = [f"{attributed(*pair):.0%}" for pair in zip(outcomes, delays, strict=True)]
             rows.append([str(world_size), f"{delay_ms} ms", *shares])

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 
 import minddp
-from minddp.tools.watchdog import check, exchange, inquiry, meeting
+from minddp.tools.watchdog import check, comparison, inquiry, meeting
 
 MODULE = "tests.tools.watchdog.short_jobs"
 EVERY_S = 0.01
@@ -40,7 +40,7 @@ ENDS = ("as it is", "without the wrapper", "without the group")
 def train(end: str) -> None:
     """What each rank does: it trains, and its script is over, after or without clearing up."""
     faulthandler.dump_traceback_later(LIMIT_S - 10)
-    exchange.EVERY_S = inquiry.READ_EVERY_S = meeting.POLL_S = EVERY_S
+    comparison.EVERY_S = inquiry.READ_EVERY_S = meeting.POLL_S = EVERY_S
     check.EVERY = 1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -83,7 +83,7 @@ def test_an_exception_on_one_rank_is_named_on_all() -> None:
     for trail, ended in [of_rank for run in runs for of_rank in run]:
         assert len(trail) == FAILS_IN, "a step after the exception has returned with gradients"
         assert "An exception has ended backward 3 on rank 1 before the gradients of `first." in ended
-        assert "caught it and goes on, test_dropped_backward.py:" in ended
+        assert "caught the exception and goes on, test_dropped_backward.py:" in ended
 
 
 @pytest.mark.parametrize("transport", ["process_group", "shared_memory"])

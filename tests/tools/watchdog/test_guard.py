@@ -18,8 +18,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 import minddp
 from minddp.tools.watchdog.check import EVERY, FIRST, Check, ReplicasDrift
+from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck, checks_of_drift
-from minddp.tools.watchdog.exchange import Exchange
 from minddp.tools.watchdog.guard import Guard
 from tests.fakes import FakeTransport
 from tests.ranks import RankPool, take_findings
@@ -29,7 +29,7 @@ from tests.tools.watchdog.guard_page import PAGE
 EXPECTED = [
     ("another_learning_rate", "`lr of group 0` is 0.1 on ranks 0 and 2, but 0.2 on rank 1"),
     ("checkpoint_on_one_rank", "Rank 0 has other values of `0.weight`, `1.weight`"),
-    ("optimizer_of_one_rank", "its state differs (a checkpoint that one rank alone has loaded"),
+    ("optimizer_of_one_rank", "its state differs (only one rank has loaded a checkpoint"),
     (
         "write_on_one_rank",
         "equal in step 12, different in step 13). The averaged gradients were equal, and no optimizer",
@@ -172,13 +172,13 @@ def test_the_thread_begins_with_training_and_ends_with_the_guard(ranks: Callable
 
 def parameters_left(rank: int) -> int:
     """How many parameters outlive their wrapper while the guard's thread makes its last turn."""
-    goes_on, turn, others = threading.Event(), Exchange.turn, guards_threads()
+    goes_on, turn, others = threading.Event(), NotesComparison.turn, guards_threads()
 
-    def long_turn(exchange: Exchange, is_last: bool = False) -> None:
+    def long_turn(exchange: NotesComparison, is_last: bool = False) -> None:
         goes_on.wait(30)
         turn(exchange, is_last)
 
-    with mock.patch.object(Exchange, "turn", long_turn):
+    with mock.patch.object(NotesComparison, "turn", long_turn):
         ddp = wrap()
         train(rank, ddp, sgd(ddp))
         params = [weakref.ref(param) for param in ddp.parameters()]
@@ -199,7 +199,7 @@ def test_checks_that_are_abandoned_refer_to_no_parameter() -> None:
     params = [(str(place), nn.Parameter(torch.ones(100))) for place in range(4)]
     seen = [weakref.ref(param) for _, param in params]
     checks = checks_of_drift(params, starts_equal=True)
-    exchange = Exchange(0, 2, checks, dist.HashStore(), raises=False)
+    exchange = NotesComparison(0, 2, checks, dist.HashStore(), raises=False)
     params.clear()
     gc.collect()
     assert all(param() is not None for param in seen)

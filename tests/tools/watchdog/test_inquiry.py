@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from minddp.tools.watchdog import board, inquiry
+from minddp.platform import store as store_module
+from minddp.tools.watchdog import inquiry
 from minddp.tools.watchdog.inquiry import Inquiry
 from minddp.tools.watchdog.rank_state import LEFT, SILENT, RankState
 
 
 def test_a_store_whose_file_is_gone_does_not_keep_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that has seen one rank die removes the folder in which the ranks met, while the others end."""
-    monkeypatch.setattr(board, "FILE_LIMIT_S", 0.2)
+    monkeypatch.setattr(store_module, "FILE_LIMIT_S", 0.2)
     folder = tmp_path / "meeting"
     folder.mkdir()
     store = dist.FileStore(str(folder / "store"), 2)
@@ -36,24 +37,6 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Inquiry]]:
     yield both
     for one in both:
         one.close()
-
-
-def test_ranks_gather(two: list[Inquiry]) -> None:
-    first = two[0].gather("here")
-    assert not first(0.01)
-    two[1].gather("elsewhere")
-    assert not first(0)
-    second = two[1].gather("here")
-    assert first(0)
-    assert second(0)
-
-
-def test_a_rank_that_never_comes_is_not_waited_for_for_ever(
-    two: list[Inquiry], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inquiry, "default_pg_timeout", datetime.timedelta(seconds=0.01))
-    with pytest.raises(RuntimeError, match=r"Rank 1 has not come within 0\.01 s"):
-        two[0].gather("here")(5)
 
 
 def test_who_does_not_answer_is_not_waited_for_once_there_is_no_need(

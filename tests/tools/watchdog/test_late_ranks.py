@@ -11,7 +11,7 @@ from minddp.tools.forecast.lateness import PHASES
 from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS, Window
 from tests.tools.watchdog.late import PLACES, Delay, Outcome, train
 
-SHORT = Window(steps=7, pause_s=0, in_a_row=1, lasts_s=0)
+SHORT = Window(steps=7, seconds=0, in_a_row=1, lasts_s=0)
 DELAY_S = 0.1  # long beside the time for which other programs may take a core
 
 
@@ -63,7 +63,7 @@ def test_the_wait_for_the_buffers_of_rank_0_is_for_rank_0(ranks) -> None:
 
 def test_an_even_fleet_is_silent(ranks) -> None:
     """Also beside other programs, which may take a core from one rank for a while, but not from the same always."""
-    window = Window(steps=10, pause_s=0.1, in_a_row=3, lasts_s=0)
+    window = Window(steps=10, seconds=0, in_a_row=3, lasts_s=0)
     outcomes = ranks(3).run(partial(train, delay=Delay(None, "forward", 0.06), steps=60, window=window))
     assert [outcome.found for outcome in outcomes] == [[], [], []]
     assert outcomes[0].waited_ns is not None

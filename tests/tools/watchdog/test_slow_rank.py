@@ -13,7 +13,7 @@ from minddp.tools.watchdog.check import EVERY, Finding
 from minddp.tools.watchdog.slow_rank import MOST_KEPT, WARM_UP_STEPS, SlowRank, Window
 
 MS = 1_000_000
-ONE_WINDOW = Window(steps=10, pause_s=0, in_a_row=1, lasts_s=0)
+ONE_WINDOW = Window(steps=10, seconds=0, in_a_row=1, lasts_s=0)
 OPTIMIZER = cast(torch.optim.Optimizer, None)
 
 
@@ -118,7 +118,7 @@ def test_a_backward_that_an_exception_ends_is_no_step(check: SlowRank) -> None:
     assert [step for step, *_ in noted_ms(check)] == [2]
 
 
-def test_what_was_before_a_step_that_is_looked_at_does_not_count(check: SlowRank) -> None:
+def test_what_was_before_a_step_that_is_sampled_does_not_count(check: SlowRank) -> None:
     optimizer(check)  # 1, 2
     forward(check)  # 4, 8, 16
     check.step_begins()  # 32
@@ -178,11 +178,11 @@ def test_the_first_steps_do_not_count() -> None:
 
 def test_a_rank_has_to_be_late_for_some_windows_in_a_row() -> None:
     check = SlowRank()
-    check.window = Window(steps=10, pause_s=0, in_a_row=2, lasts_s=0)
+    check.window = Window(steps=10, seconds=0, in_a_row=2, lasts_s=0)
     in_forward, elsewhere = ["rank 1 in forward"], {"backward": 8, "waited_ms": 2}
     assert windows(check, LATE, {}, LATE, LATE, LATE) == [[], [], [], in_forward, in_forward]
     check = SlowRank()
-    check.window = Window(steps=10, pause_s=0, in_a_row=2, lasts_s=0)
+    check.window = Window(steps=10, seconds=0, in_a_row=2, lasts_s=0)
     assert windows(check, LATE, elsewhere, LATE) == [[], [], []]
 
 
@@ -213,14 +213,14 @@ def found_on_a_shared_machine(window: Window, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_rank_that_shares_its_core_for_some_seconds_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_on_a_shared_machine(Window(), monkeypatch) == []
-    assert found_on_a_shared_machine(Window(pause_s=1.5, in_a_row=1, lasts_s=0), monkeypatch) != []
+    assert found_on_a_shared_machine(Window(seconds=1.5, in_a_row=1, lasts_s=0), monkeypatch) != []
 
 
 def test_a_rank_has_to_be_late_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
     check = SlowRank()
-    check.window = Window(steps=10, pause_s=0, in_a_row=2, lasts_s=90)
+    check.window = Window(steps=10, seconds=0, in_a_row=2, lasts_s=90)
     assert windows(check, LATE, LATE) == [[], []]
     now_s += 91
     assert windows(check, LATE) == [["rank 1 in forward"]]
@@ -241,29 +241,25 @@ def test_a_delay_of_less_than_a_millisecond_is_not_reported() -> None:
     assert windows(check, {"forward": 1.1, "waited_ms": 8.9}) == [["rank 1 in forward"]]
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "length_s", "is_full"),
-    [(100, 0.1, True), (99, 9, False), (20, 10, True), (19, 100, False)],
-)
-def test_when_a_window_is_full(num_steps: int, length_s: float, is_full: bool) -> None:
-    assert Window().is_full(num_steps, length_s) == is_full
-
-
-def test_steps_in_the_pause_between_windows_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_has_some_steps_and_takes_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, seen = 100.0, []
     monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
     monkeypatch.setattr(slow_rank, "late_ranks", lambda steps: seen.append(len(steps)) or [])
     check = SlowRank()
-    check.window = Window(steps=10, pause_s=2)
+    check.window = Window(steps=10, seconds=2)
     compared(check, 10, 12, LATE)
     now_s += 1.9
-    compared(check, 22, 10, LATE)
-    assert seen == [10]
+    compared(check, 22, 1, LATE)
+    assert seen == []
     now_s += 0.2
-    compared(check, 32, 9, LATE)
-    assert seen == [10]
-    compared(check, 41, 1, LATE)
-    assert seen == [10, 10]
+    compared(check, 23, 1, LATE)
+    assert seen == [14]
+    compared(check, 24, 1, LATE)
+    now_s += 3
+    compared(check, 25, 8, LATE)
+    assert seen == [14]
+    compared(check, 33, 1, LATE)
+    assert seen == [14, 10]
 
 
 def test_notes_that_are_not_read_take_no_more_and_more_memory() -> None:

@@ -130,7 +130,7 @@ def test_a_wait_that_fails_without_a_store_is_told_its_own_error(
     def ended(*_: object) -> None:
         raise RuntimeError("the store has ended")
 
-    monkeypatch.setattr(transport._inquiry._board, "key", ended)
+    monkeypatch.setattr(transport._inquiry._messages, "_name", ended)
     with pytest.raises(Stuck, match="Rank 1 was killed"):
         _WatchedWork(Late("Rank 1 was killed"), transport).wait()
 
@@ -208,9 +208,9 @@ def test_a_script_that_catches_the_error_goes_on_with_no_collective(impatient: R
 
 def test_a_rank_that_comes_twice_does_not_stand_for_another(impatient: Ranks) -> None:
     inquiry = impatient.transport(1)._inquiry
-    waits = [inquiry.gather("after collective 1") for _ in range(2)]
+    waits = [inquiry.arrive("after collective 1") for _ in range(2)]
     assert not any(all_come_within(0) for all_come_within in waits)
-    impatient.transport(0)._inquiry.gather("after collective 1")
+    impatient.transport(0)._inquiry.arrive("after collective 1")
     assert all(all_come_within(0) for all_come_within in waits)
 
 

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from minddp.platform import wording
-from minddp.tools.doctor.findings import Finding, Report, Severity, differing, judged, show
+from minddp.tools.doctor.report import CheckResult, Report, Severity, differing, judged, show
 
-FINE = Finding("cores", Severity.FINE, "a: 2 ranks with 2 threads on 2 cores.")
-NOTE = Finding("memory", Severity.NOTE, "a: 1 GiB free [of 2].", "Start fewer ranks.")
-BROKEN = Finding(
+FINE = CheckResult("cores", Severity.FINE, "a: 2 ranks with 2 threads on 2 cores.")
+NOTE = CheckResult("memory", Severity.NOTE, "a: 1 GiB free [of 2].", "Start fewer ranks.")
+BROKEN = CheckResult(
     "network", Severity.BROKEN, "No connection from rank 1 to rank 0 at 10.0.0.1.", "Open the firewall."
 )
 
@@ -32,7 +32,7 @@ because of that: load, collectives.
 """
 
 
-def shown(*findings: Finding, **options: object) -> str:
+def shown(*findings: CheckResult, **options: object) -> str:
     """The report, without the spaces at the ends of lines."""
     out = io.StringIO()
     not_checked = ["load", "collectives"] if BROKEN in findings else []
@@ -53,7 +53,7 @@ def test_the_layout() -> None:
         ([BROKEN, FINE], 1, "1 thing is broken. Not checked because of that: load, collectives."),
     ],
 )
-def test_the_exit_status_and_the_conclusion(findings: list[Finding], status: int, conclusion: str) -> None:
+def test_the_exit_status_and_the_conclusion(findings: list[CheckResult], status: int, conclusion: str) -> None:
     assert Report("title", findings).exit_status == status
     assert " ".join(shown(*findings).split()).endswith(conclusion)
 

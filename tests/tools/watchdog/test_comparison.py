@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from minddp.tools.watchdog import exchange
+from minddp.tools.watchdog import comparison
 from minddp.tools.watchdog.check import Check, Finding, Notes
-from minddp.tools.watchdog.exchange import Exchange
+from minddp.tools.watchdog.comparison import NotesComparison
 
 
 class Scripted(Check):
@@ -33,10 +33,11 @@ def exchanged(*notes_of_ranks: Notes) -> tuple[Scripted, list[list[Finding]]]:
     store = dist.HashStore()
     checks = [Scripted(notes) for notes in notes_of_ranks]
     exchanges = [
-        Exchange(rank, len(checks), {"scripted": check}, store, raises=False) for rank, check in enumerate(checks)
+        NotesComparison(rank, len(checks), {"scripted": check}, store, raises=False)
+        for rank, check in enumerate(checks)
     ]
     for one in exchanges:
-        one.board.open("test")
+        one.open("test")
     for _ in range(2):
         for one in reversed(exchanges):
             one.turn()
@@ -55,7 +56,7 @@ def test_what_one_rank_has_not_noted_is_left_out() -> None:
 
 
 def test_what_only_one_rank_notes_takes_no_more_and_more_memory() -> None:
-    most = exchange.MOST_KEPT
+    most = comparison.MOST_KEPT
     check, _ = exchanged([(number, None) for number in range(most + 5)], [(4, None), (5, None), (6, None)])
     assert [number for number, _ in check.seen] == [5, 6]
 
@@ -71,10 +72,11 @@ def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None
     """Rank 0 leaves first, and has nothing to compare."""
     store = dist.HashStore()
     exchanges = [
-        Exchange(rank, 2, {"scripted": Scripted([(0, "a")] * rank)}, store, raises=False) for rank in range(2)
+        NotesComparison(rank, 2, {"scripted": Scripted([(0, "a")] * rank)}, store, raises=False)
+        for rank in range(2)
     ]
     for one in exchanges:
-        one.board.open("test")
+        one.open("test")
     before = store.num_keys()
     for one in exchanges:
         one.turn(is_last=True)

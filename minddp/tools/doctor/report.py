@@ -1,4 +1,4 @@
-"""A finding, and the report of all findings as text or JSON."""
+"""The result of one check, and the report of all results as text or JSON."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from minddp.platform import wording
 
 
 class Severity(str, enum.Enum):
-    """How bad a finding is. A job works with everything but BROKEN."""
+    """Only BROKEN keeps a job from working."""
 
     FINE = "fine"
     NOTE = "note"
     BROKEN = "BROKEN"
 
 
-STYLES = {Severity.FINE: "green", Severity.NOTE: "yellow", Severity.BROKEN: "red"}
+STYLES = {Severity.FINE: "bold green", Severity.NOTE: "bold yellow", Severity.BROKEN: "bold red"}
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One result of `check`: the `fact`, with the ranks and hosts in question, and the `remedy` if there is one."""
+class CheckResult:
+    """The `fact` names ranks and hosts; the `remedy` is empty if nothing is wrong."""
 
     check: str
     severity: Severity
@@ -35,8 +35,8 @@ class Finding:
     remedy: str = ""
 
 
-def judged(check: str, problems: Iterable[Finding], fine: str) -> list[Finding]:
-    return list(problems) or [Finding(check, Severity.FINE, fine)]
+def judged(check: str, problems: Iterable[CheckResult], fine: str) -> list[CheckResult]:
+    return list(problems) or [CheckResult(check, Severity.FINE, fine)]
 
 
 def differing(value_of_rank: Mapping[int, str], form: str = "{value} on {ranks}") -> str:
@@ -47,10 +47,10 @@ def differing(value_of_rank: Mapping[int, str], form: str = "{value} on {ranks}"
 
 @dataclass(frozen=True)
 class Report:
-    """The findings, and the facts and measurements behind them by rank. `not_checked` depends on what is broken."""
+    """The findings, with `facts` and `measured` by rank. Checks after a broken one are `not_checked`."""
 
     title: str
-    findings: Sequence[Finding]
+    findings: Sequence[CheckResult]
     not_checked: Sequence[str] = ()
     facts: Mapping[int, Any] = field(default_factory=dict)
     measured: Mapping[int, Any] = field(default_factory=dict)
@@ -67,11 +67,10 @@ def show(report: Report, console: Console) -> None:
     grid = Table.grid(padding=(0, 2))
     for finding in report.findings:
         remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
-        style = f"bold {STYLES[finding.severity]}"
-        grid.add_row(Text(finding.severity.value, style), finding.check, Text(finding.fact + remedy))
+        severity = Text(finding.severity.value, STYLES[finding.severity])
+        grid.add_row(severity, finding.check, Text(finding.fact + remedy))
     worst = max((finding.severity for finding in report.findings), key=list(Severity).index)
-    conclusion = Text(f"\n{_conclusion(report)}", f"bold {STYLES[worst]}")
-    console.print(Text(f"{report.title}\n", "bold"), grid, conclusion)
+    console.print(Text(f"{report.title}\n", "bold"), grid, Text(f"\n{_conclusion(report)}", STYLES[worst]))
 
 
 def _conclusion(report: Report) -> str:
