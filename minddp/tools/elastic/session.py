@@ -37,7 +37,6 @@ NUM_RANKS = "MINDDP_ELASTIC_RANKS"  # how many the first generation waits for
 CONNECT_LIMIT_S = (2.0, 30.0)  # to make a group: the first attempt, and the longest
 STATE_LIMIT_S = 60.0  # for each message of the state that a new rank gets; not all of these waits are watched
 GRACE_S = 1.0  # the longest time from an error until the loss that has caused it is noticed
-NO_LIMIT = datetime.timedelta(days=1)
 
 
 class RankLost(RuntimeError):
@@ -51,8 +50,7 @@ class Finished(SystemExit):
 def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s: float = 1800.0) -> Session:
     """Join the training as one of the processes that `minddp elastic` has started. Call it once, at the start.
 
-    Until `Session.steps` begins, the default group consists of this rank alone: model and wrapper are built without
-    other ranks.
+    Until `Session.steps` begins, the default group is this rank alone: build model and wrapper without the others.
 
     Args:
         silent_limit_s: a process without a sign of life for this long, such as a stopped one, counts as lost.
@@ -70,7 +68,7 @@ def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s:
         raise RuntimeError("minddp.elastic needs /proc to find the sockets of a process, and this system has none.")
     host, _, port = os.environ[STORE].rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False)
-    store.set_timeout(NO_LIMIT)
+    store.set_timeout(datetime.timedelta(days=1))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return Session(store, silent_limit_s, start_limit_s, timeout_s)
 
@@ -86,7 +84,7 @@ class Session:
         self.generation = Generation()  # the last one that this process knows; its members are the ranks, in order
         self._term: Term | None = None
         self._has_state = False  # that of the generation
-        self._saved: tuple[list[torch.Tensor], list[Any]] | None = None  # while the state of others is received
+        self._saved: tuple[Any, Any, Any] | None = None  # the own state, while another one is received
         self._has_left = False
         atexit.register(self.leave)
 
@@ -109,11 +107,12 @@ class Session:
         self._trained = ddp, optimizer, also
         self._ranks, self._last = ranks, last
         try:
-            while True:
-                term = self._term or self._regroup()
-                if ranks.step >= last:
-                    break
-                step = Step(self, self._regroup() if term.is_over.is_set() else term, ranks)
+            term = self._regroup()
+            while ranks.step < last:
+                if term.is_over.is_set():
+                    term = self._regroup()
+                    continue
+                step = Step(self, term, ranks)
                 yield step
                 if not step.was_run:
                     raise RuntimeError(f"Step {step.number} was not computed: write `with step:` around all of it.")
@@ -165,7 +164,7 @@ class Session:
             verdict = store.get(key).decode()
         if verdict == "again":
             raise RankLost(f"Step {term.step} does not count, since a rank was lost. It is computed again.")
-        if verdict == "counts, regroup":
+        if verdict == "counts, regroup":  # others join, as after a loss
             term.is_over.set()
 
     def is_loss(self, error: BaseException) -> bool:
@@ -255,8 +254,8 @@ class Session:
         return next_generation(last, survivors, joiners, len(requests), self._ranks.num_shares)
 
     def _takes_part(self, member: int) -> bool:
-        is_lost = self._heart.is_lost(member, self._membership)
-        return not is_lost and self._membership.read(f"left/{member}") is None
+        has_left = self._membership.read(f"left/{member}") is not None
+        return not has_left and not self._heart.is_lost(member, self._membership)
 
     def _connect(self, term: Term, limit_s: float) -> None:
         """Make the default group one of all members, and the wrapper's.
@@ -278,11 +277,11 @@ class Session:
         os.environ["LOCAL_WORLD_SIZE"] = str(world_size)  # at most
         come = [f"come/{generation.number}/{other}" for other in range(world_size)]
         limit = datetime.timedelta(seconds=limit_s)
-        group_store = dist.PrefixStore(f"group/{generation.number}", store)
+        in_store = dist.PrefixStore(f"group/{generation.number}", store)
         try:
             store.set(come[rank], "")
             store.wait(come, limit)
-            dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world_size, timeout=limit / 5)
+            dist.init_process_group("gloo", store=in_store, rank=rank, world_size=world_size, timeout=limit / 5)
         except RuntimeError as error:
             raise RankLost(f"Not all ranks of generation {generation.number} have connected: {error}") from error
         _limit_collectives(STATE_LIMIT_S)
@@ -296,8 +295,9 @@ class Session:
         ddp, optimizer, also = self._trained
         source = generation.members.index(generation.source)
         if self.member in generation.joined:
+            tensors = [tensor.detach() for tensor in (*ddp.module.parameters(), *ddp.module.buffers())]
             states = [each.state_dict() for each in (optimizer, *also)]
-            self._saved = copy.deepcopy((tensors_of(ddp.module), states))
+            self._saved = tensors, *copy.deepcopy((tensors, states))
         ddp.synchronize(source, optimizer=optimizer)
         received = [[each.state_dict() for each in also]]
         dist.broadcast_object_list(received, source)
@@ -309,14 +309,12 @@ class Session:
 
     def _restore(self) -> None:
         """Put this process's own state back if the source was lost while it sent its state."""
-        if self._saved is None:
-            return
-        (ddp, optimizer, also), (tensors, states) = self._trained, self._saved
-        for tensor, value in zip(tensors_of(ddp.module), tensors, strict=True):
-            tensor.copy_(value)
-        for each, state in zip((optimizer, *also), states, strict=True):
-            each.load_state_dict(state)
-        self._saved = None
+        if self._saved is not None:
+            (_, optimizer, also), (tensors, values, states) = self._trained, self._saved
+            torch._foreach_copy_(tensors, values)
+            for each, state in zip((optimizer, *also), states, strict=True):
+                each.load_state_dict(state)
+            self._saved = None
 
 
 class Step:
@@ -335,10 +333,10 @@ class Step:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """True if the step is to come again: a rank was lost before it counted."""
         has_counted = self._ranks.step > self.number
-        if error is None:
-            if not has_counted:
-                raise RuntimeError(f"Step {self.number} has ended without a loop over `ddp.shares()`.")
+        if error is None and has_counted:
             return False
+        if error is None:
+            raise RuntimeError(f"Step {self.number} has ended without a loop over `ddp.shares()`.")
         if not has_counted and self._session.is_loss(error):
             self._term.is_over.set()
             return True
@@ -349,7 +347,3 @@ class Step:
 def _limit_collectives(seconds: float) -> None:
     assert dist.group.WORLD is not None
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
-
-
-def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
