@@ -32,12 +32,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-from benchmarks.bucket_size import STEPS_UNTIL_TUNED
+from benchmarks.contestants import STEPS_UNTIL_TUNED
 from benchmarks.display import Table, console_of, table_of
 from benchmarks.harness import Rounds, estimate, median_ms, timed_race
-from benchmarks.hosts import HOSTS, settle
 from benchmarks.launch import run_ranks
-from benchmarks.namespaces import limit_rate, two_hosts, why_there_can_be_none
+from benchmarks.namespaces import HOSTS, limit_rate, settle, two_hosts, why_there_can_be_none
 from benchmarks.question import Options, Report, report_of, write
 from minddp import DistributedDataParallel
 from minddp.tools.xray.what_if import WhatIf

@@ -24,11 +24,12 @@ import numpy as np
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-from benchmarks.contestants import FLOOR, Contestant, Raced, Step, minddp_over, race_workload, wrapped_by
+from benchmarks.contestants import FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import compare, estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.workloads import WorkloadName, workload
+from benchmarks.race import Raced, race_workload
+from benchmarks.workloads import Step, WorkloadName, workload
 from minddp import DistributedDataParallel
 from minddp.core.plan import BucketPlan
 from minddp.tools.forecast import Tuning
@@ -40,7 +41,6 @@ FAMILIES = {
     "minddp, shared memory": minddp_over("shared_memory"),
 }
 AIM = 0.10  #: the largest error of a prediction, as a share
-STEPS_UNTIL_TUNED = 32  # minddp.tools.forecast observes 11 steps before it changes the buckets and 11 after
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import copy
 import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, get_args
 from unittest import mock
@@ -18,18 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 from torch.optim import SGD
 
-from benchmarks.display import progress
-from benchmarks.harness import Estimate, Times, compare, estimate, gathered, median_ms, timed_race
 from benchmarks.launch import DeviceName
+from benchmarks.other_wrappers import sharded, step_of_deepspeed, step_of_torchft
 from benchmarks.own_model import own_workload
-from benchmarks.question import Options, RaceOptions
-from benchmarks.workloads import Workload, WorkloadName, device_of, training_step, workload
+from benchmarks.question import Options
+from benchmarks.workloads import Step, Workload, WorkloadName, device_of, training_step, workload
 from minddp import DistributedDataParallel
 from minddp.transport import open_transport
 from reference.interface import DataParallel
@@ -39,7 +33,6 @@ SettingName = Literal["default", "views", "static", "batched", "views_static", "
 TransportName = Literal["process_group", "shared_memory", "auto"]
 LadderName = Literal["naive", "flat", "overlapped", "bucketed", "automatic"]
 OtherName = Literal["replicate", "fully_shard", "zero", "deepspeed_1", "deepspeed_2", "torchft", LadderName]
-Step = Callable[[], object]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -50,11 +43,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "find_unused": {"find_unused_parameters": True},
 }
 
-ALONE = "one rank alone"
 FLOOR = "no wrapper"
 WAITING = "no wrapper, barrier"
 BASELINE = "torch default"
-AS_IT_COMES = "minddp default, auto"  #: what `minddp.DistributedDataParallel(model)` is
+BARRIER = "barrier"
+AS_IT_COMES = "minddp default, auto"  #: `minddp.DistributedDataParallel(model)`
+STEPS_UNTIL_TUNED = 32  # minddp.tools.forecast observes 11 steps before it changes the buckets and 11 after
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ class FieldOptions(Options):
     """With "cuda", a GPU for each rank, and NCCL."""
 
     def tasks(self) -> list[Workload]:
-        """What is trained. Collective where the model is the user's own."""
+        """The workloads to train. Collective where the model is the user's own."""
         if self.model is not None:
             return [own_workload(self.model)]
         return [workload(name, self.workload_size) for name in self.workloads]
@@ -141,10 +135,9 @@ def wire(transport: str) -> str:
 
 
 def floors(transports: Sequence[str]) -> list[Contestant]:
-    """Lower bounds of any wrapper: the bare step, alone and beside the other ranks, and the mere all-reduce."""
+    """Lower bounds of any wrapper: the bare step, and the mere all-reduce."""
     measured = [transport for transport in transports if transport != "auto"]
     return [
-        Contestant(ALONE, "floors", step=step_of_rank_0),
         Contestant(FLOOR, "floors"),
         *(Contestant(wire(name), "floors", step=all_reduce_alone(name), transport=name) for name in measured),
     ]
@@ -191,7 +184,7 @@ def other(name: str) -> Contestant:
 
 
 def parts(transports: Sequence[str]) -> list[Contestant]:
-    """What `split_of` needs: both wrappers with less and less to do, and no wrapper with a barrier in each step."""
+    """The contestants of `split_of`: both wrappers with less and less to do, and a barrier without a wrapper."""
     wrappers = {native("default"): NativeDDP} | {candidate("default", t): minddp_over(t) for t in transports}
     field = [Contestant(WAITING, "parts", step=step_then_barrier)]
     for name, wrapper in wrappers.items():
@@ -204,94 +197,41 @@ def parts(transports: Sequence[str]) -> list[Contestant]:
     return field
 
 
-def heats(contestants: Sequence[Contestant]) -> list[list[str]]:
-    """Names by heat, in order."""
-    by_heat: dict[str, list[str]] = {}
-    for contestant in contestants:
-        by_heat.setdefault(contestant.heat, []).append(contestant.name)
-    return list(by_heat.values())
+def on_ranks(
+    kind: str,
+    number: int,
+    transports: Sequence[str],
+    task: Workload,
+    step_of: Callable[[nn.Module, Workload, int], Step] = training_step,
+) -> list[Contestant]:
+    """A heat on the first `number` ranks, the others idle: no wrapper, torch, minddp, a barrier. Collective."""
+    group = dist.new_group(range(number))
+    is_in = dist.get_rank() < number
+    wrappers: dict[str, Any] = {FLOOR: lambda model, process_group: model, BASELINE: NativeDDP}
+    wrappers |= {candidate("default", transport): minddp_over(transport) for transport in transports}
 
+    def step(model: nn.Module, _: Workload, rank: int) -> Step:
+        return step_of(model, task, rank) if is_in else lambda: None
 
-def enter(contestants: Sequence[Contestant], model: nn.Module) -> dict[str, nn.Module]:
-    """The module of each: a wrapped copy of `model`, so that all start from the same weights. Collective."""
-    return {contestant.name: contestant.wrap(copy.deepcopy(model)) for contestant in contestants}
+    def contestant(name: str, wrapper: Any) -> Contestant:
+        def wrap(model: nn.Module) -> nn.Module:
+            local = min(number, int(os.environ.get("LOCAL_WORLD_SIZE", number)))
+            with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(local)):  # as if there were no others
+                return wrapper(model, process_group=group) if is_in else nn.Identity()
+
+        return Contestant(f"{kind} {name}, {number}", f"{kind} {number}", wrap=wrap, step=step)
+
+    barrier = Contestant(
+        f"{kind} {BARRIER}, {number}",
+        f"{kind} {number}",
+        step=lambda model, task, rank: (lambda: dist.barrier(group)) if is_in else (lambda: None),
+    )
+    return [*(contestant(name, wrapper) for name, wrapper in wrappers.items()), barrier]
 
 
 def for_workload(contestants: Sequence[Contestant], task: Workload) -> list[Contestant]:
     """The contestants that can train `task`."""
     return [c for c in contestants if c.takes_sparse_gradients or not task.has_sparse_gradients]
-
-
-# ------------------------------------------------------------------ the race
-
-
-@dataclass(frozen=True)
-class Raced:
-    """The contestants' models after a race, and their times. See [Note: paired rounds] for the estimates."""
-
-    title: str
-    models: Mapping[str, nn.Module]
-    wall: Times
-    cpu: Times
-    seed: int  #: of the bootstrap
-
-    def described(self) -> dict[str, Any]:
-        """The model and the number of rounds."""
-        parameters = list(next(iter(self.models.values())).parameters())
-        return {
-            "title": self.title,
-            "tensors": len(parameters),
-            "parameters": sum(p.numel() for p in parameters),
-            "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
-            "rounds": len(next(iter(self.wall.values()))),
-        }
-
-    def median_ms(self, name: str) -> float:
-        return median_ms(self.wall[name])
-
-    def ratio(self, name: str, baseline: str) -> Estimate:
-        return compare(self.wall[name], self.wall[baseline], self.seed)
-
-    def cpu_ratio(self, name: str, baseline: str) -> Estimate:
-        return compare(self.cpu[name], self.cpu[baseline], self.seed)
-
-    def added_ms(self, name: str) -> Estimate:
-        """Milliseconds beyond the step without a wrapper."""
-        return estimate((self.wall[name] - self.wall[FLOOR]) * 1e3, self.seed)
-
-    def same_bits(self, contestant: Contestant) -> bool:
-        """True if it holds its baseline's weights on all ranks: both have done the same work. Collective."""
-        assert contestant.baseline is not None, "floors have no baseline"
-        pair = (self.models[name].parameters() for name in (contestant.name, contestant.baseline))
-        differ = [not torch.equal(whole(ours), whole(theirs)) for ours, theirs in zip(*pair, strict=True)]
-        everywhere = torch.tensor(int(not any(differ)), device=device_of(self.models[contestant.name]))
-        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
-        return bool(everywhere)
-
-
-def race_workload(
-    rank: int,
-    task: Workload,
-    field: Sequence[Contestant],
-    config: RaceOptions,
-    prepare: Callable[[Mapping[str, nn.Module], Mapping[str, Step]], object] = lambda models, steps: None,
-    device: str = "cpu",
-) -> Raced:
-    """Race all of `field`, each on a copy of the task's model. `prepare` precedes the first round. Collective."""
-    torch.manual_seed(config.seed)
-    models = enter(field, task.model().to(device))
-    steps = {c.name: c.step(models[c.name], task, rank) for c in field}
-    prepare(models, steps)
-    wall, cpu = timed_race(
-        steps,
-        heats(field),
-        config.race_rounds,
-        config.turn(task.steps_per_turn),
-        partial(progress, task.name),
-        settle=torch.cuda.synchronize if device == "cuda" else lambda: None,
-        leave=lambda name: models[name].zero_grad(set_to_none=True),
-    )
-    return Raced(task.title, models, wall, cpu, config.seed)
 
 
 # ------------------------------------------------------------------ wrappers and steps
@@ -305,68 +245,8 @@ def minddp_over(transport: str) -> Callable[..., nn.Module]:
     return lambda model, **options: DistributedDataParallel(model, transport=transport, **options)
 
 
-def whole(param: Tensor) -> Tensor:
-    """All of a parameter that is spread over the ranks. Collective."""
-    return param.full_tensor() if isinstance(param, DTensor) else param
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    """FSDP2, with a unit of its own for each child of at least 1 MiB."""
-    for child in model.children():
-        if sum(p.nbytes for p in child.parameters()) >= 2**20 and not isinstance(child, nn.ModuleList):
-            fully_shard(child)
-    fully_shard(model)
-    return model
-
-
-def step_of_deepspeed(stage: int, model: nn.Module, task: Workload, rank: int) -> Step:
-    import deepspeed
-
-    settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
-    settings |= {"zero_allow_untested_optimizer": True}
-    optimizer = SGD(model.parameters(), lr=task.learning_rate)
-    with mock.patch.dict(os.environ, LOCAL_RANK=str(rank)):
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-    loss = task.objective(rank, device_of(model))
-
-    def step() -> None:
-        engine.backward(loss(engine))
-        engine.step()
-
-    return step
-
-
-def step_of_torchft(model: nn.Module, task: Workload, rank: int) -> Step:
-    """Each rank is a group of replicas by itself; in each step they form a quorum by a lighthouse of rank 0's."""
-    os.environ.setdefault("RUST_LOG", "error")  # or each quorum is a line
-    from torchft import Manager, ProcessGroupGloo
-    from torchft.coordination import LighthouseServer
-    from torchft.ddp import DistributedDataParallel as FaultTolerantDDP
-    from torchft.optim import OptimizerWrapper
-
-    world, limit, host = dist.get_world_size(), timedelta(seconds=30), "localhost"
-    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=world) if rank == 0 else None
-    address = gathered(lighthouse and f"http://{host}:{lighthouse.address().rpartition(':')[2]}")[0]
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    settings: dict[str, Any] = {"store_addr": host, "store_port": store.port, "lighthouse_addr": address}
-    settings |= {"rank": 0, "world_size": 1, "hostname": host, "replica_id": f"rank {rank}", "timeout": limit}
-    group = ProcessGroupGloo(timeout=limit)
-    manager = Manager(group, None, None, world, init_sync=False, use_async_quorum=False, **settings)
-    atexit.register(lambda: (manager.shutdown(), store, lighthouse))
-    ddp = FaultTolerantDDP(manager, model)
-    optimizer = OptimizerWrapper(manager, SGD(model.parameters(), lr=task.learning_rate))
-    loss = task.objective(rank, device_of(model))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(ddp).backward()
-        optimizer.step()
-
-    return step
-
-
 def silent(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
-    """With a communication hook that sends nothing: what is left are the gradients' hooks, and copies."""
+    """With a communication hook that sends nothing: only the gradients' hooks and copies remain."""
 
     def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
         future: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -383,11 +263,6 @@ def silent(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.M
 
 def step_then_barrier(model: nn.Module, task: Workload, rank: int) -> Step:
     return training_step(model, task, rank, after_backward=dist.barrier)
-
-
-def step_of_rank_0(model: nn.Module, task: Workload, rank: int) -> Step:
-    """Rank 0 trains and the others are idle: the step of a rank that has the machine to itself."""
-    return training_step(model, task, rank) if rank == 0 else lambda: None
 
 
 def step_then_synchronize(ddp: nn.Module, task: Workload, rank: int) -> Step:

@@ -1,4 +1,4 @@
-"""What the benchmarks show: progress, and tables for a terminal and for a Markdown page."""
+"""Progress, and tables for a terminal and for a Markdown page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def console_of() -> Console:
 
 
 def progress(title: str, total: int) -> Callable[[], None]:
-    """What to call after each of the `total` rounds: counts them on a line of rank 0's terminal, if it has one."""
+    """Returns a function that counts rounds, up to `total`, on a line of rank 0's terminal."""
     done = itertools.count(1)
 
     def advance() -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks faults     # some minutes
 
 The same model and data (benchmarks/faults_training.py) each way, once undisturbed, and once with a process killed
-whenever the training has come to certain steps. Torch's agent starts it again at once. Time runs from the first
-step to the last, so that starting counts only after a loss.
+at certain steps. It is started again at once. Time runs from the first step to the last, so that starting counts
+only after a loss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.question import Options, Report, report_of, write
 from minddp.platform.host import is_running
 
 Event = dict[str, Any]
-LINGER_S = 10.0  # what still runs so long after the first process has come to the end is killed
+LINGER_S = 10.0  # from the end of the first process until those that still run are killed
 TITLES = {
     "elastic": "minddp.elastic",
     "restart": f"torchrun --max-restarts, a checkpoint each {CHECKPOINT_EVERY} steps",
@@ -39,7 +39,7 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """Kill processes of a training, and see what it costs."""
+    """Kill processes of a training, and measure the cost."""
 
     world_size: int = 4
     steps: int = 200
@@ -47,7 +47,7 @@ class Config(Options):
     """Evenly spaced over the steps, on one rank after another; fewer than ranks, as it may be that none comes back
     before the last step, and with the last rank the state would be lost."""
     timeout_s: float = 120.0
-    """Give a training up that has not come to a further step for so long."""
+    """Give up a training without a further step for this long."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +63,7 @@ def main(config: Config) -> None:
     for way, title in TITLES.items():
         calm = train(way, config, steps, [])
         ways[title] = outcome(train(way, config, steps, kills), calm, steps)
-        report = report_of("what killed processes cost", config, steps=steps, kills=kills, ways=ways)
+        report = report_of("the cost of killed processes", config, steps=steps, kills=kills, ways=ways)
         report["machine"] |= {"load_average_before": load_average, "load_average_after": machine.load_average()}
         if (path := config.path("faults")) is not None:  # after each way: each takes minutes
             write(report, path)
@@ -108,11 +108,11 @@ def train(way: str, config: Config, steps: int, kills: Sequence[tuple[int, int]]
                     ends_at = min(ends_at, time.monotonic() + LINGER_S)
                 elif due and max((event["step"] for event in events.of("step")), default=-1) >= due[0][0]:
                     at_work = sorted((place, pid) for pid, place in events.places().items() if is_running(pid))
-                    if len(at_work) > 1:  # else what has been killed has not come back yet
+                    if len(at_work) > 1:  # else killed ones have not come back yet
                         os.kill(at_work[due.pop(0)[1] % len(at_work)][1], signal.SIGKILL)
         finally:
             process.terminate()
-            process.wait(60)  # torch's agents give their ranks 30 s
+            process.wait(60)  # launchers give their ranks 30 s
         events.read()
         said = Path(folder, "stderr").read_text(errors="replace")[-2000:]
     if time.monotonic() >= deadline:
@@ -123,7 +123,7 @@ def train(way: str, config: Config, steps: int, kills: Sequence[tuple[int, int]]
 
 
 class Events:
-    """What the processes write into files in `folder`; each line is read once, as the processes need the cores."""
+    """The events that processes write to files in `folder`. Each line is read once, to save time."""
 
     def __init__(self, folder: str):
         self.seen: list[Event] = []
@@ -159,14 +159,14 @@ def launcher(way: str, folder: str, steps: int, world_size: int, restarts: int) 
         return subprocess.Popen(command, env=env, stderr=said)
 
 
-# ------------------------------------------------------------------ what it has cost
+# ------------------------------------------------------------------ the cost
 
 
 def outcome(disturbed: Sequence[Event], calm: Sequence[Event], steps: int) -> dict[str, Any]:
     """The figures of one way."""
     counted = [event for event in disturbed if event["event"] == "step"]
     times = [event["time"] for event in counted]
-    # A step that was computed again after a restart has replaced what it had been.
+    # A step that was computed again after a restart replaces the earlier one.
     final = {(event["step"], place): shares for event in counted for place, shares in event["dealt"].items()}
     seen = Counter((step, share) for (step, _), shares in final.items() for share in shares)
     attempts = Counter(event["place"] for event in disturbed if event["event"] == "begin")

@@ -42,7 +42,7 @@ class Training:
         self.report.write(json.dumps({"event": event, "time": time.time(), "pid": os.getpid(), **facts}) + "\n")
 
     def loss(self, ddp: Any, step: int, shares: Sequence[int]) -> torch.Tensor:
-        """Of these shares of the step, as one batch."""
+        """The loss of these shares of the step, as one batch."""
         seeds = [torch.Generator().manual_seed(NUM_SHARES * step + share) for share in shares]
         x = torch.cat([torch.randn(SAMPLES, 32, generator=seed) for seed in seeds])
         time.sleep(SHARE_S * len(shares))

@@ -25,8 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from benchmarks import question
 from benchmarks.display import Table, progress, table_of
 from benchmarks.harness import compare, gathered, median_ms, timed_race
-from benchmarks.hosts import HOSTS, settle
-from benchmarks.namespaces import INTERFACE, limit_rate, two_hosts
+from benchmarks.namespaces import HOSTS, INTERFACE, limit_rate, settle, two_hosts
 from benchmarks.question import RaceOptions, Report, report_of
 from minddp.comm_hooks import HOOKS
 from minddp.tools.train.settings import Settings
@@ -47,7 +46,7 @@ class Config(RaceOptions):
     rates: tuple[str, ...] = ("100mbit", "1gbit", "10gbit")
     """Rates of the cable in each direction, of kbit, mbit or gbit."""
     steps: int = 80
-    """Of the runs whose losses are compared; `seeds` for each hook."""
+    """Steps of the runs whose losses are compared; each hook has `seeds` runs."""
     seeds: int = 2
     rounds: int = 5
     warmup_rounds: int = 1
@@ -102,7 +101,7 @@ def measure(rank: int, config: Config) -> dict[str, Any]:
 
 
 def bytes_per_step(trainer: Trainer, steps: int = 4) -> float:
-    """What leaves this host's interface, or the other's if that is more. After the steps of PowerSGD's start."""
+    """The bytes that leave a host's interface, the larger number of both hosts, after PowerSGD has started."""
     counts = []
     for _ in range(2):
         for _ in range(steps):

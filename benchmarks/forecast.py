@@ -24,9 +24,8 @@ import torch.distributed as dist
 
 from benchmarks.display import console_of, table_of
 from benchmarks.harness import gathered
-from benchmarks.hosts import HOSTS, settle
 from benchmarks.launch import run_ranks
-from benchmarks.namespaces import bytes_per_second, limit_rate, two_hosts
+from benchmarks.namespaces import HOSTS, bytes_per_second, limit_rate, settle, two_hosts
 from benchmarks.question import Options, report_of, write
 from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel

@@ -30,11 +30,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import contestants, machine
-from benchmarks.contestants import FLOOR, Contestant, Raced, SettingName, race_workload
+from benchmarks.contestants import FLOOR, Contestant, SettingName
 from benchmarks.display import RATIO, Table, console_of, table_of
 from benchmarks.harness import Rounds, gathered, in_ms
 from benchmarks.launch import DeviceName, run_ranks
 from benchmarks.question import RaceOptions, Report, path_of, read, report_of, write
+from benchmarks.race import Raced, race_workload
 from benchmarks.workloads import Size, Workload, WorkloadName, workload
 
 WORKLOADS = ("many_small", "convnet", "transformer")

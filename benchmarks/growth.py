@@ -31,11 +31,11 @@ import torch.distributed as dist
 import tyro
 from torch import Tensor, nn
 
-from benchmarks.contestants import BASELINE, FLOOR, TransportName, candidate, race_workload
+from benchmarks.contestants import BARRIER, BASELINE, FLOOR, TransportName, candidate, on_ranks
 from benchmarks.display import RATIO, Table, progress, table_of
 from benchmarks.harness import compare, estimate, gathered, schedule
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.scaling import BARRIER, on_ranks
+from benchmarks.race import race_workload
 from benchmarks.workloads import Workload
 from minddp.tools.forecast.gradient_clock import HostClock
 from minddp.tools.forecast.link import Link, measure_link
@@ -125,11 +125,11 @@ def main(config: Config) -> None:
 def along_axes(rank: int, config: Config) -> dict[str, Any]:
     """All points of all axes, on this rank; returns the report."""
     axes = {axis: along(rank, axis, config) for axis in config.axes}
-    return report_of("what a wrapper adds to a step and to memory, from small to large", config, axes=axes)
+    return report_of("time and memory that a wrapper adds, from small to large", config, axes=axes)
 
 
 def along(rank: int, axis: Axis, config: Config) -> dict[str, Any]:
-    """Points by the number of what grows. Collective."""
+    """The points of one axis, by number. Collective."""
     points: dict[str, Any] = {}
     if axis == "memory":
         return {f"{number}": weigh(rank, number, config) for number in config.elements}
@@ -167,7 +167,7 @@ def link_of_two(rank: int) -> Link:
 
 
 def time_point(rank: int, axis: str, world: int, task: Workload, config: Config) -> dict[str, Any]:
-    """What each wrapper adds to a step, in milliseconds, and its time as a multiple of torch's. Collective."""
+    """The milliseconds that each wrapper adds to a step, and its time as a multiple of torch's. Collective."""
     field = [c for c in on_ranks(axis, world, config.transports, task, forward_backward) if BARRIER not in c.name]
     raced = race_workload(rank, task, field, config)
     bare, native = (raced.wall[f"{axis} {name}, {world}"] for name in (FLOOR, BASELINE))
@@ -231,9 +231,9 @@ def weigh(rank: int, number: int, config: Config) -> dict[str, Any]:
 
 
 def proportional_bytes(rollup: Path = ROLLUP) -> int:
-    """All memory of this process, 1/W of what W processes share. Collective, so that no rank maps any meanwhile."""
+    """The memory of this process, with 1/W of pages that W processes share. Collective: ranks wait for it."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free within the heap
+    ctypes.CDLL(None).malloc_trim(0)  # free memory within the heap
     dist.barrier()
     fields = dict(line.split(":", 1) for line in rollup.read_text().splitlines()[1:])
     dist.barrier()

@@ -4,10 +4,10 @@
 Speed on a shared machine drifts by more than the differences measured here. So all contestants share one process
 group and one run, and a *heat* (the contestants to be compared) is run back to back in every round: drift hits both
 sides of a pair alike and cancels in their ratio. Position does not cancel, because a contestant starts with the
-caches that the one before left. So the order of the heats follows a shuffled Latin square, and the order inside a
-heat alternates. The figure is the median over rounds of the ratio, which one disturbed round cannot move; the
-bootstrap interval shows its uncertainty. Turns are short and rounds many, because a disturbance lasts longer than a
-step: more pairs beat longer ones.
+caches that the one before left. So the heats are shuffled in each round, and the order inside a heat alternates.
+The figure is the median over rounds of the ratio, which one disturbed round cannot move; the bootstrap interval
+shows its uncertainty. Turns are short and rounds many, because a disturbance lasts longer than a step: more pairs
+beat longer ones.
 """
 
 from __future__ import annotations
@@ -30,27 +30,17 @@ FEWEST_ROUNDS = 2  # of one there is no interval
 
 
 def schedule(heats: Sequence[Sequence[str]], rounds: int, seed: int) -> list[list[str]]:
-    """The order of all contestants in each round; the same on every rank, as it depends on the seed alone.
+    """The order of all contestants in each round. It depends on the seed alone, so all ranks have the same.
 
-    Within each cycle of `len(heats)` rounds every heat takes every place once. Over as many cycles as a heat
-    has contestants, each of them has been first, second, ... in its heat equally often at every place.
+    The heats follow each other at random. Within a heat the first contestant changes in turn.
     """
     rng = random.Random(seed)
-    cycles = math.ceil(rounds / len(heats))
-    order = [names for cycle in range(cycles) for names in _latin_cycle(heats, cycle, rng)]
-    return order[:rounds]
-
-
-def _latin_cycle(heats: Sequence[Sequence[str]], cycle: int, rng: random.Random) -> Iterator[list[str]]:
-    count = len(heats)
-    columns = rng.sample(range(count), count)
-    for row in range(count):
-        names: list[str] = []
-        for place, column in enumerate(columns):
-            heat = heats[(row + column) % count]
-            first = ((row + column) % count + place + cycle) % len(heat)
-            names += [*heat[first:], *heat[:first]]
-        yield names
+    order = []
+    for number in range(rounds):
+        shuffled = rng.sample(heats, len(heats))
+        turned = (heat[number % len(heat) :] + heat[: number % len(heat)] for heat in map(list, shuffled))
+        order.append([name for heat in turned for name in heat])
+    return order
 
 
 class Turn(NamedTuple):

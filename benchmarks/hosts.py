@@ -17,7 +17,7 @@ cannot beat. Neither can it beat its own computing. The time beyond that is expo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,27 +27,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks import contestants
-from benchmarks.bucket_size import STEPS_UNTIL_TUNED
-from benchmarks.contestants import (
-    BASELINE,
-    FLOOR,
-    Contestant,
-    Raced,
-    Step,
-    minddp_over,
-    race_workload,
-    wire,
-    wrapped_by,
-)
+from benchmarks.contestants import BASELINE, FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wire, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import Times, gathered, in_ms, median_ms
-from benchmarks.namespaces import INTERFACE, Host, bytes_per_second, two_hosts
+from benchmarks.namespaces import HOSTS, bytes_per_second, settle, two_hosts
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.workloads import WorkloadName, workload
+from benchmarks.race import Raced, race_workload
+from benchmarks.workloads import Step, WorkloadName, workload
 
-HOSTS = 2
 TRANSPORTS = ("process_group", "hierarchical")
-_PORT = 29500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +68,6 @@ def main(config: Config) -> None:
 
 
 # ------------------------------------------------------------------ on each rank
-
-
-def settle(hosts: Sequence[Host], ranks_per_host: int, rank: int) -> str:
-    """Move to the rank's host; returns the init_method."""
-    hosts[rank // ranks_per_host].enter()
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-    return f"tcp://{hosts[0].address}:{_PORT}"
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
@@ -133,7 +114,7 @@ def field_of() -> list[Contestant]:
         for options in ({}, {"bucket_cap_mb": "auto"})
     ]
     return [
-        *(c for c in contestants.floors(TRANSPORTS) if c.name != contestants.ALONE),
+        *contestants.floors(TRANSPORTS),
         Contestant(BASELINE, "steps", BASELINE, wrapped_by(NativeDDP, {})),
         *ours,
     ]

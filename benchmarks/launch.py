@@ -2,9 +2,9 @@
 
 [Note: memory is kept]
 Memory that a step frees at the end of the heap is given back to the system by glibc, and the next step gets it
-again page by page: up to 16,000 page faults, 15 ms, in a step with 64 MiB of gradients. That depends on what lies
-behind it on the heap: in a process that holds all contestants, on which gradients exist during another's turn. So
-ranks keep the memory that they free, in every turn.
+again page by page: up to 16,000 page faults, 15 ms, in a step with 64 MiB of gradients. That depends on the
+memory behind it on the heap: in a process with all contestants, on the gradients that exist during another's turn.
+So ranks keep the memory that they free, in every turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minddp.platform.ranks import join_group, launch
 
 DeviceName = Literal["cpu", "cuda"]
 
-#: Parameters of glibc's `mallopt`, and the values with which it keeps what is freed. See [Note: memory is kept].
+#: Parameters of glibc's `mallopt`, and the values with which it keeps freed memory. See [Note: memory is kept].
 KEEP_MEMORY = {"M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_MMAP_MAX": (-4, 0)}
 
 
@@ -39,7 +39,7 @@ def run_ranks(
     """`[fn(rank, *args) for rank in range(world_size)]`, each in a process of its own, in one process group.
 
     Each rank computes with `threads` threads, or with the GPU of its number. `settle(rank)` comes first in its
-    process and returns the group's init_method; by default that is a file. Raises what `minddp.launch` does.
+    process and returns the group's init_method; by default that is a file. Raises as `minddp.launch`.
 
     Under torchrun, which ends its ranks itself, this process is one of them: returns `[fn(its rank, *args)]`.
     """

@@ -1,4 +1,4 @@
-"""What a figure was measured on: enough to compare, nothing that identifies the machine's owner."""
+"""The machine on which a figure was measured: enough to compare, nothing that identifies its owner."""
 
 from __future__ import annotations
 

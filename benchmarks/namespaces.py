@@ -14,12 +14,14 @@ import ctypes
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 INTERFACE = "eth0"
+HOSTS = 2
+_PORT = 29500
 _CLONE_NEWNET = 0x40000000
 _BURST_S = 0.001  # the bytes that may leave at once are those that the cable carries in this time,
 _LEAST_BURST_BYTES = 2 * 64 * 1024  # and at least two of the largest pieces that TCP sends
@@ -64,6 +66,13 @@ def two_hosts(rate: str) -> Iterator[tuple[Host, Host]]:
         for host in hosts:  # the cable goes with them
             with suppress(RuntimeError):  # it may not have come so far
                 _run("ip", "netns", "delete", host.namespace)
+
+
+def settle(hosts: Sequence[Host], ranks_per_host: int, rank: int) -> str:
+    """Move to the rank's host; returns the init_method."""
+    hosts[rank // ranks_per_host].enter()
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    return f"tcp://{hosts[0].address}:{_PORT}"
 
 
 def why_there_can_be_none() -> str | None:

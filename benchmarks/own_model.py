@@ -31,7 +31,7 @@ def own_workload(spec: str, parts: int = 1) -> Workload:
     """The workload of `make` in `spec`, checked by one step on this rank. Collective.
 
     Raises:
-        ModelError: there is no such function, or what it returns cannot be trained.
+        ModelError: there is no such function, or its model cannot be trained.
     """
     torch.manual_seed(1000 + dist.get_rank())  # other data on each rank; the weights become those of rank 0
     make = imported(spec)

@@ -1,4 +1,4 @@
-"""What do minddp's parts save a step, or cost it: each optimisation, the guard, `check_finite`, x-ray's recorder?
+"""How much does a step gain or lose by each part of minddp: optimisations, the guard, `check_finite`, x-ray?
 
     python -m benchmarks parts                # some minutes on two cores
     python -m benchmarks parts --size quick   # a look
@@ -28,10 +28,11 @@ from unittest import mock
 
 from torch import nn
 
-from benchmarks.contestants import Contestant, Raced, race_workload
+from benchmarks.contestants import Contestant
 from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import in_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
+from benchmarks.race import Raced, race_workload
 from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
 from minddp.core import gradient_aliasing, packing
@@ -106,7 +107,6 @@ class Config(RaceOptions):
     workloads: tuple[WorkloadName, ...] = ("many_small", "transformer", "wide_mlp", "convnet", "short")
     transports: tuple[Literal["process_group", "shared_memory"], ...] = ("process_group", "shared_memory")
     rounds: int = 54
-    """Timed rounds; a multiple of the contestants in all heats is exactly fair."""
     timeout_s: float = 7200.0
 
 

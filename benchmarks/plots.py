@@ -1,4 +1,4 @@
-"""Draw what has been measured: PNGs for the questions that have been answered, and all tables as Markdown.
+"""Draw the results: PNGs for the questions that have been answered, and all tables as Markdown.
 
     python -m benchmarks plots    # or `make plots`; needs matplotlib, which the `bench` extra has
 
@@ -18,7 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
-from rich.console import Console
 
 from benchmarks import (
     all_reduce,
@@ -51,23 +50,23 @@ class Config:
 
 
 def main(config: Config) -> None:
-    console, pages = Console(), list[str]()
+    pages: list[str] = []
     for name, tables in TABLES.items():
         report = question.read(question.path_of(name, config.directory))
         if report is None:
-            console.print(f"{name}: not measured yet")
+            print(f"{name}: not measured yet")
             continue
         pages += [f"## {name}", f"{provenance(report)}.", *(table.markdown() for table in tables(report))]
-        draw(name, report, config.directory, console)
+        draw(name, report, config.directory)
     (config.directory / "tables.md").write_text("\n\n".join(pages) + "\n")
-    console.print("tables: tables.md")
+    print("tables: tables.md")
 
 
-def draw(asked: str, report: Report, directory: Path, console: Console) -> None:
+def draw(asked: str, report: Report, directory: Path) -> None:
     """All pictures of the answer to the question `asked`."""
     for name, picture in PICTURES.get(asked, {}).items():
         picture(report).savefig(directory / f"{name}.png", dpi=DPI, facecolor="white")
-        console.print(f"{asked}: {name}.png")
+        print(f"{asked}: {name}.png")
 
 
 def provenance(report: Report) -> str:
@@ -137,7 +136,7 @@ def draw_row(axes: Axes, row: int, setting: str, contestants: Report, transports
 
 
 def growths(report: Report) -> Figure:
-    """What a wrapper adds: a panel for each axis."""
+    """The time and memory that a wrapper adds: a panel for each axis."""
     panels: dict[str, Panel] = {}
     for axis, points in report["axes"].items():
         names = list(next(iter(points.values())))
@@ -229,7 +228,7 @@ def explain(figure: Figure, title: str, key: Mapping[str, str], report: Report) 
 
 
 def losses(report: Report) -> Figure:
-    """Of `fewer_bytes`: the loss of training, the mean of some steps, over bytes and over time at each rate."""
+    """For `fewer_bytes`: the loss of training, as a running mean, over bytes and over time at each rate."""
     rates = report["config"]["rates"]
     figure = Figure(figsize=(3.2 * (1 + len(rates)), 3.4), layout="constrained")
     panels = figure.subplots(1, 1 + len(rates), sharey=True)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from rich.console import Console
-
 from benchmarks import machine
 from benchmarks.display import Table, console_of
 from benchmarks.harness import Rounds
@@ -28,12 +26,12 @@ Report = Mapping[str, Any]
 
 
 class ModelError(Exception):
-    """The model that the user names cannot be trained; says why, and what to do."""
+    """The user's model cannot be trained. The message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What can be chosen in every question.
+    """The options of every question.
 
     Raises:
         ValueError: an option is below what `LEAST` says.
@@ -74,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class RaceOptions(Options):
-    """What can be chosen in a question that is answered by a race."""
+    """The options of a question that is answered by a race."""
 
     LEAST = Options.LEAST | {"rounds": 1, "warmup_rounds": 1}
 
@@ -112,7 +110,7 @@ def ask(
     device: DeviceName = "cpu",
     settle: Callable[[int], str] | None = None,
 ) -> None:
-    """Call `answer(rank, config)` on every rank; show the tables of what rank 0 returns, and keep that.
+    """Call `answer(rank, config)` on every rank; show the tables of rank 0's report, and write it.
 
     `device` and `settle` are those of `run_ranks`.
     """
@@ -149,17 +147,6 @@ def ask(
     if config.out is not None and path != config.out:
         pages = "\n\n".join(table.markdown() for table in tables(report))
         path_of(question, config.out).with_suffix(".md").write_text(pages + "\n")
-        draw(question, report, config.out, console)
-
-
-def draw(question: str, report: Report, directory: Path, console: Console) -> None:
-    """The pictures of the answer to `question`; says so if matplotlib is missing."""
-    try:
-        from benchmarks import plots  # it imports every question
-    except ModuleNotFoundError as missing:
-        console.print(f"No picture, because {missing.name} is not installed: pip install 'minddp[bench]'")
-        return
-    plots.draw(question, report, directory, console)
 
 
 # ------------------------------------------------------------------ reports
@@ -188,5 +175,5 @@ def write(report: Report, path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What `write` has written there; `None` if there is no such file."""
+    """A report that `write` has written; `None` if there is no such file."""
     return json.loads(path.read_text()) if path.exists() else None

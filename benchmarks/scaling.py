@@ -5,7 +5,7 @@
 
 Weak: each rank has a batch of the same size. Strong: one batch is split among the ranks. All numbers of ranks race
 in one run, in which ranks that are not needed wait in a barrier, so they can be compared round by round. The speed
-of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.tools.forecast` foretells
+of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.tools.forecast` predicts
 each step by the process group from one and two ranks: see `forecast.py`.
 """
 
@@ -13,40 +13,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
-from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
-from torch import nn
 
-from benchmarks.contestants import (
-    BASELINE,
-    FLOOR,
-    Contestant,
-    NativeDDP,
-    Step,
-    TransportName,
-    candidate,
-    minddp_over,
-    race_workload,
-)
+from benchmarks.contestants import BARRIER, BASELINE, FLOOR, TransportName, candidate, on_ranks
 from benchmarks.display import Table, table_of
 from benchmarks.forecast import described, forecast_of, steps_of
 from benchmarks.harness import compare, estimate, in_ms
 from benchmarks.own_model import has_parts, imported, own_workload
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.workloads import Workload, WorkloadName, batch_of, training_step, workload
+from benchmarks.race import race_workload
+from benchmarks.workloads import Workload, WorkloadName, batch_of, workload
 from minddp.platform.cores import usable_cores
 from minddp.tools.forecast.cluster import Cluster, all_reduce
 from minddp.tools.forecast.link import FREE
 
-BARRIER, FORECAST = "barrier", "forecast, process group"
+FORECAST = "forecast, process group"
 OBSERVED_STEPS = 12
 
 
@@ -87,7 +76,7 @@ def time_ranks(rank: int, config: Config) -> dict[str, Any]:
     tasks = {("weak", number): whole for number in numbers}
     splits = config.model is None or has_parts(imported(config.model))
     tasks |= {("strong", number): task_of(config, number) for number in numbers[1:] if splits}
-    foretold_s = foretold(rank, config, tasks)
+    predicted_s = predicted_steps(rank, config, tasks)
     field = [c for (kind, number), task in tasks.items() for c in on_ranks(kind, number, config.transports, task)]
     raced = race_workload(rank, whole, field, config)
     examples = len(batch_of(whole, 0, torch.device("cpu"))[0])
@@ -97,8 +86,8 @@ def time_ranks(rank: int, config: Config) -> dict[str, Any]:
     for kind, number in tasks:
         work = number if kind == "weak" else 1
         walls = {name: raced.wall[f"{kind} {name}, {number}"] for name in names}
-        if (kind, number) in foretold_s:
-            walls[FORECAST] = np.full_like(alone, foretold_s[kind, number])
+        if (kind, number) in predicted_s:
+            walls[FORECAST] = np.full_like(alone, predicted_s[kind, number])
         for name, wall in walls.items():
             speedup = compare(work * alone, wall, config.seed)
             efficiency = {of: value / number for of, value in dataclasses.asdict(speedup).items() if of != "rounds"}
@@ -124,7 +113,9 @@ def task_of(config: Config, parts: int) -> Workload:
     return workload(config.workload, config.workload_size).share(parts)
 
 
-def foretold(rank: int, config: Config, tasks: Mapping[tuple[str, int], Workload]) -> dict[tuple[str, int], float]:
+def predicted_steps(
+    rank: int, config: Config, tasks: Mapping[tuple[str, int], Workload]
+) -> dict[tuple[str, int], float]:
     """Seconds of each step on rank 0; nothing of one rank or on several hosts. Collective."""
     if config.world_size == 1 or int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size)) < config.world_size:
         return {}
@@ -136,38 +127,6 @@ def foretold(rank: int, config: Config, tasks: Mapping[tuple[str, int], Workload
         steps_s[kind, number] = forecast_of(job, cluster, all_reduce(cluster)).step_s
     dist.barrier()
     return steps_s
-
-
-def on_ranks(
-    kind: str,
-    number: int,
-    transports: Sequence[str],
-    task: Workload,
-    step_of: Callable[[nn.Module, Workload, int], Step] = training_step,
-) -> list[Contestant]:
-    """A heat on the first `number` ranks, the others idle: no wrapper, torch, minddp, a barrier. Collective."""
-    group = dist.new_group(range(number))
-    is_in = dist.get_rank() < number
-    wrappers: dict[str, Any] = {FLOOR: lambda model, process_group: model, BASELINE: NativeDDP}
-    wrappers |= {candidate("default", transport): minddp_over(transport) for transport in transports}
-
-    def step(model: nn.Module, _: Workload, rank: int) -> Step:
-        return step_of(model, task, rank) if is_in else lambda: None
-
-    def contestant(name: str, wrapper: Any) -> Contestant:
-        def wrap(model: nn.Module) -> nn.Module:
-            local = min(number, int(os.environ.get("LOCAL_WORLD_SIZE", number)))
-            with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(local)):  # as if there were no others
-                return wrapper(model, process_group=group) if is_in else nn.Identity()
-
-        return Contestant(f"{kind} {name}, {number}", f"{kind} {number}", wrap=wrap, step=step)
-
-    barrier = Contestant(
-        f"{kind} {BARRIER}, {number}",
-        f"{kind} {number}",
-        step=lambda model, task, rank: (lambda: dist.barrier(group)) if is_in else (lambda: None),
-    )
-    return [*(contestant(name, wrapper) for name, wrapper in wrappers.items()), barrier]
 
 
 def tables(report: Report) -> Iterator[Table]:

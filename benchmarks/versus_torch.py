@@ -2,7 +2,7 @@
 
     python -m benchmarks versus_torch                # the measurement, about ten minutes on two cores
     python -m benchmarks versus_torch --size quick   # a look
-    python -m benchmarks versus_torch --control      # torch's class in both places: what the harness itself adds
+    python -m benchmarks versus_torch --control      # torch's class in both places: the harness's own error
 
 Each workload is trained by torch and by minddp at every setting, by other wrappers, and without one, all in one
 process group. See [Note: paired rounds] for how the ratio is taken, and NOTES.md for how to read the table.
@@ -16,29 +16,26 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import tyro
 
 from benchmarks import contestants
 from benchmarks.contestants import (
-    ALONE,
     AS_IT_COMES,
     BASELINE,
     FLOOR,
     WAITING,
     Contestant,
     FieldOptions,
-    Raced,
     SettingName,
     TransportName,
     candidate,
-    race_workload,
     wire,
 )
 from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import Rounds, Times, compare, estimate, in_ms, median_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.workloads import Workload, batch_of
+from benchmarks.race import Raced, race_workload
+from benchmarks.workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class Config(FieldOptions, RaceOptions):
     )
     """minddp's transport; on a GPU, and for torch in its place, always the process group."""
     rounds: int = 26
-    """Timed rounds, at least; a multiple of twice the number of heats is exactly fair."""
+    """Timed rounds, at least; an even number is fair to both of a pair."""
     seconds: float = 60.0
     """A workload of short steps has so many times these rounds that they take about this long, too."""
     control: bool = False
@@ -104,14 +101,12 @@ def time_workload(rank: int, task: Workload, config: Config) -> dict[str, Any]:
     field += contestants.parts(split) if split else []
     field = contestants.for_workload(field, task)
     raced = race_workload(rank, task, field, config, device=config.device)
-    examples = len(batch_of(task, 0, torch.device("cpu"))[0])
     return raced.described() | {
-        "examples_per_step": examples,
         "floors": floors(raced.wall),
         "split": {
             name: split_of(name, raced) for name in (BASELINE, *(candidate("default", t) for t in split)) if split
         },
-        "contestants": {c.name: figures(c, raced, config.world_size, examples) for c in field if c.baseline},
+        "contestants": {c.name: figures(c, raced) for c in field if c.baseline},
         "rounds_ms": in_ms(raced.wall),
         "rounds_cpu_ms": in_ms(raced.cpu),
     }
@@ -123,7 +118,6 @@ def time_workload(rank: int, task: Workload, config: Config) -> dict[str, Any]:
 def floors(wall: Times) -> dict[str, Any]:
     """Milliseconds per step that no wrapper can beat, and their parts."""
     return {
-        "one_rank_alone_ms": median_ms(wall[ALONE]),
         "no_wrapper_ms": median_ms(wall[FLOOR]),
         "all_reduce_ms": {t: median_ms(wall[wire(t)]) for t in measured_wires(wall)},
         "floor_ms": {t: median_ms(floor_of(wall, t)) for t in measured_wires(wall)},
@@ -146,8 +140,8 @@ def floor_of(wall: Times, transport: str) -> np.ndarray:
 def split_of(name: str, raced: Raced) -> dict[str, Any]:
     """Where the time beyond no wrapper goes, in ms; the parts add up in each round, so nearly in their medians.
 
-    Each is the difference of two steps, of which one does without that part. What is sent but hidden behind
-    backward costs nothing here.
+    Each is the difference of two steps, one of them without that part. Communication hidden behind backward
+    costs nothing here.
     """
     times = {part: raced.wall[f"{name}, {part}"] for part in ("no buffers", "nothing sent", "hooks")}
     waiting, bare, whole = raced.wall[WAITING] - raced.wall[FLOOR], raced.wall[FLOOR], raced.wall[name]
@@ -165,22 +159,18 @@ def split_of(name: str, raced: Raced) -> dict[str, Any]:
     }
 
 
-def figures(contestant: Contestant, raced: Raced, world_size: int, examples: int) -> dict[str, Any]:
-    """The figures of one contestant, `examples` in each rank's batch. Collective."""
+def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
+    """The figures of one contestant. Collective."""
     name, baseline, wall = contestant.name, contestant.baseline, raced.wall
     assert baseline is not None, "floors have no baseline"
-    speedup = compare(world_size * wall[ALONE], wall[name], raced.seed)
     return {
         "baseline": baseline,
         "median_ms": raced.median_ms(name),
         "median_cpu_ms": median_ms(raced.cpu[name]),
-        "examples_per_s": world_size * examples / float(np.median(wall[name])),
         "ratio": raced.ratio(name, baseline),
         "cpu_ratio": raced.cpu_ratio(name, baseline),
         "exposed_ms": raced.added_ms(name),
         "over_floor": compare(wall[name], floor_of(wall, contestant.transport), raced.seed),
-        "speedup": speedup,
-        "efficiency": speedup.median / world_size,
         "same_bits": raced.same_bits(contestant),
     }
 
@@ -195,8 +185,6 @@ COLUMNS = {
     "cpu": "{cpu_ratio[median]:.3f}",
     "exposed ms": "{exposed_ms[median]:.2f}",
     "over floor": "{over_floor[median]:.2f}",
-    "speed-up": "{speedup[median]:.2f}",
-    "examples/s": "{examples_per_s:.0f}",
 }
 
 
@@ -230,10 +218,10 @@ def tables(report: Report) -> Iterator[Table]:
         size = f"{result['tensors']} tensors, {result['gradient_mib']} MiB; {result['rounds']} rounds"
         floors_ms = result["floors"]["all_reduce_ms"].items()
         wires = ", ".join(f"by {transport.replace('_', ' ')} {ms:.2f}" for transport, ms in floors_ms)
-        alone, bare = result["floors"]["one_rank_alone_ms"], result["floors"]["no_wrapper_ms"]
+        bare = result["floors"]["no_wrapper_ms"]
         differ = [name for name, of in result["contestants"].items() if not of["same_bits"]]
         weights = f"weights DIFFER from torch's: {', '.join(differ)}" if differ else "all weights equal to the bit"
-        caption = f"ms per step: {ALONE} {alone:.2f}, {FLOOR} {bare:.2f}, all-reduce only {wires}; {weights}."
+        caption = f"ms per step: {FLOOR} {bare:.2f}, all-reduce only {wires}; {weights}."
         yield table_of(f"{result['title']}: {size}", "contestant", COLUMNS, result["contestants"], caption)
         if result.get("split"):
             title = f"{result['title']}: where the ms beyond no wrapper go"

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 WorkloadName = Literal["many_small", "transformer", "wide_mlp", "convnet", "embedding", "embedding_sparse", "short"]
 Size = Literal["tiny", "full", "gpu"]
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True)

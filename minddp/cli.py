@@ -17,6 +17,7 @@ COMMANDS = {
     "train": ("minddp.tools.train.launch", "train a model data-parallel, on ranks that it starts itself"),
     "run": ("minddp.tools.launch.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
     "exec": ("minddp.tools.launch.execute", "the same for any command, such as another launcher"),
+    "elastic": ("minddp.tools.elastic.launcher", "run a script that goes on when some of its ranks are lost"),
     "doctor": ("minddp.tools.doctor.doctor_command", "check, before a job, whether it will work on these machines"),
     "xray": ("minddp.tools.xray.command_line", "record some steps of a script: where their time goes"),
     "forecast": ("minddp.tools.xray.forecast_command", "predict a step on other numbers of ranks and hosts"),

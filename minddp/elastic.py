@@ -1,4 +1,4 @@
-"""The public names of `tools/elastic/`; and `python -m minddp.elastic`, its launcher."""
+"""The public names of `tools/elastic/`; `python -m minddp.elastic` is the command `minddp elastic`."""
 
 import sys
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import bucket_size, contestants
+from benchmarks import bucket_size, race
 from benchmarks.bucket_size import Config, field_of, heats_of
 from tests.ranks import RankPool
 
@@ -35,7 +35,7 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
 
 def test_a_heat_is_a_capacity_and_torch_has_no_auto():
     field = field_of((0.25, 16.0))
-    assert contestants.heats(field) == [
+    assert race.heats(field) == [
         ["no wrapper"],
         *([f"{family} at {cap}" for family in bucket_size.FAMILIES] for cap in ("default", "0.25", "16")),
         ["minddp at auto", "minddp, shared memory at auto"],

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import contestants, versus_torch
-from benchmarks.contestants import ALONE, FLOOR, WAITING, LadderName, Raced
+from benchmarks.contestants import FLOOR, WAITING, LadderName
+from benchmarks.race import Raced
 from benchmarks.versus_torch import Config, figures, floor_of, floors, split_of
 
 ESTIMATE = {"median": float, "low": float, "high": float, "spread": float, "rounds": int}
@@ -19,13 +20,10 @@ CONTESTANT = {
     "baseline": str,
     "median_ms": float,
     "median_cpu_ms": float,
-    "examples_per_s": float,
     "ratio": ESTIMATE,
     "cpu_ratio": ESTIMATE,
     "exposed_ms": ESTIMATE,
     "over_floor": ESTIMATE,
-    "speedup": ESTIMATE,
-    "efficiency": float,
     "same_bits": bool,
 }
 WORKLOAD = {
@@ -33,11 +31,9 @@ WORKLOAD = {
     "tensors": int,
     "parameters": int,
     "gradient_mib": float,
-    "examples_per_step": int,
     "rounds": int,
     "split": {str: {str: ESTIMATE}},
     "floors": {
-        "one_rank_alone_ms": float,
         "no_wrapper_ms": float,
         "all_reduce_ms": {"process_group": float, "shared_memory": float},
         "floor_ms": {"process_group": float, "shared_memory": float},
@@ -183,7 +179,6 @@ def test_a_configuration_that_times_nothing_is_refused(wrong: dict):
 TRANSPORTS = ["process_group", "shared_memory"]
 FIELD = [*contestants.floors(TRANSPORTS), *contestants.pairs(["default", "views"], TRANSPORTS)]
 SECONDS = {
-    ALONE: [0.3, 0.3, 0.3, 0.3],
     FLOOR: [0.4, 0.4, 0.4, 0.4],
     "all-reduce only, process group": [0.6, 0.6, 0.6, 0.6],
     "all-reduce only, shared memory": [0.1, 0.1, 0.1, 0.1],
@@ -205,15 +200,12 @@ def _of(name: str) -> contestants.Contestant:
 def test_the_figures_of_a_contestant(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Raced, "same_bits", lambda raced, contestant: True)
     raced = Raced("x", {}, WALL, CPU, seed=0)
-    figured = figures(_of("minddp default"), raced, world_size=2, examples=16)
+    figured = figures(_of("minddp default"), raced)
     assert figured["baseline"] == "torch default"
     assert figured["ratio"].median == pytest.approx(1.1)
     assert figured["median_ms"] == pytest.approx(1100)
     assert figured["exposed_ms"].median == pytest.approx(700), "beyond the step without a wrapper"
     assert figured["over_floor"].median == pytest.approx(1.1 / 0.6), "the wire takes longer than computing"
-    assert figured["speedup"].median == pytest.approx(2 * 0.3 / 1.1)
-    assert figured["efficiency"] == pytest.approx(0.3 / 1.1)
-    assert figured["examples_per_s"] == pytest.approx(2 * 16 / 1.1)
 
 
 def test_the_floor_is_the_longer_of_computing_and_the_wire():

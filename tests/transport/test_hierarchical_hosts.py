@@ -16,7 +16,7 @@ import torch.distributed as dist
 import minddp
 from benchmarks import hosts
 from benchmarks.contestants import FLOOR, wire
-from benchmarks.namespaces import INTERFACE, Host, bytes_per_second, two_hosts, why_there_can_be_none
+from benchmarks.namespaces import INTERFACE, Host, bytes_per_second, settle, two_hosts, why_there_can_be_none
 from minddp.transport import open_transport
 from tests.ranks import RankPool
 
@@ -38,7 +38,7 @@ def measured() -> list[Any]:
 
 
 def count_and_train(rank: int, places: Sequence[Host]) -> tuple[Any, Any]:
-    hosts.settle(places, 2, rank)
+    settle(places, 2, rank)
     group = dist.new_group()  # whose threads and connections are made there
     return count_bytes(rank, group), train(rank, group)
 

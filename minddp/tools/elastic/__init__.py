@@ -1,13 +1,13 @@
-r"""Training whose bits do not depend on how many ranks compute it.
+r"""Training with the same bits on any number of ranks, which goes on when ranks are lost.
 
 [Note: logical ranks]
-Adding floating-point numbers in another order gives other bits, so the result of a training depends on the number
-of its ranks. Here each batch is cut into a fixed number of *shares*, one for each *logical rank*. Whichever rank
-computes a share, it computes the same:
+Floating-point addition in another order gives other bits, so the result of a training depends on the number of its
+ranks. Here each batch is cut into a fixed number of *shares*, one for each *logical rank*. A share gives the same
+result on any rank:
 
-  - forward and backward of a share run by themselves, with a random state that follows from the step and the share;
-  - each share begins with the buffers that the step began with; those of share 0 survive, as rank 0's do in DDP;
-  - the gradients of the shares are added by one fixed binary tree over the shares.
+  - forward and backward of each share run separately, with a random state that depends on the step and the share;
+  - each share begins with the step's initial buffers; the buffers of share 0 are kept, as those of rank 0 in DDP;
+  - one fixed binary tree over the shares adds their gradients.
 
                  (0..3)                  8 shares would add (4..7) on the right, and a root
                /        \
@@ -17,13 +17,13 @@ computes a share, it computes the same:
 
 | question | file |
 |---|---|
-| which rank computes which shares, and which sums of the tree result from them? | `addition_tree.py` |
-| what surrounds a share: gradients, random state, buffers, checks? | `logical_ranks.py` |
-| how do sums meet between ranks, in the tree's order? | `tree_sum.py` |
-| how does a share get its samples? | `share_data.py` |
+| Which rank computes which shares, and which sums of the tree? | `addition_tree.py` |
+| What is done before and after each share: gradients, random state, buffers, checks? | `logical_ranks.py` |
+| How are sums of several ranks added in the order of the tree? | `tree_sum.py` |
+| Where do the samples of a share come from? | `share_data.py` |
 
-A training whose ranks may be exchanged in each step can also lose some, and go on. See [Note: generations];
-docs/elastic.md says which file answers which question.
+So the ranks may change between steps, and a training can go on when some are lost. See [Note: generations];
+docs/elastic.md lists the files of this part.
 """
 
 from minddp.tools.elastic.session import Finished, RankLost, Session, Step, join

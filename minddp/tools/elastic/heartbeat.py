@@ -1,6 +1,6 @@
-"""A thread of each member that shows that it lives, and that notices when the generation has lost another one.
+"""A thread of each member, which shows the others that this process lives, and notices when one of them is lost.
 
-It calls the generation off, and the main thread comes back with an error. See [Note: hanging up].
+It then calls the generation off, so that all waits of the main thread end with an error. See [Note: hanging up].
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ from minddp.tools.elastic.membership import Generation, Membership
 from minddp.tools.watchdog import WatchedTransport
 from minddp.transport.protocols import Transport
 
-BEAT_EVERY_S = 0.25
 LOOK_EVERY_S = 0.1
 
 
 class Term:
-    """The time in which this process is a member of a generation. `step` is the one that is computed.
+    """The time in which this process is a member of `generation`.
 
-    The sockets that it opens from the construction on, until `connections.complete`, are those of the generation.
+    Sockets that it opens after the construction, until `connections.complete`, are those of the generation.
     """
 
     def __init__(self, generation: Generation):
         self.generation = generation
         self.connections = Connections()
-        self.is_over = threading.Event()
-        self.step = -1
-        self.admits = False  # others, now that this step has counted
         self.transport: Transport | None = None  # once the group is made
+        self.step = -1  # the one that is computed
+        self.is_over = threading.Event()  # a rank was lost, or others join
 
     def call_off(self, membership: Membership) -> None:
-        """No member counts this step, or waits any longer. May be called again, and by any thread."""
+        """End the step on all members without counting it, and end their waits. Any thread may call this again."""
         number = self.generation.number
         self.is_over.set()  # before `step` is read: see Session.vote
         membership.store.set(f"over/{number}", "")
@@ -44,34 +42,44 @@ class Term:
 
 
 class Heartbeat:
-    """Beats until `stop`. A member whose heart has not beaten for `silent_limit_s` counts as lost."""
+    """The thread. It runs until `stop`. A member whose beat has not changed for `silent_limit_s` counts as lost."""
 
     def __init__(self, membership: Membership, silent_limit_s: float):
+        # Set by the main thread.
         self.term: Term | None = None
         self.watched: tuple[int, ...] = ()  # members
-        self.silent: frozenset[int] = frozenset()  # members that count as lost
-        self.error: RuntimeError | None = None  # the store has ended
+        # Set by this thread.
+        self.error: RuntimeError | None = None
+        self._silent: frozenset[int] = frozenset()
+        self._last_change: dict[int, tuple[bytes, float]] = {}  # of each member's beat, and when it was seen
+
         self._membership = Membership(membership.store.clone(), membership.member)  # type: ignore[attr-defined]
         self._silent_limit_s = silent_limit_s
-        self._last_change: dict[int, tuple[bytes, float]] = {}  # of each member's beat, and when it was seen
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="minddp/heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """The interpreter may end next, and aborts if a thread is inside the store then."""
+        """Wait for the thread: an interpreter that ends while a thread is inside the store aborts."""
         self._stopping.set()
         self._thread.join(AT_EXIT_S)
 
+    def check_store(self) -> None:
+        """Raise RuntimeError if the store has ended."""
+        if self.error is not None:
+            raise RuntimeError("The store has ended, and with it the job.") from self.error
+
+    def is_lost(self, member: int, membership: Membership) -> bool:
+        """True if the member is silent, or its process has ended. `membership` is that of the calling thread."""
+        return member in self._silent or membership.process_is_gone(member)
+
     def _run(self) -> None:
-        beats, next_beat = 0, 0.0
         try:
             while not self._stopping.is_set():
-                if time.monotonic() >= next_beat:
-                    beats, next_beat = beats + 1, time.monotonic() + BEAT_EVERY_S
-                    self._membership.store.set(f"beat/{self._membership.member}", str(beats))
+                self._membership.store.set(f"beat/{self._membership.member}", str(time.monotonic()))
                 self._listen()
-                self._look_after(self.term)
+                if (term := self.term) is not None and self._must_end(term):
+                    term.call_off(self._membership)
                 self._stopping.wait(LOOK_EVERY_S)
         except RuntimeError as error:
             self.error = error
@@ -85,20 +93,14 @@ class Heartbeat:
             if self._last_change.get(member, (b"", 0.0))[0] != beat:
                 self._last_change[member] = beat, now
         limit = now - self._silent_limit_s
-        self.silent = frozenset(member for member in watched if self._last_change[member][1] < limit)
+        self._silent = frozenset(member for member in watched if self._last_change[member][1] < limit)
 
-    def _look_after(self, term: Term | None) -> None:
-        """Call the generation off if it has lost a member, or another one has called it off."""
-        if term is None:
-            return
-        number, ours = term.generation.number, self._membership.member
-        others = [member for member in term.generation.members if member != ours]
-        if (
-            term.is_over.is_set()  # and this thread may have been too early to hang up, or to know the step
-            or self._membership.read(f"over/{number}") is not None
-            or (
-                self._membership.read("finished") is None
-                and any(member in self.silent or self._membership.process_is_gone(member) for member in others)
-            )
-        ):
-            term.call_off(self._membership)
+    def _must_end(self, term: Term) -> bool:
+        """True if another member is lost, or has called the generation off."""
+        # If it is over already, this thread may have hung up too early, or before the main thread had set the step.
+        if term.is_over.is_set() or self._membership.read(f"over/{term.generation.number}") is not None:
+            return True
+        if self._membership.read("finished") is not None:
+            return False
+        others = set(term.generation.members) - {self._membership.member}
+        return any(self.is_lost(member, self._membership) for member in others)

@@ -1,31 +1,29 @@
-"""`python -m minddp.elastic`: start ranks that survive each other, and the store that outlives them.
+"""`minddp elastic`: start ranks that survive each other, and the store that outlives them.
 
-    launcher            holds the store, does not train
-     +- agent           torch's elastic agent: starts its rank, and starts it again if it fails
-     |   +- rank
-     +- agent
-         +- rank
-     ...
-
-Each rank has an agent of its own, since an agent restarts all of its ranks when one fails.
+The launcher holds the store and does not train. A rank that fails is started again; the other ranks go on.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from minddp.platform.launcher import local_config
+import psutil
+import torch.distributed as dist
+
+from minddp.platform.launcher import GRACE_S
+from minddp.tools.elastic.heartbeat import LOOK_EVERY_S
 from minddp.tools.elastic.session import NUM_RANKS, STORE
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m minddp.elastic", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="minddp elastic", description=__doc__.partition("\n")[0])
     parser.add_argument("--nproc", type=int, default=2, help="ranks to start on this host (default: 2)")
     parser.add_argument("--max-restarts", type=int, default=3, help="of each rank (default: 3)")
     parser.add_argument(
@@ -35,71 +33,65 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--join", action="store_true", help="the store is held by the launcher on another host")
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="what each rank runs, with its arguments")
-    parsed = parser.parse_args(arguments)
-    if not parsed.script or (parsed.join and parsed.store == parser.get_default("store")):
+    parser.add_argument(
+        "script", nargs=argparse.REMAINDER, help="the script that each rank runs, and its arguments"
+    )
+    options = parser.parse_args(arguments)
+    if not options.script or (options.join and options.store == parser.get_default("store")):
         parser.error("Name a script to run, and with --join also a --store.")
-    return parsed
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the ranks and wait until all have ended. Returns 0 if training has finished."""
-    parsed = parse(arguments)
-    context = multiprocessing.get_context("fork")  # before the store starts threads
-    agents = []
-    for _ in range(parsed.nproc):
-        ours, theirs = context.Pipe()
-        agent = context.Process(target=_run_agent, args=(theirs, parsed))
-        agent.start()
-        theirs.close()
-        agents.append((agent, ours))
-
-    import torch.distributed as dist
-
-    host, _, port = parsed.store.rpartition(":")
-    if parsed.join:
+    options = parse(arguments)
+    environment = dict(os.environ)
+    host, _, port = options.store.rpartition(":")
+    if options.join:
         store = dist.TCPStore(host, int(port), is_master=False)
     else:
-        # The server looks up the name of each process that connects, for its messages, and meanwhile all others
-        # wait: 5 s if the answer is lost. So this process asks no name server.
+        # For its log, the server looks up the name of each process that connects. All others wait meanwhile, 5 s if
+        # the answer is lost. So this process asks no name server.
         os.environ["RES_OPTIONS"] = "attempts:0"
         store = dist.TCPStore("localhost", int(port), is_master=True, wait_for_workers=False)
-    for _, pipe in agents:
-        pipe.send(f"{host}:{store.port}")
-    stopped_by = 0
-
-    def stop(signal_number: int, _frame: object) -> None:
-        nonlocal stopped_by
-        stopped_by = signal_number
-        for agent, _ in agents:
-            agent.terminate()  # torch's agent ends its rank, too
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, stop)
-    for agent, _ in agents:
-        agent.join()
-    if stopped_by:
+    environment |= {STORE: f"{host}:{store.port}", NUM_RANKS: str(options.nproc)}
+    # Scripts that read torchrun's variables find a job of one rank.
+    environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(store.port)}
+    environment |= {"TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts)}
+    # In the ranks, torch looks up the name of each peer that it connects to.
+    environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost connections are expected
+    if options.nproc > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun
+    command = [sys.executable, *(["-m"] if options.is_module else []), *options.script]
+    if stopped_by := run_ranks(command, environment, options.nproc, options.max_restarts):
         return 128 + stopped_by
     return 0 if store.check(["finished"]) else 1
 
 
-def _run_agent(pipe: Connection, parsed: argparse.Namespace) -> None:
-    """The body of an agent's process: one of torch's, for one rank."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+def run_ranks(command: Sequence[str], environment: Mapping[str, str], num_ranks: int, max_restarts: int) -> int:
+    """Run `num_ranks` processes, and start each one again if it fails, up to `max_restarts` times.
 
-    os.environ[STORE], os.environ[NUM_RANKS] = pipe.recv(), str(parsed.nproc)
-    # Torch looks up the name of each peer that it connects to, too.
-    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # connections that are lost are no news
-    if parsed.nproc > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher passes it on
-    try:
-        script = ["-m", *parsed.script] if parsed.is_module else parsed.script
-        elastic_launch(local_config(1, parsed.max_restarts), sys.executable)(*script)
-    except ChildFailedError as error:
-        sys.exit(f"A rank has failed {parsed.max_restarts + 1} times and is not started again: {error}")
-    except SignalException:
-        sys.exit(1)
+    Returns 0 once all have ended, or the number of a signal, which has stopped the ranks.
+    """
+    signals: list[int] = []
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, _frame: signals.append(number))
+    # In sessions of their own: Ctrl-C reaches the launcher only.
+    start = partial(psutil.Popen, command, env=environment, start_new_session=True)
+    restarts_left = {start(): max_restarts for _ in range(num_ranks)}
+    while restarts_left and not signals:
+        ended, _ = psutil.wait_procs(restarts_left, LOOK_EVERY_S)
+        for rank in ended:
+            left = restarts_left.pop(rank)
+            if rank.returncode != 0 and left > 0:
+                restarts_left[start()] = left - 1
+            elif rank.returncode != 0:
+                text = f"rank process {rank.pid} failed with status {rank.returncode}; it has no restarts left."
+                print(f"minddp elastic: {text}", file=sys.stderr)
+    for rank in restarts_left:
+        rank.terminate()
+    for rank in psutil.wait_procs(restarts_left, GRACE_S)[1]:
+        rank.kill()
+    return signals[0] if signals else 0

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of minddp: `run` launches them, `execute` runs any command with minddp installed.
+"""Run scripts that do not mention minddp: `run` launches ranks, `execute` runs any command.
 
-Both do so by the folder `startup`; with `on_cpu` for scripts that ask for CUDA.
+Both put the folder `startup` on PYTHONPATH, which installs minddp in each process. `on_cpu` replaces CUDA.
 """

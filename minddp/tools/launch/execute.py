@@ -1,11 +1,11 @@
-"""`minddp exec`: any command, in whose Python processes torch's DistributedDataParallel is minddp's.
+"""`minddp exec`: run any command, with minddp as torch's DistributedDataParallel in its Python processes.
 
     minddp exec python train.py             # a script that starts its own ranks
     minddp exec accelerate launch train.py  # another launcher
-    minddp exec --xray DIR python train.py  # and each rank records some steps, see `tools/xray/wrappers.py`
+    minddp exec --xray DIR python train.py  # each rank also records some steps, see `tools/xray/wrappers.py`
 
-The command's environment has one more folder at the head of PYTHONPATH; its `sitecustomize` installs minddp in each
-Python process when that imports torch. Processes started with `-I`, `-E`, `-S` or another PYTHONPATH escape.
+The command gets one more folder at the head of PYTHONPATH. Its `sitecustomize` installs minddp in each Python
+process that imports torch, except in those started with `-I`, `-E`, `-S` or another PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-STEPS = "10:15"  # that x-ray records: in the first ones buckets are rebuilt and caches are cold
+XRAY_STEPS = "10:15"  # in the first steps, buckets are rebuilt and caches are cold
 STARTUP_FOLDER = Path(__file__).parent / "startup"
 ON_CPU_PROGRAMS = Path(__file__).parent / "on_cpu" / "bin"
 
 
 def installing(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment`, so changed. Where PYTHONPATH is unset or empty no empty entry is added: it would mean `.`"""
+    """`environment` with that PYTHONPATH. An empty one gets no empty entry, which would mean `.`."""
     before = environment.get("PYTHONPATH", "")
     others = [folder for folder in before.split(os.pathsep) if folder != str(STARTUP_FOLDER)] if before else []
     return {**environment, "PYTHONPATH": os.pathsep.join([str(STARTUP_FOLDER), *others])}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minddp run`, `exec` and `xray` have in common."""
+    """Add the options of `minddp run`, `exec` and `xray`."""
     ours = parser.add_argument_group("minddp")
-    ours.add_argument("--on-cpu", action="store_true", help="run what asks for CUDA and NCCL on the CPU and gloo")
-    ours.add_argument("--native", action="store_true", help="the same with torch's own DDP, for comparing")
-    ours.add_argument("--xray", type=Path, metavar="DIR", help="record some steps and save what they show to DIR")
-    ours.add_argument("--steps", default=STEPS, metavar="FIRST:LAST", help="which, LAST is excluded (%(default)s)")
+    ours.add_argument("--on-cpu", action="store_true", help="run a script for CUDA and NCCL on the CPU and gloo")
+    ours.add_argument("--native", action="store_true", help="with torch's own DDP, for comparison")
+    ours.add_argument("--xray", type=Path, metavar="DIR", help="record some steps and save the report to DIR")
+    ours.add_argument(
+        "--steps", default=XRAY_STEPS, metavar="FIRST:LAST", help="steps to record, without LAST (%(default)s)"
+    )
 
 
 def environment_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, str]:
-    """What these options mean to `startup`; exits with status 2 and an explanation where they mean nothing."""
+    """The environment that passes these options to `startup`. Invalid ones exit with status 2 and a message."""
     from minddp.tools.train.settings import step_range
 
     environment = installing(os.environ)
@@ -60,14 +62,14 @@ def environment_of(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Become the command that `arguments` are; returns only if it cannot be run, with 127 as a shell does."""
+    """Replace this process by the command. Returns 127, as a shell does, if it cannot be run."""
     parser = argparse.ArgumentParser(
         prog="minddp exec",
-        description="Run any command, with minddp in the place of torch.nn.parallel.DistributedDataParallel in its "
-        "Python processes: a script that starts its own ranks, or another launcher.",
+        description="Run a command, such as another launcher or a script that starts its own ranks, with minddp as "
+        "torch.nn.parallel.DistributedDataParallel in its Python processes.",
     )
     add_options(parser)
-    parser.add_argument("command", nargs="?", help="what to run, such as python, accelerate or mpirun")
+    parser.add_argument("command", nargs="?", help="the command, such as python, accelerate or mpirun")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     parsed = parser.parse_args(arguments)
     if parsed.command is None:

@@ -1,11 +1,11 @@
-"""`minddp run`: torchrun, but in every process of the job torch's DistributedDataParallel is minddp's.
+"""`minddp run`: torchrun, with minddp as torch's DistributedDataParallel in every process of the job.
 
     minddp run --nproc-per-node 2 train.py --epochs 3
     minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
 
-The options are torchrun's own, read by its parser and carried out by its launcher. All that is added is the
-environment (see `execute.py`), which reaches the ranks and whatever they spawn or start, however deep. For scripts
-that start their own ranks, and for other launchers, there is `minddp exec`.
+Torchrun's parser reads the options and its launcher starts the ranks. minddp adds the environment (`execute.py`),
+which reaches the ranks and all processes below them. For scripts that start their own ranks, and for other
+launchers, there is `minddp exec`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run a job with torchrun's options; returns 0, or the exit status of the rank that failed first."""
     parser = make_parser(
         "minddp run",
-        "Run a training script, unchanged, with minddp in the place of torch.nn.parallel.DistributedDataParallel. "
+        "Run a training script, unchanged, with minddp as torch.nn.parallel.DistributedDataParallel. "
         "Options not listed under minddp are torchrun's.",
     )
     return launch(parser, parser.parse_args(arguments))
@@ -42,7 +42,7 @@ def make_parser(command: str, description: str) -> ArgumentParser:
 
 
 def launch(parser: ArgumentParser, options: Namespace) -> int:
-    """Start the ranks, and wait for their end; returns the exit status, or exits and says what was wrong."""
+    """Start the ranks and wait until they have ended. Returns 0, or exits with a status and a message."""
     if mistake := find_mistake(options):
         parser.exit(2, f"{parser.prog}: {mistake}\n")
     os.environ.update(environment_of(parser, options))
@@ -61,7 +61,7 @@ def launch(parser: ArgumentParser, options: Namespace) -> int:
 
 
 def find_mistake(options: Namespace) -> str | None:
-    """What would fail on every rank, or with a traceback of the launcher's."""
+    """A mistake that would fail on every rank, or with a traceback of the launcher."""
     try:
         torchrun.parse_min_max_nnodes(options.nnodes)
         torchrun.determine_local_world_size(options.nproc_per_node)

@@ -18,7 +18,7 @@ BREAKS = (
     SurvivalBreak(
         "the verdict again is ignored",
         "tools/elastic/session.py",
-        'if said == "again":',
+        'if verdict == "again":',
         "if False:",
         "test_a_connection_is_lost_and_no_rank",
     ),
@@ -39,8 +39,8 @@ BREAKS = (
     SurvivalBreak(
         "no waits are ended",
         "tools/elastic/heartbeat.py",
-        "            term.call_off(self._membership)",
-        "            pass",
+        "                    term.call_off(self._membership)",
+        "                    pass",
         "test_a_rank_dies_in_a_step[vote]",
     ),
     SurvivalBreak(
@@ -53,8 +53,8 @@ BREAKS = (
     SurvivalBreak(
         "a rank that comes late ends the others",
         "tools/elastic/session.py",
-        '            raise RankLost(f"Generation',
-        '            raise RuntimeError(f"Generation',
+        '            raise RankLost(f"Not all',
+        '            raise RuntimeError(f"Not all',
         "test_a_rank_that_connects_too_late_is_waited_for_again",
     ),
     SurvivalBreak(

@@ -1,9 +1,9 @@
 """`python -m tests.tools.elastic.chaos`: kill ranks at random moments, and compare the bits at the end.
 
 The kills come from outside, a random number of steps after each other, and some milliseconds: in a step, in a vote,
-while ranks regroup after another loss. Two in three by SIGKILL, and what has died is started again. The others stop
-a process: some for less than the silent limit, some until the others have gone on without it. The last rank is
-spared: with it the state would be lost.
+while ranks regroup after another loss. Two in three are by SIGKILL, and the rank is started again. The others stop
+a process, for less than the silent limit or until the others have gone on without it. The last rank is spared: with
+it the state would be lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE_S = 120.0  # between two kills, for restarted ranks to come
 
 @dataclass
 class Loss:
-    """Of a process, at `time_s`. `standstill_s` is how long no rank has finished a step after it.
+    """The loss of a process at `time_s`. For `standstill_s` after it no rank has finished a step.
 
     `overlaps`: no step had been finished since the loss before.
     """
@@ -70,7 +70,7 @@ class Report:
         return max((later - earlier, earlier, later) for earlier, later in pairwise(done))
 
     def longest(self) -> str:
-        """What has happened in it."""
+        """The events of the longest time without a step."""
         _, began, ended = self.longest_gap()
         events = [event for event in self.events if began - 0.01 <= event["time"] <= ended]
         lines = [f"{loss.time_s:8.2f} {'stop' if loss.is_stop else 'kill'}" for loss in self.losses]

@@ -36,7 +36,7 @@ def _run(plan: dict[str, Any], address: str, num_ranks: int) -> None:
 
 
 class Job:
-    """`num_ranks` processes of tests/tools/elastic/survivor.py; what dies is started again, `restarts` times."""
+    """`num_ranks` processes of tests/tools/elastic/survivor.py, with `restarts` for those that die."""
 
     def __init__(self, num_ranks: int, restarts: int = 0, **plan: Any):
         self.folder = tempfile.TemporaryDirectory(prefix="minddp-elastic-")
@@ -67,7 +67,7 @@ class Job:
         os.kill(process.pid, number)
 
     def attend(self) -> bool:
-        """Start again what has died; False once all have ended."""
+        """Start processes again that have died. Returns False once all have ended."""
         for process in self.processes:
             failed = not process.is_alive() and process.exitcode != 0
             if failed and process.pid not in self.seen_to_fail:
@@ -89,7 +89,7 @@ class Job:
     def wait(self, limit_s: float = 60.0) -> list[dict[str, Any]]:
         """The events of all processes, by time, once they have ended.
 
-        The limit is on the time without a further step or end; what still runs then is killed.
+        The limit is on the time without a further step or end; processes that still run then are killed.
         """
         progress, deadline = None, time.monotonic() + limit_s
         try:
@@ -130,7 +130,7 @@ class Job:
         return self.events_so_far
 
     def account(self) -> str:
-        """What has happened, for people."""
+        """The events as text for a failing test."""
         lines = []
         start = None
         for event in self.events():
@@ -142,5 +142,5 @@ class Job:
 
 
 def digests(events: list[dict[str, Any]]) -> list[str]:
-    """Of the ranks that have come to the end."""
+    """The digests of the ranks that have come to the end."""
     return [event["digest"] for event in events if event["event"] == "end"]

@@ -1,7 +1,7 @@
-"""A training that survives: the script of each rank. What it does, and its faults, are in PLAN, as JSON.
+"""A training that survives: the script of each rank. PLAN, as JSON, has its options and its faults.
 
-Its report is a file of lines of JSON: the times of all that happens in this process, and at the end the digest of
-all bits. A fault is a process, by its number, and a moment: "forward", ... in a step.
+Each process writes a report, lines of JSON: all events with their times, and at the end the digest of all bits. A
+fault is a process, by its number, and a moment in a step, such as "forward".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def batch(step: int, share: int) -> torch.Tensor:
 
 
 def num_threads() -> int:
-    """Of this process, also those that Python does not know."""
+    """All threads of this process, also those that Python does not know."""
     return len(os.listdir("/proc/self/task"))
 
 

@@ -1,13 +1,11 @@
 """`--on-cpu`: a script that asks for CUDA and NCCL runs, unmodified, on CPU tensors and gloo.
 
-`torch.device("cuda")` stays what it is, because scripts branch on `device.type`; it is translated where it is used.
-Tensors do not pretend: their `.device` is the CPU and `.is_cuda` is false, as torch's own code reads both.
+`torch.device("cuda")` stays as it is, because scripts branch on `device.type`. It means the CPU where it is used.
+Tensors report the CPU as `.device`, and `.is_cuda` is false, since torch's own code reads both.
 
-[Note: functions are replaced]
-A `TorchFunctionMode` would see the device of each call, too. But a mode is one per thread and off while it handles
-a call, so everything that `loss.backward()` runs, checkpoints and hooks among it, would escape it; and each
-attribute of each tensor costs a call. Functions are replaced in all threads, and other operations stay as they are.
-But torch.jit knows functions by identity: `replace` registers the new ones there.
+Functions of torch are replaced, in all threads. A `TorchFunctionMode` would see the device of each call, too, but
+it exists per thread and is off while it handles a call, so it misses everything that `loss.backward()` runs, such
+as checkpoints and hooks. It also adds a call to each access of a tensor's attribute.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from minddp.tools.launch.on_cpu.replacement import replace, show_warnings_at_the
 
 
 def install() -> None:
-    """Replace, in this process and for as long as it lives. What has no replacement raises."""
+    """Replace functions of torch for the rest of this process. Other calls that need CUDA raise."""
     if torch.cuda._lazy_init is not _raise_unknown:
         calls.install_devices()
         calls.install_training()

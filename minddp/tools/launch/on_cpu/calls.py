@@ -1,10 +1,9 @@
-"""Calls that name a CUDA device, which make, move or load on the CPU, and what else training asks of a GPU.
+"""Calls that name a CUDA device make, move and load on the CPU; also wrappers, autocast, kernels and compilers.
 
-[Note: moves are copies]
-Between a CPU and a GPU tensors are copied, and scripts rely on it: `{name: value.cpu()}` keeps weights that
-training goes on to change, and a batch that was moved is changed in place without changing the data set. So
-`.cpu()`, `.cuda()` and `.to("cuda")` copy. Exceptions are tensors that require gradients, which must remain leaves,
-and `Module.to`, which keeps its parameters. A device read from a tensor, as in `x.to(y.device)`, moves nothing.
+A move between a CPU and a GPU copies, and scripts rely on it: `{name: value.cpu()}` keeps weights while training
+changes them, and a script changes a moved batch in place without changing the data set. So `.cpu()`, `.cuda()` and
+`.to("cuda")` copy. Exceptions are tensors that require gradients, which must remain leaves, and `Module.to`, which
+keeps its parameters. A device that was read from a tensor, as in `x.to(y.device)`, is the CPU and moves nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from minddp.compat.surface import DistributedDataParallel
 from minddp.tools.launch.on_cpu.replacement import Function, Wrap, always, replace, say_once, with_arguments
 
 CPU = torch.device("cpu")
-NOT_COMPILED = "torch.compile and CUDA graphs are left out; modules and functions run as they are."
+NOT_COMPILED = "torch.compile and CUDA graphs are skipped: modules and functions run as they are."
 
 
 def place(device: Any) -> Any:
-    """The CPU for a CUDA device, as a string for a string; anything else as it is. A number is a CUDA device."""
+    """The CPU for a CUDA device, as a string for a string; anything else unchanged. A number is a CUDA device."""
     if isinstance(device, int) and not isinstance(device, bool):
         return CPU
     if isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda":
@@ -36,10 +35,10 @@ def place(device: Any) -> Any:
 
 
 def install_devices() -> None:
-    """Where tensors are."""
+    """Replace calls that make, move or load tensors."""
     nothing, placed = always(None), with_arguments(device=place)
     made = with_arguments(device=place, pin_memory=always(False))
-    makers = _device_constructors()  # cached now, with the functions that a default device knows by identity
+    makers = _device_constructors()  # cached, with the functions that a default device knows by identity
     for owner in (torch, torch.fft, torch.nested):
         names = [name for name, value in vars(owner).items() if callable(value) and value in makers]
         replace(owner, dict.fromkeys(names, made))
@@ -73,7 +72,7 @@ def install_devices() -> None:
 
 
 def install_training() -> None:
-    """NCCL and wrappers' devices, autocast, choices among kernels, compilers."""
+    """Replace calls of NCCL, wrappers, autocast, choices of kernels, and compilers."""
     nothing = always(None)
     collectives = {
         "init_process_group new_group": with_arguments(
@@ -104,12 +103,12 @@ def install_training() -> None:
 
 
 def _of_cpu(dtype: Any) -> Any:
-    """Without "cuda", if it is the name of a type of tensors."""
+    """`torch.FloatTensor` for `torch.cuda.FloatTensor`, where types are given by name."""
     return dtype.replace(".cuda", "") if isinstance(dtype, str) else dtype
 
 
 def _copying(original: Function) -> Function:
-    """For `to`, and for what shares memory with its data. See [Note: moves are copies]."""
+    """For `to`, `as_tensor` and `asarray`. Moves copy; see the module's docstring."""
 
     def move(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         wanted = kwargs.get("device", args[0] if args else None)
@@ -129,14 +128,14 @@ class _GeneratorType(type):
 
 
 class Generator(metaclass=_GeneratorType):
-    """torch.Generator, whose constructor places it on the CPU; what it returns is torch's own."""
+    """torch.Generator, always on the CPU. The objects are torch's own."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return torch._C.Generator(place(device))
 
 
 def _not_converted(module: nn.Module, process_group: Any = None) -> nn.Module:
-    say_once("SyncBatchNorm is BatchNorm: each rank normalises by its own batch.")
+    say_once("SyncBatchNorm is BatchNorm: each rank normalizes by its own batch.")
     return module
 
 
@@ -148,7 +147,7 @@ def _not_synchronised(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tens
 def _autocast_on_cpu(original: Function) -> Function:
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if place(device_type) is not device_type and (dtype or torch.float16) == torch.float16:
-            dtype = torch.bfloat16  # float16 lacks kernels (LSTM) or is slow: a convolution takes 100 times as long
+            dtype = torch.bfloat16  # in float16 the CPU has no LSTM, and convolutions take 100 times as long
             if kwargs.get("enabled", args[0] if args else True):
                 say_once("autocast computes in bfloat16 in the place of float16.")
         original(self, place(device_type), dtype, *args, **kwargs)
@@ -157,7 +156,7 @@ def _autocast_on_cpu(original: Function) -> Function:
 
 
 def _state_of_cpu(original: Function) -> Function:
-    """`f("cuda", ...)`, and `f(...)` without a device, which means CUDA."""
+    """For `f("cuda", ...)`, and `f(...)` without a device, which means CUDA."""
 
     def function(*args: Any) -> Any:
         return original(place(args[0]), *args[1:]) if args and isinstance(args[0], str) else original("cpu", *args)
@@ -166,7 +165,7 @@ def _state_of_cpu(original: Function) -> Function:
 
 
 def _not_compiled(model: Any = None, **kwargs: Any) -> Any:
-    """torch.compile, as a function and as a decorator. A module is wrapped, because keys of its state say so."""
+    """torch.compile, also as a decorator. A module is wrapped, because the keys of its state dict show it."""
     if model is None:
         return _not_compiled
     say_once(NOT_COMPILED)

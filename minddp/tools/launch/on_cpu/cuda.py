@@ -1,4 +1,4 @@
-"""torch.cuda and torch.accelerator, answering for as many devices as there are ranks on this host."""
+"""Replaces torch.cuda and torch.accelerator: they report as many devices as there are ranks on this host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "CPU (minddp --on-cpu)"
 
 
 class Stream:
-    """In the place of torch.cuda.Stream and torch.Stream: its work is done when it is asked for."""
+    """Replaces torch.cuda.Stream and torch.Stream. Work on it runs at once."""
 
     device_type = 1  # torch's number for CUDA
     device_index = stream_id = cuda_stream = priority = 0
@@ -38,7 +38,7 @@ class Stream:
 
 
 class Event:
-    """In the place of torch.cuda.Event and torch.Event: a point in time."""
+    """Replaces torch.cuda.Event and torch.Event by a point in time."""
 
     def __init__(self, *_: Any, **__: Any):
         self._recorded_s: float | None = None
@@ -47,7 +47,7 @@ class Event:
         self._recorded_s = time.perf_counter()
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds. Raises RuntimeError if one of both was not recorded, as torch's."""
+        """Milliseconds. Raises RuntimeError, as torch, if one of both was not recorded."""
         if self._recorded_s is None or end_event._recorded_s is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         return (end_event._recorded_s - self._recorded_s) * 1e3
@@ -57,7 +57,7 @@ class Event:
 
 
 class Current:
-    """The device that a script has set, and which call has seeded the CPU's generator."""
+    """The current device, and the call that has seeded the CPU's generator."""
 
     def __init__(self) -> None:
         self.device = 0
@@ -68,26 +68,26 @@ class Current:
         self.device = self.device if index is None or index < 0 else index
 
     def seed(self, seed: int) -> None:
-        """Seed the CPU's generator, unless `torch.manual_seed` has: on a GPU only that decides what a CPU draws."""
-        if sys._getframe(1).f_globals["__name__"] == "torch.random":  # from torch.manual_seed, which seeds all
+        """Seed the CPU's generator, unless `torch.manual_seed` has: with a GPU, only that one affects the CPU."""
+        if sys._getframe(1).f_globals["__name__"] == "torch.random":  # torch.manual_seed seeds all devices
             self._is_seeded_by_torch = True
         elif not self._is_seeded_by_torch:
             torch.default_generator.manual_seed(int(seed))
 
 
 def install() -> None:
-    """Replace what is known of torch.cuda and torch.accelerator. The rest of them goes on to raise."""
+    """Replace the functions in `answers`. The other ones still raise."""
     of_streams, answering = {"Stream ExternalStream": Stream, "Event": Event}, answers(Current())
     types = {name: getattr(torch, name) for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))}
     replace(torch, of_streams)
     replace(torch.accelerator, answering)
-    # The capability, which means another thing in torch.accelerator, has bfloat16.
+    # This capability has bfloat16. The function of that name in torch.accelerator means something else.
     replace(torch.cuda, types | of_streams | answering | {"get_device_capability": always((8, 0))})
     replace(torch.cuda.nvtx, {"mark range_pop range_push range_start range_end": always(0)})
 
 
 def answers(current: Current) -> dict[str, Any]:
-    """What functions of both modules return. All devices are one, and so are all streams."""
+    """The functions of both modules. All devices are the same one, and all streams are the same one."""
     stream, context, nothing = Stream(), contextlib.nullcontext(), always(None)
     properties = {"name": NAME, "total_memory": memory_info()[1], "multi_processor_count": os.cpu_count()}
     return {
@@ -124,7 +124,7 @@ def answers(current: Current) -> dict[str, Any]:
 
 
 def num_devices() -> int:
-    """As CUDA_VISIBLE_DEVICES limits them; else the local world size; else 2, to be data-parallel at all."""
+    """The number in CUDA_VISIBLE_DEVICES; else the local world size; else 2."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if visible:
         return 0 if visible.startswith("-1") else len(visible.split(","))
@@ -132,8 +132,8 @@ def num_devices() -> int:
 
 
 def resident_bytes(device: Any = None) -> int:
-    """This process's memory, in the place of a GPU's figures, peaks among them."""
-    say_once("memory figures are those of the process as a whole, now; there are no peaks.")
+    """The memory of this process. It replaces a GPU's figures, including peaks."""
+    say_once("memory figures are those of the whole process at present, and have no peaks.")
     return psutil.Process().memory_info().rss
 
 

@@ -1,4 +1,4 @@
-"""How names of torch are replaced, and how the user learns of it."""
+"""Replaces functions of torch, and tells the user about it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Function = Callable[..., Any]
 
 
 class Wrap(NamedTuple):
-    """Replaces a function by `make(function)`, which keeps its name and signature."""
+    """Replaces a function by `make(function)`, which gets its name and signature."""
 
     make: Callable[[Any], Function]
 
 
 def replace(owner: Any, table: Mapping[str, Any]) -> None:
-    """Give the attributes of `owner` new values, for the rest of this process.
+    """Set attributes of `owner` for the rest of this process.
 
-    A key is one name or several; those that this torch lacks are left out. The module that defines a function
-    changes, too, and torch.jit, which knows functions by identity.
+    A key is one name or several. Names that this torch lacks are skipped. The module that defines a function gets
+    the new one, too, and so does torch.jit, which knows functions by identity.
     """
     for names, new in table.items():
         for name in names.split():
@@ -50,7 +50,7 @@ def always(value: Any) -> Function:
 
 
 def with_arguments(**changes: Function) -> Wrap:
-    """Passes `changes[name](argument)` for each argument, given or default; to a builtin, only for keywords."""
+    """Changes arguments, given or default, by `changes[name](argument)`; of a builtin, only keyword arguments."""
 
     def make(function: Function) -> Function:
         try:
@@ -72,7 +72,7 @@ def with_arguments(**changes: Function) -> Wrap:
 
 
 def show_warnings_at_the_caller() -> None:
-    """A warning that torch attributes to a replacement is shown at the line that has called the replacement."""
+    """Show warnings that torch attributes to a replacement at the line that has called the replacement."""
     show, folder = warnings.showwarning, os.path.dirname(__file__)
 
     def showwarning(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:

@@ -1,11 +1,10 @@
-"""Run at the start of each Python process below `minddp run` or `exec`: install minddp once torch is imported.
+"""Python's `site` module imports this file at the start of each process below `minddp run` or `exec`.
 
-They put this folder first on PYTHONPATH, and Python's `site` module imports the first `sitecustomize` it finds: in
-the ranks, and in the processes that they start. Forked children have inherited the effect.
+They put this folder first on PYTHONPATH. It installs minddp when the process imports torch, in the ranks and in all
+processes that they start. Forked children inherit the effect.
 
-Unlike all other modules of minddp this one acts when it is imported, that being what it is for. Any Python process
-may meet it, so it imports nothing of minddp before torch is there, takes this folder off `sys.path`, and runs the
-`sitecustomize` that it has hidden.
+Unlike all other modules of minddp, this one acts when it is imported. Since any Python process may import it, it
+imports nothing of minddp before torch, takes this folder off `sys.path`, and runs the `sitecustomize` it hides.
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from typing import Any
 
-MARK = "MINDDP_RANK_PROCESS"  # in the environment of what a rank starts
-ADDRESS = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}
-FROM_LAUNCHER = {*ADDRESS, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+MARK = "MINDDP_RANK_PROCESS"  # set for the processes that a rank starts
+FROM_LAUNCHER = "MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK"
 
 
 class TorchFinder:
-    """Finds torch and minddp as the other finders do; has minddp installed when the import of torch is complete.
+    """Installs minddp after the import of torch. Torch and minddp themselves are found by the other finders.
 
-    It stays until then: looking for torch without importing it, as transformers and Accelerate do, calls it too. If
-    a module of minddp is what imports torch, minddp is installed when the import of that module is complete.
+    It stays until then, since transformers and Accelerate look for torch without importing it. If a module of
+    minddp imports torch, minddp is installed after the import of that module.
     """
 
     def __init__(self, launched: dict[str, str] | None):
@@ -44,7 +42,7 @@ class TorchFinder:
         return spec
 
     def _install_after(self, loader: Any, name: str) -> None:
-        """Extend this loader, not its class: it must remain what `inspect` and `importlib.resources` expect."""
+        """Extend this loader, not its class: `inspect` and `importlib.resources` depend on the class."""
         exec_module = loader.exec_module
 
         def exec_and_install(module: Any) -> None:
@@ -63,15 +61,15 @@ class TorchFinder:
 
 
 def install(launched: dict[str, str] | None) -> None:
-    """Install minddp for the rest of this process; if it is a rank, with what its launcher has `launched`."""
+    """Install minddp for the rest of this process. `launched` are the launcher's values if it is a rank."""
     try:
         import minddp
     except ModuleNotFoundError as error:
         if error.name != "minddp":
             raise
         raise ImportError(
-            f"minddp cannot be put in the place of torch's DistributedDataParallel: {sys.executable} finds torch "
-            f"but not minddp. Install minddp there too."
+            f"minddp cannot replace torch's DistributedDataParallel: {sys.executable} finds torch but not minddp. "
+            f"Install minddp there too."
         ) from None
     sys.excepthook = report_missing_cuda
     if "MINDDP_ON_CPU" in os.environ:
@@ -90,18 +88,19 @@ def install(launched: dict[str, str] | None) -> None:
         watch_meeting(launched)
 
 
-def remember_launcher() -> dict[str, str] | None:
-    """What torchrun's launcher has set for this rank; `None` in other processes, and in a rank's children."""
-    if not os.environ.keys() >= FROM_LAUNCHER or MARK in os.environ:
-        return None
-    os.environ[MARK] = str(os.getpid())
-    return {name: os.environ[name] for name in FROM_LAUNCHER}
-
-
 def report_missing_cuda(kind: Any, error: Any, trace: Any) -> None:
     from minddp.tools.launch.cuda_missing import report
 
     report(kind, error, trace)
+
+
+def launchers_values() -> dict[str, str] | None:
+    """The variables that torchrun has set for this rank; `None` in other processes and in a rank's children."""
+    names = FROM_LAUNCHER.split()
+    if MARK in os.environ or not all(name in os.environ for name in names):
+        return None
+    os.environ[MARK] = str(os.getpid())
+    return {name: os.environ[name] for name in names}
 
 
 def run_hidden_sitecustomize() -> None:
@@ -113,8 +112,8 @@ def run_hidden_sitecustomize() -> None:
         spec.loader.exec_module(hidden)
 
 
-if "torch" in sys.modules:  # a .pth file came first
-    install(remember_launcher())
+if "torch" in sys.modules:  # imported by a .pth file
+    install(launchers_values())
 else:
-    sys.meta_path.insert(0, TorchFinder(remember_launcher()))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, TorchFinder(launchers_values()))  # type: ignore[arg-type]
 run_hidden_sitecustomize()

@@ -1,0 +1,102 @@
+"""The race of contestants on one workload."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.contestants import FLOOR, Contestant
+from benchmarks.display import progress
+from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
+from benchmarks.other_wrappers import whole
+from benchmarks.question import RaceOptions
+from benchmarks.workloads import Step, Workload, device_of
+
+
+@dataclass(frozen=True)
+class Raced:
+    """The contestants' models after a race, and their times. See [Note: paired rounds] for the estimates."""
+
+    title: str
+    models: Mapping[str, nn.Module]
+    wall: Times
+    cpu: Times
+    seed: int  #: of the bootstrap
+
+    def described(self) -> dict[str, Any]:
+        """The model and the number of rounds."""
+        parameters = list(next(iter(self.models.values())).parameters())
+        return {
+            "title": self.title,
+            "tensors": len(parameters),
+            "parameters": sum(p.numel() for p in parameters),
+            "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
+            "rounds": len(next(iter(self.wall.values()))),
+        }
+
+    def median_ms(self, name: str) -> float:
+        return median_ms(self.wall[name])
+
+    def ratio(self, name: str, baseline: str) -> Estimate:
+        return compare(self.wall[name], self.wall[baseline], self.seed)
+
+    def cpu_ratio(self, name: str, baseline: str) -> Estimate:
+        return compare(self.cpu[name], self.cpu[baseline], self.seed)
+
+    def added_ms(self, name: str) -> Estimate:
+        """Milliseconds beyond the step without a wrapper."""
+        return estimate((self.wall[name] - self.wall[FLOOR]) * 1e3, self.seed)
+
+    def same_bits(self, contestant: Contestant) -> bool:
+        """True if it holds its baseline's weights on all ranks: both have done the same work. Collective."""
+        assert contestant.baseline is not None, "floors have no baseline"
+        pair = (self.models[name].parameters() for name in (contestant.name, contestant.baseline))
+        differ = [not torch.equal(whole(ours), whole(theirs)) for ours, theirs in zip(*pair, strict=True)]
+        everywhere = torch.tensor(int(not any(differ)), device=device_of(self.models[contestant.name]))
+        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+        return bool(everywhere)
+
+
+def race_workload(
+    rank: int,
+    task: Workload,
+    field: Sequence[Contestant],
+    config: RaceOptions,
+    prepare: Callable[[Mapping[str, nn.Module], Mapping[str, Step]], object] = lambda models, steps: None,
+    device: str = "cpu",
+) -> Raced:
+    """Race all of `field`, each on a copy of the task's model. `prepare` precedes the first round. Collective."""
+    torch.manual_seed(config.seed)
+    models = enter(field, task.model().to(device))
+    steps = {c.name: c.step(models[c.name], task, rank) for c in field}
+    prepare(models, steps)
+    wall, cpu = timed_race(
+        steps,
+        heats(field),
+        config.race_rounds,
+        config.turn(task.steps_per_turn),
+        partial(progress, task.name),
+        settle=torch.cuda.synchronize if device == "cuda" else lambda: None,
+        leave=lambda name: models[name].zero_grad(set_to_none=True),
+    )
+    return Raced(task.title, models, wall, cpu, config.seed)
+
+
+def heats(contestants: Sequence[Contestant]) -> list[list[str]]:
+    """Names by heat, in order."""
+    by_heat: dict[str, list[str]] = {}
+    for contestant in contestants:
+        by_heat.setdefault(contestant.heat, []).append(contestant.name)
+    return list(by_heat.values())
+
+
+def enter(contestants: Sequence[Contestant], model: nn.Module) -> dict[str, nn.Module]:
+    """The module of each: a wrapped copy of `model`, so that all start from the same weights. Collective."""
+    return {contestant.name: contestant.wrap(copy.deepcopy(model)) for contestant in contestants}
