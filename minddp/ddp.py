@@ -50,6 +50,7 @@ from minddp.replicas.module_change_check import ModuleChangeCheck
 from minddp.replicas.synchronization import SynchronizedReplicas
 from minddp.strategies import Strategies
 from minddp.transport import open_transport
+from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.protocols import Transport
 
 #: Attributes that are not pickled: they belong to this process and its group.
@@ -376,12 +377,13 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect a copy to the default group. As in torch it keeps the buffer hook, not the communication hook.
 
-        It uses the process group: another transport takes all ranks to open, and one rank may copy alone.
+        It uses the process group: another transport takes all ranks to open, and one rank may copy alone. So copies
+        are counted apart in the store too, or later wrappers would have other serial numbers on that rank.
         """
         super().__setstate__(state)
         self.process_group = _get_default_group()
         self._transport_kind = "process_group"
-        self._transport = self._open_transport(self._transport_kind)
+        self._transport = self._open_transport(ProcessGroupTransport(self.process_group, "minddp/copies"))
         self._build_reducer()
         self._reducer.finalizes_at_end = self.__dict__.pop("_finalizes_at_end", True)
         for extension in self.extensions:

@@ -29,12 +29,12 @@ class ProcessGroupTransport:
 
     adds_after_s = 0.0
 
-    def __init__(self, group: dist.ProcessGroup):
+    def __init__(self, group: dist.ProcessGroup, topic: str = "minddp"):
         self.group = group
         self.rank = group.rank()
         self.world_size = group.size()
         store = _registered_store(group)
-        self.store = None if store is None else dist.PrefixStore("minddp", store)
+        self.store = None if store is None else dist.PrefixStore(topic, store)
         self._is_python_group = type(group) is not _Group
         backend = None if self._is_python_group else backend_for(group, torch.device("cpu"))
         is_gloo = backend is not None and backend.name() == "gloo"

@@ -66,7 +66,7 @@ class Reading:
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor | None]] = (), head_bytes: int | None = None):
         flat = {
-            name: tensor.detach().reshape(-1).view(torch.uint8)[:head_bytes]
+            name: tensor.detach().reshape(-1).contiguous().view(torch.uint8)[:head_bytes]
             for name, tensor in named
             if tensor is not None and _is_readable(tensor) and (head_bytes is None or tensor.is_contiguous())
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -124,3 +125,27 @@ def test_a_rank_that_raises_after_its_last_launch_does_not_wait_for_half_an_hour
     assert stepped == "stepped"
     assert error.startswith("An exception has ended backward 1 on rank 1. The next forward drops")
     assert "Rank 0 has not come within 0.5 s" in error
+
+
+def copy_alone_and_drop(rank: int, stuck_after_s: float | None) -> str:
+    """Rank 0 alone copies a wrapper, as for a moving average; the next wrapper drops a backward on all ranks."""
+    first = minddp.DistributedDataParallel(TwoLayers(), transport="process_group", stuck_after_s=stuck_after_s)
+    copied = copy.deepcopy(first) if rank == 0 else None
+    ddp = minddp.DistributedDataParallel(TwoLayers(), transport="process_group", stuck_after_s=stuck_after_s)
+    inputs = torch.ones(2, 3, requires_grad=True)
+    handle = inputs.register_hook(lambda grad: 1 / 0)
+    with mock.patch.object(unfinished, "DROP_LIMIT_S", 2.0):
+        try:
+            ddp(inputs * 1).sum().backward()
+        except ZeroDivisionError:
+            handle.remove()
+            ddp(inputs * 1).sum().backward()
+    del copied
+    return "went on"
+
+
+@pytest.mark.parametrize("stuck_after_s", [1.0, None])
+def test_a_copy_on_one_rank_alone_changes_no_name_of_later_wrappers(
+    ranks: Any, stuck_after_s: float | None
+) -> None:
+    assert ranks(2).run(copy_alone_and_drop, stuck_after_s) == ["went on"] * 2

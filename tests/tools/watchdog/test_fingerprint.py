@@ -49,6 +49,11 @@ def test_tensors_of_other_sizes_and_dtypes_are_told_apart() -> None:
     assert prints == {name: print_of(tensor) for name, tensor in tensors.items()}
 
 
+def test_every_other_element_of_a_vector_can_be_read() -> None:
+    strided = torch.arange(10.0)[::2]
+    assert Reading([("p", strided)]).prints() == Reading([("p", strided.clone())]).prints()
+
+
 def test_heads_are_the_first_bytes() -> None:
     one, other = torch.zeros(2, 8), torch.zeros(2, 8)
     one[1, 1] = 1
