@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_group
 
-from minddp.comm_hooks import CommHook, HookReducing
+from minddp.comm_hooks import CommHook, HookStrategy
 from minddp.core.autograd import recorded
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
@@ -316,7 +316,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         if self._registered_hook is None:
             return self._strategies.all_reduce(self._transport)
         watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
-        return HookReducing(self._registered_hook, self._reducer.events, watch_future)
+        return HookStrategy(self._registered_hook, self._reducer.events, watch_future)
 
     # ------------------------------------------------------------------ changes after construction
 
@@ -330,7 +330,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
                 )
         self._options = replace(self._options, static_graph=True)
         self._strategies = replace(self._strategies, options=self._options)
-        self._reducer.expect(self._strategies.expectation(self._reducer.hooks))
+        self._reducer.expect(self._strategies.usage_tracker(self._reducer.hooks))
 
     def move_to_group(self, process_group: dist.ProcessGroup) -> None:
         """Continue with the ranks of another group, even after an interrupted backward.

@@ -11,7 +11,6 @@ from torch import nn
 from minddp.core.autograd import GradientHooks
 from minddp.core.bucket import Allocate, Bucket, GradDtypes, GradientBucket, MakeBucket
 from minddp.core.bucket_store import BucketStore
-from minddp.core.expectation import Expectation
 from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
 from minddp.core.packing import Scaling
@@ -20,6 +19,7 @@ from minddp.core.reducer import Reducer
 from minddp.core.reduction import AllReduceStrategy, DivisorOfBackward, ReduceStrategy
 from minddp.core.static_graph import StaticGraph
 from minddp.core.unfinished import UnfinishedReduction
+from minddp.core.usage_tracker import UsageTracker
 from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
@@ -61,7 +61,7 @@ class Strategies:
             hooks,
             transport,
             store,
-            self.expectation(hooks),
+            self.usage_tracker(hooks),
             self.all_reduce(transport),
             UnfinishedReduction(params, names, serial_number(names, transport)),
             [RpcGradients(params, names), *filter(None, (aliasing, self.mixed_precision))],
@@ -92,7 +92,7 @@ class Strategies:
 
         return make_bucket
 
-    def expectation(self, hooks: GradientHooks) -> Expectation:
+    def usage_tracker(self, hooks: GradientHooks) -> UsageTracker:
         """How it is known which gradients a backward brings."""
         options, params = self.options, hooks.params
         skips_buckets = options.skip_all_reduce_unused_params
@@ -100,7 +100,7 @@ class Strategies:
             return StaticGraph(params, finds_unused=options.find_unused_parameters, skips_buckets=skips_buckets)
         if options.find_unused_parameters and params:
             return FindUnused(params, hooks, skips_buckets=skips_buckets)
-        return Expectation(params)
+        return UsageTracker(params)
 
     def all_reduce(self, transport: Transport) -> ReduceStrategy:
         """The strategy without a communication hook. Native mixed precision divides the sum."""

@@ -55,7 +55,7 @@ class ReducerState(NamedTuple):
             finalizes_at_end=reducer.phase is Phase.REDUCING and current.finalizes_at_end,
             end_is_awaited=is_open and current.ends.is_any_awaited(),
             has_failed=is_open and current.grads_left is not None,
-            is_recording=reducer.expectation.is_recording and reducer.phase is Phase.ACCUMULATING,
+            is_recording=reducer.usage_tracker.is_recording and reducer.phase is Phase.ACCUMULATING,
             awaits_order=reducer.phase is Phase.FINALIZING and reducer.awaits_order,
             rebuild_is_due=reducer.phase is Phase.IDLE and reducer.store._observed_order is not None,
         )

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from minddp.core.bucket import Bucket, GradDtypes
-from minddp.core.expectation import Expectation
 from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
 from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import AllReduceStrategy
 from minddp.core.static_graph import StaticGraph
+from minddp.core.usage_tracker import UsageTracker
 from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
@@ -38,7 +38,7 @@ def modes_of(reducer: Reducer) -> list[type]:
 @pytest.mark.parametrize(
     ("changed", "kind", "finds_unused", "rebuilds"),
     [
-        ({}, Expectation, False, True),
+        ({}, UsageTracker, False, True),
         ({"find_unused_parameters": True}, FindUnused, True, False),
         ({"static_graph": True}, StaticGraph, False, True),
         ({"static_graph": True, "find_unused_parameters": True}, StaticGraph, True, True),
@@ -46,23 +46,23 @@ def modes_of(reducer: Reducer) -> list[type]:
 )
 def test_expectations(changed: dict[str, bool], kind: type, finds_unused: bool, rebuilds: bool) -> None:
     reducer = reducer_of(**changed)
-    assert type(reducer.expectation) is kind
-    assert (reducer.expectation.finds_unused, reducer.store.rebuilds) == (finds_unused, rebuilds)
+    assert type(reducer.usage_tracker) is kind
+    assert (reducer.usage_tracker.finds_unused, reducer.store.rebuilds) == (finds_unused, rebuilds)
 
 
 @pytest.mark.parametrize("other", [{"find_unused_parameters": True}, {"static_graph": True}])
 def test_without_parameters_nothing_is_expected(other: dict[str, bool]) -> None:
     """All parameters are delayed."""
-    assert type(reducer_of(nn.Identity(), **other).expectation) is Expectation
+    assert type(reducer_of(nn.Identity(), **other).usage_tracker) is UsageTracker
 
 
 @pytest.mark.parametrize("other", [{"find_unused_parameters": True}, {"static_graph": True}])
 @pytest.mark.parametrize("skips", [False, True])
 def test_buckets_of_unused_parameters_are_skipped_if_asked(skips: bool, other: dict[str, bool]) -> None:
     reducer = reducer_of(skip_all_reduce_unused_params=skips, **other)
-    reducer.expectation.last_unused = [0, 1]
+    reducer.usage_tracker.last_unused = [0, 1]
     is_recorded = "static_graph" in other  # and as torch, all of a recorded backward are reduced
-    assert reducer.expectation.skips(reducer.plan.buckets[0]) == (skips and not is_recorded)
+    assert reducer.usage_tracker.skips(reducer.plan.buckets[0]) == (skips and not is_recorded)
 
 
 @pytest.mark.parametrize(

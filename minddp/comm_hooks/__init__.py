@@ -8,11 +8,11 @@ from minddp.comm_hooks.bf16_compression import bf16_compression_hook
 from minddp.comm_hooks.error_feedback import ErrorFeedback
 from minddp.comm_hooks.hook_collectives import HookCollectives
 from minddp.comm_hooks.int8_compression import int8_compression_hook
-from minddp.comm_hooks.registered import CommHook, GradBucket, HookReducing
+from minddp.comm_hooks.registered import CommHook, GradBucket, HookStrategy
 
 HOOKS = {
     "bf16_wire": (HookCollectives, bf16_compression_hook),
     "int8_wire": (ErrorFeedback, int8_compression_hook),
     "adasum": (HookCollectives, adasum_hook),
 }
-__all__ = ["HOOKS", "CommHook", "ErrorFeedback", "GradBucket", "HookReducing"]
+__all__ = ["HOOKS", "CommHook", "ErrorFeedback", "GradBucket", "HookStrategy"]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.core.bucket import GradientBucket, from_wire
+from minddp.core.bucket import GradientBucket, from_comm_buffer
 from minddp.core.events import EventKind, EventStream
 from minddp.core.packing import Scaling
 from minddp.platform import streams
@@ -53,7 +53,7 @@ class GradBucket:
         spec = self._bucket.spec
         if spec.sparse:
             return [self._buffer]
-        flat = from_wire(self._buffer, spec)
+        flat = from_comm_buffer(self._buffer, spec)
         return [
             flat.narrow(0, slot.offset, slot.numel).view(param.size())
             for slot, param in zip(spec.slots, self._bucket.params, strict=True)
@@ -119,7 +119,7 @@ class CommHook:
 
 
 @dataclass(frozen=True)
-class HookedReduction:
+class PendingHook:
     """A bucket that a communication hook reduces, as `core.reduction.Reduction`."""
 
     hook: CommHook
@@ -150,7 +150,7 @@ class HookedReduction:
         self.future.add_done_callback(lambda _future: callback())
 
 
-class HookReducing:
+class HookStrategy:
     """Reduces buckets by a communication hook, as `core.reduction.Reducing`. As in torch, nothing is scaled.
 
     `watch_future(tensor, future)`, if given, returns a function that waits for the future of a hook and reports a
@@ -165,9 +165,7 @@ class HookReducing:
     def open(self) -> Scaling:
         return Scaling(restores_unused=False)
 
-    def launch(
-        self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool
-    ) -> HookedReduction:
+    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> PendingHook:
         hook, index = self.hook, bucket.spec.index
         try:
             future = hook.function(hook.state, GradBucket(bucket, is_last=is_last, instead=contents))
@@ -181,7 +179,7 @@ class HookReducing:
             )
         wait = self._watch_future(bucket.wire, future) if self._watch_future is not None else None
         self._events.emit(EventKind.COMM_HOOK_RETURNED, index)
-        reduction = HookedReduction(hook, future, bucket, wait)
+        reduction = PendingHook(hook, future, bucket, wait)
         # Hazard: PowerSGD starts two more collectives, and waits for them, in the callbacks of its futures. On gloo
         # these callbacks run in the two threads that also carry collectives. With two buckets in flight both
         # threads may wait, and the job hangs; or ranks start the further collectives in different orders. So on the

@@ -138,7 +138,7 @@ class Logger(dist.Logger):
             return
         sampled, reducer = self.sampled, self._ddp._reducer
         is_complete = EventKind.BACKWARD_END in sampled.moments
-        unused = set(reducer.expectation.last_unused or ()) if is_complete else set()
+        unused = set(reducer.usage_tracker.last_unused or ()) if is_complete else set()
         self._ints |= {
             "iteration": self.iteration,
             "unused_parameter_size": sum(reducer.plan.params[param].nbytes for param in unused),
@@ -165,7 +165,7 @@ class Logger(dist.Logger):
             self._ints[f"avg_{name}"] = self._totals_ns[name] // max(self._num_spans[name], 1)
 
     def _note_unused(self) -> None:
-        unused = self._ddp._reducer.expectation.last_unused
+        unused = self._ddp._reducer.usage_tracker.last_unused
         if unused is not None and len(self._unused_seen) < 2:
             self._unused_seen.add(tuple(unused))
 

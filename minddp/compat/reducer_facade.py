@@ -55,7 +55,7 @@ class ReducerFacade:
 
     def _get_local_used_map(self) -> torch.Tensor | None:
         """The number of ranks that used each parameter in the last backward, int32; `None` if it is not counted."""
-        usage = getattr(self._reducer.expectation, "usage", None)
+        usage = getattr(self._reducer.usage_tracker, "usage", None)
         return None if usage is None else usage.sums
 
     # ------------------------------------------------------------------ changed after construction

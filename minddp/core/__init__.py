@@ -8,7 +8,7 @@ The state of one backward is in its `BackwardPass`, which is dropped at the end.
 | the observed order, until the next forward | `BucketStore` | the rebuild is collective: not in backward |
 | which parameters were used under `no_sync` | `UsageMap` | the next synchronised backward reduces their sum |
 | what a static graph has recorded | `StaticGraph` | later backwards are the same |
-| which parameters were unused | `Expectation` | for logs and errors |
+| which parameters were unused | `UsageTracker` | for logs and errors |
 | hooks on the parameters | `GradientHooks` | they fire in every backward, if only to raise an error |
 | futures of buffer hooks, until a backward ends | `Reducer.futures` | their forward may have no backward |
 | how many backwards were synchronised | `Reducer.num_passes` | it names a backward on all ranks |

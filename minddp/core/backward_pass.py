@@ -27,9 +27,9 @@ from minddp.core.backward_end import PassEnds
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
-from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
 from minddp.core.reduction import PendingReduction, ReduceStrategy
+from minddp.core.usage_tracker import UsageTracker
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class BackwardPass:
     def __init__(
         self,
         store: BucketStore,
-        expectation: Expectation,
+        usage_tracker: UsageTracker,
         modes: Sequence[Mode],
         events: EventStream,
         on_all_launched: Callable[[], object],
@@ -82,7 +82,7 @@ class BackwardPass:
         finalizes_at_end: bool = True,
     ):
         self.store = store
-        self.expectation = expectation
+        self.usage_tracker = usage_tracker
         self.modes = modes
         self.events = events
         self._packing_modes = [mode for mode in modes if type(mode).before_pack is not Mode.before_pack]
@@ -112,19 +112,19 @@ class BackwardPass:
         """The gradient of `param` is the first to arrive."""
         self._reduce_strategy = weakref.ref(reduce_strategy)
         self.scaling = reduce_strategy.open()
-        self.hooks_left = self.expectation.open()
+        self.hooks_left = self.usage_tracker.open()
         self.params_left = [len(params) for params in self.store.members]
         self.groups_left = list(self.store.groups_per_bucket)
         self._group_of = self.store.group_of
         for mode in self.modes:
-            mode.opened(param)
+            mode.first_gradient(param)
 
     def _on_backward_end(self, backward: int) -> None:
         self._on_end(self, backward)
 
     def note_failure(self) -> None:
         """An exception has ended the backward: note which gradients it has left."""
-        params = self.expectation.params
+        params = self.usage_tracker.params
         self.grads_left = {param: TensorWeakRef(param.grad) for param in params if param.grad is not None}
 
     @property
@@ -155,8 +155,8 @@ class BackwardPass:
     def mark_without_hook(self, params: Iterable[int]) -> None:
         """These parameters are ready without a hook."""
         if self.scaling.restores_unused:
-            for param in self.expectation.last_unused or ():
-                if (grad := self.expectation.params[param].grad) is not None:
+            for param in self.usage_tracker.last_unused or ():
+                if (grad := self.usage_tracker.params[param].grad) is not None:
                     self.unused_grads[param] = grad.detach().clone()
         for param in params:
             self.hooks_left[param] = 1
@@ -185,7 +185,7 @@ class BackwardPass:
         """Launch buckets from the head of the plan as long as they are full. See [Note: launch order]."""
         while len(self.reductions) < len(self.groups_left) and self.groups_left[len(self.reductions)] == 0:
             bucket = self.store.bucket(len(self.reductions))
-            self.reductions.append(None if self.expectation.skips(bucket.spec) else self._launch(bucket))
+            self.reductions.append(None if self.usage_tracker.skips(bucket.spec) else self._launch(bucket))
         if len(self.reductions) == len(self.groups_left):
             self._on_all_launched()
 
@@ -215,8 +215,8 @@ class BackwardPass:
         """
         for mode in self.modes:
             mode.before_unpack()
-        untouched = self.expectation.close()
-        if self.expectation.finds_unused or self.expectation.is_static:
+        untouched = self.usage_tracker.close()
+        if self.usage_tracker.finds_unused or self.usage_tracker.is_static:
             self.events.emit(EventKind.USAGE_EXCHANGED)
         for bucket, reduction in zip(self.store.all(), self.reductions, strict=True):
             if reduction is not None:
@@ -250,7 +250,7 @@ class BackwardPass:
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
         self.drop()
-        self.expectation.abandon()
+        self.usage_tracker.abandon()
 
     def drop(self) -> None:
         """Close, without waiting for the launched buckets.
@@ -267,10 +267,10 @@ class BackwardPass:
 
     def close(self) -> None:
         for mode in self.modes:
-            mode.closed()
+            mode.post_backward()
         self.store.end_pass()
 
     def observed_order(self) -> list[int]:
         """Every parameter once: in the order of readiness, unused ones last."""
-        unused = dict.fromkeys(self.expectation.last_unused or [])
+        unused = dict.fromkeys(self.usage_tracker.last_unused or [])
         return [param for param in self.ready_order if param not in unused] + list(unused)

@@ -114,7 +114,7 @@ class Bucket:
         """
         dtype = self.dtypes.travelling or self.spec.dtype
         self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)  # [numel]
-        self.wire = to_wire(self.flat)  # to communicate: not every backend can add complex numbers
+        self.wire = to_comm_buffer(self.flat)  # to communicate: not every backend can add complex numbers
         self.views = self.views_into(self.wire)
         self.groups = [self._group_of(places) for places in places_by_group(self.spec)]
         self.aliasing = self._make_aliasing(self) if self._make_aliasing is not None else None
@@ -134,7 +134,7 @@ class Bucket:
 
     def views_into(self, wire: torch.Tensor) -> list[torch.Tensor]:
         """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`."""
-        flat = from_wire(wire, self.spec)
+        flat = from_comm_buffer(wire, self.spec)
         return [view_of(flat, slot, layout) for slot, layout in zip(self.spec.slots, self._layouts, strict=True)]
 
     def move_grads_in(self) -> None:
@@ -202,13 +202,13 @@ class Bucket:
             torch._foreach_copy_([grad_of(self.params[k]) for k in existing], [averages[k] for k in existing])
 
 
-def to_wire(flat: torch.Tensor) -> torch.Tensor:
+def to_comm_buffer(flat: torch.Tensor) -> torch.Tensor:
     """The same memory, with complex numbers as pairs of real ones."""
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
-def from_wire(wire: torch.Tensor, spec: BucketSpec) -> torch.Tensor:
-    """The inverse of `to_wire`."""
+def from_comm_buffer(wire: torch.Tensor, spec: BucketSpec) -> torch.Tensor:
+    """The inverse of `to_comm_buffer`."""
     return torch.view_as_complex(wire.view(-1, 2)) if spec.dtype.is_complex else wire
 
 

@@ -24,15 +24,15 @@ import torch
 from torch.autograd.graph import Node
 
 from minddp.core import autograd
-from minddp.core.expectation import Expectation
 from minddp.core.usage_map import UsageMap
+from minddp.core.usage_tracker import UsageTracker
 from minddp.transport.protocols import Transport
 
 _log = logging.getLogger(__name__)
 NAME_IN_PROFILES = "torch.distributed.ddp.reducer::search_unused_parameters"  # torch's, for tools that look for it
 
 
-class FindUnused(Expectation):
+class FindUnused(UsageTracker):
     """Asks the engine which parameters a backward leaves out; exchanges which ones any rank has used."""
 
     usage: UsageMap
@@ -50,10 +50,10 @@ class FindUnused(Expectation):
     def forward_begins(self) -> None:
         self._output_nodes = []  # they keep the graph alive, and with it the activations
 
-    def armed(self, output: Any, *, is_first: bool) -> None:
+    def post_forward(self, output: Any, *, is_first: bool) -> None:
         self._outside_forward, self._left_out = set(), None
         self._output_nodes = [t.grad_fn for t in autograd.tensors_in(output) if t.grad_fn is not None]
-        super().armed(output, is_first=is_first)
+        super().post_forward(output, is_first=is_first)
         if self.usage.grads_are_in_context:
             self._left_out = out_of_reach_of(self._output_nodes, self._hooks.accumulators)
         elif is_first:

@@ -60,12 +60,12 @@ class GradientAliasing(Mode):
         self._backward = autograd.current_backward()
         self._without_grad = {param for param in self._large if param.grad is None}
 
-    def opened(self, param: int) -> None:
+    def first_gradient(self, param: int) -> None:
         creates_graph = torch.is_grad_enabled()
         if creates_graph or autograd.current_backward() != self._backward:
             self._without_grad = set()
 
-    def closed(self) -> None:
+    def post_backward(self) -> None:
         self._without_grad = set()
 
 

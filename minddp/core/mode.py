@@ -15,7 +15,7 @@ class Mode:
     #: If a second backward of one forward cannot add to the gradients of the first: why not.
     cannot_add = ""
 
-    def armed(self) -> None:
+    def post_forward(self) -> None:
         """A forward has returned, and its backward will be synchronised. Called in the thread of the forward."""
 
     def backward_begins(self) -> None:
@@ -27,7 +27,7 @@ class Mode:
     def shadow_begins(self) -> None:
         """This rank has run out of inputs, and joins a backward of the others with zeros. See modes/join.py."""
 
-    def opened(self, param: int) -> None:
+    def first_gradient(self, param: int) -> None:
         """The gradient of `param` is the first to arrive in this backward; none is packed yet."""
 
     def before_pack(self, params: Sequence[int]) -> None:
@@ -42,5 +42,5 @@ class Mode:
     def after_unpack(self, bucket: GradientBucket) -> None:
         """The averages of a bucket are in the gradients, or the bucket was skipped."""
 
-    def closed(self) -> None:
+    def post_backward(self) -> None:
         """The averages of all buckets are in the gradients, or an exception has ended the backward."""

@@ -12,7 +12,7 @@
 - After an exception in backward, an optimizer step on its gradients raises (`unfinished.py`), and the next forward
   drops the pass (`ensure_finished`). The table in `core/__init__.py` lists all that survives a step.
 
-Three parts are pluggable: an `Expectation` (which gradients will come), a `ReduceStrategy` (how a bucket is
+Three parts are pluggable: a `UsageTracker` (which gradients will come), a `ReduceStrategy` (how a bucket is
 reduced) and `MakeBucket` (dense or sparse buckets). `Mode`s are called at the points that `Mode` lists.
 """
 
@@ -29,11 +29,11 @@ from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.errors import cannot_finalize, ready_twice, second_backward, still_running
 from minddp.core.events import EventKind, EventStream
-from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
 from minddp.core.plan import BucketPlan
 from minddp.core.reduction import ReduceStrategy
 from minddp.core.unfinished import UnfinishedReduction
+from minddp.core.usage_tracker import UsageTracker
 from minddp.transport.protocols import Transport
 
 
@@ -45,7 +45,7 @@ class Reducer:
         hooks: autograd.GradientHooks,
         transport: Transport,
         store: BucketStore,
-        expectation: Expectation,
+        usage_tracker: UsageTracker,
         reduce_strategy: ReduceStrategy,
         unfinished: UnfinishedReduction,
         modes: Sequence[Mode] = (),
@@ -55,7 +55,7 @@ class Reducer:
         self.params = hooks.params
         self.transport = transport
         self.store = store
-        self.expectation = expectation
+        self.usage_tracker = usage_tracker
         self.reduce_strategy = reduce_strategy
         self.modes = list(modes)  # called in this order
         self.unfinished = unfinished
@@ -97,21 +97,21 @@ class Reducer:
         is_first = self.num_passes == 0 and self.current is None
         self._make_pass(finalizes_at_end=self.finalizes_at_end)
         for mode in self.modes:
-            mode.armed()
-        self.expectation.armed(output, is_first=is_first)
+            mode.post_forward()
+        self.usage_tracker.post_forward(output, is_first=is_first)
         # In the recorded backward, callbacks that hooks of the output queue for the end read averages, as in torch.
-        self._watch(output, before_other_hooks=self.expectation.is_recording)
+        self._watch(output, before_other_hooks=self.usage_tracker.is_recording)
 
     def skip_sync(self, output: Any) -> None:
         """A forward has returned `output`, and its backward will only accumulate gradients locally."""
         self.events.emit(EventKind.NO_SYNC)
-        if self.phase is Phase.ARMED and self.expectation.is_recording:
+        if self.phase is Phase.ARMED and self.usage_tracker.is_recording:
             self._watch(output)  # as torch: its backward takes the place of the one that an earlier forward lacks
 
     def _make_pass(self, *, finalizes_at_end: bool) -> None:
         if Phase.ARMED not in ALLOWED[self.phase]:
             raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become ARMED.")
-        parts = (self.store, self.expectation, self.modes, self.events)
+        parts = (self.store, self.usage_tracker, self.modes, self.events)
         calls = (self._on_all_launched, self._on_ready_twice, self._on_backward_end)
         self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end)
         self._bind_hooks()
@@ -145,7 +145,7 @@ class Reducer:
             current.abandon()
             self.wait_for_futures()  # of its buffer hook: the next forward may read the buffers
             self._enter(Phase.IDLE)
-        self.expectation.forward_begins()
+        self.usage_tracker.forward_begins()
 
     def rebuild_if_due(self) -> bool:
         """Rebuild the buckets in the order that the first backward has shown. Collective; returns True once."""
@@ -157,16 +157,16 @@ class Reducer:
         """See [Note: the hook is bound]."""
         current = self.current
         handler: Callable[[int], object] = autograd.weakly(self._on_hook)
-        if current is not None and current.phase is Phase.ACCUMULATING and not self.expectation.is_recording:
+        if current is not None and current.phase is Phase.ACCUMULATING and not self.usage_tracker.is_recording:
             handler = current.mark_ready
         opens_pass = self.phase is Phase.ARMED  # the first hook changes the phase, and so binds again
-        self.hooks.handler = handler if opens_pass else self.expectation.wrap_hook(handler)
+        self.hooks.handler = handler if opens_pass else self.usage_tracker.wrap_hook(handler)
 
     def _on_hook(self, param: int) -> None:
         """The gradient of `param` has been accumulated outside of the fast path of `BackwardPass.mark_ready`."""
         current = self.current
         if current is None:  # no_sync, a second backward through one graph, or through an earlier forward
-            if self.expectation.is_static and autograd.current_backward() == self._further_backward:
+            if self.usage_tracker.is_static and autograd.current_backward() == self._further_backward:
                 raise second_backward(self.plan.params[param].name)
             self.events.emit(EventKind.GRADIENT_KEPT, param)
         elif current.phase is Phase.ARMED:
@@ -174,7 +174,7 @@ class Reducer:
             self.hooks.handler(param)
         elif current.phase is Phase.ACCUMULATING:
             self._await_end()  # of the outer backward, too, if the first hook fired in a nested one
-            self.expectation.record(param)
+            self.usage_tracker.record(param)
         elif current.phase is Phase.INCOMPLETE and current.is_refused:
             # An error was raised. A reduction now would bring back gradients that the script has cleared.
             self.events.emit(EventKind.GRADIENT_KEPT, param)
@@ -192,17 +192,17 @@ class Reducer:
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._await_end()
-        unused = self.expectation.last_unused or []
+        unused = self.usage_tracker.last_unused or []
         self.hooks.check_conversions(unused)
         current.mark_without_hook(unused)
 
     def _on_all_launched(self) -> None:
         self._await_end()
         self._enter(Phase.REDUCING)
-        self.expectation.all_launched(self.transport)
+        self.usage_tracker.all_launched(self.transport)
 
     def _on_ready_twice(self, param: int) -> None:
-        static = self.expectation.is_static
+        static = self.usage_tracker.is_static
         if static and self.phase in (Phase.ACCUMULATING, Phase.REDUCING):
             self._enter(Phase.INCOMPLETE)  # the recorded graph has changed: the next forward raises, too
         raise ready_twice(param, self.plan.params[param].name, static_graph=static)
@@ -213,7 +213,7 @@ class Reducer:
         """A backward, the one that the user called, enters at the outputs of `forward`, a token for identity."""
         if at_new_tensor and forward is self._last_reduced:  # at another output of that forward
             self._further_backward = autograd.current_backward()
-            if self.current is None and self.expectation.ends_with_each_backward:
+            if self.current is None and self.usage_tracker.ends_with_each_backward:
                 reason = next((mode.cannot_add for mode in self.modes if mode.cannot_add), "")
                 if reason and any(param.grad is not None for param in self.params):
                     raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reason}.")
@@ -225,7 +225,7 @@ class Reducer:
         if self.phase is Phase.ARMED and not ends.is_awaited_here:
             for mode in self.modes:
                 mode.backward_begins()
-            self.expectation.backward_begins()
+            self.usage_tracker.backward_begins()
         self._await_end()
         if ends.is_awaited_here:
             self._last_reduced = forward
@@ -245,16 +245,16 @@ class Reducer:
         is_last = not current.ends.is_any_awaited(but=backward)
         with self.events.reporting():
             if current.phase is Phase.ARMED:  # it reached no parameter
-                self.expectation.backward_was_empty()
+                self.usage_tracker.backward_was_empty()
                 self.hooks.check_conversions([0])
             elif current.phase is Phase.ACCUMULATING:
                 entry = current.ends.entry_of(backward)
-                if self.expectation.is_recording and entry is Entry.AT_OUTPUTS:
+                if self.usage_tracker.is_recording and entry is Entry.AT_OUTPUTS:
                     self.events.emit(EventKind.GRADIENTS_COMPLETE)
                     self.reduce_recorded(backward)
                 elif entry is not Entry.NESTED:  # else the outer backward brings more gradients
                     self._enter(Phase.INCOMPLETE)
-                    if not self.expectation.is_recording:
+                    if not self.usage_tracker.is_recording:
                         self.unfinished.warn(current.missing(), self.transport.rank)
             elif current.phase is Phase.REDUCING and (current.finalizes_at_end or is_last):
                 self.events.emit(EventKind.GRADIENTS_COMPLETE)
@@ -266,10 +266,10 @@ class Reducer:
     def reduce_recorded(self, ending: int = -1) -> None:
         """The first backward of a static graph, which only counts its gradients, has ended: reduce them all."""
         current = self.current
-        if current is None or current.phase is Phase.ARMED or not self.expectation.is_recording:
+        if current is None or current.phase is Phase.ARMED or not self.usage_tracker.is_recording:
             return
-        self.expectation.recorded()
-        self.hooks.check_conversions(self.expectation.last_unused or ())
+        self.usage_tracker.recorded()
+        self.hooks.check_conversions(self.usage_tracker.last_unused or ())
         current.mark_without_hook(range(len(self.params)))
         if current.finalizes_at_end:
             self._finalize(current, ending)
@@ -319,12 +319,12 @@ class Reducer:
         self.store.release()  # the old ranks may still write into buckets in flight
         self.store.make_buckets(transport.allocate)
         self.store.await_another_order()
-        self.expectation.reset()
+        self.usage_tracker.reset()
         self._bind_hooks()
 
-    def expect(self, expectation: Expectation) -> None:
-        """Replace the expectation, before the first backward, whose order the rebuild then follows."""
-        self.expectation = expectation
+    def expect(self, usage_tracker: UsageTracker) -> None:
+        """Replace the usage tracker before the first backward. The rebuild follows the order of that backward."""
+        self.usage_tracker = usage_tracker
         self.store.rebuilds = True
         self._bind_hooks()
 
@@ -338,7 +338,7 @@ class Reducer:
     @property
     def awaits_order(self) -> bool:
         """True if the buckets are rebuilt after the next backward. Equal on all ranks, also on a joined one."""
-        return self.store.awaits_order and not self.expectation.order_is_provisional
+        return self.store.awaits_order and not self.usage_tracker.order_is_provisional
 
     def _enter(self, phase: Phase) -> None:
         current = self.current

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import torch
 
-from minddp.core.expectation import Expectation
 from minddp.core.plan import BucketSpec
 from minddp.core.usage_map import UsageMap
+from minddp.core.usage_tracker import UsageTracker
 from minddp.transport.protocols import Transport
 
 
-class StaticGraph(Expectation):
+class StaticGraph(UsageTracker):
     """Records one backward and expects the same of all others. `finds_unused` is find_unused_parameters."""
 
     is_static = True

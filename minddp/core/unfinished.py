@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from minddp.core.backward_pass import Phase
 from minddp.core.errors import interrupted
 from minddp.core.events import EventKind
-from minddp.core.expectation import Expectation
 from minddp.core.optimizer_steps import StepWatcher, steps_on
+from minddp.core.usage_tracker import UsageTracker
 from minddp.platform.store import Messages
 from minddp.transport.protocols import DropsTogether, Transport
 
@@ -144,10 +144,10 @@ class UnfinishedReduction(StepWatcher):
         missing, rank = reducer.current.missing(), reducer.transport.rank
         listed = self._listed(missing)
         elsewhere = ask_what_is_missing(f"{self.serial}/{reducer.num_passes}", listed, reducer.transport)
-        remedy = "Pass static_graph=False. " if reducer.expectation.is_static else ""
+        remedy = "Pass static_graph=False. " if reducer.usage_tracker.is_static else ""
         return reducer.events.report(
             RuntimeError(
-                f"{_FACT}{_why(reducer.expectation)}.\n"
+                f"{_FACT}{_why(reducer.usage_tracker)}.\n"
                 f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, missing))}\n"
                 f"Parameters which did not receive grad for rank {rank}: {listed}\n"
                 f"{self._frozen(missing)}{elsewhere}These are all; no need to set the environment variable "
@@ -166,15 +166,15 @@ class UnfinishedReduction(StepWatcher):
         return f"{then}: {self._listed(frozen)}\n" if frozen else ""
 
 
-def _why(expectation: Expectation) -> str:
-    if expectation.is_static:
+def _why(usage_tracker: UsageTracker) -> str:
+    if usage_tracker.is_static:
         return (
             "This error indicates that your training graph has changed in this iteration, e.g., one parameter "
             "is used in first iteration, but then got unused in the second iteration. this is not compatible "
             "with static_graph set to True"
         )
     unused = "This error indicates that your module has parameters that were not used in producing loss. "
-    if expectation.finds_unused:
+    if usage_tracker.finds_unused:
         return (
             f"{unused}Since `find_unused_parameters=True` is enabled, this likely  means that not all `forward` "
             f"outputs participate in computing loss. You can fix this {_OUTPUTS}"

@@ -31,7 +31,7 @@ class UsageMap:
         self._marks = [0] * len(params)
         self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)  # of the last exchange
         self.grads_are_in_context = False  # a distributed autograd context has the gradients, not `.grad`
-        self.held: set[int] = set()  # parameters whose gradients are not in `.grad`, see `Expectation.hold`
+        self.held: set[int] = set()  # parameters whose gradients are not in `.grad`, see `UsageTracker.hold`
         self._work: Work | None = None
         self._marks_before = list(self._marks)
 

@@ -59,7 +59,7 @@ class Divisor(Mode):
         self._forwards = 0
         self.cannot_add = ""
 
-    def armed(self) -> None:
+    def post_forward(self) -> None:
         self._forwards += 1
 
     def for_this_backward(self) -> float | None:

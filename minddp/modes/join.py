@@ -162,7 +162,7 @@ def shadow_backward(reducer: Reducer) -> None:
         for mode in reducer.modes:
             mode.before_launch(bucket, zeros)
         reductions.append(reducer.reduce_strategy.launch(bucket, zeros, is_last=bucket is buckets[-1]))
-    reducer.expectation.shadow(reducer.transport)
+    reducer.usage_tracker.shadow(reducer.transport)
     for reduction in reductions:
         reduction.result()
     reducer.store.end_pass()

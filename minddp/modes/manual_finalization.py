@@ -54,5 +54,5 @@ class ManualFinalization:
     @property
     def should_finalize_after_backward(self) -> bool:
         """True if `finalize_backward` must not be called before the coming backward returns: torch's rule."""
-        waits = self._reducer.awaits_order or self._reducer.expectation.is_recording
+        waits = self._reducer.awaits_order or self._reducer.usage_tracker.is_recording
         return self.require_manual_backward_finalization and (waits or self.mixed_precision is not None)

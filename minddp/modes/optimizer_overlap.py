@@ -44,11 +44,11 @@ class OverlappedOptimizer(Mode):
         self._module = module
         self._params = {id(param): param for param in params}
         self._modes = modes
-        self.armed()
+        self.post_forward()
         modes.append(self)
         self._guard = optimizer.register_step_pre_hook(_refuse)
 
-    def armed(self) -> None:
+    def post_forward(self) -> None:
         """Refuse parameters without a bucket; groups may have been added since the last forward."""
         groups = enumerate(self._optimizer.param_groups)
         places = [(index, param) for index, group in groups for param in group["params"]]

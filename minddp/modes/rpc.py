@@ -28,10 +28,10 @@ class RpcGradients(Mode):
         self._before: dict[int, torch.Tensor | None] = {}
         self._shown: dict[int, torch.Tensor | None] = {}
 
-    def armed(self) -> None:
+    def post_forward(self) -> None:
         self._context_id = autograd.distributed_context()
 
-    def opened(self, param: int) -> None:
+    def first_gradient(self, param: int) -> None:
         self._is_open = self._context_id is not None and self._params[param] in self._gradients()
 
     def before_pack(self, params: Sequence[int]) -> None:
@@ -43,7 +43,7 @@ class RpcGradients(Mode):
             self._before[param] = self._params[param].grad
             self._shown[param] = self._params[param].grad = gradients.get(self._params[param])
 
-    def closed(self) -> None:
+    def post_backward(self) -> None:
         """Move the averages in `.grad` to the context, and restore `.grad`.
 
         Raises:

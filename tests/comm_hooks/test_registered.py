@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.comm_hooks import CommHook, GradBucket, HookReducing
+from minddp.comm_hooks import CommHook, GradBucket, HookStrategy
 from minddp.core.events import EventKind
 from tests.fakes import FakeDDP
 
@@ -20,7 +20,7 @@ FutureOfTensor = torch.futures.Future[torch.Tensor]
 
 
 def set_hook(ddp: FakeDDP, hook: CommHook) -> None:
-    ddp.reducer.reduce_strategy = HookReducing(hook, ddp.reducer.events, None)
+    ddp.reducer.reduce_strategy = HookStrategy(hook, ddp.reducer.events, None)
 
 
 def future_of(value: Any) -> torch.futures.Future:
@@ -242,7 +242,7 @@ def _register(ddp: Any, which: str) -> None:
 
 
 def _gradients_of_steps(cls: type, rank: int, which: str, views: bool) -> Iterator[torch.Tensor]:
-    # Torch's wrapper hangs with several buckets: see `HookReducing.launch`.
+    # Torch's wrapper hangs with several buckets: see `HookStrategy.launch`.
     cap_mb = None if which == "powerSGD" else 0.001
     ddp = cls(_model(), gradient_as_bucket_view=views, bucket_cap_mb=cap_mb)
     _register(ddp, which)

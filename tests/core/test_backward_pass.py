@@ -12,12 +12,12 @@ from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
 from minddp.core.bucket import Bucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
-from minddp.core.expectation import Expectation
 from minddp.core.mode import Mode
 from minddp.core.packing import LARGE_BYTES
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import AllReduceStrategy
+from minddp.core.usage_tracker import UsageTracker
 from minddp.options import UNBOUNDED
 from tests.fakes import FakeTransport
 
@@ -65,7 +65,7 @@ def test_every_phase_is_reached_from_idle_and_leads_back() -> None:
 class Calls:
     """The parts that a pass needs, and a record of its calls to them."""
 
-    def __init__(self, sizes: Sequence[int] = (1, 1, 1), *, expectation: type[Expectation] = Expectation):
+    def __init__(self, sizes: Sequence[int] = (1, 1, 1), *, usage_tracker: type[UsageTracker] = UsageTracker):
         self.log: list[str] = []
         self.params = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
         for param in self.params:
@@ -75,7 +75,7 @@ class Calls:
         self.transport = FakeTransport(world_size=4)
         self.store.make_buckets(self.transport.allocate)
         self.reduce_strategy = AllReduceStrategy(self.transport, lambda: 4)
-        self.expectation = expectation(self.params)
+        self.usage_tracker = usage_tracker(self.params)
         self.events = EventStream()
         self.events.watch(lambda event: self.log.append(str(event)))
 
@@ -91,9 +91,9 @@ class Calls:
     def backward_pass(self, *modes: Mode, first: int = 0) -> BackwardPass:
         """A pass for which the gradient of parameter `first` is the first to arrive, and has yet to be counted."""
         calls = (self.on_all_launched, self.on_ready_twice, self.on_end)
-        current = BackwardPass(self.store, self.expectation, modes, self.events, *calls)
+        current = BackwardPass(self.store, self.usage_tracker, modes, self.events, *calls)
         current.open(first, self.reduce_strategy)
-        current.mark_without_hook(self.expectation.last_unused or [])
+        current.mark_without_hook(self.usage_tracker.last_unused or [])
         return current
 
     def take(self, *words: str) -> list[str]:
@@ -157,12 +157,12 @@ def test_what_no_rank_has_used_stays_as_it_is() -> None:
     for param in range(3):
         current.mark_ready(param)
         calls.params[param].grad = torch.full((1,), 9.0)
-    calls.expectation.close = lambda: [False, True, False]
+    calls.usage_tracker.close = lambda: [False, True, False]
     current.wait_and_unpack()
     assert [param.grad.tolist() for param in calls.params] == [[4.0], [9.0], [4.0]]
 
 
-class LeavesOut(Expectation):
+class LeavesOut(UsageTracker):
     """Parameter 2 is unused, and its bucket is skipped."""
 
     def open(self) -> list[int]:
@@ -174,7 +174,7 @@ class LeavesOut(Expectation):
 
 
 def test_unused_parameters_are_ready_at_once_and_last_in_the_observed_order() -> None:
-    calls = Calls(expectation=LeavesOut)
+    calls = Calls(usage_tracker=LeavesOut)
     current = calls.backward_pass(first=1)
     assert calls.take("parameter ready") == ["parameter ready: 2"]
     for param in (1, 0):
@@ -230,7 +230,7 @@ class Log(Calls):
         self.store = BucketStore(self.params, self.store.plan.params, Bucket, [UNBOUNDED], [UNBOUNDED])
 
     def counting(self, hooks_left: list[int]) -> BackwardPass:
-        self.expectation.open = lambda: list(hooks_left)
+        self.usage_tracker.open = lambda: list(hooks_left)
         current = self.backward_pass()
         current._pack_group = lambda group: self.groups.append(tuple(sorted(self.store.members[group])))
         return current

@@ -30,7 +30,7 @@ def finding(module: nn.Module, **options: object) -> FakeDDP:
 
 def left_out(ddp: FakeDDP) -> list[str]:
     """Names of the parameters that this rank left out of the last backward."""
-    return [ddp.reducer.plan.params[param].name for param in ddp.reducer.expectation.last_unused]
+    return [ddp.reducer.plan.params[param].name for param in ddp.reducer.usage_tracker.last_unused]
 
 
 def test_an_unused_parameter_keeps_its_gradient_as_it_is() -> None:
@@ -87,7 +87,7 @@ def test_use_under_no_sync_counts() -> None:
     local = grads_by_name(ddp.module)
     ddp(X)[0].sum().backward()
     assert torch.equal(ddp.module.right.weight.grad, local["right.weight"])  # both fake ranks hold the same
-    assert bool(ddp.reducer.expectation.usage.sums.all())
+    assert bool(ddp.reducer.usage_tracker.usage.sums.all())
 
 
 def test_use_in_one_step_does_not_count_in_the_next() -> None:
@@ -95,7 +95,7 @@ def test_use_in_one_step_does_not_count_in_the_next() -> None:
     ddp(X)[1].sum().backward()
     ddp.module.right.weight.grad = torch.full((2, 2), 5.0)
     ddp(X)[0].sum().backward()
-    assert ddp.reducer.expectation.usage.sums.tolist() == [2, 2, 0, 0]
+    assert ddp.reducer.usage_tracker.usage.sums.tolist() == [2, 2, 0, 0]
 
 
 def test_buckets_of_unused_parameters_are_not_reduced_if_asked() -> None:
@@ -157,7 +157,7 @@ def test_marks_of_an_interrupted_backward_do_not_count() -> None:
     ddp.step(X)
     assert ddp.module.scales[0].grad is not None
     assert ddp.module.scales[1].grad is kept
-    assert ddp.reducer.expectation.usage.sums.tolist() == [2, 0]
+    assert ddp.reducer.usage_tracker.usage.sums.tolist() == [2, 0]
 
 
 def test_marks_from_before_an_interrupted_backward_count() -> None:
@@ -168,7 +168,7 @@ def test_marks_from_before_an_interrupted_backward_count() -> None:
         ddp(X)[0].sum().backward()
     failing.remove()
     ddp(X)[0].sum().backward()
-    assert ddp.reducer.expectation.usage.sums.tolist() == [2, 2, 2, 2]
+    assert ddp.reducer.usage_tracker.usage.sums.tolist() == [2, 2, 2, 2]
 
 
 def test_a_backward_that_reaches_no_parameter_says_nothing_of_the_next() -> None:
@@ -248,7 +248,7 @@ def test_a_shadow_exchanges_marks_of_nothing() -> None:
     shadow(X, sync=False)[0].sum().backward()  # what it has accumulated does not count for the others
     shadow_backward(shadow.reducer)
     assert shadow.transport.calls == active.transport.calls
-    assert shadow.reducer.expectation.usage.sums.tolist() == [0] * 4
+    assert shadow.reducer.usage_tracker.usage.sums.tolist() == [0] * 4
 
 
 def test_marks_are_forgotten_when_the_ranks_change() -> None:
@@ -258,4 +258,4 @@ def test_marks_are_forgotten_when_the_ranks_change() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ddp(X)[0].sum().backward()
-    assert ddp.reducer.expectation.usage.sums.tolist() == [2, 2, 0, 0]
+    assert ddp.reducer.usage_tracker.usage.sums.tolist() == [2, 2, 0, 0]

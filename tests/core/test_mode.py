@@ -25,8 +25,8 @@ class RecordsCalls(Mode):
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def armed(self) -> None:
-        self.log.append("armed")
+    def post_forward(self) -> None:
+        self.log.append("post_forward")
 
     def backward_begins(self) -> None:
         self.log.append("backward begins")
@@ -34,7 +34,7 @@ class RecordsCalls(Mode):
     def shadow_begins(self) -> None:
         self.log.append("shadow begins")
 
-    def opened(self, param: int) -> None:
+    def first_gradient(self, param: int) -> None:
         self.log.append(f"opened by {param}")
 
     def before_pack(self, params: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class RecordsCalls(Mode):
     def after_unpack(self, bucket: GradientBucket) -> None:
         self.log.append(f"after unpack {bucket.spec.index}")
 
-    def closed(self) -> None:
+    def post_backward(self) -> None:
         self.log.append("closed")
 
     def take(self) -> list[str]:
@@ -63,7 +63,7 @@ def with_recorder(module: nn.Module, **options: Any) -> tuple[FakeDDP, RecordsCa
     return ddp, recorder
 
 
-BEGIN = ["armed", "backward begins", "opened by 1"]
+BEGIN = ["post_forward", "backward begins", "opened by 1"]
 PACKS_RIGHT = ["before pack [2]", "before pack [3]"]
 PACKED = ["before pack [1]", "before launch 0", "before pack [0]", "before launch 1"]
 END = ["before unpack", "after unpack 0", "after unpack 1", "closed"]
@@ -83,9 +83,9 @@ def test_a_mode_may_leave_callbacks_out() -> None:
 
 def test_backward_is_over_before_the_usage_of_parameters_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     ddp, recorder = with_recorder(Scales([0, 1]))
-    expectation = ddp.reducer.expectation
-    close = expectation.close
-    monkeypatch.setattr(expectation, "close", lambda: recorder.log.append("usage") or close())
+    usage_tracker = ddp.reducer.usage_tracker
+    close = usage_tracker.close
+    monkeypatch.setattr(usage_tracker, "close", lambda: recorder.log.append("usage") or close())
     ddp.step(X)
     assert recorder.take() == [*BEGIN, *PACKED, "before unpack", "usage", *END[1:]]
 
@@ -115,7 +115,7 @@ def test_under_no_sync_there_is_none() -> None:
 def test_a_backward_whose_beginning_is_not_seen() -> None:
     ddp, recorder = with_recorder(HidesItsOutput(Scales([0, 1])))
     ddp(X).tensor.sum().backward()
-    assert recorder.take() == ["armed", "opened by 1", *PACKED, *END]
+    assert recorder.take() == ["post_forward", "opened by 1", *PACKED, *END]
 
 
 class TwoOutputs(nn.Module):
@@ -152,7 +152,7 @@ def test_a_backward_that_leaves_parameters_out_and_one_that_brings_them() -> Non
     with must_log("has brought no gradient"):
         left.sum().backward()
     first = recorder.take()
-    assert first[:3] == ["armed", "backward begins", first[2]]
+    assert first[:3] == ["post_forward", "backward begins", first[2]]
     assert sorted(first[3:]) == ["before pack [0]", "before pack [1]"]
     right.sum().backward()
     second = recorder.take()
@@ -214,7 +214,7 @@ def test_a_nested_backward_does_not_begin_again() -> None:
     ddp, recorder = with_recorder(Checkpointed())
     ddp.step(X)
     log = recorder.take()
-    assert log[:2] == ["armed", "backward begins"]
+    assert log[:2] == ["post_forward", "backward begins"]
     assert [line.split()[0] for line in log[2:]] == ["opened", *["before"] * 9, *["after"] * 4, "closed"]
 
 

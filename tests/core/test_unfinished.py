@@ -18,10 +18,10 @@ from minddp.core import unfinished as unfinished_module
 from minddp.core.backward_pass import Phase
 from minddp.core.errors import ready_twice
 from minddp.core.events import EventStream
-from minddp.core.expectation import Expectation
 from minddp.core.optimizer_steps import StepWatcher, _watchers
 from minddp.core.reducer import Reducer
 from minddp.core.unfinished import UnfinishedReduction, ask_what_is_missing
+from minddp.core.usage_tracker import UsageTracker
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import logged
 from tests.modules import Explosive, Heads, Scales
@@ -59,7 +59,7 @@ class WithoutGradient(torch.autograd.Function):
         return grad, None
 
 
-class ExpectationOf(Expectation):
+class UsageTrackerOf(UsageTracker):
     def __init__(self, static: bool, finds: bool):
         self.is_static, self.finds_unused = static, finds
 
@@ -78,7 +78,7 @@ def reducer_that_misses(
             phase=Phase.INCOMPLETE,
             current=SimpleNamespace(missing=lambda: missing),
             transport=transport,
-            expectation=ExpectationOf(static, finds),
+            usage_tracker=UsageTrackerOf(static, finds),
             num_passes=num_passes,
             events=EventStream(),
         ),

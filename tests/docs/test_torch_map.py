@@ -128,7 +128,7 @@ def test_the_page_shows_every_section_and_every_file_of_core() -> None:
         ("BackwardPass._launch_ready_buckets", "Reducer: mark_bucket_ready(), next_bucket_"),
         ("get_param_from_index", "no counterpart"),
         ("finalize_backward_manual", "(from torch 2.15)"),
-        ("Mode.opened", "ours alone"),
+        ("Mode.first_gradient", "ours alone"),
     ],
 )
 def test_the_command_answers(query: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

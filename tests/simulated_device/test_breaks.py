@@ -195,8 +195,8 @@ BREAKS = (
     ),
     Misorder(
         *("synchronize before the averages are copied", "core/backward_pass.py"),
-        "        untouched = self.expectation.close()\n",
-        "        untouched = self.expectation.close()\n"
+        "        untouched = self.usage_tracker.close()\n",
+        "        untouched = self.usage_tracker.close()\n"
         "        torch.get_device_module(self.store.bucket(0).spec.device).synchronize()\n",
         *("default", "synchronize"),
     ),

@@ -194,7 +194,7 @@ class LogicalRanks(Mode, StepWatcher):
         brought = [index for index, grad in enumerate(grads) if grad is not None]
         if not brought:
             raise RuntimeError(f"Share {share} has brought no gradient: call backward once for each share.")
-        self._reducer.expectation.hold(brought)
+        self._reducer.usage_tracker.hold(brought)
         return [
             torch.zeros_like(param) if grad is None else grad.detach()
             for param, grad in zip(self._params, grads, strict=True)
@@ -215,7 +215,7 @@ class LogicalRanks(Mode, StepWatcher):
                 f"gradients after the loop over `ddp.shares()`."
             )
 
-    def closed(self) -> None:
+    def post_backward(self) -> None:
         self._averaged = self._versions()
 
     def _versions(self) -> list[tuple[int, int] | None]:

@@ -38,7 +38,7 @@ class CheckFinite(Mode):
         self._marks: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []  # of this backward's buckets, once reduced
 
-    def opened(self, param: int) -> None:
+    def first_gradient(self, param: int) -> None:
         self._begin()  # an exception may have ended the last backward
 
     def shadow_begins(self) -> None:

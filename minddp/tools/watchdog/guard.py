@@ -80,7 +80,7 @@ class Guard(Mode, StepWatcher):
         """Start with the first reduced backward, also on a rank that has joined."""
         self._comparison.start(self._name)
 
-    def opened(self, param: int) -> None:
+    def first_gradient(self, param: int) -> None:
         step, self._steps_alone, self._in_backward = self._step, 0, True
         self._step = self._comparison.step = step + 1
         self.looks = is_sampled(step)
@@ -93,7 +93,7 @@ class Guard(Mode, StepWatcher):
         if self.looks:
             self.call("backward_computed")
 
-    def closed(self) -> None:
+    def post_backward(self) -> None:
         self._in_backward = False
         if self.looks:
             self.call("backward_over")

@@ -277,8 +277,8 @@ def test_most_steps_are_not_looked_at() -> None:
     param, seen = nn.Parameter(torch.zeros(1)), Seen()
     optimizer, guard = torch.optim.SGD([param]), guard_of(param, seen)
     for _ in range(3 * EVERY + 2):
-        guard.opened(0)
-        guard.closed()
+        guard.first_gradient(0)
+        guard.post_backward()
         optimizer.step()
     guard.close()
     assert seen.calls[:4] == [(0, 0), "optimizer", (1, 1), "optimizer"]
@@ -293,8 +293,8 @@ def test_steps_without_a_synchronised_backward_are_looked_at() -> None:
     param, steps = nn.Parameter(torch.zeros(1)), Steps()
     optimizer, guard = torch.optim.SGD([param]), guard_of(param, steps)
     for _ in range(FIRST + 1):
-        guard.opened(0)
-        guard.closed()
+        guard.first_gradient(0)
+        guard.post_backward()
         optimizer.step()
     assert steps.num_begun == FIRST
     optimizer.step()

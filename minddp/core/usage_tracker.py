@@ -15,7 +15,7 @@ from minddp.transport.protocols import Transport
 HookHandler = Callable[[int], object]
 
 
-class Expectation:
+class UsageTracker:
     """The hook of each parameter fires once. The reducer calls the methods in this order.
 
     `skips_buckets`: buckets whose parameters are all unused are not reduced (skip_all_reduce_unused_params).
@@ -49,7 +49,7 @@ class Expectation:
     def forward_begins(self) -> None:
         """The output of the last forward is no longer needed."""
 
-    def armed(self, output: Any, *, is_first: bool) -> None:
+    def post_forward(self, output: Any, *, is_first: bool) -> None:
         """A forward has returned `output`, and its backward will be synchronised."""
         if self.usage is not None:
             self.usage.grads_are_in_context = autograd.distributed_context() is not None
