@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -156,7 +157,7 @@ def run_on_all(
 
     A rank that posts no outcome makes others fail, so its error is the only one.
     """
-    value, error = None, ""
+    value, error, deadline = None, "", time.monotonic() + limit_s
     try:
         value = call_with_limit(part, limit_s)
     except Unfinished as unfinished:
@@ -164,7 +165,7 @@ def run_on_all(
     except Exception as raised:
         error = f"{type(raised).__name__}: {first_line(raised)}"
     messages.post((value, error), topic)
-    outcomes = messages.gather(topic, limit_s=limit_s + 1)
+    outcomes = messages.gather(topic, limit_s=deadline - time.monotonic() + MARGIN_S)
     if silent := [rank for rank in range(messages.world_size) if rank not in outcomes]:
         return {}, dict.fromkeys(silent, SILENT)
     values = {rank: value for rank, (value, error) in outcomes.items() if not error}
