@@ -148,3 +148,11 @@ assert not {name for name in sys.modules if name.startswith(("minddp.tools.train
 @pytest.mark.parametrize("path", LOWER + UPPER, ids=module_name)
 def test_every_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_no_class_name_stands_twice_in_the_package() -> None:
+    """A reader who searches for a name finds one class. The wrapper's own name is that of three classes."""
+    names = [
+        node.name for path in PATHS for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} == {"DistributedDataParallel"}

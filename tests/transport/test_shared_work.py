@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from minddp.transport.shared_memory.collective import PendingAllReduce
+from minddp.transport.shared_memory.collective import SharedAllReduce
 from tests.transport.places import Ranks, opened
 
 
@@ -55,20 +55,20 @@ def test_the_progress_thread_writes_inference_tensors(ranks: Ranks) -> None:
 
 def error_of_a_write(rank: int) -> str:
     """Rank 0 cannot write a sum back."""
-    transport, write = opened(), PendingAllReduce.write
+    transport, write = opened(), SharedAllReduce.write
 
-    def fail(_pending: PendingAllReduce, _sum: torch.Tensor) -> None:
+    def fail(_pending: SharedAllReduce, _sum: torch.Tensor) -> None:
         raise MemoryError("no more")
 
     if rank == 0:
-        PendingAllReduce.write = fail
+        SharedAllReduce.write = fail
     try:
         with pytest.raises(RuntimeError) as error:
             for _ in range(2):  # the first may complete on rank 1
                 transport.all_reduce(torch.ones(10)).wait(datetime.timedelta(seconds=60))
         return str(error.value)
     finally:
-        PendingAllReduce.write = write
+        SharedAllReduce.write = write
 
 
 def test_a_sum_that_cannot_be_written_back_is_an_error_on_all_ranks(ranks: Ranks) -> None:

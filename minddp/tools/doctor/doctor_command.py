@@ -27,7 +27,7 @@ REPORT_WIDTH = 100  # without a terminal
 
 
 @dataclass(frozen=True)
-class Settings:
+class DoctorSettings:
     """Check whether a distributed job will work here, and what to do if not.
 
     Starts its own ranks on this machine. Started by torchrun, also on several hosts, it is one of the ranks:
@@ -62,7 +62,9 @@ class Settings:
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp doctor`. Returns the exit status; as a rank, ends the process."""
     try:
-        settings = tyro.cli(Settings, prog="minddp doctor", args=list(arguments), config=(tyro.conf.DisallowNone,))
+        settings = tyro.cli(
+            DoctorSettings, prog="minddp doctor", args=list(arguments), config=(tyro.conf.DisallowNone,)
+        )
         place = place_of(os.environ)
     except UsageError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     return start_ranks(settings, arguments) if place is None else be_rank(settings, place)
 
 
-def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
+def start_ranks(settings: DoctorSettings, arguments: Sequence[str]) -> int:
     num_gpus = streams.num_devices("cuda") if settings.device != "cpu" else 0
     nproc = settings.nproc_per_node or num_gpus or DEFAULT_RANKS
     if nproc > 1:
@@ -85,7 +87,7 @@ def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
     return 0
 
 
-def be_rank(settings: Settings, place: Place) -> NoReturn:
+def be_rank(settings: DoctorSettings, place: Place) -> NoReturn:
     """Go through the checks, and end the process even if its threads hang."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else REPORT_WIDTH)
 

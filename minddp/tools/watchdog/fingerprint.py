@@ -23,7 +23,7 @@ MOST_PARTS = 64  # of a cycle
 PIECE_BYTES = 16 * 1024  # the fixed cost of a piece, as the bytes that could be read in that time
 
 
-class Piece(NamedTuple):
+class Slice(NamedTuple):
     """Rows `first` to `end` of the tensor number `tensor`."""
 
     tensor: int
@@ -31,11 +31,11 @@ class Piece(NamedTuple):
     end: int
 
 
-def cycle_of(tensors: Sequence[torch.Tensor]) -> list[list[Piece]]:
+def cycle_of(tensors: Sequence[torch.Tensor]) -> list[list[Slice]]:
     """The pieces in each part of a cycle. See [Note: a cycle of fingerprints]."""
     costs = [tensor.nbytes + PIECE_BYTES for tensor in tensors]
     num_parts = min(max(1, sum(costs) // PART_BYTES), MOST_PARTS)
-    parts: list[list[Piece]] = [[] for _ in range(num_parts)]
+    parts: list[list[Slice]] = [[] for _ in range(num_parts)]
     cost_of_part = [0.0] * num_parts
     for number, tensor in enumerate(tensors):
         rows = tensor.shape[0] if tensor.dim() else 1
@@ -43,12 +43,12 @@ def cycle_of(tensors: Sequence[torch.Tensor]) -> list[list[Piece]]:
         least = cost_of_part.index(min(cost_of_part))
         for cut in range(cuts):
             part = (least + cut * num_parts // cuts) % num_parts
-            parts[part].append(Piece(number, rows * cut // cuts, rows * (cut + 1) // cuts))
+            parts[part].append(Slice(number, rows * cut // cuts, rows * (cut + 1) // cuts))
             cost_of_part[part] += costs[number] / cuts
     return parts
 
 
-def rows_of(tensor: torch.Tensor, piece: Piece) -> torch.Tensor | None:
+def rows_of(tensor: torch.Tensor, piece: Slice) -> torch.Tensor | None:
     """The piece of the tensor; `None` if it cannot be read, or its shape has changed."""
     if not tensor.dim() or (piece.first == 0 and piece.end == tensor.shape[0]):
         return tensor

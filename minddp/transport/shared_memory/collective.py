@@ -45,7 +45,7 @@ class Collective:
 
 
 @dataclass(eq=False)
-class PendingAllReduce(Collective):
+class SharedAllReduce(Collective):
     """All-reduce `number` of this rank. `addend` is flat and becomes the sum, which is then copied to `tensor`."""
 
     event_name: ClassVar[str] = "gloo:all_reduce"

@@ -29,8 +29,8 @@ from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chun
 from minddp.transport.shared_memory.collective import (
     BroadcastQueue,
     Collective,
-    PendingAllReduce,
     PendingBroadcast,
+    SharedAllReduce,
 )
 from minddp.transport.shared_memory.messages import DTYPES
 from minddp.transport.shared_memory.peer_sockets import Peer, PeerSockets
@@ -66,7 +66,7 @@ class HostCommunicator:
 
         # All-reduces: those of this rank in order, which `launch` adds and `make_progress` removes
         self._num_launched = 0
-        self._in_flight: deque[PendingAllReduce] = deque()
+        self._in_flight: deque[SharedAllReduce] = deque()
         self._tracker = ReductionTracker(rank, len(peers) + 1, global_ranks)
         self._num_announced = dict.fromkeys(peers, 0)  # by peer: our chunks that it knows to be done
 
@@ -85,12 +85,12 @@ class HostCommunicator:
         offset_bytes: int,
         copy_to: torch.Tensor | None = None,
         order: AdditionOrder | None = None,
-    ) -> PendingAllReduce:
+    ) -> SharedAllReduce:
         """Begin to all-reduce `addend`, a flat tensor in `segment`, and then to copy the sum to `copy_to`."""
         number = self._num_launched
         tensor = addend if copy_to is None else copy_to
         deadline = time.monotonic() + self._timeout_s
-        pending = PendingAllReduce(
+        pending = SharedAllReduce(
             f"all-reduce {number}", tensor, deadline, number=number, addend=addend, order=order
         )
         dtype = DTYPES.index(addend.dtype)
@@ -196,7 +196,7 @@ class HostCommunicator:
             self._tracker.mark_reduced()
             self._announce_chunks_done()
 
-    def _own(self, addends: Sequence[messages.AddendReady]) -> PendingAllReduce:
+    def _own(self, addends: Sequence[messages.AddendReady]) -> SharedAllReduce:
         """This rank's part of an all-reduce."""
         return self._in_flight[addends[self._rank].reduction - self._in_flight[0].number]
 

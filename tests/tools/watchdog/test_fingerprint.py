@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minddp.tools.watchdog import fingerprint
-from minddp.tools.watchdog.fingerprint import MOST_PARTS, Piece, Reading, cycle_of, rows_of
+from minddp.tools.watchdog.fingerprint import MOST_PARTS, Reading, Slice, cycle_of, rows_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.complex128, torch.int8, torch.bool)
 
@@ -110,7 +110,7 @@ def test_a_large_parameter_has_a_piece_in_each_part() -> None:
 def test_rows_are_read_in_order_whatever_the_strides() -> None:
     tensor = torch.randn(4, 3, 2, 2)
     last = tensor.to(memory_format=torch.channels_last)
-    for piece in (Piece(0, 0, 4), Piece(0, 1, 3)):
+    for piece in (Slice(0, 0, 4), Slice(0, 1, 3)):
         assert print_of(rows_of(tensor, piece)) == print_of(rows_of(last, piece))
 
 
@@ -119,6 +119,6 @@ def test_what_cannot_be_read_is_left_out() -> None:
     freed.untyped_storage().resize_(0)
     for tensor in (freed, torch.empty(8, 8, device="meta"), torch.eye(8).to_sparse(), torch.empty(0)):
         assert print_of(tensor) is None
-    assert rows_of(torch.empty(4, 8), Piece(0, 4, 8)) is None
+    assert rows_of(torch.empty(4, 8), Slice(0, 4, 8)) is None
     named = [("freed", freed), ("none", None), ("there", there), ("not contiguous", torch.ones(4, 4).t())]
     assert Reading(named, 4).prints().keys() == {"there"}

@@ -31,13 +31,13 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
+    def record_event(self, event: CpuEvent | None = None) -> CpuEvent:
+        event = event or CpuEvent()
         event.record(self)
         return event
 
 
-class Event:
+class CpuEvent:
     """Replaces torch.cuda.Event and torch.Event by a point in time."""
 
     def __init__(self, *_: Any, **__: Any):
@@ -46,7 +46,7 @@ class Event:
     def record(self, stream: Any = None) -> None:
         self._recorded_s = time.perf_counter()
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: CpuEvent) -> float:
         """Milliseconds. Raises RuntimeError, as torch, if one of both was not recorded."""
         if self._recorded_s is None or end_event._recorded_s is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
@@ -77,7 +77,7 @@ class Current:
 
 def install() -> None:
     """Replace the functions in `answers`. The other ones still raise."""
-    of_streams, answering = {"Stream ExternalStream": Stream, "Event": Event}, answers(Current())
+    of_streams, answering = {"Stream ExternalStream": Stream, "Event": CpuEvent}, answers(Current())
     types = {name: getattr(torch, name) for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))}
     replace(torch, of_streams)
     replace(torch.accelerator, answering)
