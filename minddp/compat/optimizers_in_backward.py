@@ -59,7 +59,7 @@ class OptimizersInBackward(Mode):
                     for optimizer in optimizers:
                         optimizer.step()
 
-    def closed(self) -> None:
+    def post_backward(self) -> None:
         for param in self._stepped:
             param.grad = None
         self._stepped.clear()

@@ -6,7 +6,6 @@ import datetime
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,12 +75,6 @@ class ProcessGroupTransport:
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         _Group.allgather(self.group, [gathered], [tensor]).wait()
-        return gathered
-
-    def gather_objects(self, ours: Any) -> list[Any]:
-        """The objects of all ranks, in rank order. Blocks."""
-        gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, ours, group=self.group)
         return gathered
 
     def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:

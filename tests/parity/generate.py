@@ -42,7 +42,8 @@ _TRACES = {"again", "abandon", "two_forwards", "heads", "inside_checkpoint", "wr
 #: parameters are those of full precision again, which the graph does not contain.
 _KINDS: dict[str, set[str]] = {
     "ordinary": set(),
-    "sparse": {"clip", "optimizer", "put_grads", "restore_grads", "weight_decay", "hessian", "call_at_end"},
+    "sparse": {"clip", "optimizer", "put_grads", "restore_grads", "weight_decay", "hessian", "call_at_end"}
+    | {"hook_backward"},  # which may read gradients that are on their way
     "overlap": {"again", "two_forwards", "heads", "windows", "clip", "wrap_again", "share", "backward_outside"}
     | {"call_at_end", "fail_and_step", "local_step"},
     "double": {"copy_wrapper", "comm_hook", "hessian"} | _KEEPING,
@@ -137,12 +138,13 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
     if options.gradient_as_bucket_view:
         left_out |= _FAILING if rng.random() < 0.5 else _KEEPING  # see [Note: after an error]
     if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all optimisations are in use
-        lines += [Line("reuse", ARGS["reuse"](rng)), Line("train")]
+        reuse = Line("reuse", ARGS["reuse"](rng))
+        lines += [] if _is_apart(reuse, kind) else [reuse, Line("train")]
     for _ in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6)) - len(lines) // 2):
         may_be_trouble = not differs_by_rank and rng.random() < 1 / 3
         if records and not lines:
             may_be_trouble = True
-        line = _line(rng, options, left_out, records, is_first=not lines, may_be_trouble=may_be_trouble)
+        line = _line(rng, options, kind, left_out, records, is_first=not lines, may_be_trouble=may_be_trouble)
         if line.name == "restore_grads":
             lines += [Line("keep_grads", ("tensors",)), Line("train")]
         if line.name == "comm_hook" and rng.random() < 0.5:
@@ -157,7 +159,14 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
 
 
 def _line(
-    rng: random.Random, options: Options, left_out: set[str], records: bool, *, is_first: bool, may_be_trouble: bool
+    rng: random.Random,
+    options: Options,
+    kind: str,
+    left_out: set[str],
+    records: bool,
+    *,
+    is_first: bool,
+    may_be_trouble: bool,
 ) -> Line:
     names = [name for name in ARGS if name not in left_out]
     if records and is_first and rng.random() < 0.9:
@@ -165,7 +174,7 @@ def _line(
     while True:
         [name] = rng.choices(names, [_WEIGHTS.get(name, 1) for name in names])
         line = Line(name, ARGS[name](rng))
-        is_defined = _is_defined(line, options, records=records, is_first=is_first)
+        is_defined = _is_defined(line, options, records=records, is_first=is_first) and not _is_apart(line, kind)
         if is_defined and (may_be_trouble or not _is_trouble(line, options)):
             return line
 
@@ -188,6 +197,23 @@ def _is_defined(line: Line, options: Options, *, records: bool, is_first: bool) 
     if shares_memory and (options.find_unused_parameters or records):  # torch copies outputs
         return False
     return not (views and name == "hook_backward" and args[2] == "read")
+
+
+def _is_apart(line: Line, kind: str) -> bool:
+    """True where a script of this kind differs from torch's as it says.
+
+    An overlapped optimizer changes parameters in backward: torch's is later, so an output that is a parameter has
+    another value, and autograd refuses a reentrant checkpoint whose parameter has been stepped already.
+    `autograd.grad` ends the low precision, and a reentrant checkpoint that is computed again after it has
+    accumulators without hooks: the backward warns, and the optimizer's step raises.
+    """
+    if kind == "overlap":
+        return line.args in (("with parameter",),) or (line.name in ("reuse", "checkpoint") and _is_reentrant(line))
+    return kind == "double" and (line.args[:1] == ("before backward",) or line.name == "copy_on_rank")
+
+
+def _is_reentrant(line: Line) -> bool:
+    return any(arg in _REENTRANT or arg in ("reentrant", "nested") for arg in line.args)
 
 
 def _is_trouble(line: Line, options: Options) -> bool:

@@ -68,7 +68,7 @@ BREAKS = (
     ),
     Misorder(
         *("not wait for NCCL", "transport/nccl/communicator.py"),
-        "        torch.cuda.current_stream(self._communicator.device).wait_event(self._collective.done)\n",
+        "        torch.cuda.current_stream(self._communicator.device).wait_event(self._done)\n",
         *("", "default", "race: a call of NCCL", "nccl"),
     ),
     Misorder(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import torch
 
 from minddp.transport.shared_memory.peer_sockets import Peer
 
@@ -49,8 +51,8 @@ class ThreadGroupRank:
         self.world_size = group.world_size
         self._group = group
 
-    def gather_objects(self, ours: Any) -> list[Any]:
-        self._group.gathered[self.rank] = ours
+    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        self._group.gathered[self.rank] = tensor
         self._group.barrier.wait(TIMEOUT_S)
         gathered = list(self._group.gathered)
         self._group.barrier.wait(TIMEOUT_S)

@@ -31,6 +31,7 @@ MARGIN_S = 5.0  # for ranks that wait for a rank that waits for others
 MEASURE_LIMIT_S = 90.0
 LEAVE_LIMIT_S = 3.0
 SILENT = "no answer"
+GAVE_UP = "gave up, since another rank has failed"
 
 
 class _Stopped(Exception):
@@ -153,20 +154,23 @@ class Examination:
 def run_on_all(
     messages: Messages, topic: str, part: Callable[[], Any], limit_s: float
 ) -> tuple[dict[int, Any], dict[int, str]]:
-    """Run `part` on every rank. Returns the values and the errors by rank, to every rank.
+    """Run `part` on every rank until one fails. Returns the values and the errors by rank, to every rank.
 
-    A rank that posts no outcome makes others fail, so its error is the only one.
+    Only the errors that are causes: a rank that posts no outcome makes others fail, and a rank that has failed
+    makes others give up.
     """
     value, error, deadline = None, "", time.monotonic() + limit_s
     try:
-        value = call_with_limit(part, limit_s)
+        value = call_with_limit(part, limit_s, lambda: GAVE_UP if messages.settled(topic, "failed") else "")
     except Unfinished as unfinished:
         error = str(unfinished)
     except Exception as raised:
         error = f"{type(raised).__name__}: {first_line(raised)}"
+    if error not in ("", GAVE_UP):
+        messages.settle(True, topic, "failed")
     messages.post((value, error), topic)
-    outcomes = messages.gather(topic, limit_s=deadline - time.monotonic() + MARGIN_S)
+    outcomes = messages.gather(topic, limit_s=MARGIN_S + (0 if error else deadline - time.monotonic()))
     if silent := [rank for rank in range(messages.world_size) if rank not in outcomes]:
         return {}, dict.fromkeys(silent, SILENT)
     values = {rank: value for rank, (value, error) in outcomes.items() if not error}
-    return values, {rank: error for rank, (_, error) in outcomes.items() if error}
+    return values, {rank: error for rank, (_, error) in outcomes.items() if error not in ("", GAVE_UP)}

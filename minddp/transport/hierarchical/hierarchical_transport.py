@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 
 import torch
@@ -60,10 +61,11 @@ def _connect_lane(
 ) -> Lane | None:
     """The lane of this rank, if it has one."""
     error_here, lane, local_rank = "", None, hosts.ranks_beside(group.rank).index(group.rank)
-    if local_rank < hosts.num_lanes:
-        assert group.store is not None, "torch keeps a store for each group that it makes"
-        serial = group.store.add(f"minddp/lane/opened by {group.rank}", 1)  # equal on all ranks of the lane
-        store = dist.PrefixStore(f"minddp/lane/{serial}/{local_rank}", group.store)
+    token, *_ = rendezvous.gather_json(group, secrets.token_hex(8))  # for keys in the store that are not used yet
+    if group.store is None:
+        error_here = "the group has no store through which hosts could connect"
+    elif local_rank < hosts.num_lanes:
+        store = dist.PrefixStore(f"minddp/lane/{token}/{local_rank}", group.store)
         try:
             lane = Lane(store, hosts.lane(local_rank), group.rank, CONNECT_TIMEOUT_S, timeout_s)
         except RuntimeError as error:

@@ -8,18 +8,24 @@ only one that knows the listener's secret is accepted.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 
 from minddp.platform.host import host_identity
-from minddp.transport.process_group import ProcessGroupTransport
+from minddp.transport.protocols import Transport
 from minddp.transport.shared_memory import messages, segments
 from minddp.transport.shared_memory.peer_sockets import Peer
 
+GATHERED_BYTES = 1024  # per rank; room for the longest error, even if every character is escaped
+MAX_ERROR_CHARACTERS = 150
 LISTEN_BACKLOG = 1024
 SECRET_BYTES = 16
 _GREETING = struct.Struct(f"<{SECRET_BYTES}sq")  # the listener's secret, the rank that connects
@@ -29,7 +35,7 @@ class CannotConnect(Exception):
     """The reason why this group cannot share memory: the same on every rank."""
 
 
-def connect(group: ProcessGroupTransport, ranks: Sequence[int], timeout_s: float) -> dict[int, Peer]:
+def connect(group: Transport, ranks: Sequence[int], timeout_s: float) -> dict[int, Peer]:
     """Connections to the other `ranks`, those of `group` on this host, by index in `ranks`. Collective in `group`.
 
     Raises:
@@ -41,7 +47,7 @@ def connect(group: ProcessGroupTransport, ranks: Sequence[int], timeout_s: float
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
         here.bind("")  # the kernel chooses an abstract address
         here.listen(LISTEN_BACKLOG)
-        everyone = group.gather_objects(_describe(here))
+        everyone = gather_json(group, _describe(here))
         listeners = [everyone[rank] for rank in ranks]
         try:
             for rank in range(our_rank):
@@ -56,13 +62,21 @@ def connect(group: ProcessGroupTransport, ranks: Sequence[int], timeout_s: float
     return peers
 
 
-def require_success(group: ProcessGroupTransport, error_here: str, peers: Mapping[int, Peer]) -> None:
+def gather_json(group: Transport, ours: object) -> list[Any]:
+    """The values of all ranks, in rank order. Collective."""
+    text = bytearray(json.dumps(ours).encode().ljust(GATHERED_BYTES))
+    gathered = group.all_gather(torch.frombuffer(text, dtype=torch.uint8))
+    return [json.loads(bytes(one.tolist())) for one in gathered]
+
+
+def require_success(group: Transport, error_here: str, peers: Mapping[int, Peer]) -> None:
     """Close the connections to `peers` if any rank has an error. Collective.
 
     Raises:
         CannotConnect: with the error of the lowest such rank.
     """
-    if errors := list(filter(None, group.gather_objects(error_here))):
+    errors = [error for error in gather_json(group, error_here[:MAX_ERROR_CHARACTERS]) if error]
+    if errors:
         for peer in peers.values():
             peer.close()
         raise CannotConnect(errors[0])
@@ -73,15 +87,15 @@ def name_of_host() -> str:
     return host_identity("net") if hasattr(os, "memfd_create") else ""
 
 
-def gather_hosts(group: ProcessGroupTransport, name_here: str) -> list[str]:
+def gather_hosts(group: Transport, name_here: str) -> list[str]:
     """The names of all ranks' hosts. Collective. Raises `CannotConnect` if a host has no name."""
-    names = group.gather_objects(name_here)
+    names = gather_json(group, name_here)
     if "" in names:
         raise CannotConnect(f"rank {names.index('')} does not run on Linux")
     return names
 
 
-def require_one_host(group: ProcessGroupTransport) -> None:
+def require_one_host(group: Transport) -> None:
     """Raises `CannotConnect` unless all ranks are on one host. Collective."""
     names = gather_hosts(group, name_of_host())
     for rank, name in enumerate(names):

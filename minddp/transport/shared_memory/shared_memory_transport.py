@@ -135,9 +135,10 @@ class SharedMemoryTransport(ProcessGroupTransport):
 
     def _idle_segment(self, nbytes: int) -> Segment:
         """The smallest idle segment that is large enough, or a new one, which replaces one that is too small."""
-        smallest = min((segment for segment in self._idle if len(segment) >= nbytes), key=len, default=None)
-        if smallest is None:
+        large_enough = [segment for segment in self._idle if len(segment) >= nbytes]
+        if not large_enough:
             del self._idle[:1]
             return self._create_segment(nbytes)
+        smallest = min(large_enough, key=len)
         self._idle.remove(smallest)
         return smallest
