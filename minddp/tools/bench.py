@@ -13,7 +13,7 @@ PROGRAM = "import sys; sys.path.append(sys.path.pop(0)); from benchmarks.__main_
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `python -m benchmarks` with `arguments`, without `--on-cpu`, which is the default. Returns the status."""
+    """Run `python -m benchmarks` and return its status. `--on-cpu`, the default, is accepted and ignored."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", PROGRAM, *(each for each in arguments if each != "--on-cpu")]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode

@@ -9,13 +9,13 @@ from minddp.tools.doctor.fact_sheet import Sheets
 from minddp.tools.doctor.measurement import Measurement
 from minddp.tools.doctor.report import CheckResult, Severity, differing, judged
 
-# Ranks that differ in one of these do not understand each other, or compute different bits.
+# Ranks that differ in one of these cannot communicate, or compute different bits.
 DECISIVE = ("torch", "CUDA", "NCCL", "minddp")
 # Variables that name interfaces, network cards and GPUs may differ.
 MAY_DIFFER = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES")
 SHARED_MEMORY_PER_RANK = 256 * 2**20  # bytes
 SHARED_MEMORY_AT_ALL = 16 * 2**20
-BUSY = 0.2  # of the time in which a rank computes; alone on a machine it is a few hundredths
+BUSY = 0.2  # share of its computing time in which a rank has no core; a few hundredths on an idle machine
 
 
 def judge_sheets(sheets: Sheets) -> list[CheckResult]:

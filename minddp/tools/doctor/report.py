@@ -40,14 +40,14 @@ def judged(check: str, problems: Iterable[CheckResult], fine: str) -> list[Check
 
 
 def differing(value_of_rank: Mapping[int, str], form: str = "{value} on {ranks}") -> str:
-    """`2.13.0 on ranks 0-2; 2.12.1 on rank 3`."""
+    """The ranks grouped by value: `2.13.0 on ranks 0-2; 2.12.1 on rank 3`."""
     groups = wording.by_value(value_of_rank).items()
     return "; ".join(form.format(value=value, ranks=wording.ranks(ranks)) for value, ranks in groups)
 
 
 @dataclass(frozen=True)
 class Report:
-    """The findings, with `facts` and `measured` by rank. Checks after a broken one are `not_checked`."""
+    """The results of all checks. `facts`, `measured`: by rank. `not_checked`: made impossible by a broken one."""
 
     title: str
     findings: Sequence[CheckResult]

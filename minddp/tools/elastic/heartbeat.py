@@ -1,6 +1,7 @@
-"""A thread of each member, which shows the others that this process lives, and notices when one of them is lost.
+"""The heartbeat thread of a member. It tells the others that this process is alive, and notices lost members.
 
-It then calls the generation off, so that all waits of the main thread end with an error. See [Note: hanging up].
+When a member is lost, the thread calls the generation off, so that all waits of the main thread end with an error.
+See [Note: hanging up].
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ LOOK_EVERY_S = 0.1
 
 
 class Term:
-    """The time in which this process is a member of `generation`.
+    """The membership of this process in one `generation`, until that is called off.
 
-    Sockets that it opens after the construction, until `connections.complete`, are those of the generation.
+    The sockets that the process opens from construction until `connections.complete` belong to the generation.
     """
 
     def __init__(self, generation: Generation):
         self.generation = generation
         self.connections = Connections()
         self.transport: Transport | None = None  # once the group is made
-        self.step = -1  # the one that is computed
+        self.step = -1  # the step being computed
         self.is_over = threading.Event()  # a rank was lost, or others join
 
     def call_off(self, membership: Membership) -> None:
-        """End the step on all members without counting it, and end their waits. Any thread may call this again."""
+        """End the step on all members without counting it, and all waits. Any thread may call this, repeatedly."""
         number = self.generation.number
         self.is_over.set()  # before `step` is read: see Session.vote
         membership.store.set(f"over/{number}", "")
@@ -42,7 +43,7 @@ class Term:
 
 
 class Heartbeat:
-    """The thread. It runs until `stop`. A member whose beat has not changed for `silent_limit_s` counts as lost."""
+    """Runs the thread until `stop`. A member whose beat has not changed for `silent_limit_s` counts as lost."""
 
     def __init__(self, membership: Membership, silent_limit_s: float):
         # Set by the main thread.
@@ -51,7 +52,7 @@ class Heartbeat:
         # Set by this thread.
         self.error: RuntimeError | None = None
         self._silent: frozenset[int] = frozenset()
-        self._last_change: dict[int, tuple[bytes, float]] = {}  # of each member's beat, and when it was seen
+        self._last_change: dict[int, tuple[bytes, float]] = {}  # by member: its latest beat, and when it changed
 
         self._membership = Membership(membership.store.clone(), membership.member)  # type: ignore[attr-defined]
         self._silent_limit_s = silent_limit_s
@@ -97,7 +98,7 @@ class Heartbeat:
 
     def _must_end(self, term: Term) -> bool:
         """True if another member is lost, or has called the generation off."""
-        # If it is over already, this thread may have hung up too early, or before the main thread had set the step.
+        # Even if it is over: the first `call_off` may have missed later sockets, or a step that was not set yet.
         if term.is_over.is_set() or self._membership.read(f"over/{term.generation.number}") is not None:
             return True
         if self._membership.read("finished") is not None:

@@ -1,13 +1,13 @@
-"""The clock by which gradients become ready: the host's on a CPU, the device's on a GPU.
+"""The clock that times gradients: the host's on a CPU, the device's on a GPU.
 
-On a GPU the host only enqueues work, and a stream runs it later. So a stamp is a CUDA event, recorded behind the
-work that is enqueued on the current stream so far. A gradient's event is reached when its last kernel has run, the
-event of backward's end when the averages are in the gradients. Recording an event blocks nothing, reading one
-blocks the host, so stamps are read between two steps, when enough steps have been observed.
+On a GPU the host only enqueues work, and a stream runs it later. So a stamp is a CUDA event, recorded on the
+current stream after the work enqueued so far. A gradient's event completes when its last kernel has run; the event
+at the end of backward completes when the averages are in the gradients. Recording an event does not block, but
+reading one blocks the host. So stamps are read between two steps, once enough steps have been observed.
 
-On a CPU messages may use backward's core and delay a gradient, which would not happen by another plan. The time
-for which the thread has had a core until then is the same by any plan: it is the time that backward has computed.
-A GPU's kernels are assumed to compute whenever they can.
+On a CPU, messages compete with backward for a core, so the wall time of a gradient depends on the plan. The CPU
+time of the thread does not: it is the time for which backward has computed. A GPU's kernels are assumed to run
+whenever they can.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minddp.platform import streams
 
 
 class HostMark(NamedTuple):
-    """The time in seconds, the time for which the thread has had a core, and the thread."""
+    """The wall time and the CPU time of the thread, in seconds, and the thread."""
 
     now_s: float
     on_core_s: float
@@ -31,7 +31,7 @@ class HostMark(NamedTuple):
 
 
 class HostClock:
-    """The host's own clock, and its account of the time for which a thread has had a core."""
+    """The wall time of the host, and the CPU time of the calling thread."""
 
     is_stopped = False
 
@@ -42,12 +42,12 @@ class HostClock:
         return last.now_s - first.now_s
 
     def computed_s(self, first: HostMark, last: HostMark) -> float:
-        """The time on a core; all of the time if autograd has moved to another thread with its own account."""
+        """The CPU time between two marks; the wall time if autograd has moved to another thread between them."""
         return last.on_core_s - first.on_core_s if first.thread == last.thread else self.seconds(first, last)
 
 
 class DeviceClock:
-    """Stamps are events of one device; `is_stopped` while a CUDA graph captures."""
+    """Stamps are events of one device; `is_stopped` while a CUDA graph is being captured."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -61,7 +61,7 @@ class DeviceClock:
 
     def seconds(self, first: Any, last: Any) -> float:
         last.synchronize()
-        first.synchronize()  # it may be of another stream, and then is not necessarily reached by now
+        first.synchronize()  # it may be on another stream, where it need not have completed yet
         return first.elapsed_time(last) / 1e3
 
     computed_s = seconds
@@ -71,7 +71,7 @@ Clock = HostClock | DeviceClock
 
 
 def clock_of(devices: Iterable[torch.device]) -> Clock:
-    """The clock by which gradients on `devices` become ready.
+    """The clock that times gradients on `devices`.
 
     Raises:
         NotImplementedError: they are neither all on the CPU nor all on one device that has streams.

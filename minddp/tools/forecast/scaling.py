@@ -1,4 +1,4 @@
-"""The length of a step on another cluster, with other buckets, by another algorithm. Pure arithmetic.
+"""Predicts the length of a step with another cluster, plan or all-reduce algorithm. Pure arithmetic.
 
 A `Job` is the work of one rank in a step, a `Cluster` is where it runs. Messages follow the model of
 `step_model.py`, as for the bucket planner and X-ray:
@@ -9,8 +9,8 @@ A `Job` is the work of one rank in a step, a `Cluster` is where it runs. Message
 In each step all ranks wait for the slowest. A rank's computing time is assumed to be normally
 distributed, independent of other ranks and steps, with a standard deviation of `jitter` times its mean. The
 slowest of n ranks then takes 1 + jitter * e(n) times the mean, e(n) being the expected maximum of n standard
-normal numbers: 0.56 for 2 ranks, 1.42 for 8, 3.04 for 512, 3.85 for 10,000. Ranks that are slow in each step, or
-by a heavier tail, cost more.
+normal numbers: 0.56 for 2 ranks, 1.42 for 8, 3.04 for 512, 3.85 for 10,000. Ranks that are slow in each step
+cost more, and so does a distribution with a heavier tail.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Job:
     copy: Link = FREE
 
     def with_caps(self, caps_bytes: Sequence[int]) -> Job:
-        """With the buckets that DDP makes by these capacities."""
+        """This job with the buckets that DDP makes for these capacities."""
         order = sorted(self.ready_s, key=self.ready_s.__getitem__)
         return replace(self, plan=plan_from_readiness(self.plan.params, order, caps_bytes))
 
     def with_auto_buckets(self, cluster: Cluster, link: Link) -> Job:
-        """With those of `bucket_cap_mb="auto"`."""
+        """This job with the buckets of `bucket_cap_mb="auto"`."""
         slower = self.slower_on(cluster)
         ready_s = [slower * self.ready_s[param] for param in range(len(self.plan.params))]
         return replace(self, plan=plan_buckets(self.plan.params, ready_s, link, slower * self.backward_s))
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds: `ideal_s` of a rank alone, `exposed_s` beyond the slowest's computing."""
+    """A step, in seconds: `ideal_s` for a rank alone; `exposed_s` of communication that computing does not hide."""
 
     ideal_s: float
     step_s: float
@@ -70,12 +70,12 @@ class Forecast:
 
     @property
     def efficiency(self) -> float:
-        """The part of the ideal throughput if each rank has a batch of its own (weak scaling)."""
+        """The fraction of the ideal throughput under weak scaling: each rank keeps its batch size."""
         return self.ideal_s / self.step_s
 
 
 def forecast(job: Job, cluster: Cluster, link: Link, *, overlaps: bool = True) -> Forecast:
-    """The step of `job` on `cluster`, messages by `link`; without overlap they leave when backward is over."""
+    """Predict a step of `job` on `cluster` with messages over `link`; without overlap they leave after backward."""
     slower = job.slower_on(cluster)
     backward_s, computed_s = slower * job.backward_s, slower * job.alone_s
     messages = [
@@ -92,7 +92,10 @@ def forecast(job: Job, cluster: Cluster, link: Link, *, overlaps: bool = True) -
 
 @cache
 def expected_maximum(n: int) -> float:
-    """Of n standard normal numbers: the integral of 1 - P(all are below x) above 0, less that of P below 0."""
+    """The expected maximum of n standard normal numbers.
+
+    With P(x), the probability that all are below x, it is the integral of 1 - P above 0 minus that of P below 0.
+    """
     width = 0.005
     x = np.arange(-10 + width / 2, 10, width)
     all_below = np.array([NormalDist().cdf(float(at)) for at in x]) ** n

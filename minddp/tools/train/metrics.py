@@ -30,8 +30,8 @@ class Means:
 class Averages:
     """Loss and accuracy over many batches and all ranks.
 
-    A mean of means would weight a short batch like a full one. So each rank adds up sums and counts, the ranks add
-    up theirs, and one division follows at the end. The sums stay on the device until they are read, so the CPU does
+    A mean of means would give a short batch the weight of a full one. So each rank accumulates sums and counts, an
+    all-reduce adds them, and one division follows. The sums stay on the device until they are read, so the CPU does
     not wait for a GPU. Each logical rank has its own row: the order of the sum does not depend on the number of
     ranks.
     """
@@ -48,13 +48,13 @@ class Averages:
         self.sums[logical_rank] += means * targets.numel()
 
     def reduce(self) -> None:
-        """Add up the sums of all ranks on every rank; after this, losing a rank loses no sums. Collective."""
+        """All-reduce the sums, so that none is lost with a rank. Collective."""
         dist.all_reduce(self.sums)
         self.reduced += self.sums
         self.sums.zero_()
 
     def over_ranks(self) -> Means:
-        """The averages over everything that all ranks have added since the last call. Collective."""
+        """The averages over all batches that the ranks have added since the last call. Collective."""
         self.reduce()
         losses, accuracies, targets = self.reduced.sum(0).tolist()
         self.reduced.zero_()
@@ -62,8 +62,10 @@ class Averages:
 
 
 def waiting(ddp: nn.Module) -> dict[str, Any]:
-    """Fields of a training record, as far as the guard knows them: how long the mean rank waits in a step, and for
-    which slow rank. `late_ms` is the delay of that rank in the steps in which it is late, mostly in `late_phase`.
+    """The guard's fields of a training record; empty until the guard has compared a window of steps.
+
+    `waited_ms` is the wait in a step, averaged over the ranks. If a rank is slow, `late_rank` is its number and
+    `late_ms` its delay in the steps in which it is late, most of it in `late_phase`.
     """
     check = getattr(getattr(ddp, "guard", None), "checks", {}).get("slow_rank")
     if not isinstance(check, SlowRank) or check.waited_ns is None:
@@ -114,7 +116,7 @@ def open_tracker(settings: Settings) -> Any:
 
 
 def training_line(record: dict[str, Any], done: float, targets_are: str) -> str:
-    """A training record for the terminal; `done` is the fraction of the run that is done."""
+    """Format a training record for the terminal; `done` is the completed fraction of the run."""
     line = (
         f"{done:4.0%}  step {record['step']}  loss {record['loss']:.3f}  lr {record['learning_rate']:.2e}  "
         f"{record['targets_per_s']:,.0f} {targets_are}/s  {record['memory_mib']:,} MiB  "
@@ -132,7 +134,7 @@ def training_line(record: dict[str, Any], done: float, targets_are: str) -> str:
 
 
 def validation_line(step: int, means: Means, targets_are: str) -> str:
-    """A validation for the terminal; perplexity is e to the loss, the number of equally likely choices."""
+    """Format a validation for the terminal. Perplexity, exp(loss), is a number of equally likely choices."""
     return (
         f"step {step}  validation loss {means.loss:.3f}  perplexity {math.exp(min(means.loss, 700)):.2f}  "
         f"accuracy {means.accuracy:.1%} of {means.targets:,} {targets_are}"

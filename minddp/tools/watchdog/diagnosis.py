@@ -1,4 +1,4 @@
-"""Explains, from the states of the ranks, why they do not go on. Pure: states in, text out."""
+"""Explains why the ranks are stuck, from their states. Pure: states in, text out."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Diagnosis(NamedTuple):
 
     @property
     def picture(self) -> str:
-        """The text without the parts that change every second: times of waiting, and lines of scripts."""
+        """The text without waiting times and lines of scripts, which change every second."""
         return re.sub(r"waiting for \d+ s|\S+:\d+ in \S+", "", self.text)
 
 
 def diagnose(states: States) -> Diagnosis:
-    """At least one rank has answered."""
+    """Explain the wait. At least one rank must have answered."""
     present = {rank: state for rank, state in states.items() if not state.absence}
     furthest = max(state.backward for state in present.values())
     found = [*_steps_dropped_by_some(states), *_ranks_gone(states, furthest), *_different_collectives(states)]
@@ -47,7 +47,7 @@ def diagnose(states: States) -> Diagnosis:
 
 
 def _steps_dropped_by_some(states: States) -> Iterator[str]:
-    """Ranks that drop a backward in which others have launched more collectives: the next ones would not match."""
+    """Ranks that drop a backward in which others have launched more collectives: later ones would not match."""
     furthest = max(state.number for state in states.values())
     dropping = {rank: state for rank, state in states.items() if state.drops and state.number < furthest}
     for rank, state in dropping.items():
@@ -87,7 +87,7 @@ def _different_collectives(states: States) -> Iterator[str]:
 
 
 def _missing_gradients(present: States) -> Iterator[str]:
-    """Ranks whose backward has ended without some gradients, so that the buckets of these were not launched."""
+    """Ranks whose backward has ended with gradients missing, so the buckets of these were not launched."""
     for rank, state in present.items():
         if state.phase == "INCOMPLETE" and state.missing:
             bucket, names = min(state.missing.items())
@@ -99,7 +99,7 @@ def _missing_gradients(present: States) -> Iterator[str]:
 
 
 def _ranks_elsewhere(states: States, furthest: int) -> Iterator[str]:
-    """Ranks that may still come: they compute, sleep, load data, or are a step behind."""
+    """Ranks that may still join the collective: they compute, sleep, load data, or are a step behind."""
     for rank, state in states.items():
         if state.waiting_s is None and not state.absence:
             doing = "accumulates under no_sync" if state.accumulates else _PHASES[state.phase]

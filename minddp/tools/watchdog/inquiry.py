@@ -6,10 +6,10 @@ or waits. If a rank does not answer, its process has ended or its host is out of
 table tells which.
 
 [Note: which rank asks, and when]
-Each question costs an answer of every rank. So an occasion to ask (a wait has become long, a rank has left, a
-process has ended) is claimed in the store, and on each host one rank asks and logs. The first diagnosis after which
-no rank can go on stays in the store as the *verdict*. Waiting ranks look for it once a second, and when their wait
-fails; all of them raise it, so every rank shows the cause and not a consequence.
+Every rank has to answer each question. So ranks claim an occasion to ask (a wait has become long, a rank has left,
+a process has ended) in the store, and on each host only one rank asks and logs. The first diagnosis of a wait that
+can never end stays in the store as the *verdict*. Waiting ranks read it once a second, and when their wait fails.
+All of them raise it, so every rank reports the cause instead of a consequence.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ ANSWER_LIMIT_S = 3 * READ_EVERY_S
 
 
 class Inquiry:
-    """Answers for one rank until `close`, and asks the others. All ranks of a group make theirs in the same order.
+    """Answers for one rank until `close`, and asks the others.
 
-    `state` returns the rank's state, or `None` if its module is gone; it must hold no reference to the module.
+    All ranks of a group must create their inquiries in the same order. `state` returns the rank's state, or `None`
+    if its module is gone; it must hold no reference to the module.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
@@ -67,7 +68,7 @@ class Inquiry:
         self._messages.count("alarms")
 
     def occasions(self) -> list[str]:
-        """Occasions to ask at once: alarms, and processes of this host that have ended."""
+        """Immediate occasions to ask: alarms, and processes of this host that have ended."""
         ended = [f"end of rank {rank}" for rank in range(self._messages.world_size) if self._has_ended(rank)]
         return [f"alarm {alarms}", *ended] if (alarms := self._messages.count("alarms", add=0)) else ended
 
@@ -79,7 +80,7 @@ class Inquiry:
         return self._messages.settled("verdict")
 
     def settle(self, diagnosis: str) -> str:
-        """The verdict, which is `diagnosis` if there was none, or if the store is gone."""
+        """Make `diagnosis` the verdict if there is none. Returns the verdict; `diagnosis` if the store is gone."""
         with contextlib.suppress(RuntimeError):
             diagnosis = self._messages.settle(diagnosis, "verdict")
             self.alarm()
@@ -90,12 +91,12 @@ class Inquiry:
         return self._messages.arrive("arrived", occasion, limit_s=default_pg_timeout.total_seconds())
 
     def _absent(self, rank: int) -> RankState | None:
-        """The last known state of a rank that cannot answer. On another host only a rank that has left is known."""
+        """The last known state of a rank that has left or ended; `None` if it may still answer."""
         left: RankState | None = self._messages.read(rank, "left")
         return replace(left or RankState(), absence=EXITED) if self._has_ended(rank) else left
 
     def _has_ended(self, rank: int) -> bool:
-        """True if the process table of this host shows it."""
+        """True if the rank's process ran on this host and has ended."""
         if rank not in self._pid_here and (process := self._messages.read(rank, "process")) is not None:
             host, pid = process
             self._pid_here[rank] = pid if host == self._host else None
@@ -103,7 +104,7 @@ class Inquiry:
         return pid_here is not None and not is_running(pid_here)
 
     def _turn(self, is_last: bool) -> None:
-        """Answer new questions. The last turn leaves the last state behind."""
+        """Answer new questions. The last turn posts this rank's final state."""
         asked = self._messages.count("asked", add=0)
         for question in range(self._answered + 1, asked + 1):
             self._answer(question)

@@ -1,13 +1,13 @@
 """Waits of the training thread outside the wrapper: for batches of a `DataLoader`, for a device, and for a core.
 
 While a recording runs, methods of torch's classes are replaced. Those that fetch a batch emit events. Those that
-copy a tensor's value from a device to the host add up the time, by the line of the script that calls them.
+copy a tensor's value from a device to the host add up their waiting time for each calling line of the script.
 
 [Note: core time]
-On a CPU, messages use the cores on which ranks compute. A launch costs backward the time for
-which its thread has a core meanwhile. Afterwards threads of the transport want that core. Other ranks also want
-it, but in forward as much as in backward. So backward waits for messages only for the time that exceeds what
-forward waits for as much computing.
+On a CPU, messages use the cores on which ranks compute. A launch costs
+backward the CPU time that the launch takes on backward's thread. After the launch, threads of the transport compete
+for that core. Other ranks compete for it, too, but as much in forward as in backward. So only an excess counts as
+the cost of messages: backward's wait for a core minus forward's wait during the same amount of computation.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class HostWait(NamedTuple):
 
 
 class HostWatch:
-    """Watches the thread that makes it, from `start` to `stop`. Several may run at once, and end in any order."""
+    """Watches the thread that creates it, from `start` to `stop`. Several may run at once and end in any order."""
 
     _running: ClassVar[list[HostWatch]] = []
-    _patches: ClassVar[ExitStack] = ExitStack()  # in place while one is running
+    _patches: ClassVar[ExitStack] = ExitStack()  # active while a watch is running
 
     def __init__(self, emit: Callable[[EventKind], None]):
         self.emit, self._thread = emit, threading.get_ident()
@@ -110,7 +110,7 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CoreWatch:
-    """The time that messages take from the core of the thread that makes it. See [Note: core time]."""
+    """Measures the core time that messages take from the thread that creates it. See [Note: core time]."""
 
     KINDS: ClassVar[set[EventKind]] = {
         EventKind.FORWARD_BEGIN,
@@ -127,7 +127,7 @@ class CoreWatch:
         self._crowded_ns: list[float] = []
 
     def see(self, kind: EventKind) -> None:
-        """An event of one of `KINDS`."""
+        """Take note of an event of one of `KINDS`."""
         now = self._last[kind] = self._read()
         if kind is EventKind.LAUNCH_END:
             self._launches_ns.append(now.since(self._last.get(EventKind.BUCKET_LAUNCHED, now)).had_ns)
@@ -140,5 +140,5 @@ class CoreWatch:
             self._crowded_ns.append(max(0.0, backward.waited_ns - usual_ns))
 
     def medians_ns(self) -> tuple[float, float]:
-        """The cost of a launch, and how long backward waits for cores that messages use."""
+        """Medians: the cost of a launch, and backward's wait for cores that messages use."""
         return statistics.median(self._launches_ns or [0]), statistics.median(self._crowded_ns or [0])
