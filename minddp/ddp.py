@@ -44,7 +44,7 @@ from minddp.modes.manual_finalization import ManualFinalization
 from minddp.modes.mixed_precision import MixedPrecision
 from minddp.options import Options, exclude
 from minddp.replicas import placement
-from minddp.replicas.agreement import Replica, verify_replicas_agree
+from minddp.replicas.agreement import Replica, are_equal_everywhere, verify_replicas_agree
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.module_change_check import ModuleChangeCheck
 from minddp.replicas.synchronization import SynchronizedReplicas
@@ -343,6 +343,8 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
         self._reducer.change_ranks(self._transport, self._reduce_strategy())
+        if not are_equal_everywhere(self._transport, self.plan, self.device):  # a rank has left before the rebuild
+            self._reducer.store.begin_anew(self._transport.allocate)
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)
         for extension in self.extensions:

@@ -19,6 +19,7 @@ from torch import nn
 
 from minddp.comm_hooks.hook_collectives import HookCollectives, Job
 from minddp.core import autograd
+from minddp.core.backward_end import AwaitedEnds
 
 
 class ErrorFeedback(HookCollectives):
@@ -29,19 +30,26 @@ class ErrorFeedback(HookCollectives):
         self._params = dict(module.named_parameters())
         self._errors: dict[torch.Tensor, torch.Tensor] = {}  # by parameter
         self._next: dict[torch.Tensor, torch.Tensor] = {}  # those of the backward that is running
-        self._backward = -1
+        self._ends = AwaitedEnds(self._on_end, self._drop)
 
     def run(self, buffer: torch.Tensor, job: Job) -> torch.futures.Future[torch.Tensor]:
-        backward = autograd.current_backward()
-        if backward != self._backward:
-            self._backward = backward
-            self.enqueue(self._next.clear)
-            if backward >= 0:
-                autograd.call_at_end_of_backward(lambda: self.enqueue(self._commit))
+        in_backward = autograd.current_backward() >= 0
+        if in_backward:
+            if not self._ends.is_any_awaited():
+                self._drop()  # the errors of a backward that an exception has ended
+            self._ends.await_end()
         future = super().run(buffer, job)
-        if backward < 0:
+        if not in_backward:
             self.enqueue(self._commit)
         return future
+
+    def _on_end(self, backward: int) -> None:
+        """Buckets may be launched in a backward and in others that are nested in it: all their errors are valid."""
+        if not self._ends.is_any_awaited(but=backward):
+            self.enqueue(self._commit)
+
+    def _drop(self) -> None:
+        self.enqueue(self._next.clear)
 
     def errors_of(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The errors to add to the gradients of `params`. To be called in a job, like `keep`."""

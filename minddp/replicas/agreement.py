@@ -72,7 +72,7 @@ class Replica:
         )
 
     def fingerprint(self) -> int:
-        return int.from_bytes(hashlib.blake2b(repr(self).encode(), digest_size=7).digest(), "big")
+        return _fingerprint_of(self)
 
 
 def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.device) -> Replica:
@@ -101,11 +101,21 @@ def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.dev
     return replicas[0]
 
 
+def are_equal_everywhere(transport: Transport, value: object, device: torch.device) -> bool:
+    """True if all ranks pass values of the same `repr`. Collective; sends a small tensor on `device`."""
+    fingerprint = torch.tensor([_fingerprint_of(value)], dtype=torch.int64, device=device)
+    return all(torch.equal(theirs, fingerprint) for theirs in transport.all_gather(fingerprint))
+
+
 def serial_number(names: Sequence[str], transport: Transport) -> str:
     """A name for a wrapper, equal on all ranks and different for each wrapper, even around equal models."""
     model = hashlib.blake2b(repr(list(names)).encode(), digest_size=8).hexdigest()
     store = transport.store
     return model if store is None else f"{model}/{next_serial(store, f'minddp/{model}', transport.rank)}"
+
+
+def _fingerprint_of(value: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
 
 
 def _spec_of(name: str, tensor: torch.Tensor) -> _TensorSpec:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.checkpoint import checkpoint
 
 import minddp
 from minddp.comm_hooks import HOOKS
@@ -238,6 +239,40 @@ def test_a_failed_backward_leaves_no_errors(ranks: Any) -> None:
     failed = ranks(2).run(_with_failed_backward, True)
     for rank in range(2):
         for step, pair in enumerate(zip(calm[rank], failed[rank], strict=True)):
+            assert torch.equal(*pair), step
+
+
+class Checkpointed(nn.Module):
+    """A head, and a body that is computed again in backward: its buckets are launched in nested backwards."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        torch.manual_seed(3)
+        self.bodies = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for body in self.bodies:
+            x = torch.tanh(body(x) if self.how == "plain" else checkpoint(body, x, use_reentrant=True))
+        return self.head(x).square().mean()
+
+
+def _around_checkpoints(rank: int, how: str) -> list[torch.Tensor]:
+    ddp, state = wrapped(minddp.DistributedDataParallel, Checkpointed(how), "int8_wire", bucket_cap_mb=0.0001)
+    seen = []
+    for step in range(4):
+        ddp.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        ddp(torch.randn(3, 8, generator=generator).requires_grad_()).backward()
+        seen.append(torch.cat([param.grad.flatten() for param in ddp.parameters()]))
+    errors = state.state_dict()["errors"]
+    return [*seen, torch.cat([errors[name].flatten() for name in sorted(errors)])]
+
+
+def test_errors_of_nested_backwards_are_kept_to_the_end_of_the_outer_one(ranks: Any) -> None:
+    """The bucket of the head is launched in the outer backward, those of the body in nested ones."""
+    for plain, nested in zip(*(ranks(2).run(_around_checkpoints, how) for how in ("plain", "nested")), strict=True):
+        for step, pair in enumerate(zip(plain, nested, strict=True)):
             assert torch.equal(*pair), step
 
 

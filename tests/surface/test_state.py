@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from minddp.comm_hooks import GradBucket
+from minddp.core.plan import plan_from_readiness
 from tests.surface.models import Normed, TwoLayers, batch
 
 WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
@@ -352,6 +353,27 @@ def moved_with_a_hook(rank: int) -> tuple[str | None, bool]:
 def test_the_guard_of_another_group_knows_the_hook(ranks) -> None:
     """It reported the replicas of local SGD, which differ on purpose."""
     assert ranks(2).run(moved_with_a_hook) == [("post_localSGD_hook", True)] * 2
+
+
+def moved_with_other_buckets(rank: int) -> tuple[bool, bool]:
+    """True if gradients and plans are equal after the move. Rank 0 has rebuilt its one bucket, rank 1 has not."""
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    if rank == 0:
+        specs, store = ddp.plan.params, ddp._reducer.store
+        store.adopt(plan_from_readiness(specs, [*range(len(specs))], [1 << 20]), ddp._transport.allocate)
+        store.has_rebuilt = True
+    assert len(ddp.plan.buckets) == 1
+    ddp.move_to_group(dist.new_group([0, 1]))
+    ddp(batch(rank)).sum().backward()
+    grads: list[Any] = [None, None]
+    dist.all_gather_object(grads, ([param.grad for param in ddp.parameters()], ddp.plan))
+    (ours, our_plan), (theirs, their_plan) = grads
+    return all(map(torch.equal, ours, theirs)), our_plan == their_plan
+
+
+def test_ranks_that_differ_in_their_buckets_begin_anew_in_another_group(ranks) -> None:
+    """A rank may leave while rank 0 broadcasts the order. Buckets of equal size were added up all the same."""
+    assert ranks(2).run(moved_with_other_buckets) == [(True, True)] * 2
 
 
 def own_average(_state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
