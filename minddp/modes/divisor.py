@@ -15,7 +15,9 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
+from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
 from minddp.platform import streams
 from minddp.transport.protocols import Transport, Work
@@ -34,10 +36,12 @@ class Divisor(Mode):
         self._weights: tuple[Work, torch.Tensor, float] | None = None  # in flight: the sum; this rank's weight
         self._forwards = 0  # since `weigh`
         self._side_stream: torch.Stream | None = None
+        self._sums: dict[int, tuple[torch.nn.Parameter, TensorWeakRef, int]] = {}  # of the last backward; versions
 
     def change_ranks(self, transport: Transport) -> None:
         """Continue with other ranks."""
         self._transport, self._active, self._weights = transport, None, None
+        self._sums.clear()
 
     def divide_by_active_ranks(self, count: torch.futures.Future[list[torch.Tensor]] | None) -> None:
         """Divide the next backward by the number of active ranks, the only element of `count`, if given."""
@@ -61,6 +65,29 @@ class Divisor(Mode):
 
     def post_forward(self) -> None:
         self._forwards += 1
+
+    def first_gradient(self, param: int) -> None:
+        """Refuse a gradient that autograd has just added to a sum over the ranks, which would be summed again.
+
+        Raises:
+            RuntimeError: the script has not cleared the gradients.
+        """
+        sums, self._sums = self._sums, {}
+        if param in sums:
+            parameter, summed, version = sums[param]
+            grad = parameter.grad
+            if grad is not None and summed() is grad and grad._version == version + 1:
+                raise RuntimeError(
+                    'With reduction="sum", `.grad` holds the sum of an earlier backward, which the ranks would sum '
+                    "again. Clear the gradients before each backward (`optimizer.zero_grad()`), or accumulate under "
+                    "`no_sync`."
+                )
+
+    def after_unpack(self, bucket: GradientBucket) -> None:
+        if self._reduction == "sum":
+            for slot, param in zip(bucket.spec.slots, bucket.params, strict=True):
+                if (grad := param.grad) is not None:
+                    self._sums[slot.param] = (param, TensorWeakRef(grad), grad._version)
 
     def for_this_backward(self) -> float | None:
         """The divisor of the backward that begins now; `None` for a sum. To be called once in each backward.

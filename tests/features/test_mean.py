@@ -344,3 +344,32 @@ def test_the_divisor_of_one_backward() -> None:
     divisor.weigh(0.25, torch.device("cpu"))  # the others of a FakeTransport weigh the same
     assert divisor.for_this_backward() == 4.0
     assert Divisor(FakeTransport(), "sum").for_this_backward() is None
+
+
+def _sums_without_clearing(rank: int, options: dict[str, Any], clears: str) -> str:
+    torch.manual_seed(0)
+    ddp = minddp.DistributedDataParallel(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), reduction="sum", **options
+    )
+    for step in range(3):
+        try:
+            ddp(random(3, 4, rank=rank, step=step)).sum().backward()
+        except RuntimeError as error:
+            return f"step {step}: {error}"
+        if clears == "none":
+            ddp.zero_grad()
+        elif clears == "zeros":
+            ddp.zero_grad(set_to_none=False)
+    return "trained"
+
+
+@pytest.mark.parametrize("options", ["plain", "views", "batched", "small buckets", "static graph"])
+@pytest.mark.parametrize("clears", ["none", "zeros", "not at all"])
+def test_a_sum_is_not_summed_again(ranks: Any, options: str, clears: str) -> None:
+    """A mean of means that are equal on all ranks is that mean, but a sum of sums is another one.
+
+    Views move into other buckets once, before step 1.
+    """
+    refused_in = 2 if options == "views" else 1
+    for end in ranks(2).run(_sums_without_clearing, OPTIONS[options], clears):
+        assert end == "trained" if clears != "not at all" else end.startswith(f"step {refused_in}: With reduction")
