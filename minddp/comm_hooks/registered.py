@@ -120,7 +120,7 @@ class CommHook:
 
 @dataclass(frozen=True)
 class PendingHook:
-    """A bucket that a communication hook reduces, as `core.reduction.Reduction`."""
+    """A bucket that a communication hook reduces, as `core.reduction.PendingReduction`."""
 
     hook: CommHook
     future: torch._C.Future
@@ -151,7 +151,7 @@ class PendingHook:
 
 
 class HookStrategy:
-    """Reduces buckets by a communication hook, as `core.reduction.Reducing`. As in torch, nothing is scaled.
+    """Reduces buckets by a communication hook, as `core.reduction.ReduceStrategy`. As in torch, nothing is scaled.
 
     `watch_future(tensor, future)`, if given, returns a function that waits for the future of a hook and reports a
     wait that takes too long.

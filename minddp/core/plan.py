@@ -1,4 +1,4 @@
-"""The bucket plan: which gradient travels in which bucket, where in it, and in which order buckets leave.
+"""The bucket plan: the bucket and offset of each gradient, and the order in which buckets are reduced.
 
 Pure arithmetic on sizes, dtypes and devices. It needs no tensors and no processes, so a plan can be made, printed
 and tested without them.
@@ -11,9 +11,10 @@ decides bits: a ring all-reduce adds the ranks in an order that depends on an el
 with three or more ranks two layouts give two sums.
 
 [Note: launch order]
-Buckets are launched in plan order, never in the order in which they fill. Collectives have no names: the n-th
-all-reduce of one rank meets the n-th of the others. Ranks may fill buckets in different orders (another branch,
-another thread schedule), and if they launched in order of readiness they would add unrelated numbers.
+Buckets are launched in plan order, never in the order in which they fill. Collectives are matched by call
+order: the n-th all-reduce of one rank with the n-th of every other rank. Ranks may fill buckets in different
+orders (another branch, another thread schedule), and if they launched in order of readiness they would add
+unrelated numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from minddp.platform.wording import table
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A parameter as the planner sees it; `sparse`: its gradient is a sparse tensor."""
+    """The properties of a parameter that the plan depends on. `sparse`: its gradient is a sparse tensor."""
 
     name: str
     numel: int
@@ -54,7 +55,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """One flat buffer: gradients of one dtype on one device, back to back, never split.
+    """One flat buffer: gradients of one dtype on one device, contiguous; a gradient is never split across buckets.
 
     A sparse gradient has a bucket of its own: its size is known only when it arrives.
     """

@@ -18,7 +18,7 @@ from minddp.transport.protocols import Transport
 
 
 class StaticGraph(UsageTracker):
-    """Records one backward and expects the same of all others. `finds_unused` is find_unused_parameters."""
+    """Records the first backward and requires all later ones to match. `finds_unused` is find_unused_parameters."""
 
     is_static = True
 

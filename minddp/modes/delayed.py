@@ -1,14 +1,14 @@
 """Parameters whose all-reduce waits for a trigger: delay_all_reduce_named_params, param_to_hook_all_reduce.
 
-For gradients that arrive in an inconvenient order, such as those of large embeddings, the caller names one
-parameter as the trigger. When the trigger's gradient arrives, one all-reduce of one buffer averages the others.
+For gradients that become ready in an unfavorable order, such as those of large embeddings. The caller names one
+parameter as the trigger. When its gradient is ready, one all-reduce of one flat buffer averages the delayed ones.
 Their `.grad`s are always views of that buffer, so nothing is packed. Bucket options and communication hooks do not
 apply to them.
 
-As in torch, the buffer is divided by the number of ranks, also under `no_sync`: averages of earlier backwards are
-equal on all ranks, and averaging them again does not change them. Unlike in torch, the end of backward waits for
-the all-reduce, a gradient that was moved elsewhere is copied back, and a gradient that arrives too late, or is
-never reduced, is an error.
+As in torch, the buffer is divided by the number of ranks, also under `no_sync`: averages of earlier backward
+passes are equal on all ranks, and averaging them again does not change them. Unlike in torch, the end of
+backward waits for the all-reduce, a gradient that was moved elsewhere is copied back, and a gradient that
+arrives too late, or is never reduced, is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def delayed_parameters(
 
     Raises:
         ValueError: one argument without the other; parameters that are not the module's, have several dtypes or
-            devices, or include the trigger; or an option that excludes a delay.
+            devices, or include the trigger; or an option that is incompatible with delayed all-reduce.
     """
     if (named_params is None) != (trigger is None):
         raise ValueError(
@@ -96,7 +96,7 @@ class DelayedAllReduce(StepWatcher):
             replicas.broadcast_coalesced(self._transport, self.params, source)
 
     def change_ranks(self, transport: Transport) -> None:
-        """Continue with other ranks."""
+        """Switch to another process group."""
         self._transport = transport
         if self._in_flight is not None:  # the old ranks may still write into the buffer
             self._in_flight = None

@@ -79,8 +79,8 @@ class Divisor(Mode):
             if grad is not None and summed() is grad and grad._version == version + 1:
                 raise RuntimeError(
                     'With reduction="sum", `.grad` holds the sum of an earlier backward, which the ranks would sum '
-                    "again. Clear the gradients before each backward (`optimizer.zero_grad()`), or accumulate under "
-                    "`no_sync`."
+                    "again. Clear the gradients before each backward (`optimizer.zero_grad()`), or accumulate "
+                    "under `no_sync`."
                 )
 
     def after_unpack(self, bucket: GradientBucket) -> None:

@@ -1,5 +1,4 @@
-"""The environment variable MINDDP_ACCELERATION switches off optimisations, to measure them or to exclude them as
-the cause of an error.
+"""The environment variable MINDDP_ACCELERATION disables optimisations, for benchmarks and debugging.
 
 With MINDDP_ACCELERATION=off a waiting rank sleeps at once instead of polling first ([Note: spin wait]), and every
 gradient is copied into and out of its bucket instead of aliasing it. Results have the same bits either way. Ranks

@@ -1,7 +1,7 @@
 """Runs functions on ranks: processes of this host in one process group, with a time limit for each call.
 
-A server of `multiprocessing`, which has imported torch, forks them: all but the first start within a tenth of a
-second. Functions and results are sent by cloudpickle, which also supports functions defined in a notebook.
+The `multiprocessing` fork server, which has imported torch, forks them, so all but the first start within 0.1
+s. Functions and results are sent by cloudpickle, which also supports functions defined in a notebook.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def join_group(
 
 
 class RankFailure(RuntimeError):
-    """Some ranks have not returned a result: `reports[rank]` is the traceback of a rank, or how it ended."""
+    """Some ranks did not return a result. `reports[rank]` is the rank's traceback, or describes how it exited."""
 
     def __init__(self, reports: dict[int, str], results: dict[int, Any]):
         self.reports = reports
@@ -68,7 +68,7 @@ class RankFailure(RuntimeError):
 
 
 class RankPool:
-    """Ranks for several calls of `run`: started by the first, and again after a failure. `kill` ends them.
+    """Ranks that calls of `run` reuse. The first call starts them, and a call after a failure restarts them.
 
     When a rank has failed, the others may wait for it forever: they are killed `grace_s` seconds later.
     """

@@ -38,7 +38,7 @@ class _Snapshot:
 
 
 def are_same(objects: Sequence[object], others: Sequence[object]) -> bool:
-    """True if these are the very same objects."""
+    """True if both sequences hold identical objects."""
     return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
@@ -76,7 +76,7 @@ class ModuleChangeCheck:
         named = dict(self._module.named_parameters())
         self._known |= {id(param): param for name, param in named.items() if name in self._ignored}
         not_reduced = [
-            f"`{name}` {'did not require grad' if id(param) in self._frozen else 'was not there'}"
+            f"`{name}` {'did not require grad' if id(param) in self._frozen else 'did not exist'}"
             for name, param in named.items()
             if param.requires_grad and id(param) not in self._known and isinstance(param, nn.Parameter)
         ]

@@ -94,7 +94,7 @@ class ProcessGroupTransport:
 
 
 class _SpinningWork:
-    """A work of gloo that spins before it sleeps. See [Note: spin wait]."""
+    """A gloo `Work` whose `wait` polls before it blocks. See [Note: spin wait]."""
 
     def __init__(self, work: dist.Work, spin_wait: SpinWait):
         self._work = work
@@ -109,7 +109,7 @@ class _SpinningWork:
 
 
 class _PythonGroupWork:
-    """A work of a group written in Python. The result is in its future, which may contain another tensor."""
+    """The `Work` of a process group implemented in Python. Its future holds the result, perhaps in another tensor."""
 
     def __init__(self, work: dist.Work, tensor: torch.Tensor):
         self._work = work

@@ -478,9 +478,9 @@ def _altered(rank: int, change: str, before: int) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("parameter", "`body.scale` was not there"),
-        ("layer", "`deep.10.weight` was not there, `deep.10.bias` was not there"),
-        ("replaced", "`right.weight` was not there"),
+        ("parameter", "`body.scale` did not exist"),
+        ("layer", "`deep.10.weight` did not exist, `deep.10.bias` did not exist"),
+        ("replaced", "`right.weight` did not exist"),
         ("harmless", "no error"),
     ],
 )
@@ -543,7 +543,7 @@ def test_each_look_checks_few_submodules() -> None:
         check.check()
     model[-1].extra = nn.Parameter(torch.ones(1))
     looks = 0
-    with pytest.raises(RuntimeError, match=rf"`{3 * FEW - 1}\.extra` was not there"):
+    with pytest.raises(RuntimeError, match=rf"`{3 * FEW - 1}\.extra` did not exist"):
         while True:
             looks += 1
             check.check()
@@ -557,7 +557,7 @@ def _copies(rank: int) -> None:
     ddp = copy.deepcopy(wrapped())
     ddp(torch.ones(1, 3)).sum().backward()
     ddp.module.body.extra = nn.Parameter(torch.ones(1))
-    with pytest.raises(RuntimeError, match=r"`body\.extra` was not there"):
+    with pytest.raises(RuntimeError, match=r"`body\.extra` did not exist"):
         ddp(torch.ones(1, 3))
 
 

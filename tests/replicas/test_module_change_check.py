@@ -56,10 +56,10 @@ def _replaces_a_layer(module: nn.Module) -> None:
 
 STRAYS = {
     _unfreezes: "`0.weight` did not require grad",
-    _replaces: "`0.bias` was not there",
-    _adds: "`3.extra` was not there",
-    _adds_a_layer: "`5.child.weight` was not there, `5.child.bias` was not there",
-    _replaces_a_layer: "`7.weight` was not there, `7.bias` was not there",
+    _replaces: "`0.bias` did not exist",
+    _adds: "`3.extra` did not exist",
+    _adds_a_layer: "`5.child.weight` did not exist, `5.child.bias` did not exist",
+    _replaces_a_layer: "`7.weight` did not exist, `7.bias` did not exist",
 }
 
 
@@ -92,7 +92,7 @@ def test_frozen_layers_may_be_added_and_are_checked_from_then_on() -> None:
     module[7] = nn.Linear(2, 2).requires_grad_(False)
     check_all(check)
     module[7].weight.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"`7\.weight` was not there"):
+    with pytest.raises(RuntimeError, match=r"`7\.weight` did not exist"):
         check_all(check)
 
 
@@ -142,5 +142,5 @@ def test_parameters_are_identified_by_the_object_and_not_by_a_reused_address() -
     for _ in range(20):
         del module[0].bias
         module[0].bias = nn.Parameter(torch.ones(2))
-        with pytest.raises(RuntimeError, match=r"`0\.bias` was not there"):
+        with pytest.raises(RuntimeError, match=r"`0\.bias` did not exist"):
             check_all(check)

@@ -1,4 +1,4 @@
-"""One rank's end of an NCCL communicator: a stream, calls that enqueue on it, a thread that notices a stuck one."""
+"""The NCCL communicator of one rank: a stream, the collectives enqueued on it, and a watchdog thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 _log = logging.getLogger(__name__)
 CHECK_EVERY_S = 0.5
-CALL_GRACE_S = 5.0  # a call that takes longer counts as stuck, too
+CALL_GRACE_S = 5.0  # a call that takes longer is considered hung
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 
 OnDevice = Callable[[], AbstractContextManager[Any]]
@@ -70,7 +70,7 @@ class Communicator:
             raise RuntimeError(self.failure)
 
     def check(self) -> None:
-        """Forget the complete collectives. Abort if NCCL reports an error, or the oldest one takes too long."""
+        """Remove completed collectives. Abort if NCCL reports an error or the oldest one exceeds the time limit."""
         if self.failure is not None:
             return
         try:
@@ -110,7 +110,7 @@ class InFlight(NamedTuple):
 
 
 class NcclWork:
-    """The caller's handle of a collective."""
+    """The handle of a collective."""
 
     def __init__(self, communicator: Communicator, done: torch.cuda.Event):
         self._communicator = communicator
