@@ -109,7 +109,7 @@ class _SpinningWork:
 
 
 class _PythonGroupWork:
-    """The `Work` of a process group implemented in Python. Its future holds the result, perhaps in another tensor."""
+    """The `Work` of a process group implemented in Python. Its future holds the result, perhaps another tensor."""
 
     def __init__(self, work: dist.Work, tensor: torch.Tensor):
         self._work = work
