@@ -179,7 +179,8 @@ def _check_gradient(
             f"Expected {dtype}, got {grad.dtype} as the gradient of `{name}`. "
             f"Convert the module's dtype before wrapping it, not after."
         )
-    if looks_at_strides and _strides(grad) != _strides(view) and grad.numel() > 0:
+    differs = looks_at_strides and grad.stride() != view.stride() and grad.numel() > 0
+    if differs and _strides(grad) != _strides(view):
         warnings.warn(
             f"Grad strides do not match bucket view strides for `{name}`: {grad.stride()} against "
             f"{view.stride()} at sizes {tuple(grad.shape)}. The result is right, but copying is slow; "

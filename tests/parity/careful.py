@@ -127,6 +127,8 @@ def _is_careful(line: Line, kinds: list[str], options: Options, *, is_first: boo
         return args[0] != "eval" or not (finding or static or BRANCHES & {*kinds})
     if name == "fail":
         return args[0] == "backward" and not (views and static)
+    if name == "zero_by":
+        return not (views and args[0] == "zeros")  # torch refuses to detach a view in place
     if name == "put_grads":
         return not (views and args[0] == "data")
     if name == "abandon":

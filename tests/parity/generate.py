@@ -191,6 +191,8 @@ def _is_defined(line: Line, options: Options, *, records: bool, is_first: bool) 
         return late or (does == "halve" and not views) or (does == "read" and reads_means)
     if name in ("share", "local_step") and records:  # torch records the other wrapper's backward, or fails
         return False
+    if name == "zero_by" and args == ("zeros",) and views:  # torch refuses to detach a view in place
+        return False
     shares_memory = args in (("with view",), ("twice",), ("with detached",)) or (
         name == "hook_forward" and args[1] == "kept"
     )
@@ -209,7 +211,7 @@ def _is_apart(line: Line, kind: str) -> bool:
     """
     if kind == "overlap":
         return line.args in (("with parameter",),) or (line.name in ("reuse", "checkpoint") and _is_reentrant(line))
-    return kind == "double" and (line.args[:1] == ("before backward",) or line.name == "copy_on_rank")
+    return kind == "double" and (line.args[:1] == ("before backward",) or line.name in ("copy_on_rank", "penalise"))
 
 
 def _is_reentrant(line: Line) -> bool:
