@@ -94,17 +94,15 @@ class Guarded(Extension):
 
     def pre_forward(self, ddp: core.DistributedDataParallel) -> None:
         if (guard := self._looking(ddp)) is not None:
-            guard.call("forward_begins")
+            guard.call("pre_forward")
 
-    def before_module(
-        self, ddp: core.DistributedDataParallel, broadcast: Mapping[str, torch.Tensor], inputs: Any, kwargs: Any
-    ) -> None:
+    def before_module(self, ddp: core.DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
         if (guard := self._looking(ddp)) is not None:
-            guard.before_forward(ddp._reducer.num_passes, inputs, kwargs)
+            guard.before_module(ddp._reducer.num_passes, inputs, kwargs)
 
     def post_forward(self, ddp: core.DistributedDataParallel) -> None:
         if (guard := self._looking(ddp)) is not None:
-            guard.call("after_forward", ddp.require_backward_grad_sync)
+            guard.call("post_forward", ddp.require_backward_grad_sync)
 
     def _looking(self, ddp: core.DistributedDataParallel) -> Guard | None:
         if self.guard is None or not self.guard.looks or (self.shares and not ddp.require_backward_grad_sync):
@@ -200,9 +198,7 @@ class TunedBuckets(Extension):
     def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
         self.tuner = AutoBuckets(ddp._reducer, clock_of(param.device for param in ddp._reducer.params))
 
-    def before_module(
-        self, ddp: core.DistributedDataParallel, broadcast: Mapping[str, torch.Tensor], inputs: Any, kwargs: Any
-    ) -> None:
+    def before_module(self, ddp: core.DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
         assert self.tuner is not None
         self.tuner.before_forward()
 

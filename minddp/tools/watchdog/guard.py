@@ -70,11 +70,11 @@ class Guard(Mode, StepWatcher):
         self.ignore_steps()
         self._comparison.close()
 
-    def before_forward(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises `ReplicasDrift`: see `NotesComparison.raise_if_due`."""
         self._step = num_passes - self._first_pass
         self._comparison.raise_if_due(self._step)
-        self.call("before_forward", self._step, inputs, kwargs)
+        self.call("before_module", self._step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
         """Start with the first reduced backward, also on a rank that has joined."""
@@ -86,17 +86,17 @@ class Guard(Mode, StepWatcher):
         self.looks = is_sampled(step)
         if self.looks:
             self.shadow_begins()
-            self.call("backward_begins", step, max(self._optimizer_steps.values(), default=0))
+            self.call("first_gradient", step, max(self._optimizer_steps.values(), default=0))
             self._optimizer_steps.clear()
 
     def before_unpack(self) -> None:
         if self.looks:
-            self.call("backward_computed")
+            self.call("before_unpack")
 
     def post_backward(self) -> None:
         self._in_backward = False
         if self.looks:
-            self.call("backward_over")
+            self.call("post_backward")
         elif self._comparison.pending is not None or is_sampled(self._step):
             self.looks = True
             self.call("step_begins")
@@ -120,10 +120,10 @@ class Guard(Mode, StepWatcher):
             self._steps_alone += 1
             self.looks = self.looks or self._steps_alone > 1
         if self.looks:
-            self.call("optimizer_begins", optimizer)
+            self.call("before_step", optimizer)
             if self._steps_alone == ALONE:
                 self._comparison.start(f"{self._name}/alone")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.looks and steps_on(optimizer, self._guarded):
-            self.call("optimizer_over", optimizer)
+            self.call("after_step", optimizer)
