@@ -7,17 +7,24 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minddp.core.autograd import weakly
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
+from minddp.extension import Extension
 from minddp.platform import streams
 from minddp.tools.watchdog.check import ALONE, Check, Finding, is_sampled
 from minddp.tools.watchdog.comparison import NotesComparison
+from minddp.tools.watchdog.drift import checks_of_drift
+from minddp.tools.watchdog.slow_rank import SlowRank
 from minddp.transport.protocols import Transport
+
+if TYPE_CHECKING:
+    from minddp.ddp import DistributedDataParallel
 
 _log = logging.getLogger(__name__)
 
@@ -127,3 +134,53 @@ class Guard(Mode, StepWatcher):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.looks and steps_on(optimizer, self._guarded):
             self.call("after_step", optimizer)
+
+
+@dataclass(eq=False)
+class Guarded(Extension):
+    """Attaches a guard if there are other ranks, and a store to exchange notes with them.
+
+    With `shares` ranks have different numbers of forwards, and the guard looks only at synchronised ones.
+    """
+
+    raises: bool
+    shares: bool
+    guard: Guard | None = field(default=None, init=False)
+
+    def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
+        reducer = ddp._reducer
+        transport = reducer.transport
+        if transport.world_size == 1 or transport.store is None:
+            return
+        named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
+        checks = checks_of_drift(named, starts_equal=starts_equal)
+        if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of shares
+            checks["slow_rank"] = SlowRank()
+        self.guard = Guard(named, transport, checks, raises=self.raises, num_passes=reducer.num_passes)
+        reducer.modes.append(self.guard)
+        if (hook := ddp._registered_hook) is not None:
+            self.guard.call("communication_hook", hook.name, hook.state)
+
+    def change_ranks(self, ddp: DistributedDataParallel) -> None:
+        if self.guard is not None:
+            self.guard.close()
+            ddp._reducer.modes.remove(self.guard)
+            self.guard = None
+        self.attach(ddp, starts_equal=False)
+
+    def pre_forward(self, ddp: DistributedDataParallel) -> None:
+        if (guard := self._looking(ddp)) is not None:
+            guard.call("pre_forward")
+
+    def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
+        if (guard := self._looking(ddp)) is not None:
+            guard.before_module(ddp._reducer.num_passes, inputs, kwargs)
+
+    def post_forward(self, ddp: DistributedDataParallel) -> None:
+        if (guard := self._looking(ddp)) is not None:
+            guard.call("post_forward", ddp.require_backward_grad_sync)
+
+    def _looking(self, ddp: DistributedDataParallel) -> Guard | None:
+        if self.guard is None or not self.guard.looks or (self.shares and not ddp.require_backward_grad_sync):
+            return None
+        return self.guard
