@@ -20,7 +20,7 @@ class UnevenBatches(Check):
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}  # by step
 
-    def before_forward(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called by the thread that trains."""
         self._sizes[step] = self._sizes.get(step, 0) + len(inputs[0])
 

@@ -219,14 +219,12 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         self._announce_to_joined_ranks()
         if torch.is_grad_enabled():
             self._reducer.rebuild_if_due()
-        if synchronises_buffers := self._synchronizes_buffers(after_forward=False):
+        if self._synchronizes_buffers(after_forward=False):
             self._synchronize_buffers()
         inputs, kwargs = self._placement.move(inputs, kwargs)
         if torch.is_grad_enabled():
-            buffers = self._buffers_in_step
-            broadcast = buffers.named if synchronises_buffers and buffers.hook is None else {}
             for extension in self.extensions:
-                extension.before_module(self, broadcast, inputs, kwargs)
+                extension.before_module(self, inputs, kwargs)
         if self._mixed_precision is not None:
             return self._mixed_precision.begin_forward(inputs, kwargs, self._reducer.hooks.renew)
         return inputs, kwargs

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from minddp.transport.protocols import Transport
 
 if TYPE_CHECKING:
@@ -46,10 +44,8 @@ class Extension:
     def pre_forward(self, ddp: DistributedDataParallel) -> None:
         """A forward with gradients begins; nothing has been checked or communicated."""
 
-    def before_module(
-        self, ddp: DistributedDataParallel, broadcast: Mapping[str, torch.Tensor], inputs: Any, kwargs: Any
-    ) -> None:
-        """The module is about to run, with gradients. `broadcast`: the buffers just received from rank 0."""
+    def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
+        """The module is about to run, with gradients."""
 
     def post_forward(self, ddp: DistributedDataParallel) -> None:
         """The module has run, with gradients."""

@@ -1,6 +1,6 @@
 """The class that `import minddp` exports: the wrapper, and an extension for each argument that requests a tool.
 
-| argument | extension | the tool |
+| argument | extension | beside its tool in |
 |---|---|---|
 | `stuck_after_s` | `WatchedWaits` | `tools/watchdog/watched_transport.py` |
 | `on_drift` | `Guarded` | `tools/watchdog/guard.py` |
@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MethodType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,190 +19,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 
-from minddp import ddp as core
 from minddp.compat import surface
 from minddp.extension import Extension
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from minddp.options import check_flag, exclude
-from minddp.platform.streams import has_streams
-from minddp.replicas.placement import sparse_parameters
-from minddp.tools.elastic.logical_ranks import LogicalRanks, TreeReduceStrategy
-from minddp.tools.forecast import AutoBuckets, clock_of
-from minddp.tools.forecast.auto_buckets import Tuning
-from minddp.tools.watchdog import RankState, state_of, watched
-from minddp.tools.watchdog.drift import checks_of_drift
-from minddp.tools.watchdog.finite import CheckFinite
-from minddp.tools.watchdog.guard import Guard
-from minddp.tools.watchdog.slow_rank import SlowRank
+from minddp.tools.elastic.logical_ranks import LogicalRanks, Shares
+from minddp.tools.forecast.auto_buckets import AUTO, TunedBuckets, Tuning
+from minddp.tools.watchdog.finite import FiniteGradients
+from minddp.tools.watchdog.guard import Guard, Guarded
+from minddp.tools.watchdog.watched_transport import WatchedWaits
 from minddp.transport.protocols import Transport
 
 ON_DRIFT = ("warn", "raise", None)
-AUTO = "auto"
 REQUESTS = ("stuck_after_s", "on_drift", "logical_ranks", "check_finite")  # arguments of tools
-
-
-@dataclass(eq=False)
-class WatchedWaits(Extension):
-    """Diagnoses waits for other ranks that take longer than `limit_s`."""
-
-    limit_s: float
-
-    def wrap_transport(self, transport: Transport, ddp: core.DistributedDataParallel) -> Transport:
-        return watched(transport, self.limit_s, MethodType(_rank_state, ddp))
-
-
-def _rank_state(ddp: core.DistributedDataParallel) -> RankState:
-    """Called from another thread, possibly during construction."""
-    if not hasattr(ddp, "_reducer"):
-        return RankState()
-    return state_of(ddp._reducer, accumulates=not ddp.require_backward_grad_sync)
-
-
-@dataclass(eq=False)
-class Guarded(Extension):
-    """Attaches a guard if there are other ranks, and a store to exchange notes with them.
-
-    With `shares` ranks have different numbers of forwards, and the guard looks only at synchronised ones.
-    """
-
-    raises: bool
-    shares: bool
-    guard: Guard | None = field(default=None, init=False)
-
-    def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
-        reducer = ddp._reducer
-        transport = reducer.transport
-        if transport.world_size == 1 or transport.store is None:
-            return
-        named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
-        checks = checks_of_drift(named, starts_equal=starts_equal)
-        if not (has_streams(ddp.device) or self.shares):  # ranks may have different numbers of shares
-            checks["slow_rank"] = SlowRank()
-        self.guard = Guard(named, transport, checks, raises=self.raises, num_passes=reducer.num_passes)
-        reducer.modes.append(self.guard)
-        if (hook := ddp._registered_hook) is not None:
-            self.guard.call("communication_hook", hook.name, hook.state)
-
-    def change_ranks(self, ddp: core.DistributedDataParallel) -> None:
-        if self.guard is not None:
-            self.guard.close()
-            ddp._reducer.modes.remove(self.guard)
-            self.guard = None
-        self.attach(ddp, starts_equal=False)
-
-    def pre_forward(self, ddp: core.DistributedDataParallel) -> None:
-        if (guard := self._looking(ddp)) is not None:
-            guard.call("forward_begins")
-
-    def before_module(
-        self, ddp: core.DistributedDataParallel, broadcast: Mapping[str, torch.Tensor], inputs: Any, kwargs: Any
-    ) -> None:
-        if (guard := self._looking(ddp)) is not None:
-            guard.before_forward(ddp._reducer.num_passes, inputs, kwargs)
-
-    def post_forward(self, ddp: core.DistributedDataParallel) -> None:
-        if (guard := self._looking(ddp)) is not None:
-            guard.call("after_forward", ddp.require_backward_grad_sync)
-
-    def _looking(self, ddp: core.DistributedDataParallel) -> Guard | None:
-        if self.guard is None or not self.guard.looks or (self.shares and not ddp.require_backward_grad_sync):
-            return None
-        return self.guard
-
-
-@dataclass(eq=False)
-class FiniteGradients(Extension):
-    """Tests buckets for NaN and infinity before they are reduced."""
-
-    def agreed(self) -> Mapping[str, object]:
-        return {"check_finite": True}
-
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        if arguments["delay_all_reduce_named_params"]:
-            exclude("`delay_all_reduce_named_params`", {"`check_finite`": True})
-
-    def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
-        ddp._reducer.modes.append(CheckFinite(ddp._reducer))
-
-
-@dataclass(eq=False)
-class Shares(Extension):
-    """Cuts a batch into `count` shares, whose sum does not depend on which rank computes which share."""
-
-    count: int
-    logical_ranks: LogicalRanks | None = field(default=None, init=False)
-
-    synchronizes_buffers = True  # once per step
-
-    def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise ValueError(f"`logical_ranks` takes a number of shares, 1 or more, but got {self.count!r}.")
-
-    def agreed(self) -> Mapping[str, object]:
-        return {"logical_ranks": self.count}
-
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        others = {
-            "`static_graph`": bool(arguments["static_graph"]),  # its first backward is reduced at the end
-            "`batched_grad_copy`": bool(arguments["batched_grad_copy"]),  # it divides
-            "`skip_all_reduce_unused_params`": bool(arguments["skip_all_reduce_unused_params"]),
-            "mixed_precision": arguments["mixed_precision"] is not None,
-            "delay_all_reduce_named_params": bool(arguments["delay_all_reduce_named_params"]),
-            'transport="nccl"': arguments["transport"] == "nccl",
-        }
-        exclude("`logical_ranks`", others)
-
-    def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
-        sparse = sparse_parameters(ddp.module)
-        others = {
-            f"sparse gradients ({', '.join(sorted(sparse))})": bool(sparse),
-            "forward_sync_buffers=False": bool(ddp._buffers_in_step.named) and not ddp.forward_sync_buffers,
-        }
-        exclude("`logical_ranks`", others)
-        self._sum_over_shares(ddp)
-        self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
-
-    def _sum_over_shares(self, ddp: core.DistributedDataParallel) -> None:
-        takes_mean = ddp._options.reduction == "mean"
-        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count, takes_mean=takes_mean)
-
-    def change_ranks(self, ddp: core.DistributedDataParallel) -> None:
-        """New ranks may have different buckets."""
-        self._sum_over_shares(ddp)
-        ddp._reducer.store.begin_anew(ddp._transport.allocate)
-
-    def pre_forward(self, ddp: core.DistributedDataParallel) -> None:
-        assert self.logical_ranks is not None
-        self.logical_ranks.forward_begins()
-
-
-@dataclass(eq=False)
-class TunedBuckets(Extension):
-    """Observes some steps, and chooses the buckets by them."""
-
-    tuner: AutoBuckets | None = field(default=None, init=False)
-
-    def agreed(self) -> Mapping[str, object]:
-        return {"bucket_cap_mb": AUTO}
-
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        order_may_change = arguments["find_unused_parameters"] and not arguments["static_graph"]
-        others = {
-            "`bucket_cap_mb_list`": arguments["bucket_cap_mb_list"] is not None,
-            "`first_bucket_cap_mb`": arguments["first_bucket_cap_mb"] is not None,
-            "`find_unused_parameters`": bool(order_may_change),
-        }
-        exclude('`bucket_cap_mb="auto"`', others)
-        clock_of(param.device for param in arguments["module"].parameters())  # raises where nothing can be timed
-
-    def attach(self, ddp: core.DistributedDataParallel, *, starts_equal: bool) -> None:
-        self.tuner = AutoBuckets(ddp._reducer, clock_of(param.device for param in ddp._reducer.params))
-
-    def before_module(
-        self, ddp: core.DistributedDataParallel, broadcast: Mapping[str, torch.Tensor], inputs: Any, kwargs: Any
-    ) -> None:
-        assert self.tuner is not None
-        self.tuner.before_forward()
 
 
 def tools_for(

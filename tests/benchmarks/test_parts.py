@@ -15,7 +15,7 @@ from benchmarks import parts
 from benchmarks.parts import AGAIN, AS_IT_COMES, CHANGES, OPTIMISATIONS, WORTH, Config
 from minddp import DistributedDataParallel
 from minddp.core import gradient_aliasing, packing
-from minddp.tools.wrapper import FiniteGradients
+from minddp.tools.watchdog.finite import FiniteGradients
 from minddp.transport import spin_wait
 from tests.ranks import RankPool
 

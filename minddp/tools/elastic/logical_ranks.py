@@ -9,8 +9,9 @@ bucket. The sum over all shares is divided last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,12 +22,18 @@ from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import PendingReduction
+from minddp.extension import Extension
+from minddp.options import exclude
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
+from minddp.replicas.placement import sparse_parameters
 from minddp.tools.elastic.addition_tree import Node, carries, deal
 from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
 from minddp.tools.elastic.tree_sum import TreeSums
 from minddp.transport.protocols import Transport
+
+if TYPE_CHECKING:
+    from minddp.ddp import DistributedDataParallel
 
 
 class Held(NamedTuple):
@@ -247,3 +254,54 @@ class LogicalRanks(Mode, StepWatcher):
 
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
+
+
+@dataclass(eq=False)
+class Shares(Extension):
+    """Cuts a batch into `count` shares, whose sum does not depend on which rank computes which share."""
+
+    count: int
+    logical_ranks: LogicalRanks | None = field(default=None, init=False)
+
+    synchronizes_buffers = True  # once per step
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
+            raise ValueError(f"`logical_ranks` takes a number of shares, 1 or more, but got {self.count!r}.")
+
+    def agreed(self) -> Mapping[str, object]:
+        return {"logical_ranks": self.count}
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        others = {
+            "`static_graph`": bool(arguments["static_graph"]),  # its first backward is reduced at the end
+            "`batched_grad_copy`": bool(arguments["batched_grad_copy"]),  # it divides
+            "`skip_all_reduce_unused_params`": bool(arguments["skip_all_reduce_unused_params"]),
+            "mixed_precision": arguments["mixed_precision"] is not None,
+            "delay_all_reduce_named_params": bool(arguments["delay_all_reduce_named_params"]),
+            'transport="nccl"': arguments["transport"] == "nccl",
+        }
+        exclude("`logical_ranks`", others)
+
+    def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
+        sparse = sparse_parameters(ddp.module)
+        others = {
+            f"sparse gradients ({', '.join(sorted(sparse))})": bool(sparse),
+            "forward_sync_buffers=False": bool(ddp._buffers_in_step.named) and not ddp.forward_sync_buffers,
+        }
+        exclude("`logical_ranks`", others)
+        self._sum_over_shares(ddp)
+        self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
+
+    def _sum_over_shares(self, ddp: DistributedDataParallel) -> None:
+        takes_mean = ddp._options.reduction == "mean"
+        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count, takes_mean=takes_mean)
+
+    def change_ranks(self, ddp: DistributedDataParallel) -> None:
+        """New ranks may have different buckets."""
+        self._sum_over_shares(ddp)
+        ddp._reducer.store.begin_anew(ddp._transport.allocate)
+
+    def pre_forward(self, ddp: DistributedDataParallel) -> None:
+        assert self.logical_ranks is not None
+        self.logical_ranks.forward_begins()

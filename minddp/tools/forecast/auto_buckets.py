@@ -16,20 +16,26 @@ import enum
 import logging
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minddp.core.events import Event, EventKind
 from minddp.core.plan import BucketPlan
 from minddp.core.reducer import Reducer
-from minddp.tools.forecast.gradient_clock import Clock
+from minddp.extension import Extension
+from minddp.options import exclude
+from minddp.tools.forecast.gradient_clock import Clock, clock_of
 from minddp.tools.forecast.link import Link, measure_link
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.forecast.step_model import Observed, calibrated, predicted_s
 
+if TYPE_CHECKING:
+    from minddp.ddp import DistributedDataParallel
+
 _log = logging.getLogger(__name__)
+AUTO = "auto"
 WARM_UP_STEPS = 3
 OBSERVED_STEPS = 8
 WORSE = 1.02  # a plan is given up when its backward takes this much longer
@@ -172,3 +178,30 @@ class AutoBuckets:
         gathered = torch.stack(list(self._reducer.transport.all_gather(own)))
         *ready_s, computed_s, complete_s, end_s = gathered.amax(0).tolist()
         return Observed(dict(enumerate(ready_s)), computed_s, complete_s, end_s)
+
+
+@dataclass(eq=False)
+class TunedBuckets(Extension):
+    """Observes some steps, and chooses the buckets by them."""
+
+    tuner: AutoBuckets | None = field(default=None, init=False)
+
+    def agreed(self) -> Mapping[str, object]:
+        return {"bucket_cap_mb": AUTO}
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        order_may_change = arguments["find_unused_parameters"] and not arguments["static_graph"]
+        others = {
+            "`bucket_cap_mb_list`": arguments["bucket_cap_mb_list"] is not None,
+            "`first_bucket_cap_mb`": arguments["first_bucket_cap_mb"] is not None,
+            "`find_unused_parameters`": bool(order_may_change),
+        }
+        exclude('`bucket_cap_mb="auto"`', others)
+        clock_of(param.device for param in arguments["module"].parameters())  # raises where nothing can be timed
+
+    def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
+        self.tuner = AutoBuckets(ddp._reducer, clock_of(param.device for param in ddp._reducer.params))
+
+    def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
+        assert self.tuner is not None
+        self.tuner.before_forward()

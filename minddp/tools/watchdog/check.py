@@ -53,19 +53,19 @@ class Check:
     """Looks for one kind of problem. A check implements those of these methods that it needs.
 
     The training thread calls the methods of this table in the given order, in each sampled step. They must be
-    cheap.
+    cheap. Their names are those of the same moments in `Extension`, `Mode` and `StepWatcher`.
 
     | method | when |
     |---|---|
     | `step_begins()` | the backward of the previous step, which was not sampled, has ended |
-    | `forward_begins()` | the wrapper is called with grad enabled, before it communicates |
-    | `before_forward(step, inputs, kwargs)` | before the wrapper runs the module on these inputs |
-    | `after_forward(synchronises)` | the module has returned; whether its backward will be reduced |
-    | `backward_begins(step, optimizer_steps)` | the first gradient of a synchronised backward has arrived; the \
+    | `pre_forward()` | the wrapper is called with grad enabled, before it communicates |
+    | `before_module(step, inputs, kwargs)` | before the wrapper runs the module on these inputs |
+    | `post_forward(synchronises)` | the module has returned; whether its backward will be reduced |
+    | `first_gradient(step, optimizer_steps)` | the first gradient of a synchronised backward has arrived; the \
 largest number of steps that one optimizer has made since the last call |
-    | `backward_computed()` | all gradients are computed; reductions have not been waited for |
-    | `backward_over()` | the averages are in `.grad`, or an exception has ended the backward |
-    | `optimizer_begins(optimizer)`, `optimizer_over(optimizer)` | around steps on the module's parameters |
+    | `before_unpack()` | all gradients are computed; reductions have not been waited for |
+    | `post_backward()` | the averages are in `.grad`, or an exception has ended the backward |
+    | `before_step(optimizer)`, `after_step(optimizer)` | around steps on the module's parameters |
 
     `communication_hook(name, state)` is called when such a hook is registered, in any step. `step` counts
     synchronised backwards and is equal on all ranks.

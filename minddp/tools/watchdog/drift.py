@@ -71,7 +71,7 @@ class DriftCheck(Check):
         if type(state).__name__ == "PostLocalSGDState":
             self._is_over = True
 
-    def backward_begins(self, step: int, optimizer_steps: int) -> None:
+    def first_gradient(self, step: int, optimizer_steps: int) -> None:
         pieces = self._parts[num_sampled_before(step) % len(self._parts)]
         named = [(*self._params[piece.tensor], piece) for piece in pieces]
         self._current = {
@@ -87,10 +87,10 @@ class DriftCheck(Check):
         self._recorded = step
         self._stepped.clear()
 
-    def backward_over(self) -> None:
+    def post_backward(self) -> None:
         self._current["grads"] = Reading([(name, param.grad) for name, param in self._canaries], HEAD_BYTES)
 
-    def optimizer_over(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._stepped:
             self._stepped.add(id(optimizer))
             self._current["after"] = Reading(self._canaries, HEAD_BYTES)

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +24,12 @@ from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import AllReduceStrategy
+from minddp.extension import Extension
+from minddp.options import exclude
 from minddp.platform import wording
+
+if TYPE_CHECKING:
+    from minddp.ddp import DistributedDataParallel
 
 FINITE = 1 << 62  # is greater than any mark
 BUCKET = 1 << 41  # a mark is the bucket's index times this, plus twice the element's position, plus 1 if infinite
@@ -117,3 +125,18 @@ def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointE
         f"and the loss of {wording.ranks(list(mark_of_rank))} in this step; if training diverges, lower the "
         f"learning rate or clip gradients. With a GradScaler infinity is normal: leave check_finite out."
     )
+
+
+@dataclass(eq=False)
+class FiniteGradients(Extension):
+    """Tests buckets for NaN and infinity before they are reduced."""
+
+    def agreed(self) -> Mapping[str, object]:
+        return {"check_finite": True}
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        if arguments["delay_all_reduce_named_params"]:
+            exclude("`delay_all_reduce_named_params`", {"`check_finite`": True})
+
+    def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
+        ddp._reducer.modes.append(CheckFinite(ddp._reducer))

@@ -7,17 +7,24 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minddp.core.autograd import weakly
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
+from minddp.extension import Extension
 from minddp.platform import streams
 from minddp.tools.watchdog.check import ALONE, Check, Finding, is_sampled
 from minddp.tools.watchdog.comparison import NotesComparison
+from minddp.tools.watchdog.drift import checks_of_drift
+from minddp.tools.watchdog.slow_rank import SlowRank
 from minddp.transport.protocols import Transport
+
+if TYPE_CHECKING:
+    from minddp.ddp import DistributedDataParallel
 
 _log = logging.getLogger(__name__)
 
@@ -70,11 +77,11 @@ class Guard(Mode, StepWatcher):
         self.ignore_steps()
         self._comparison.close()
 
-    def before_forward(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises `ReplicasDrift`: see `NotesComparison.raise_if_due`."""
         self._step = num_passes - self._first_pass
         self._comparison.raise_if_due(self._step)
-        self.call("before_forward", self._step, inputs, kwargs)
+        self.call("before_module", self._step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
         """Start with the first reduced backward, also on a rank that has joined."""
@@ -86,17 +93,17 @@ class Guard(Mode, StepWatcher):
         self.looks = is_sampled(step)
         if self.looks:
             self.shadow_begins()
-            self.call("backward_begins", step, max(self._optimizer_steps.values(), default=0))
+            self.call("first_gradient", step, max(self._optimizer_steps.values(), default=0))
             self._optimizer_steps.clear()
 
     def before_unpack(self) -> None:
         if self.looks:
-            self.call("backward_computed")
+            self.call("before_unpack")
 
     def post_backward(self) -> None:
         self._in_backward = False
         if self.looks:
-            self.call("backward_over")
+            self.call("post_backward")
         elif self._comparison.pending is not None or is_sampled(self._step):
             self.looks = True
             self.call("step_begins")
@@ -120,10 +127,60 @@ class Guard(Mode, StepWatcher):
             self._steps_alone += 1
             self.looks = self.looks or self._steps_alone > 1
         if self.looks:
-            self.call("optimizer_begins", optimizer)
+            self.call("before_step", optimizer)
             if self._steps_alone == ALONE:
                 self._comparison.start(f"{self._name}/alone")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.looks and steps_on(optimizer, self._guarded):
-            self.call("optimizer_over", optimizer)
+            self.call("after_step", optimizer)
+
+
+@dataclass(eq=False)
+class Guarded(Extension):
+    """Attaches a guard if there are other ranks, and a store to exchange notes with them.
+
+    With `shares` ranks have different numbers of forwards, and the guard looks only at synchronised ones.
+    """
+
+    raises: bool
+    shares: bool
+    guard: Guard | None = field(default=None, init=False)
+
+    def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
+        reducer = ddp._reducer
+        transport = reducer.transport
+        if transport.world_size == 1 or transport.store is None:
+            return
+        named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
+        checks = checks_of_drift(named, starts_equal=starts_equal)
+        if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of shares
+            checks["slow_rank"] = SlowRank()
+        self.guard = Guard(named, transport, checks, raises=self.raises, num_passes=reducer.num_passes)
+        reducer.modes.append(self.guard)
+        if (hook := ddp._registered_hook) is not None:
+            self.guard.call("communication_hook", hook.name, hook.state)
+
+    def change_ranks(self, ddp: DistributedDataParallel) -> None:
+        if self.guard is not None:
+            self.guard.close()
+            ddp._reducer.modes.remove(self.guard)
+            self.guard = None
+        self.attach(ddp, starts_equal=False)
+
+    def pre_forward(self, ddp: DistributedDataParallel) -> None:
+        if (guard := self._looking(ddp)) is not None:
+            guard.call("pre_forward")
+
+    def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
+        if (guard := self._looking(ddp)) is not None:
+            guard.before_module(ddp._reducer.num_passes, inputs, kwargs)
+
+    def post_forward(self, ddp: DistributedDataParallel) -> None:
+        if (guard := self._looking(ddp)) is not None:
+            guard.call("post_forward", ddp.require_backward_grad_sync)
+
+    def _looking(self, ddp: DistributedDataParallel) -> Guard | None:
+        if self.guard is None or not self.guard.looks or (self.shares and not ddp.require_backward_grad_sync):
+            return None
+        return self.guard

@@ -36,19 +36,19 @@ class BypassCheck(Check):
 
     def __init__(self, params: NamedParams):
         self._params = params
-        self.backward_begins(-1, 0)
+        self.first_gradient(-1, 0)
 
-    def backward_begins(self, step: int, optimizer_steps: int) -> None:
+    def first_gradient(self, step: int, optimizer_steps: int) -> None:
         self._since = step
         self._forwards = [0, 0]  # outside of `no_sync`, and within it
         self._steps = 0  # of the optimizer that was the first to step
         self._heads: list[Reading] = []
 
-    def after_forward(self, synchronises: bool) -> None:
+    def post_forward(self, synchronises: bool) -> None:
         if self._steps < ALONE:
             self._forwards[not synchronises] += 1
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads before a step: parameters that the script averages after a step are equal by then."""
         if self._steps == 0:
             self._first = id(optimizer)
@@ -91,7 +91,7 @@ class SameDataCheck(Check):
         self._batches: list[list[Reading]] = []
         self._is_over = False
 
-    def before_forward(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if step < BATCHES and step == len(self._batches):
             found = list(tensors_in((inputs, kwargs)))
             is_data = sum(tensor.numel() for tensor in found) >= FEWEST_ELEMENTS

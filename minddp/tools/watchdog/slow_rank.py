@@ -68,36 +68,36 @@ class SlowRank(Check):
         self._turn_to(BETWEEN)
         self._reset()
 
-    def forward_begins(self) -> None:
+    def pre_forward(self) -> None:
         if self._phase == BACKWARD:  # the last forward had none
             self._phase = BETWEEN
         self._turn_to(WAITED)
 
-    def before_forward(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._turn_to(FORWARD)
 
-    def after_forward(self, synchronises: bool) -> None:
+    def post_forward(self, synchronises: bool) -> None:
         self._turn_to(BACKWARD if synchronises else ACCUMULATION)
 
-    def backward_begins(self, step: int, optimizer_steps: int) -> None:
+    def first_gradient(self, step: int, optimizer_steps: int) -> None:
         self._step = step
 
-    def backward_computed(self) -> None:
+    def before_unpack(self) -> None:
         self._turn_to(WAITED)
         self._is_computed = True
 
-    def backward_over(self) -> None:
+    def post_backward(self) -> None:
         self._turn_to(BETWEEN)
         if self._is_computed and self._step is not None:
             self._noted.append((self._step, self._times))
         self._reset()
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._phase != OPTIMIZER:  # a subclass calls its superclass within
             self._around_optimizer = self._phase
         self._turn_to(OPTIMIZER)
 
-    def optimizer_over(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._turn_to(self._around_optimizer)
 
     def _turn_to(self, phase: int) -> None:

@@ -25,18 +25,23 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from types import MethodType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from minddp.core.autograd import weakly
+from minddp.extension import Extension
 from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.tools.watchdog.inquiry import Inquiry
-from minddp.tools.watchdog.rank_state import RankState, where_is_main_thread
+from minddp.tools.watchdog.rank_state import RankState, state_of, where_is_main_thread
 from minddp.transport.protocols import AdditionOrder, Transport, Work
+
+if TYPE_CHECKING:
+    from minddp.ddp import DistributedDataParallel
 
 _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -247,3 +252,20 @@ class _WatchedWork:
     def __getattr__(self, name: str) -> Any:
         """Other attributes of a backend's work, such as `get_future`."""
         return getattr(self._work, name)
+
+
+@dataclass(eq=False)
+class WatchedWaits(Extension):
+    """Diagnoses waits for other ranks that take longer than `limit_s`."""
+
+    limit_s: float
+
+    def wrap_transport(self, transport: Transport, ddp: DistributedDataParallel) -> Transport:
+        return watched(transport, self.limit_s, MethodType(_rank_state, ddp))
+
+
+def _rank_state(ddp: DistributedDataParallel) -> RankState:
+    """Called from another thread, possibly during construction."""
+    if not hasattr(ddp, "_reducer"):
+        return RankState()
+    return state_of(ddp._reducer, accumulates=not ddp.require_backward_grad_sync)

@@ -53,15 +53,15 @@ class Fleet:
             for rank, step in itertools.product(range(len(self.modules)), [self.num_steps]):
                 looks = is_sampled(step)
                 if looks:
-                    self.call(rank, "before_forward", step, (torch.ones(2, 8) * (10 * step + rank),), {})
-                    self.call(rank, "after_forward", True)
-                    self.call(rank, "backward_begins", step, self.optimizer_steps[rank])
+                    self.call(rank, "before_module", step, (torch.ones(2, 8) * (10 * step + rank),), {})
+                    self.call(rank, "post_forward", True)
+                    self.call(rank, "first_gradient", step, self.optimizer_steps[rank])
                     self.optimizer_steps[rank] = 0
                 self.give_gradients(rank, step)
                 if act is not None:
                     act(step, rank)
                 if looks:
-                    self.call(rank, "backward_over")
+                    self.call(rank, "post_backward")
                 self.optimize(rank, looks=looks)
             self.num_steps += 1
 
@@ -77,17 +77,17 @@ class Fleet:
     def optimize(self, rank: int, *, looks: bool = True) -> None:
         self.optimizer_steps[rank] += 1
         if looks:
-            self.call(rank, "optimizer_begins", self.optimizers[rank])
+            self.call(rank, "before_step", self.optimizers[rank])
         self.optimizers[rank].step()
         if looks:
-            self.call(rank, "optimizer_over", self.optimizers[rank])
+            self.call(rank, "after_step", self.optimizers[rank])
 
     def alone(self, number: int, *, averages_every: int = 0, forwards: int = 0) -> None:
         """Steps that are not synchronised, on other gradients on each rank."""
         for turn in range(number):
             for rank in range(len(self.modules)):
                 for _ in range(forwards):
-                    self.call(rank, "after_forward", False)
+                    self.call(rank, "post_forward", False)
                 self.give_gradients(rank, 1000 * turn + rank)
                 self.optimize(rank)
             if averages_every and (turn + 1) % averages_every == 0:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import minddp
-from minddp.tools.wrapper import WatchedWaits
+from minddp.tools.watchdog.watched_transport import WatchedWaits
 
 LIMIT_S = 1.0
 FAULTY = 1  # the rank that does something else

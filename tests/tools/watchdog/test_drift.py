@@ -234,6 +234,6 @@ def test_a_parameter_may_be_replaced_and_freed() -> None:
     assert fleet.exchange() == []
     storage = fleet.modules[0][0].weight.data.untyped_storage()
     storage.resize_(0)
-    fleet.call(0, "backward_begins", fleet.num_steps, 1)
-    fleet.call(0, "backward_over")
+    fleet.call(0, "first_gradient", fleet.num_steps, 1)
+    fleet.call(0, "post_backward")
     assert fleet.end() == []

@@ -212,7 +212,7 @@ class Steps(Check):
     def __init__(self) -> None:
         self.num_begun = 0
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.num_begun += 1
 
 
@@ -220,7 +220,7 @@ def test_a_guard_may_be_collected_while_an_optimizer_calls_its_hooks() -> None:
     """As garbage is, at any moment: torch goes through all hooks, and fails if some go missing."""
 
     class Collects(Steps):
-        def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        def before_step(self, optimizer: torch.optim.Optimizer) -> None:
             guards.clear()
 
     param, steps, guards = nn.Parameter(torch.zeros(1)), Steps(), list[Guard]()
@@ -268,10 +268,10 @@ def test_most_steps_are_not_looked_at() -> None:
         def step_begins(self) -> None:
             self.calls.append("begins")
 
-        def backward_begins(self, step: int, optimizer_steps: int) -> None:
+        def first_gradient(self, step: int, optimizer_steps: int) -> None:
             self.calls.append((step, optimizer_steps))
 
-        def optimizer_over(self, optimizer: torch.optim.Optimizer) -> None:
+        def after_step(self, optimizer: torch.optim.Optimizer) -> None:
             self.calls.append("optimizer")
 
     param, seen = nn.Parameter(torch.zeros(1)), Seen()
@@ -317,7 +317,7 @@ def fails(check: DriftCheck) -> None:
 
 
 def with_a_broken_check(rank: int) -> list[str]:
-    with reports() as logged, mock.patch.object(DriftCheck, "backward_over", fails):
+    with reports() as logged, mock.patch.object(DriftCheck, "post_backward", fails):
         ddp = wrap()
         train(rank, ddp, sgd(ddp))
         close(ddp)

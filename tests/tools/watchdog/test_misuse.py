@@ -85,8 +85,8 @@ def found(batch: Callable[[int, int], torch.Tensor], steps: int = BATCHES, ranks
     notes = []
     for rank, check in enumerate(checks):
         for step in range(steps):
-            check.before_forward(step, (), {"options": {"x": batch(step, rank)}})
-            check.before_forward(step, (torch.rand(20),), {})  # a further forward before the same backward
+            check.before_module(step, (), {"options": {"x": batch(step, rank)}})
+            check.before_module(step, (torch.rand(20),), {})  # a further forward before the same backward
         notes += [prints for _, prints in check.take_notes()]
         assert check.take_notes() == []
     return [finding.text for finding in checks[0].compare(0, notes)] if notes else []

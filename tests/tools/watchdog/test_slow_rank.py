@@ -39,20 +39,20 @@ def check(monkeypatch: pytest.MonkeyPatch) -> SlowRank:
 
 
 def forward(check: SlowRank, synchronises: bool = True) -> None:
-    check.forward_begins()
-    check.before_forward(1, (), {})
-    check.after_forward(synchronises)
+    check.pre_forward()
+    check.before_module(1, (), {})
+    check.post_forward(synchronises)
 
 
 def backward(check: SlowRank, step: int = 1) -> None:
-    check.backward_begins(step, 1)
-    check.backward_computed()
-    check.backward_over()
+    check.first_gradient(step, 1)
+    check.before_unpack()
+    check.post_backward()
 
 
 def optimizer(check: SlowRank) -> None:
-    check.optimizer_begins(OPTIMIZER)
-    check.optimizer_over(OPTIMIZER)
+    check.before_step(OPTIMIZER)
+    check.after_step(OPTIMIZER)
 
 
 def noted_ms(check: SlowRank) -> list[list[float]]:
@@ -90,9 +90,9 @@ def test_a_forward_without_backward_counts_as_between(check: SlowRank) -> None:
 
 
 def test_an_optimizer_that_calls_its_superclass_is_one(check: SlowRank) -> None:
-    check.optimizer_begins(OPTIMIZER)  # 1: between
+    check.before_step(OPTIMIZER)  # 1: between
     optimizer(check)  # 2, 4: optimizer
-    check.optimizer_over(OPTIMIZER)  # 8
+    check.after_step(OPTIMIZER)  # 8
     forward(check)
     backward(check)
     assert noted_ms(check)[0][4] == 2 + 4
@@ -100,20 +100,20 @@ def test_an_optimizer_that_calls_its_superclass_is_one(check: SlowRank) -> None:
 
 def test_an_optimizer_that_steps_in_backward_is_no_waiting(check: SlowRank) -> None:
     forward(check)  # 1, 2, 4
-    check.backward_begins(1, 1)
-    check.backward_computed()  # 8
+    check.first_gradient(1, 1)
+    check.before_unpack()  # 8
     optimizer(check)  # 16: waits, 32: optimizer
-    check.backward_over()  # 64: waits
+    check.post_backward()  # 64: waits
     assert noted_ms(check) == [[1, 1, 4, 8, 32, 0, 2 + 16 + 64]]
 
 
 def test_a_backward_that_an_exception_ends_is_no_step(check: SlowRank) -> None:
     forward(check)
-    check.forward_begins()
-    check.backward_over()  # the next forward drops it
-    check.before_forward(2, (), {})
+    check.pre_forward()
+    check.post_backward()  # the next forward drops it
+    check.before_module(2, (), {})
     assert check.take_notes() == []
-    check.after_forward(True)
+    check.post_forward(True)
     backward(check, 2)
     assert [step for step, *_ in noted_ms(check)] == [2]
 
