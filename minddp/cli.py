@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from minddp.platform.launcher import Stopped
+from minddp.tools.job.launcher import Stopped
 
 #: A module, whose `main(arguments)` runs the subcommand and returns the exit status, and a summary.
 COMMANDS = {

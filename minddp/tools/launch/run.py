@@ -19,7 +19,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from minddp.compat.install import install
-from minddp.platform.launcher import RanksFailed, torch_errors_translated
+from minddp.tools.job.launcher import RanksFailed, torch_errors_translated
 from minddp.tools.launch import on_cpu
 from minddp.tools.launch.execute import add_options, environment_of
 

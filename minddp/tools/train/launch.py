@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from minddp.platform.launcher import RanksFailed, Stopped, launch
+from minddp.tools.job.launcher import RanksFailed, Stopped, launch
 from minddp.tools.train.cluster import REQUEUE_SIGNALS, REQUEUE_STATUS, rank_variables, sbatch_file, world_sizes
 from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 

@@ -1,0 +1,1 @@
+"""The job of a rank, for several tools: its processes on this machine."""
