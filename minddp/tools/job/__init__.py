@@ -1,1 +1,1 @@
-"""The job of a rank, for several tools: its processes on this machine."""
+"""A job, for several tools: starting its ranks, the place of a rank in it, and the store where the ranks meet."""
