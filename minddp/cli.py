@@ -10,16 +10,17 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from minddp.platform.launcher import Stopped
+from minddp.tools.job.launcher import Stopped
 
-#: A module, whose `main(arguments)` runs the subcommand and returns the exit status, and a summary.
+#: A module, whose `main(arguments)`, or the function named, runs the subcommand and returns the exit status; and a
+#: summary.
 COMMANDS = {
     "train": ("minddp.tools.train.launch", "train a model data-parallel, on ranks that it starts itself"),
     "run": ("minddp.tools.launch.run", "run a training script, unchanged, with minddp instead of torch's DDP"),
     "exec": ("minddp.tools.launch.execute", "the same for any command, such as another launcher"),
     "elastic": ("minddp.tools.elastic.launcher", "run a script that goes on when some of its ranks are lost"),
     "doctor": ("minddp.tools.doctor.doctor_command", "check, before a job, whether it will work on these machines"),
-    "xray": ("minddp.tools.xray.command_line", "record some steps of a script: where their time goes"),
+    "xray": ("minddp.tools.launch.run:xray", "record some steps of a script: where their time goes"),
     "forecast": ("minddp.tools.xray.forecast_command", "predict a step on other numbers of ranks and hosts"),
     "bench": ("minddp.tools.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
     "demo": ("minddp.tools.demo", "train a small GPT for a minute, then compare with torch's DDP"),
@@ -59,5 +60,6 @@ def run_subcommand(argv: Sequence[str] | None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
-    command = importlib.import_module(COMMANDS[parsed.command][0])
-    return command.main(parsed.arguments)
+    module, _, function = COMMANDS[parsed.command][0].partition(":")
+    status: int = getattr(importlib.import_module(module), function or "main")(parsed.arguments)
+    return status

@@ -26,15 +26,16 @@ LOWER_STOREY = {  # the wrapper: which rooms each one may import besides itself.
     "compat": {"platform", "options", "core", "replicas", "comm_hooks", "ddp"},
 }
 TOOLS = {  # which other tools each one may import, besides all of the wrapper
+    "job": set(),
     "forecast": set(),
-    "watchdog": {"forecast"},
-    "elastic": {"watchdog"},
-    "doctor": {"forecast"},
-    "launch": {"watchdog", "xray", "train.settings"},
-    "xray": {"forecast", "launch"},
-    "train": {"watchdog", "elastic", "xray"},
+    "watchdog": {"job", "forecast"},
+    "elastic": {"job", "watchdog"},
+    "doctor": {"job", "forecast"},
+    "launch": {"job", "train.settings"},
+    "xray": {"forecast"},
+    "train": {"job", "watchdog", "elastic", "xray"},
     "tasks": {"train"},
-    "demo": {"train"},
+    "demo": {"job", "train"},
     "bench": set(),
     "wrapper": {"forecast", "watchdog", "elastic"},
 }

@@ -1,1 +1,1 @@
-"""The machine: cores, hosts, clocks, streams, processes, and the store of the ranks."""
+"""The machine: cores, hosts, streams, processes, and the store of the ranks."""

@@ -3,33 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from typing import NamedTuple
 
-SCHEDULED = Path("/proc/thread-self/schedstat")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-
-
-class CoreTime(NamedTuple):
-    """How long a thread has run on a core, and how long it has waited for one, in nanoseconds."""
-
-    had_ns: int = 0
-    waited_ns: int = 0
-
-    def since(self, earlier: CoreTime) -> CoreTime:
-        return CoreTime(self.had_ns - earlier.had_ns, self.waited_ns - earlier.waited_ns)
-
-
-class CoreClock:
-    """Core times of the thread that creates it. Only Linux counts the waits; elsewhere they are 0."""
-
-    def __init__(self) -> None:
-        self._file = SCHEDULED.open("rb", buffering=0) if SCHEDULED.exists() else None
-
-    def read(self) -> CoreTime:
-        waited = "0" if self._file is None else os.pread(self._file.fileno(), 100, 0).split()[1]
-        return CoreTime(time.thread_time_ns(), int(waited))  # the run time in the file is updated late
 
 
 def usable_cores() -> float:

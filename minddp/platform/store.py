@@ -56,10 +56,7 @@ class Messages:
     def gather(self, *key: object, limit_s: float, ranks: Sequence[int] | None = None) -> dict[int, Any]:
         """The messages of `ranks` (default: all) as soon as all have posted one, or those present at the limit."""
         ranks = range(self.world_size) if ranks is None else ranks
-        names = [self._name(*key, rank) for rank in ranks]
-        deadline = time.monotonic() + limit_s
-        while not self.store.check(names) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        self._all_posted(*key, limit_s=limit_s, ranks=ranks)
         found = {rank: self.read(rank, *key) for rank in ranks}
         return {rank: value for rank, value in found.items() if value is not None}
 
@@ -74,8 +71,9 @@ class Messages:
 
         def all_arrive_within(seconds: float) -> bool:
             left_s = max(0.0, end - time.monotonic())
-            present = self.gather(*key, limit_s=min(seconds, left_s))
-            absent = [rank for rank in range(self.world_size) if rank not in present]
+            if self._all_posted(*key, limit_s=min(seconds, left_s), ranks=range(self.world_size)):
+                return True
+            absent = [rank for rank in range(self.world_size) if self.read(rank, *key) is None]
             if absent and time.monotonic() >= end:
                 raise RuntimeError(f"{wording.subject(absent, 'has', 'have')} not come within {limit_s:g} s.")
             return not absent
@@ -103,6 +101,14 @@ class Messages:
                 self.store.delete_key(self._name(key))
                 for rank in range(self.world_size):
                     self.store.delete_key(self._name(key, rank))
+
+    def _all_posted(self, *key: object, limit_s: float, ranks: Sequence[int]) -> bool:
+        """Wait until all `ranks` have posted a message, or until the limit."""
+        names = [self._name(*key, rank) for rank in ranks]
+        deadline = time.monotonic() + limit_s
+        while not (all_have := self.store.check(names)) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return all_have
 
     def _name(self, *key: object) -> str:
         return "/".join([self.topic, *map(str, key)])

@@ -9,5 +9,6 @@
 | can ranks be lost, or their number change, without changing a bit? | `elastic/` |
 | will a job work on these machines? | `doctor/` |
 | how is a script run with minddp in the place of torch's class? | `launch/` |
+| how are the ranks of a job started, and where do they meet? | `job/`, for several tools |
 | a training loop with all of this; models for it | `train/`, `tasks/`, `demo.py` |
 """

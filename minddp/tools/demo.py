@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from minddp.platform.launcher import RanksFailed, launch
+from minddp.tools.job.launcher import RanksFailed, launch
 from minddp.tools.train.metrics import MetricsLog
 
 RANKS = 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -73,40 +71,3 @@ def test_a_file_that_cannot_be_read_sets_no_limit(tmp_path: Path) -> None:
     assert cores.read_if_there(tmp_path / "none") == ""
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert cores.cpu_quota(cores.read_if_there(tmp_path / "binary")) is None
-
-
-SHARE_A_CORE = """
-import os, time
-core = min(os.sched_getaffinity(0))
-children = [os.fork() for _ in range(1)]
-os.sched_setaffinity(0, {core})
-end = time.monotonic() + 0.4
-if children[0] == 0:
-    while time.monotonic() < end: pass
-    os._exit(0)
-from minddp.platform.cores import CoreClock
-clock = CoreClock()
-begin = clock.read()
-while time.monotonic() < end: pass
-waited = clock.read().since(begin)
-os.waitpid(children[0], 0)
-print(waited.had_ns, waited.waited_ns)
-"""
-
-
-@pytest.mark.skipif(not cores.SCHEDULED.exists(), reason="only Linux counts for how long a thread waits for a core")
-def test_a_thread_that_shares_its_core_waits_for_it() -> None:
-    done = subprocess.run([sys.executable, "-c", SHARE_A_CORE], capture_output=True, text=True, timeout=60)
-    had_ns, waited_ns = map(int, done.stdout.split())
-    assert had_ns > 10_000_000, done.stderr
-    assert waited_ns > 0.25 * had_ns
-
-
-def test_where_waits_are_not_counted_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cores, "SCHEDULED", tmp_path / "missing")
-    clock = cores.CoreClock()
-    begin = clock.read()
-    sum(range(100_000))
-    passed = clock.read().since(begin)
-    assert passed.had_ns > 0
-    assert passed.waited_ns == 0

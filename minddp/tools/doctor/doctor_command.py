@@ -16,11 +16,11 @@ import tyro
 from rich.console import Console
 
 from minddp.platform import streams
-from minddp.platform.launcher import RanksFailed, launch
 from minddp.platform.time_limits import Unfinished, call_with_limit
 from minddp.tools.doctor.examination import Examination
 from minddp.tools.doctor.report import Report, show
-from minddp.tools.doctor.store_connection import Place, UsageError, place_of
+from minddp.tools.job.launcher import RanksFailed, launch
+from minddp.tools.job.place import Place, UsageError, place_of
 
 DEFAULT_RANKS = 2
 REPORT_WIDTH = 100  # without a terminal

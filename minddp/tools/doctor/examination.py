@@ -20,7 +20,8 @@ from minddp.tools.doctor import network_verdicts, rank_verdicts
 from minddp.tools.doctor.fact_sheet import FactSheet, collect, list_interfaces, outward, own_gpu_index
 from minddp.tools.doctor.measurement import Measurement, measure, probe_connections
 from minddp.tools.doctor.report import CheckResult, Report, Severity
-from minddp.tools.doctor.store_connection import Place, StoreUnreachable, first_line, open_store
+from minddp.tools.job.place import Place
+from minddp.tools.job.store_connection import StoreUnreachable, first_line, open_store
 
 CHECKS = (
     *("rendezvous", "versions", "environment", "shared memory"),

@@ -21,7 +21,8 @@ import torch
 import minddp
 from minddp.platform import streams
 from minddp.platform.host import host_identity
-from minddp.tools.doctor.store_connection import Place, resolve
+from minddp.tools.job.place import Place
+from minddp.tools.job.store_connection import resolve
 
 # Environment variables with these prefixes change how ranks compute or communicate.
 PREFIXES = ("CUBLAS_", "CUDA_", "GLOO_", "MINDDP_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TP_")

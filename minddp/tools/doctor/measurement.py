@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from minddp.platform.store import Messages
 from minddp.tools.doctor.fact_sheet import listen
-from minddp.tools.doctor.store_connection import CONNECT_LIMIT_S, obstacle_of
 from minddp.tools.forecast.gradient_clock import clock_of
 from minddp.tools.forecast.link import measure_link
+from minddp.tools.job.store_connection import CONNECT_LIMIT_S, obstacle_of
 from minddp.transport import Transport
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import CannotConnect, connect_ranks

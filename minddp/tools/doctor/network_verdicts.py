@@ -8,7 +8,8 @@ from minddp.platform import wording
 from minddp.tools.doctor.fact_sheet import Sheets, is_loopback, outward
 from minddp.tools.doctor.measurement import Measurement
 from minddp.tools.doctor.report import CheckResult, Severity, differing, judged
-from minddp.tools.doctor.store_connection import Obstacle, Place, StoreUnreachable
+from minddp.tools.job.place import Place
+from minddp.tools.job.store_connection import Obstacle, StoreUnreachable
 
 MOST_NAMED = 4
 SLOW_BYTES_PER_S = 100e6  # about a gigabit a second

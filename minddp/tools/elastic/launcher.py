@@ -15,9 +15,9 @@ from functools import partial
 import psutil
 import torch.distributed as dist
 
-from minddp.platform.launcher import GRACE_S
 from minddp.tools.elastic.heartbeat import LOOK_EVERY_S
 from minddp.tools.elastic.session import NUM_RANKS, STORE
+from minddp.tools.job.launcher import GRACE_S
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 

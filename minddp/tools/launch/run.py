@@ -2,6 +2,7 @@
 
     minddp run --nproc-per-node 2 train.py --epochs 3
     minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
+    minddp xray --out DIR train.py --epochs 3  # the same with --xray DIR, by default on two ranks
 
 Torchrun's parser reads the options and its launcher starts the ranks. minddp adds the environment (`execute.py`),
 which reaches the ranks and all processes below them. For scripts that start their own ranks, and for other
@@ -19,7 +20,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from minddp.compat.install import install
-from minddp.platform.launcher import RanksFailed, torch_errors_translated
+from minddp.tools.job.launcher import RanksFailed, torch_errors_translated
 from minddp.tools.launch import on_cpu
 from minddp.tools.launch.execute import add_options, environment_of
 
@@ -32,6 +33,29 @@ def main(arguments: Sequence[str]) -> int:
         "Options not listed under minddp are torchrun's.",
     )
     return launch(parser, parser.parse_args(arguments))
+
+
+def xray(arguments: Sequence[str]) -> int:
+    """`minddp xray`: `minddp run` with other defaults, and with names of its own for some options."""
+    parser = make_xray_parser()
+    options = parser.parse_args(arguments)
+    options.native |= options.ddp == "torch"
+    return launch(parser, options)
+
+
+def make_xray_parser() -> ArgumentParser:
+    """The command's own options end at the script's name; what follows is the script's."""
+    parser = make_parser(
+        "minddp xray",
+        "Record some training steps on every rank and show where their time goes: in the terminal, as a page "
+        "(step.html) and to be loaded again (step.json). Options not listed under minddp and x-ray are torchrun's.",
+    )
+    shown = parser.add_argument_group("x-ray")
+    shown.add_argument("--out", dest="xray", type=Path, help="folder for the files (%(default)s)")
+    shown.add_argument("--nproc", dest="nproc_per_node", help="as --nproc-per-node (2)")
+    shown.add_argument("--ddp", choices=("minddp", "torch"), help="which DDP; torch is --native")
+    parser.set_defaults(nproc_per_node="2", xray=Path("runs/xray"))
+    return parser
 
 
 def make_parser(command: str, description: str) -> ArgumentParser:

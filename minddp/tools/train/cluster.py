@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from minddp.tools.job.place import Place, place_of
 from minddp.tools.train.settings import DEFAULT_NPROC, Settings
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -42,10 +43,16 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def place_of_rank(environment: Mapping[str, str]) -> Place | None:
+    """The place that torchrun or SLURM has given to this process; `None` if it starts the ranks."""
+    variables = rank_variables(environment)
+    return place_of({**environment, **variables}) if variables else None
+
+
 def world_sizes(settings: Settings, environment: Mapping[str, str]) -> tuple[int, int]:
     """The number of all ranks and of those on this machine, as the launcher has started or will start them."""
-    if not settings.survive and (variables := rank_variables(environment)):
-        return int(variables["WORLD_SIZE"]), int(variables["LOCAL_WORLD_SIZE"])
+    if not settings.survive and (place := place_of_rank(environment)):
+        return place.world_size, place.local_world_size
     nproc = settings.nproc or DEFAULT_NPROC
     return nproc, nproc
 

@@ -12,25 +12,25 @@ from collections.abc import Sequence
 
 import tyro
 
-from minddp.platform.launcher import RanksFailed, Stopped, launch
-from minddp.tools.train.cluster import REQUEUE_SIGNALS, REQUEUE_STATUS, rank_variables, sbatch_file, world_sizes
+from minddp.tools.job.launcher import RanksFailed, Stopped, launch
+from minddp.tools.train.cluster import REQUEUE_SIGNALS, REQUEUE_STATUS, place_of_rank, sbatch_file, world_sizes
 from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp train` with these arguments; returns the exit status. docs/training.md lists them."""
-    rank = rank_variables(os.environ).get("RANK")
+    place = place_of_rank(os.environ)
     try:
         settings = parse(arguments)
         if settings.print_sbatch:
             print(sbatch_file(settings, arguments), end="")
             return 0
-        return start_ranks(settings, arguments) if rank is None else run_rank(settings)
+        return start_ranks(settings, arguments) if place is None else run_rank(settings)
     except (SettingsError, RunError, AgreedError) as error:
-        if rank in (None, "0"):
+        if place is None or place.rank == 0:
             print(f"minddp train: {error}", file=sys.stderr)
         elif not isinstance(error, AgreedError):  # rank 0 does not know of it
-            print(f"minddp train (rank {rank}): {error}", file=sys.stderr)
+            print(f"minddp train (rank {place.rank}): {error}", file=sys.stderr)
         return error.exit_status
 
 

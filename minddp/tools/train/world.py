@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import math
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.utils.store import barrier
 
 from minddp.platform import streams
+from minddp.platform.store import Messages
 from minddp.tools.elastic import Session, join
+from minddp.tools.job.place import Place, place_of
+from minddp.tools.job.store_connection import StoreUnreachable, first_line, open_store
 from minddp.tools.train.cluster import rank_variables
 from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
 
@@ -86,27 +89,30 @@ def choose_device(settings: Settings, local_rank: int, local_size: int) -> torch
 def open_world(settings: Settings) -> Iterator[World]:
     """Join the group that the launcher's environment describes; leave it if the run succeeds."""
     os.environ.update(rank_variables(os.environ))
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    device = choose_device(settings, local_rank, local_size)
+    place = place_of(os.environ)
+    assert place is not None
+    local_rank = place.local_rank or 0
+    device = choose_device(settings, local_rank, place.local_world_size)
     limits = {"start_limit_s": settings.start_timeout_s, "timeout_s": settings.timeout_s}
     session = join(**limits) if settings.survive else None
-    log_with_rank(settings, rank if session is None else session.member)
+    log_with_rank(settings, place.rank if session is None else session.member)
     configure_torch(settings, device)
     if session is not None:
         yield World(0, 1, device, dist.distributed_c10d._get_default_group(), session=session)
         return
-    store = meet(rank, size, settings.start_timeout_s)
+    messages = meet(place, settings.start_timeout_s)
     timeout = datetime.timedelta(seconds=settings.timeout_s)
     backend = dist.get_default_backend_for_device(device)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(
+        backend, store=messages.store, rank=place.rank, world_size=place.world_size, timeout=timeout
+    )
     control = dist.new_group(backend="gloo", timeout=timeout)
-    restarts = (int(os.environ.get(f"{by}_RESTART_COUNT", 0)) for by in ("TORCHELASTIC", "SLURM"))
-    yield World(rank, size, device, control, local_rank, sum(restarts))
+    restarts = place.restarts + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    yield World(place.rank, place.world_size, device, control, local_rank, restarts)
     # Not in a `finally`: after a failure the other ranks may be gone, and leaving would wait for them.
     dist.destroy_process_group()
     with suppress(RuntimeError):  # the process that holds the store, rank 0 or the launcher, may have ended
-        barrier(store, size, "left", settings.start_timeout_s)
+        wait_for_all(messages, "left", settings.start_timeout_s)
 
 
 def configure_torch(settings: Settings, device: torch.device) -> None:
@@ -133,22 +139,25 @@ def log_with_rank(settings: Settings, rank: int) -> None:
     logging.captureWarnings(True)
 
 
-def meet(rank: int, size: int, limit_s: float) -> dist.Store:
-    """The store of the group, once all ranks have connected to it. Raises RunError, on rank 0 with the missing."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    limit = datetime.timedelta(seconds=limit_s)
+def meet(place: Place, limit_s: float) -> Messages:
+    """Messages in the store of the group, once all ranks have connected to it. Raises RunError with the missing."""
     try:
-        store = dist.TCPStore(host, port, is_master=is_master, timeout=limit, wait_for_workers=False)
-    except RuntimeError as error:
-        raise RunError(f"Rank {rank} cannot reach the store at {host}:{port} within {limit_s:g} s.") from error
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefixed = dist.PrefixStore(f"minddp train/{attempt}", store)
+        store = open_store(place, limit_s)
+    except StoreUnreachable as error:
+        where = f"the store at {place.endpoint} within {limit_s:g} s ({error.obstacle}: {error.detail})"
+        raise RunError(f"Rank {place.rank} cannot reach {where}.") from error
+    prefixed = dist.PrefixStore(f"minddp train/{place.restarts}", store)
+    messages = Messages(prefixed, "meeting", place.rank, place.world_size)
     try:
-        barrier(prefixed, size, "here", limit_s, rank, str, trace_timeout=1.0)
+        wait_for_all(messages, "here", limit_s)
     except RuntimeError as error:
         raise RunError(
-            f"Not all {size} ranks have started within --start-timeout-s {limit_s:g}: {error}. Check the output of "
-            f"their hosts, or raise the limit."
+            f"Not all {place.world_size} ranks have started: {first_line(error).rstrip('.')}. Check the output of "
+            f"their hosts, or raise the limit, --start-timeout-s."
         ) from error
-    return prefixed
+    return messages
+
+
+def wait_for_all(messages: Messages, key: str, limit_s: float) -> None:
+    """Raises RuntimeError, with the absent ranks, if not all ranks have called this within `limit_s`."""
+    messages.arrive(key, limit_s=limit_s)(math.inf)

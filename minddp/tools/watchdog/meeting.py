@@ -28,12 +28,12 @@ from minddp.compat.install import bound_to
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import Messages, own_connection
 from minddp.platform.wording import ranks
+from minddp.tools.job.place import TORCH_READS
 
 _log = logging.getLogger(__name__)
 REPORT_AFTER_S = 20.0
 STORE_LIMIT_S = 5.0  # for a store to answer
 POLL_S = 0.5
-TORCH_READS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 REMEDY = "Remove what sets it: a launcher's ranks need neither os.environ nor arguments for this."
 
 

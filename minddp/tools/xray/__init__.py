@@ -7,7 +7,7 @@
 
 | question | file |
 |---|---|
-| how is it used? | `xray.py`, `result.py`; in a shell: `command_line.py`, `wrappers.py` |
+| how is it used? | `xray.py`, `result.py`; in a shell: `wrappers.py`, after `launch/run.py` |
 | what is recorded, and at what cost? | `record.py`, from `sources.py`; beside the wrapper: `host.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording, and a step? | `recording.py`; from its events `reading.py` makes the steps of `timeline.py` |

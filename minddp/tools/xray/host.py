@@ -12,9 +12,11 @@ the cost of messages: backward's wait for a core minus forward's wait during the
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
@@ -28,9 +30,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from minddp.core.events import EventKind
 from minddp.platform import streams
-from minddp.platform.clock_offset import now_ns
-from minddp.platform.cores import CoreClock, CoreTime
+from minddp.tools.xray.clock_offset import now_ns
 
+SCHEDULED = Path("/proc/thread-self/schedstat")
 FETCHING = ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__"))
 WAITING = ("item", "tolist", "cpu", "numpy", "to", "__bool__", "__int__", "__float__")
 
@@ -107,6 +109,27 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
                 watch.add(f".{method.__name__}() at {place}", took_ns)
 
     return waiting
+
+
+class CoreTime(NamedTuple):
+    """How long a thread has run on a core, and how long it has waited for one, in nanoseconds."""
+
+    had_ns: int = 0
+    waited_ns: int = 0
+
+    def since(self, earlier: CoreTime) -> CoreTime:
+        return CoreTime(self.had_ns - earlier.had_ns, self.waited_ns - earlier.waited_ns)
+
+
+class CoreClock:
+    """Core times of the thread that creates it. Only Linux counts the waits; elsewhere they are 0."""
+
+    def __init__(self) -> None:
+        self._file = SCHEDULED.open("rb", buffering=0) if SCHEDULED.exists() else None
+
+    def read(self) -> CoreTime:
+        waited = "0" if self._file is None else os.pread(self._file.fileno(), 100, 0).split()[1]
+        return CoreTime(time.thread_time_ns(), int(waited))  # the run time in the file is updated late
 
 
 class CoreWatch:

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from minddp.platform import wording
-from minddp.platform.clock_offset import ClockOffset, answer_for_offset, ask_for_offset
 from minddp.platform.store import Messages
+from minddp.tools.xray.clock_offset import ClockOffset, answer_for_offset, ask_for_offset
 from minddp.tools.xray.recording import RankRecording
 from minddp.tools.xray.sources import Source
 

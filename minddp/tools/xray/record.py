@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import BucketPlan
 from minddp.platform import streams
-from minddp.platform.clock_offset import clock_identity, now_ns
 from minddp.tools.forecast.gradient_clock import DeviceClock
+from minddp.tools.xray.clock_offset import clock_identity, now_ns
 from minddp.tools.xray.host import CoreWatch, HostWatch
 from minddp.tools.xray.recording import Layout, RankRecording, Stamped
 from minddp.tools.xray.sources import Source

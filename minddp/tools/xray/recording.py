@@ -15,7 +15,7 @@ import torch
 
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.platform.clock_offset import ClockOffset
+from minddp.tools.xray.clock_offset import ClockOffset
 from minddp.tools.xray.host import HostWait
 
 UNKNOWN_OFFSET = ClockOffset(0, None)

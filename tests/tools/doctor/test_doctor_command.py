@@ -13,8 +13,8 @@ import pytest
 
 from minddp.cli import main
 from minddp.tools.doctor.examination import CHECKS
-from minddp.tools.doctor.store_connection import OF_A_RANK
-from tests.tools.doctor.test_store_connection import free_port
+from minddp.tools.job.place import OF_A_RANK
+from tests.tools.job.test_store_connection import free_port
 
 PATIENCE_S = 240.0
 

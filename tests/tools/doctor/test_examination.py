@@ -13,8 +13,9 @@ import torch.distributed as dist
 from minddp.platform.store import Messages
 from minddp.tools.doctor.examination import CHECKS, SILENT, Examination, run_on_all
 from minddp.tools.doctor.report import CheckResult, Report, Severity
-from minddp.tools.doctor.store_connection import Place, open_store
-from tests.tools.doctor.test_store_connection import free_port
+from minddp.tools.job.place import Place
+from minddp.tools.job.store_connection import open_store
+from tests.tools.job.test_store_connection import free_port
 
 LIMIT_S = 1.5
 

@@ -16,7 +16,7 @@ from minddp.tools.doctor.fact_sheet import (
     outward,
     relevant,
 )
-from minddp.tools.doctor.store_connection import Place
+from minddp.tools.job.place import Place
 
 INTERFACES = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.77"]}
 

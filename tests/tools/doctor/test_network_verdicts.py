@@ -15,7 +15,8 @@ from minddp.tools.doctor.network_verdicts import (
     judge_obstacle,
 )
 from minddp.tools.doctor.report import Severity
-from minddp.tools.doctor.store_connection import Obstacle, Place, StoreUnreachable
+from minddp.tools.job.place import Place
+from minddp.tools.job.store_connection import Obstacle, StoreUnreachable
 from tests.tools.doctor.made_up import job, severities, sheet, sheet_on
 
 PLACE = Place(1, 3, "node1", 29500)

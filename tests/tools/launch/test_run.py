@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from minddp.cli import main
-from minddp.platform.launcher import RanksFailed
+from minddp.tools.job.launcher import RanksFailed
 from minddp.tools.launch import run as command
 from tests.tools.launch import script
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import Host, two_hosts, why_there_can_be_none
-from minddp.tools.train.cluster import rank_variables, sbatch_file
+from minddp.tools.job.place import Place
+from minddp.tools.train.cluster import place_of_rank, rank_variables, sbatch_file
 from minddp.tools.train.launch import parse
 from minddp.tools.train.settings import Settings
 from tests.tools.train.runs import command_line, final_bits, records, tiny
@@ -57,8 +58,10 @@ def test_a_task_of_srun_knows_its_rank() -> None:
         "MASTER_ADDR": "node07",
         "MASTER_PORT": str(20000 + 7 * 4711 % 10000),
     }
-    assert rank_variables({**TASK, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # it starts ranks itself
-    assert rank_variables({}) == {}
+    assert place_of_rank(TASK) == Place(6, 7, "node07", 20000 + 7 * 4711 % 10000, local_rank=0)
+    assert place_of_rank({**TASK, "SLURM_PROCID": "0"}).hosts_store
+    assert place_of_rank({**TASK, "SLURM_STEP_NUM_TASKS": "1"}) is None  # it starts ranks itself
+    assert place_of_rank({"RANK": "left over"}) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.platform.launcher import Stopped
+from minddp.tools.job.launcher import Stopped
 from minddp.tools.train import checks, launch
 from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint, share_newest
 from minddp.tools.train.metrics import Averages, Means

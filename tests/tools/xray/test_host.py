@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from minddp.core.events import EventKind
 from minddp.platform import streams
-from minddp.platform.cores import CoreClock, CoreTime
-from minddp.tools.xray.host import FETCHING, WAITING, CoreWatch, HostWait, HostWatch
+from minddp.tools.xray import host
+from minddp.tools.xray.host import FETCHING, SCHEDULED, WAITING, CoreClock, CoreTime, CoreWatch, HostWait, HostWatch
 
 
 class Numbers(Dataset[int]):
@@ -131,3 +134,40 @@ def test_what_messages_take_from_a_core(
     for kind in kinds:
         watch.see(kind)
     assert watch.medians_ns() == medians_ns
+
+
+SHARE_A_CORE = """
+import os, time
+from minddp.tools.xray.host import CoreClock
+core = min(os.sched_getaffinity(0))
+children = [os.fork() for _ in range(1)]
+os.sched_setaffinity(0, {core})
+end = time.monotonic() + 0.4
+if children[0] == 0:
+    while time.monotonic() < end: pass
+    os._exit(0)
+clock = CoreClock()
+begin = clock.read()
+while time.monotonic() < end: pass
+waited = clock.read().since(begin)
+os.waitpid(children[0], 0)
+print(waited.had_ns, waited.waited_ns)
+"""
+
+
+@pytest.mark.skipif(not SCHEDULED.exists(), reason="only Linux counts for how long a thread waits for a core")
+def test_a_thread_that_shares_its_core_waits_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARE_A_CORE], capture_output=True, text=True, timeout=60)
+    had_ns, waited_ns = map(int, done.stdout.split())
+    assert had_ns > 10_000_000, done.stderr
+    assert waited_ns > 0.25 * had_ns
+
+
+def test_where_waits_are_not_counted_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "SCHEDULED", tmp_path / "missing")
+    clock = CoreClock()
+    begin = clock.read()
+    sum(range(100_000))
+    passed = clock.read().since(begin)
+    assert passed.had_ns > 0
+    assert passed.waited_ns == 0

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from minddp.tools.xray.command_line import main, make_xray_parser
+from minddp.tools.launch.run import make_xray_parser, xray
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.result import Result, load
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = str(Path(__file__).with_name("script.py"))
+SCRIPT = str(ROOT / "tests" / "tools" / "xray" / "script.py")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,13 +31,13 @@ def test_what_follows_the_script_is_the_scripts() -> None:
 @pytest.mark.parametrize("text", ["5", "5:5", "6:5", "a:b", "-1:3", "1:2:3"])
 def test_steps_that_mean_nothing_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([f"--steps={text}", SCRIPT])
+        xray([f"--steps={text}", SCRIPT])
     assert "is not FIRST:LAST" in capsys.readouterr().err
 
 
 def test_a_missing_script_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["no_such_script.py"])
+        xray(["no_such_script.py"])
     assert "There is no script 'no_such_script.py'" in capsys.readouterr().err
 
 

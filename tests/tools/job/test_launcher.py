@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from minddp.platform.launcher import RanksFailed, launch, ranks_failed
+from minddp.tools.job.launcher import RanksFailed, launch, ranks_failed
 
 PATIENCE_S = 240.0
 
@@ -32,7 +32,7 @@ if act != "ends":
 
 LAUNCHER = """
 import sys
-from minddp.platform.launcher import Stopped, launch
+from minddp.tools.job.launcher import Stopped, launch
 try:
     launch(2, "launched_rank", sys.argv[1:])
 except Stopped as stopped:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.platform.clock_offset import (
+from minddp.tools.xray.clock_offset import (
     ClockOffset,
     RoundTrip,
     answer_for_offset,
