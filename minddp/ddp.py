@@ -92,8 +92,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         batched_grad_copy: copy first and divide once per bucket; as torch, the mean is then a true division.
         forward_sync_buffers: broadcast rank 0's buffers before each forward.
         lazy_bucket_allocation: buckets have memory during backward only; as torch 2.15. See `core/bucket_store.py`.
-        transport: "process_group", "shared_memory", "auto", "hierarchical" or "nccl", see
-            `transport.open_transport` and docs/hosts.md; or a `Transport` of your own.
+        transport: a name that `transport.open_transport` takes, see docs/hosts.md; or a `Transport` of your own.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
         reduction: "mean" over the ranks (weighted: see `weigh`) or "sum".
         extensions: tools that attach to this wrapper; see `extension.py`.
@@ -377,8 +376,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect a copy to the default group. As in torch it keeps the buffer hook, not the communication hook.
 
-        It uses the process group: another transport takes all ranks to open, and one rank may copy alone. So copies
-        are counted apart in the store too, or later wrappers would have other serial numbers on that rank.
+        One rank may copy alone, so a copy uses the process group, and the store counts copies apart.
         """
         super().__setstate__(state)
         self.process_group = _get_default_group()
