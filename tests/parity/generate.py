@@ -136,7 +136,8 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
     left_out = _KINDS[kind] | {"overlap"}
     left_out |= _TRACES if differs_by_rank else {"drop_on_rank"}
     if options.gradient_as_bucket_view:
-        left_out |= _FAILING if rng.random() < 0.5 else _KEEPING  # see [Note: after an error]
+        # See [Note: after an error]. In another group minddp has new buckets, and a kept view the memory of the old.
+        left_out |= (_FAILING | {"move_group"}) if rng.random() < 0.5 else _KEEPING
     if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all optimisations are in use
         reuse = Line("reuse", ARGS["reuse"](rng))
         lines += [] if _is_apart(reuse, kind) else [reuse, Line("train")]
@@ -147,7 +148,7 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
         line = _line(rng, options, kind, left_out, records, is_first=not lines, may_be_trouble=may_be_trouble)
         if line.name == "restore_grads":
             lines += [Line("keep_grads", ("tensors",)), Line("train")]
-        if line.name == "comm_hook" and rng.random() < 0.5:
+        if line.name == "comm_hook" and "move_group" not in left_out and rng.random() < 0.5:
             lines += [line, Line("train")]
             line = Line("move_group", ARGS["move_group"](rng))
         steps = rng.choice((0, 1, 1, 1, 1, 2))
