@@ -136,7 +136,7 @@ def _lines(rng: random.Random, options: Options, kind: str, *, records: bool) ->
     left_out = _KINDS[kind] | {"overlap"}
     left_out |= _TRACES if differs_by_rank else {"drop_on_rank"}
     if options.gradient_as_bucket_view:
-        # See [Note: after an error]. In another group minddp has new buckets, and a kept view the memory of the old.
+        # See [Note: after an error]. In another group minddp has new buckets; a kept view has old memory.
         left_out |= (_FAILING | {"move_group"}) if rng.random() < 0.5 else _KEEPING
     if not differs_by_rank and rng.random() < 0.4:  # right after the calm steps, when all optimisations are in use
         reuse = Line("reuse", ARGS["reuse"](rng))
