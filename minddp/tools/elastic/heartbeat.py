@@ -72,7 +72,7 @@ class Heartbeat:
 
     def is_lost(self, member: int, membership: Membership) -> bool:
         """True if the member is silent, or its process has ended. `membership` is that of the calling thread."""
-        return member in self._silent or membership.process_is_gone(member)
+        return member in self._silent or membership.processes.has_ended(member)
 
     def _run(self) -> None:
         try:

@@ -174,7 +174,7 @@ class LogicalRanks(Mode, StepWatcher):
                 param.grad = grad
             self._saved = None
 
-    def forward_begins(self) -> None:
+    def pre_forward(self) -> None:
         """Raise unless this forward is the first of a share."""
         if self._computing is None:
             raise RuntimeError(
@@ -304,4 +304,4 @@ class Shares(Extension):
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:
         assert self.logical_ranks is not None
-        self.logical_ranks.forward_begins()
+        self.logical_ranks.pre_forward()

@@ -24,13 +24,12 @@ once it can train.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from minddp.platform.host import host_identity, is_running
+from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.store import Messages, value_now
 
 
@@ -70,12 +69,11 @@ class Membership:
     def __init__(self, store: dist.Store, member: int | None = None):
         self.store = store
         self.member = store.add("ids", 1) if member is None else member
-        self._here = host_identity("pid")
-        self._processes: dict[int, tuple[str, int]] = {}
         self._messages = Messages(store, "members", self.member, 0)  # their number is not fixed
+        self.processes = RankProcesses(self._messages)
         if member is None:
             store.set(f"beat/{self.member}", "0")
-            self._messages.post((self._here, os.getpid()), "process")
+            self.processes.post()
             store.append("knocks", "")  # type: ignore[attr-defined]  # so that it can be read
 
     # ------------------------------------------------------------------ generations
@@ -115,13 +113,6 @@ class Membership:
         return [(int(member), int(step)) for member, step in requests]
 
     # ------------------------------------------------------------------ life and death
-
-    def process_is_gone(self, member: int) -> bool:
-        """True if the process table of this host shows it. Processes on other hosts are not known."""
-        if member not in self._processes:
-            self._processes[member] = self._messages.read(member, "process")
-        process_table, pid = self._processes[member]
-        return process_table == self._here and not is_running(pid)
 
     def beats(self, members: Sequence[int]) -> list[bytes]:
         return self.store.multi_get([f"beat/{member}" for member in members])  # type: ignore[attr-defined]

@@ -104,7 +104,7 @@ class _Stage(enum.Enum):
 
 
 class AutoBuckets:
-    """Tunes the buckets of one reducer. Every rank calls `before_forward` before each forward that trains."""
+    """Tunes the buckets of one reducer. Every rank calls `before_module` before each forward that trains."""
 
     def __init__(self, reducer: Reducer, clock: Clock):
         self._reducer = reducer
@@ -113,7 +113,7 @@ class AutoBuckets:
         self._observer = Observer(self._clock)
         self.tuning: Tuning | None = None
 
-    def before_forward(self) -> None:
+    def before_module(self) -> None:
         """Observe, switch or check when it is time; all ranks at the same step, as they count the same backwards.
 
         Raises:
@@ -204,4 +204,4 @@ class TunedBuckets(Extension):
 
     def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
         assert self.tuner is not None
-        self.tuner.before_forward()
+        self.tuner.before_module()

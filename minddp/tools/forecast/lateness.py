@@ -19,10 +19,24 @@ ranks that are late by turns have equal sums.
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
+
+
+class WorkPhase(enum.Enum):
+    """The phases in which a rank is busy, as sentences name them."""
+
+    BETWEEN = "between steps"
+    FORWARD = "in forward"
+    BACKWARD = "in backward"
+    OPTIMIZER = "in the optimizer"  # and between backward and the optimizer
+    ACCUMULATION = "while it accumulates (no_sync)"
+    # X-ray also tells these apart, by its events.
+    LOSS = "between forward and backward"
+    DATA = "in the data loader"
 
 
 class RankTimes(NamedTuple):
@@ -45,13 +59,13 @@ class RankTimes(NamedTuple):
         return sum(self) - self.waited_ns
 
 
-#: The phases of `RankTimes`, in its order, as sentences name them.
+#: The phases of `RankTimes`, in its order.
 PHASES = (
-    "between steps (data loading)",
-    "in forward",
-    "in backward",
-    "in the optimizer",
-    "while it accumulates (no_sync)",
+    WorkPhase.BETWEEN,
+    WorkPhase.FORWARD,
+    WorkPhase.BACKWARD,
+    WorkPhase.OPTIMIZER,
+    WorkPhase.ACCUMULATION,
 )
 
 LEAST_SHARE = 0.05  # of a step: smaller costs are not mentioned
@@ -75,7 +89,7 @@ class LateRank(NamedTuple):
     @property
     def phase(self) -> str:
         """The phase that contributes most."""
-        return PHASES[self.phases_ns.index(max(self.phases_ns))]
+        return PHASES[self.phases_ns.index(max(self.phases_ns))].value
 
     def __str__(self) -> str:
         late, most = f"{self.late_ns / 1e6:.1f} ms", f"{max(self.phases_ns) / 1e6:.1f} ms"

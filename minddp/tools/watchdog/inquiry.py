@@ -15,7 +15,6 @@ All of them raise it, so every rank reports the cause instead of a consequence.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from minddp.platform.host import host_identity, is_running
+from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import POLL_S, Messages, own_connection
 from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
@@ -42,10 +41,9 @@ class Inquiry:
     def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
         self._messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
         self._state = state
-        self._host = host_identity("pid")
-        self._pid_here: dict[int, int | None] = {}  # of each rank seen so far; `None` on another host
+        self._processes = RankProcesses(self._messages)
         self._answered = 0
-        self._messages.post((self._host, os.getpid()), "process")
+        self._processes.post()
         self.close = RepeatingThread(self._turn, READ_EVERY_S, self._messages.topic).close
 
     def ask(self, is_over: Callable[[], bool]) -> dict[int, RankState]:
@@ -69,12 +67,14 @@ class Inquiry:
 
     def occasions(self) -> list[str]:
         """Immediate occasions to ask: alarms, and processes of this host that have ended."""
-        ended = [f"end of rank {rank}" for rank in range(self._messages.world_size) if self._has_ended(rank)]
+        ended = [
+            f"end of rank {rank}" for rank in range(self._messages.world_size) if self._processes.has_ended(rank)
+        ]
         return [f"alarm {alarms}", *ended] if (alarms := self._messages.count("alarms", add=0)) else ended
 
     def claims(self, occasion: str) -> bool:
         """True on the first rank of a host that calls this for an occasion."""
-        return self._messages.count("claims", self._host, occasion) == 1
+        return self._messages.count("claims", self._processes.host, occasion) == 1
 
     def verdict(self) -> str | None:
         return self._messages.settled("verdict")
@@ -93,15 +93,7 @@ class Inquiry:
     def _absent(self, rank: int) -> RankState | None:
         """The last known state of a rank that has left or ended; `None` if it may still answer."""
         left: RankState | None = self._messages.read(rank, "left")
-        return replace(left or RankState(), absence=EXITED) if self._has_ended(rank) else left
-
-    def _has_ended(self, rank: int) -> bool:
-        """True if the rank's process ran on this host and has ended."""
-        if rank not in self._pid_here and (process := self._messages.read(rank, "process")) is not None:
-            host, pid = process
-            self._pid_here[rank] = pid if host == self._host else None
-        pid_here = self._pid_here.get(rank)
-        return pid_here is not None and not is_running(pid_here)
+        return replace(left or RankState(), absence=EXITED) if self._processes.has_ended(rank) else left
 
     def _turn(self, is_last: bool) -> None:
         """Answer new questions. The last turn posts this rank's final state."""

@@ -15,15 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minddp.tools.forecast.lateness import LateRank, RankTimes, late_ranks
+from minddp.tools.forecast.lateness import PHASES, LateRank, RankTimes, WorkPhase, late_ranks
 from minddp.tools.watchdog.check import Check, Finding, Notes
 
 WARM_UP_STEPS = 10  # memory is allocated, code compiled, buckets are rebuilt
 LEAST_LATE_NS = 1_000_000  # a shorter delay is scheduling noise
 MOST_KEPT = 1024  # steps; older ones are dropped if notes are not read in time
-
-# The phases of the training thread: indices of `RankTimes`.
-BETWEEN, FORWARD, BACKWARD, OPTIMIZER, ACCUMULATION, WAITED = range(6)
+WAITS = None  # the training thread waits for other ranks, and is in no phase
 
 
 class Window(NamedTuple):
@@ -51,7 +49,8 @@ class SlowRank(Check):
         self.window = Window()
         # Of this rank: what it measures.
         self._noted: deque[tuple[int, list[int]]] = deque(maxlen=MOST_KEPT)
-        self._around_optimizer = self._phase = BETWEEN
+        self._phase: WorkPhase | None = WorkPhase.BETWEEN
+        self._around_optimizer: WorkPhase | None = WorkPhase.BETWEEN
         self._reset()
         self._since_ns = perf_counter_ns()
         # Of rank 0: the steps of this window, its beginning, and since when and in how many windows a rank is late.
@@ -60,47 +59,47 @@ class SlowRank(Check):
         self._late_since: dict[tuple[int, str, bool], tuple[int, int]] = {}
 
     def _reset(self) -> None:
-        self._times = [0] * len(RankTimes._fields)
+        self._times: dict[WorkPhase | None, int] = dict.fromkeys((*PHASES, WAITS), 0)
         self._step: int | None = None
         self._is_computed = False
 
     def step_begins(self) -> None:
-        self._turn_to(BETWEEN)
+        self._turn_to(WorkPhase.BETWEEN)
         self._reset()
 
     def pre_forward(self) -> None:
-        if self._phase == BACKWARD:  # the last forward had none
-            self._phase = BETWEEN
-        self._turn_to(WAITED)
+        if self._phase is WorkPhase.BACKWARD:  # the last forward had none
+            self._phase = WorkPhase.BETWEEN
+        self._turn_to(WAITS)
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._turn_to(FORWARD)
+        self._turn_to(WorkPhase.FORWARD)
 
     def post_forward(self, synchronises: bool) -> None:
-        self._turn_to(BACKWARD if synchronises else ACCUMULATION)
+        self._turn_to(WorkPhase.BACKWARD if synchronises else WorkPhase.ACCUMULATION)
 
     def first_gradient(self, step: int, optimizer_steps: int) -> None:
         self._step = step
 
     def before_unpack(self) -> None:
-        self._turn_to(WAITED)
+        self._turn_to(WAITS)
         self._is_computed = True
 
     def post_backward(self) -> None:
-        self._turn_to(BETWEEN)
+        self._turn_to(WorkPhase.BETWEEN)
         if self._is_computed and self._step is not None:
-            self._noted.append((self._step, self._times))
+            self._noted.append((self._step, [*self._times.values()]))
         self._reset()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._phase != OPTIMIZER:  # a subclass calls its superclass within
+        if self._phase is not WorkPhase.OPTIMIZER:  # a subclass calls its superclass within
             self._around_optimizer = self._phase
-        self._turn_to(OPTIMIZER)
+        self._turn_to(WorkPhase.OPTIMIZER)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._turn_to(self._around_optimizer)
 
-    def _turn_to(self, phase: int) -> None:
+    def _turn_to(self, phase: WorkPhase | None) -> None:
         now_ns = perf_counter_ns()
         self._times[self._phase] += now_ns - self._since_ns
         self._phase, self._since_ns = phase, now_ns
@@ -123,8 +122,8 @@ class SlowRank(Check):
         self.late = list(self._late_for_long(steps, now_ns))
         for late in self.late:
             text = (
-                f"{late} Measured in steps {self._first_step} to {number}. Compare its work and its machine with "
-                f"the others'; `minddp xray` shows a step."
+                f"{late} Measured in steps {self._first_step} to {number}. Compare its data loading, its work "
+                f"and its machine with the others'; `minddp xray` shows a step."
             )
             yield Finding("slow_rank", f"rank {late.rank} {late.phase}", number, (late.rank,), text, is_fatal=False)
 

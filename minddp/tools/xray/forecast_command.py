@@ -24,9 +24,10 @@ from rich.table import Table
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.tools.forecast.cluster import ALGORITHMS, Cluster, all_reduce, hop_of
+from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.scaling import Job, forecast
-from minddp.tools.xray.replay import WorkPhase, busy
+from minddp.tools.xray.replay import busy
 from minddp.tools.xray.result import Result, load
 
 AS_IT_IS = "as it is"

@@ -19,7 +19,6 @@ A step is measured from one last arrival to the next. One more step, equal to th
 
 from __future__ import annotations
 
-import enum
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from minddp.core.plan import BucketPlan
+from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link, fit_link
 from minddp.tools.forecast.step_model import Message, simulate
 from minddp.tools.xray.timeline import Activity, Interval, RankStep, RecordedStep, Span
@@ -34,19 +34,7 @@ from minddp.tools.xray.timeline import Activity, Interval, RankStep, RecordedSte
 SIZES_APART = 2  # times as large: nearer ones do not show a latency
 
 
-class WorkPhase(enum.Enum):
-    """The phases in which a rank is busy, as sentences name them."""
-
-    BETWEEN = "between steps"
-    FORWARD = "in forward"
-    BACKWARD = "in backward"
-    OPTIMIZER = "in the optimizer"  # and between backward and the optimizer
-    ACCUMULATION = "while it accumulates (no_sync)"
-    LOSS = "between forward and backward"
-    DATA = "in the data loader"
-
-
-_PHASES = {
+PHASE_OF = {
     Activity.FORWARD: WorkPhase.FORWARD,
     Activity.LOSS: WorkPhase.LOSS,
     Activity.BACKWARD: WorkPhase.BACKWARD,
@@ -64,7 +52,7 @@ def busy(rank: RankStep) -> list[tuple[Span, WorkPhase]]:
     for span in rank.spans:
         if span.activity in (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS):
             continue
-        phase = _PHASES.get(span.activity, WorkPhase.BETWEEN)
+        phase = PHASE_OF.get(span.activity, WorkPhase.BETWEEN)
         if span.begin_ns < forwards[-1] and span.activity in (Activity.LOSS, Activity.BACKWARD, Activity.OTHER):
             phase = WorkPhase.ACCUMULATION
         elif phase is WorkPhase.BETWEEN and complete_ns <= span.begin_ns < max(optimizers, default=0):

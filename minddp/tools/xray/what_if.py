@@ -18,10 +18,10 @@ from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, plan_from_readiness
 from minddp.options import MIB, BucketCaps
 from minddp.platform.wording import joined, ranks, size
-from minddp.tools.forecast.lateness import RankTimes, costs_ns, late_ranks
+from minddp.tools.forecast.lateness import RankTimes, WorkPhase, costs_ns, late_ranks
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.replay import FREE, Change, Costs, WorkPhase, busy, replay
+from minddp.tools.xray.replay import FREE, Change, Costs, busy, replay
 from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep, spread_ns
 
 LEAST_SHARE = 0.01  # of a step: gains below are not mentioned

@@ -9,18 +9,14 @@ from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.recording import Recording
+from minddp.tools.xray.replay import PHASE_OF
 from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Interval, RankStep, RecordedStep
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
 NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
 NOTABLE_NS = 50_000  # shorter waits need no explanation
 NOTABLE_MISS = 0.1  # of the step: a model with a larger error is no basis for a decision
-WHERE = {
-    Activity.LOSS: "between forward and backward",
-    Activity.OPTIMIZER: "in the optimizer",
-    Activity.DATA: "in the data loader",
-    Activity.OTHER: "in other work",
-}
+WHERE = {activity: phase.value for activity, phase in PHASE_OF.items()} | {Activity.OTHER: "in other work"}
 
 
 def ms(ns: float) -> str:

@@ -61,10 +61,10 @@ def test_a_process_of_this_host_that_is_gone_is_known_and_one_elsewhere_is_not(s
     child = os.fork()
     if child == 0:
         os._exit(0)
-    gone._messages.post((gone._here, child), "process")
+    gone._messages.post((gone.processes.host, child), "process")
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie
     elsewhere._messages.post(("another host", child), "process")
-    here = [membership.process_is_gone(member) for member in (1, 2, 3)]
+    here = [membership.processes.has_ended(member) for member in (1, 2, 3)]
     os.waitpid(child, 0)
     assert here == [False, True, False]
 

@@ -144,7 +144,7 @@ def _step(ddp: FakeDDP, tuner: AutoBuckets) -> None:
     """As the wrapper does it."""
     ddp.reducer.ensure_finished()
     ddp.reducer.rebuild_if_due()
-    tuner.before_forward()
+    tuner.before_module()
     output = ddp.module(torch.ones(4, 64))
     ddp.reducer.prepare_for_backward(output)
     output.square().mean().backward()
@@ -157,7 +157,7 @@ def test_the_host_waits_for_a_device_between_steps_and_twice_only(monkeypatch: p
         before = device.waits
         ddp.reducer.ensure_finished()
         ddp.reducer.rebuild_if_due()
-        tuner.before_forward()
+        tuner.before_module()
         if device.waits > before:
             waited_before.append(turn)
             before = device.waits
@@ -254,9 +254,9 @@ def test_a_capture_comes_after_it_or_is_refused(monkeypatch: pytest.MonkeyPatch)
     _step(ddp, tuner)
     device.is_capturing = True
     with pytest.raises(RuntimeError, match=r"observes the rebuild of the buckets.*Take 26 steps before"):
-        tuner.before_forward()
+        tuner.before_module()
     device.is_capturing = False
     for _ in range(26):
         _step(ddp, tuner)
     device.is_capturing = True
-    tuner.before_forward()
+    tuner.before_module()

@@ -94,7 +94,7 @@ def test_a_delay_is_found_with_its_rank_and_phase(
     found = the_only(
         late_ranks(fleet(ranks, 20, lambda _, r, p: delay_ms * ((r, p) == (late, phase)), noise=0.2, seed=seed))
     )
-    assert (found.rank, found.phase) == (late, PHASES[phase])
+    assert (found.rank, found.phase) == (late, PHASES[phase].value)
     assert found.phases_ns[phase] == pytest.approx(delay_ms * MS, rel=0.2, abs=MS)
     assert found.late_ns == pytest.approx(delay_ms * MS, rel=0.2, abs=MS)
     assert found.share == pytest.approx(delay_ms / (sum(BUSY_MS) + COMMUNICATES_MS + delay_ms), abs=0.1)
@@ -138,7 +138,7 @@ def test_a_rank_may_be_late_in_some_steps_only(late_of_ten: int) -> None:
     found = the_only(
         late_ranks(fleet(3, 100, lambda t, r, p: 30 * (t % 10 < late_of_ten and r == 1 and p == 0), noise=0.2))
     )
-    assert (found.rank, found.phase) == (1, PHASES[0])
+    assert (found.rank, found.phase) == (1, PHASES[0].value)
     assert found.late_ns == pytest.approx(30 * MS, rel=0.1)
     if late_of_ten < 8:
         assert found.in_steps == pytest.approx(late_of_ten / 10, abs=0.05)
@@ -188,11 +188,10 @@ def test_an_even_fleet_is_late_in_no_two_windows(ranks: int, noise: float, pause
 def test_a_sentence() -> None:
     late = LateRank(2, 18.31 * MS, (17.9 * MS, 0, 0.4 * MS, 0, 0), 0.314)
     assert str(late) == (
-        "Rank 2 is late: 18.3 ms in each step, 17.9 ms of it between steps (data loading); the others wait for it, "
-        "31% of a step."
+        "Rank 2 is late: 18.3 ms in each step, 17.9 ms of it between steps; the others wait for it, 31% of a step."
     )
     late = LateRank(2, 18.31 * MS, (17.9 * MS, 0, 0.4 * MS, 0, 0), 0.314, in_steps=0.25)
     assert str(late) == (
-        "Rank 2 is late: 18.3 ms in 25% of the steps, 17.9 ms of it between steps (data loading); the others wait "
+        "Rank 2 is late: 18.3 ms in 25% of the steps, 17.9 ms of it between steps; the others wait "
         "for it, 31% of the time."
     )

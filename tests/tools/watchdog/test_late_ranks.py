@@ -25,7 +25,7 @@ def assert_found(outcomes: list[Outcome], delay: Delay) -> None:
 
     Other programs may delay it further. How much of which delay counts is tested in `test_lateness.py`.
     """
-    phase = PHASES[PLACES.index(delay.place)]
+    phase = PHASES[PLACES.index(delay.place)].value
     for outcome in outcomes:
         assert [finding.subject for finding in outcome.found] == [f"rank {delay.rank} {phase}"]
     (late,) = outcomes[0].late

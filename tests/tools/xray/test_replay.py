@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.plan import BucketPlan, plan_from_groups
+from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import Link
 from minddp.tools.xray.reading import steps_of
-from minddp.tools.xray.replay import FREE, Change, Costs, WorkPhase, busy, costs_of, replay
+from minddp.tools.xray.replay import FREE, Change, Costs, busy, costs_of, replay
 from minddp.tools.xray.timeline import Activity, Interval, RecordedStep
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 

@@ -1,0 +1,29 @@
+"""Which ranks' processes have ended: the process table of a host shows it for the ranks that run there."""
+
+from __future__ import annotations
+
+import os
+
+from minddp.platform.host import host_identity, is_running
+from minddp.platform.store import Messages
+
+
+class RankProcesses:
+    """The processes of the ranks that post messages under one topic of a store."""
+
+    def __init__(self, messages: Messages):
+        self.host = host_identity("pid")  # equal on ranks that share a process table
+        self._messages = messages
+        self._pid_here: dict[int, int | None] = {}  # of each rank seen so far; `None` on another host
+
+    def post(self) -> None:
+        """Let other ranks know the process of this rank."""
+        self._messages.post((self.host, os.getpid()), "process")
+
+    def has_ended(self, rank: int) -> bool:
+        """True if the rank's process ran on this host and has ended. Other hosts' processes are not known."""
+        if rank not in self._pid_here and (process := self._messages.read(rank, "process")) is not None:
+            host, pid = process
+            self._pid_here[rank] = pid if host == self.host else None
+        pid_here = self._pid_here.get(rank)
+        return pid_here is not None and not is_running(pid_here)
