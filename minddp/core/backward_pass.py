@@ -86,6 +86,7 @@ class BackwardPass:
         self.modes = modes
         self.events = events
         self._packing_modes = [mode for mode in modes if type(mode).before_pack is not Mode.before_pack]
+        self._launching_modes = [mode for mode in modes if type(mode).before_launch is not Mode.before_launch]
         self._on_all_launched = weakly(on_all_launched)
         self._on_ready_twice = weakly(on_ready_twice)
         self._on_end = weakly(on_end)
@@ -199,7 +200,7 @@ class BackwardPass:
             )
         if self.scaling.divisor == math.inf:  # the weight is 0, but NaN divided by infinity is NaN
             bucket.wire.zero_()
-        for mode in self.modes:
+        for mode in self._launching_modes:
             mode.before_launch(bucket, bucket.wire)
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
         reduction = reduce_strategy.launch(bucket, bucket.wire, is_last=index == len(self.groups_left) - 1)
@@ -225,7 +226,8 @@ class BackwardPass:
                 with torch.set_grad_enabled(False):
                     here = None if untouched is None else [untouched[slot.param] for slot in bucket.spec.slots]
                     bucket.unpack(average, here)
-                    self._restore_unused(bucket, untouched)
+                    if self.unused_grads:
+                        self._restore_unused(bucket, untouched)
                 self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for mode in self.modes:
                 mode.after_unpack(bucket)

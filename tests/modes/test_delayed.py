@@ -79,15 +79,16 @@ def train(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
         ddp = wrapped(wrap, net, case.get("names", DELAYED), **case.get("options", {}))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     trail = []
+    group = dist.group.WORLD
     for step in range(5):
         if step == case.get("parts"):
-            fellows = [dist.new_group(ranks) for ranks in ([0, 1], [2])]
-            ddp._update_process_group(fellows[rank // 2])
+            group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][rank // 2]
+            ddp._update_process_group(group)
         with ddp.no_sync() if step == case.get("local") else nullcontext():
             x = random(4, 4, rank=rank, step=step) * outer
             output = ddp(x, uses_words=step != case.get("without_words"))
             output.square().mean().backward()
-        dist.barrier()  # torch does not wait for this all-reduce, but a barrier waits for what is under way
+        dist.barrier(group)  # torch does not wait for this all-reduce, but its group's barrier does
         trail.append(snapshot(ddp))
         if step != case.get("local"):
             optimizer.step()
