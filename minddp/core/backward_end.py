@@ -1,14 +1,23 @@
-"""Which backward is running, is it nested in another one, and when does it end?
+"""The end of a backward, and which of several backwards ends a pass.
 
 [Note: which backward ends]
-A pass ends with the backward in which a gradient enters at the outputs. Under reentrant checkpointing hooks fire in
-nested backwards, whose ends do not count. So the gradient that enters requests a callback at the end of its
-backward. The first hook of a pass requests one, too, in case the outputs have tensors that were not found; and so
-does the launch of the last bucket, since a complete pass may be finalized in a nested backward. If no gradient was
-seen to enter, a backward inside another one counts as nested, unless the forward was inside one, too.
+Usually one backward brings all gradients of a forward. Under reentrant checkpointing hooks also fire in backwards
+that are nested in it. Each of them has an end, and only one end is that of the pass. The backward in which a
+gradient enters at the outputs is the *main* one, until it ends. When a backward ends, `entry_of` decides:
 
-A backward that does not enter at the outputs, such as that of a penalty on a weight, is not the one that the
-forward prepared for, although its gradients belong to the pass. It does not complete a recording.
+| the backward that has ended | is |
+|---|---|
+| the main one | `AT_OUTPUTS`: the pass ends |
+| another one, while the main one runs | `NESTED`: the pass goes on |
+| without a main one: inside another backward, unless the forward ran inside one, too | `NESTED` |
+| without a main one: any other, if the outputs have no tensors to watch, or a gradient has entered before | `AT_OUTPUTS` |
+| without a main one: any other | `ELSEWHERE`: the pass ends, but this does not complete a recording |
+
+A gradient that enters elsewhere is, for example, that of a penalty on a weight, computed before the loss.
+
+A callback at the end is requested where a gradient enters; by the first hook of a pass, in case the outputs have
+tensors that were not found; and by the launch of the last bucket, since a complete pass may be finalized in a nested
+backward.
 """
 
 from __future__ import annotations
@@ -53,11 +62,14 @@ class AwaitedEnds:
         try:
             self._on_end(backward)
         finally:
-            self._awaited.discard(backward)
+            self._forget(backward)
 
     def _fail(self, backward: int) -> None:
-        self._awaited.discard(backward)
+        self._forget(backward)
         self._on_failure()
+
+    def _forget(self, backward: int) -> None:
+        self._awaited.discard(backward)
 
     def is_any_awaited(self, *, but: int = -1) -> bool:
         """True if the end of a backward other than `but` is awaited."""
@@ -79,24 +91,33 @@ class PassEnds(AwaitedEnds):
     def __init__(self, on_end: Callable[[int], None], on_failure: Callable[[], None]):
         super().__init__(on_end, on_failure)
         self.is_visible = False  # True if the outputs have tensors, so that a gradient is seen to enter there
+        self.main: int | None = None  # the running backward in which a gradient has entered at the outputs
+        self._has_entered = False  # in this backward or an earlier one
         self._thread = threading.get_ident()
         self._forward_was_nested = autograd.inside_another_backward()
-        self._entered = -1  # the backward in which a gradient entered at the outputs
 
-    def enter(self) -> None:
-        """A gradient enters at the outputs."""
-        if self._entered not in self._awaited:
-            self._entered = autograd.current_backward()
+    def await_end(self, *, at_outputs: bool = False) -> bool:
+        """As above. `at_outputs`: a gradient has entered at the outputs, so this may be the main backward."""
+        if at_outputs and self.main is None:
+            self.main, self._has_entered = autograd.current_backward(), True
+        return super().await_end()
+
+    def _forget(self, backward: int) -> None:
+        super()._forget(backward)
+        if backward == self.main:
+            self.main = None
 
     def entry_of(self, backward: int) -> Entry:
         """How a backward that has just ended reached the parameters. See [Note: which backward ends]."""
-        if self._entered in self._awaited:
-            is_nested = backward != self._entered
-        else:
-            is_nested = autograd.inside_another_backward() and not self._forward_was_nested
-        if is_nested:
+        if self.main is not None:
+            return Entry.AT_OUTPUTS if backward == self.main else Entry.NESTED
+        if autograd.inside_another_backward() and not self._forward_was_nested:
             return Entry.NESTED
-        return Entry.AT_OUTPUTS if self._entered >= 0 or not self.is_visible else Entry.ELSEWHERE
+        return Entry.AT_OUTPUTS if self._has_entered or not self.is_visible else Entry.ELSEWHERE
+
+    def reset(self) -> None:
+        super().reset()
+        self.main = None
 
     @property
     def is_over_here(self) -> bool:

@@ -220,23 +220,25 @@ class Reducer:
                 self._make_pass(finalizes_at_end=True)
         if self.current is None:
             return
-        ends = self.current.ends
-        ends.enter()
-        if self.phase is Phase.ARMED and not ends.is_awaited_here:
+        if self._await_end(at_outputs=True) and self.phase is Phase.ARMED:
             for mode in self.modes:
                 mode.backward_begins()
             self.usage_tracker.backward_begins()
-        self._await_end()
-        if ends.is_awaited_here:
+        if self.current.ends.is_awaited_here:
             self._last_reduced = forward
 
-    def _await_end(self) -> None:
-        """Request a call at the end of the running backward. See [Note: which backward ends]."""
+    def _await_end(self, *, at_outputs: bool = False) -> bool:
+        """Request a call at the end of the running backward. Returns True if it is a new one.
+
+        See [Note: which backward ends].
+        """
         current = self.current
-        if current is not None and current.phase is not Phase.FINISHED and current.ends.await_end():
-            self.events.emit(EventKind.BACKWARD_BEGIN)
-            if current.phase is Phase.INCOMPLETE:
-                self._enter(Phase.ACCUMULATING)
+        if current is None or current.phase is Phase.FINISHED or not current.ends.await_end(at_outputs=at_outputs):
+            return False
+        self.events.emit(EventKind.BACKWARD_BEGIN)
+        if current.phase is Phase.INCOMPLETE:
+            self._enter(Phase.ACCUMULATING)
+        return True
 
     def _on_backward_end(self, current: BackwardPass, backward: int) -> None:
         """A backward that belongs to the pass `current` has ended."""

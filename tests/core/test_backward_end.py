@@ -15,11 +15,10 @@ from tests.modules import Hidden
 
 
 class Owner:
-    """Notes what happens to its `PassEnds`. `asks_on_begin`: the end is requested where a gradient enters."""
+    """Notes what happens to its `PassEnds`."""
 
-    def __init__(self, *, asks_on_begin: bool = False):
+    def __init__(self) -> None:
         self.log: list[str] = []
-        self.asks_on_begin = asks_on_begin
         self.ends = PassEnds(self.on_end, self.on_failure)
 
     def watch(self, output: object) -> None:
@@ -29,9 +28,7 @@ class Owner:
 
     def on_begin(self, at_new_tensor: bool) -> None:
         self.log.append("begin")
-        self.ends.enter()
-        if self.asks_on_begin:
-            self.ask()
+        self.ask(at_outputs=True)
 
     def on_end(self, backward: int) -> None:
         self.log.append(f"end {self.ends.entry_of(backward).name}")
@@ -39,8 +36,8 @@ class Owner:
     def on_failure(self) -> None:
         self.log.append("failure")
 
-    def ask(self, *_grad: torch.Tensor) -> None:
-        if self.ends.await_end():
+    def ask(self, *_grad: torch.Tensor, at_outputs: bool = False) -> None:
+        if self.ends.await_end(at_outputs=at_outputs):
             self.log.append("asked")
 
 
@@ -91,10 +88,8 @@ def test_an_end_is_awaited_until_it_has_been_called() -> None:
 
 def test_without_a_request_no_end_is_called() -> None:
     owner = Owner()
-    output = source() * 2
-    owner.watch(output)
-    output.sum().backward()
-    assert owner.log == ["begin"]
+    (source() * 2).sum().backward()
+    assert owner.log == []
 
 
 def test_the_end_of_a_nested_backward_is_reported_as_nested() -> None:
@@ -119,7 +114,7 @@ def test_within_a_nested_forward_the_end_of_its_backward_is_the_end(hides: bool)
 
 
 def test_within_a_nested_forward_a_checkpoint_has_a_nested_end() -> None:
-    owner = Owner(asks_on_begin=True)
+    owner = Owner()
 
     def module(x: torch.Tensor) -> torch.Tensor:
         output = checkpoint(asking(owner), x, use_reentrant=True)
@@ -143,7 +138,7 @@ def test_the_end_of_a_backward_is_called_or_its_failure() -> None:
 
 
 def test_the_beginning_is_reported_first() -> None:
-    owner = Owner(asks_on_begin=True)
+    owner = Owner()
     output = asking(owner)(source())
     owner.watch({"out": [output]})
     output.sum().backward()
@@ -194,7 +189,7 @@ def test_an_end_that_was_forgotten_may_be_asked_for_again() -> None:
 
 
 def test_outputs_and_engine_do_not_keep_the_owner_alive() -> None:
-    owner = Owner(asks_on_begin=True)
+    owner = Owner()
     log = owner.log
     output = source() * 2
     owner.watch(output)
