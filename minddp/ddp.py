@@ -94,7 +94,6 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         lazy_bucket_allocation: buckets have memory during backward only; as torch 2.15. See `core/bucket_store.py`.
         transport: a name that `transport.open_transport` takes, see docs/hosts.md; or a `Transport` of your own.
         first_bucket_cap_mb: capacity of the first bucket alone, in MiB.
-        reduction: "mean" over the ranks (weighted: see `weigh`) or "sum".
         extensions: tools that attach to this wrapper; see `extension.py`.
 
     Attributes:
@@ -131,7 +130,6 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         *,
         transport: str | Transport = "auto",
         first_bucket_cap_mb: float | None = None,
-        reduction: str = "mean",
         extensions: Sequence[Extension] = (),
     ):
         arguments = locals()
@@ -181,7 +179,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         """Make the reducer and its hooks. With the transport, these are not pickled."""
         ignored, sparse = self.parameters_to_ignore, placement.sparse_parameters(self.module)
         self._registered_hook: CommHook | None = None
-        self._divisor = Divisor(self._transport, self._options.reduction)
+        self._divisor = Divisor(self._transport)
         config = self.mixed_precision
         self._mixed_precision = None if config is None else MixedPrecision(config, self.module, ignored, sparse)
         reduced, divisor = placement.reduced_parameters(self.module, ignored), self._divisor.for_this_backward
@@ -289,7 +287,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
         The hook owns the arithmetic: nothing is divided by the world size.
 
         Raises:
-            TypeError, ValueError: the hook has the wrong signature, or `reduction="sum"`.
+            TypeError, ValueError: the hook has the wrong signature.
             RuntimeError: a hook is registered already, or mixed_precision is on.
         """
         if self._mixed_precision is not None:
@@ -298,8 +296,6 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
                 "during backward parameters are low-precision copies. Compute under torch.autocast instead."
             )
         checked = CommHook.checked(state, hook)
-        others = {f"a communication hook (`{checked.name}`)": self._options.reduction != "mean"}
-        exclude(f'`reduction` ("{self._options.reduction}")', others, "the hook owns the arithmetic")
         if self._registered_hook is not None:
             raise RuntimeError(
                 f"register_comm_hook or register_builtin_comm_hook can only be called once, but "

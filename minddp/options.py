@@ -19,7 +19,6 @@ import torch.distributed as dist
 MIB = 1024 * 1024
 UNBOUNDED = 1 << 62  # a bucket capacity that no model reaches, in bytes
 
-REDUCTIONS = ("mean", "sum")
 FLAGS = (
     "find_unused_parameters",
     "gradient_as_bucket_view",
@@ -88,7 +87,6 @@ class Options:
     init_sync_buffers: bool
     forward_sync_buffers: bool
     small_last_bucket: bool
-    reduction: str = "mean"
     lazy_bucket_allocation: bool = False
 
     @property
@@ -115,18 +113,11 @@ class Options:
             check_flag(name, arguments[name])
         _check_caps(cap, cap_list, first_cap)
         _warn_of_deprecated(broadcast, forward, arguments.get("check_reduction", False))
-        if arguments["reduction"] not in REDUCTIONS:
-            remedy = " Register a communication hook instead: `register_comm_hook`."
-            raise ValueError(
-                f"`reduction` is 'mean' or 'sum', but got {arguments['reduction']!r}."
-                f"{remedy if callable(arguments['reduction']) else ''}"
-            )
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast is None else bool(broadcast)
         return cls(
             caps=BucketCaps.from_mib(cap, cap_list, first_cap),
-            reduction=arguments["reduction"],
             init_sync_buffers=True if forward is not None else legacy,
             forward_sync_buffers=legacy if forward is None else bool(forward),
             small_last_bucket=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",

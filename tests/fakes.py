@@ -89,7 +89,6 @@ def options(**changed: Any) -> Options:
         "skip_all_reduce_unused_params": False,
         "batched_grad_copy": False,
         "first_bucket_cap_mb": None,
-        "reduction": "mean",
         "lazy_bucket_allocation": False,
     }
     assert changed.keys() <= defaults.keys() | {"module"}
@@ -113,7 +112,7 @@ class FakeDDP:
         self.module = module
         self.transport = transport or FakeTransport()
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
-        divisor = Divisor(self.transport, "mean").for_this_backward
+        divisor = Divisor(self.transport).for_this_backward
         self.reducer = Strategies(options(**changed), named, (), divisor).reducer(self.transport)
         if check_finite:
             self.reducer.modes.append(CheckFinite(self.reducer))

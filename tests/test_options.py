@@ -45,7 +45,6 @@ def test_the_constructor_has_torchs_parameters_then_its_own() -> None:
     assert [parameter.name for parameter in own] == [
         "transport",
         "first_bucket_cap_mb",
-        "reduction",
         "extensions",
         "stuck_after_s",
         "on_drift",

@@ -163,7 +163,7 @@ class HookStrategy:
         self._watch_future = watch_future
 
     def open(self) -> Scaling:
-        return Scaling(restores_unused=False)
+        return Scaling()
 
     def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> PendingHook:
         hook, index = self.hook, bucket.spec.index

@@ -5,18 +5,18 @@ Usually one backward brings all gradients of a forward. Under reentrant checkpoi
 that are nested in it. Each of them has an end, and only one end is that of the pass. The backward in which a
 gradient enters at the outputs is the *main* one, until it ends. When a backward ends, `entry_of` decides:
 
-| the backward that has ended | is |
+| the backward that has ended | its entry |
 |---|---|
 | the main one | `AT_OUTPUTS`: the pass ends |
 | another one, while the main one runs | `NESTED`: the pass goes on |
 | without a main one: inside another backward, unless the forward ran inside one, too | `NESTED` |
-| without a main one: any other, if the outputs have no tensors to watch, or a gradient has entered before | `AT_OUTPUTS` |
-| without a main one: any other | `ELSEWHERE`: the pass ends, but this does not complete a recording |
+| else: a gradient has entered in an earlier backward, or the outputs have no tensors to watch | `AT_OUTPUTS` |
+| else | `ELSEWHERE`: the pass ends, but this does not complete a recording |
 
 A gradient that enters elsewhere is, for example, that of a penalty on a weight, computed before the loss.
 
-A callback at the end is requested where a gradient enters; by the first hook of a pass, in case the outputs have
-tensors that were not found; and by the launch of the last bucket, since a complete pass may be finalized in a nested
+Three places request the callback at the end: a gradient enters; the first hook of a pass, in case the outputs have
+tensors that were not found; and the launch of the last bucket, since a complete pass may be finalized in a nested
 backward.
 """
 

@@ -107,7 +107,6 @@ class BackwardPass:
         self.ready_order: list[int] = []  # parameters
         self.packed: list[int] = []  # pack groups
         self.reductions: list[PendingReduction | None] = []  # one per launched bucket; `None`: skipped
-        self.unused_grads: dict[int, torch.Tensor] = {}  # copies; see `Scaling.restores_unused`
 
     def open(self, param: int, reduce_strategy: ReduceStrategy) -> None:
         """The gradient of `param` is the first to arrive."""
@@ -155,10 +154,6 @@ class BackwardPass:
 
     def mark_without_hook(self, params: Iterable[int]) -> None:
         """These parameters are ready without a hook."""
-        if self.scaling.restores_unused:
-            for param in self.usage_tracker.last_unused or ():
-                if (grad := self.usage_tracker.params[param].grad) is not None:
-                    self.unused_grads[param] = grad.detach().clone()
         for param in params:
             self.hooks_left[param] = 1
             self.mark_ready(param)
@@ -226,18 +221,10 @@ class BackwardPass:
                 with torch.set_grad_enabled(False):
                     here = None if untouched is None else [untouched[slot.param] for slot in bucket.spec.slots]
                     bucket.unpack(average, here)
-                    if self.unused_grads:
-                        self._restore_unused(bucket, untouched)
                 self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for mode in self.modes:
                 mode.after_unpack(bucket)
         self.close()
-
-    def _restore_unused(self, bucket: GradientBucket, untouched: Sequence[bool] | None) -> None:
-        for slot, param in zip(bucket.spec.slots, bucket.params, strict=True):
-            before = self.unused_grads.get(slot.param)
-            if before is not None and param.grad is not None and untouched is not None and untouched[slot.param]:
-                param.grad.copy_(before)
 
     def abandon(self) -> None:
         """An exception has ended the backward: wait for the launched buckets, and drop the pass.

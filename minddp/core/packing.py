@@ -42,15 +42,12 @@ class Scaling(NamedTuple):
 
     `divisor` is usually the world size; `None` leaves gradients as they are. Gradients are multiplied by its
     inverse. `divide_resident` truly divides those that already lie in the bucket, `divide_all` every one, and
-    complex numbers as pairs of real ones, which rounds differently. `restores_unused`: a gradient in the bucket
-    (gradient_as_bucket_view) that no rank has used gets its old value back after the reduction. That is for sums: a
-    mean of equal values leaves them unchanged except for rounding, as in torch.
+    complex numbers as pairs of real ones, which rounds differently.
     """
 
     divisor: float | None = None
     divide_resident: bool = False
     divide_all: bool = False
-    restores_unused: bool = False
 
     @property
     def factor(self) -> float | None:

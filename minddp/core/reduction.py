@@ -16,8 +16,8 @@ from minddp.core.bucket import GradientBucket
 from minddp.core.packing import Scaling
 from minddp.transport.protocols import Transport, Work
 
-#: The divisor of each rank's gradients in the backward that begins; `None` for a sum.
-DivisorOfBackward = Callable[[], float | None]
+#: The divisor of each rank's gradients in the backward that begins.
+DivisorOfBackward = Callable[[], float]
 
 
 class PendingReduction(Protocol):
@@ -86,8 +86,7 @@ class AllReduceStrategy:
         if self.divides_after:
             self._divide_by = divisor
             return Scaling()
-        is_sum_in_views = self.scaling.divide_resident and divisor is None
-        return self.scaling._replace(divisor=divisor, restores_unused=is_sum_in_views)
+        return self.scaling._replace(divisor=divisor)
 
     def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         return PendingAllReduce(self.transport.all_reduce(contents), contents, self._divide_by)

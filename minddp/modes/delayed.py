@@ -60,8 +60,7 @@ def delayed_parameters(
         listed = ", ".join(f"`{name}` is {dtype} on {device}" for (dtype, device), name in kinds.items())
         raise ValueError(f"The parameters in `delay_all_reduce_named_params` share one buffer, but {listed}.")
     if delayed:
-        others = {"`mixed_precision`": mixed_precision is not None, "`reduction`": options.reduction != "mean"}
-        exclude("`delay_all_reduce_named_params`", others)
+        exclude("`delay_all_reduce_named_params`", {"`mixed_precision`": mixed_precision is not None})
     return delayed
 
 

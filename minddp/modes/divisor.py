@@ -1,8 +1,8 @@
 """The divisor of the sum over the ranks.
 
 Usually it is the number of ranks. Under `join` with divide_by_initial_world_size=False it is the number of ranks
-that had inputs when the forward began. With reduction="sum" nothing is divided. With weights, rank r's gradients
-are multiplied by `weight[r] / sum(weights)`: the mean over all samples, if ranks have batches of different sizes.
+that had inputs when the forward began. With weights, rank r's gradients are multiplied by `weight[r] /
+sum(weights)`: the mean over all samples, if ranks have batches of different sizes.
 
 To read the sum of the weights from a GPU, the host waits for a copy, and for all earlier work on the copy's stream:
 on the current stream, for a whole forward. So the weights use a side stream with no other work. Without weights and
@@ -15,33 +15,27 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
-from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
 from minddp.platform import streams
 from minddp.transport.protocols import Transport, Work
 
-_SUMMED = 'with reduction="sum" it would be summed again. Compute one loss from all outputs'
 _WEIGHED = "`weigh` applied to that one. Compute one loss from all outputs, or call `weigh` before each backward"
 
 
 class Divisor(Mode):
     """`for_this_backward()` is the divisor of this rank's gradients, applied before the sum."""
 
-    def __init__(self, transport: Transport, reduction: object):
+    def __init__(self, transport: Transport):
         self._transport = transport
-        self._reduction = reduction
         self._active: torch.futures.Future[list[torch.Tensor]] | None = None
         self._weights: tuple[Work, torch.Tensor, float] | None = None  # in flight: the sum; this rank's weight
         self._forwards = 0  # since `weigh`
         self._side_stream: torch.Stream | None = None
-        self._sums: dict[int, tuple[torch.nn.Parameter, TensorWeakRef, int]] = {}  # of the last backward; versions
 
     def change_ranks(self, transport: Transport) -> None:
         """Continue with other ranks."""
         self._transport, self._active, self._weights = transport, None, None
-        self._sums.clear()
 
     def divide_by_active_ranks(self, count: torch.futures.Future[list[torch.Tensor]] | None) -> None:
         """Divide the next backward by the number of active ranks, the only element of `count`, if given."""
@@ -51,10 +45,8 @@ class Divisor(Mode):
         """Weight this rank's gradients in the next backward. Collective.
 
         Raises:
-            ValueError: the weight is negative or not finite, or the reduction is not a mean.
+            ValueError: the weight is negative or not finite.
         """
-        if self._reduction != "mean":
-            raise ValueError(f'`weigh` needs reduction="mean", but here it is reduction={self._reduction!r}.')
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"`weigh` takes a finite number, 0 or more, but got {weight!r}.")
         with self._on_side_stream(device):
@@ -66,38 +58,15 @@ class Divisor(Mode):
     def post_forward(self) -> None:
         self._forwards += 1
 
-    def first_gradient(self, param: int) -> None:
-        """Refuse a gradient that autograd has just added to a sum over the ranks, which would be summed again.
-
-        Raises:
-            RuntimeError: the script has not cleared the gradients.
-        """
-        sums, self._sums = self._sums, {}
-        if param in sums:
-            parameter, summed, version = sums[param]
-            grad = parameter.grad
-            if grad is not None and summed() is grad and grad._version == version + 1:
-                raise RuntimeError(
-                    'With reduction="sum", `.grad` holds the sum of an earlier backward, which the ranks would sum '
-                    "again. Clear the gradients before each backward (`optimizer.zero_grad()`), or accumulate "
-                    "under `no_sync`."
-                )
-
-    def after_unpack(self, bucket: GradientBucket) -> None:
-        if self._reduction == "sum":
-            for slot, param in zip(bucket.spec.slots, bucket.params, strict=True):
-                if (grad := param.grad) is not None:
-                    self._sums[slot.param] = (param, TensorWeakRef(grad), grad._version)
-
-    def for_this_backward(self) -> float | None:
-        """The divisor of the backward that begins now; `None` for a sum. To be called once in each backward.
+    def for_this_backward(self) -> float:
+        """The divisor of the backward that begins now. To be called once in each backward.
 
         Raises:
             RuntimeError: all weights are zero, or `weigh` was called before an earlier forward.
         """
         active, self._active = self._active, None
         weights, self._weights = self._weights, None
-        self.cannot_add = _WEIGHED if weights is not None else _SUMMED if self._reduction == "sum" else ""
+        self.cannot_add = _WEIGHED if weights is not None else ""
         if weights is not None:
             if self._forwards > 1:
                 raise RuntimeError(
@@ -114,8 +83,6 @@ class Divisor(Mode):
                     "All ranks have the weight 0, so the gradients have no mean. Give at least one rank a weight."
                 )
             return total / weight if weight else math.inf
-        if self._reduction == "sum":
-            return None
         if active is not None:
             [count] = active.wait()
             return int(count.item())

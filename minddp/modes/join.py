@@ -85,8 +85,6 @@ class UnevenInputs(Joinable):
             "delay_all_reduce_named_params": self._delayed is not None,
         }
         exclude("`join`", others, "a rank without inputs cannot know which all-reduces the others start")
-        sums = self._options.reduction == "sum" and not self._divide_by_initial_world_size
-        exclude("`join`", {'reduction="sum" with divide_by_initial_world_size=False': sums}, "nothing is divided")
         return Shadow(self)
 
     @property

@@ -63,7 +63,6 @@ class Replica:
                 "find_unused_parameters": options.finds_unused_each_pass,
                 "static_graph": options.static_graph,
                 "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
-                "reduction": options.reduction,
                 "the buckets' first capacities in bytes": list(first_caps),
                 "DDP_SET_LAST_BUCKET_CAP": options.small_last_bucket,
                 **further,

@@ -109,7 +109,6 @@ class DistributedDataParallel(surface.DistributedDataParallel):
         *,
         transport: str | Transport = "auto",
         first_bucket_cap_mb: float | None = None,
-        reduction: str = "mean",
         extensions: Sequence[Extension] = (),
         stuck_after_s: float | None = 10.0,
         on_drift: str | None = "warn",

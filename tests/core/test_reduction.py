@@ -25,15 +25,6 @@ def test_each_rank_divides_before_the_sum(resident: bool) -> None:
     assert reduce_strategy(3, resident=resident).open() == Scaling(3, divide_resident=resident)
 
 
-def test_a_sum_is_not_scaled() -> None:
-    assert reduce_strategy(None).open().factor is None
-
-
-def test_after_a_sum_gradients_in_the_bucket_are_restored_that_no_rank_has_used() -> None:
-    assert reduce_strategy(None, resident=True).open().restores_unused
-    assert not reduce_strategy(None).open().restores_unused, "they do not lie in the bucket"
-
-
 def test_a_bucket_is_summed_where_it_lies_once_it_is_waited_for() -> None:
     bucket = bucket_of([parameter(torch.ones(3))])
     strategy = reduce_strategy(WORLD)

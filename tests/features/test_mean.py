@@ -1,4 +1,4 @@
-"""Which mean the gradients become: of the ranks, weighted by rank, or a sum (PyTorch's issue 37359)."""
+"""Which mean the gradients become: of the ranks, or weighted by rank (PyTorch's issue 37359)."""
 
 from __future__ import annotations
 
@@ -90,10 +90,9 @@ def _expected(rank: int, options: dict[str, Any], weights: list[float], accumula
 
 
 def _check(rank: int, options: dict[str, Any], weights: list[float], accumulates: bool) -> None:
-    summed = options.get("reduction") == "sum"
-    got = _gradients(rank, options, None if summed else weights, accumulates)
-    divisor = 1.0 if summed else sum(weights)
-    wanted = _expected(rank, options, [1.0] * len(weights) if summed else weights, accumulates)
+    got = _gradients(rank, options, weights, accumulates)
+    divisor = sum(weights)
+    wanted = _expected(rank, options, weights, accumulates)
     for ours, sums in zip(got, wanted, strict=True):
         for name, total in sums.items():
             grad = _dense(ours, f"module.{name}")
@@ -109,9 +108,8 @@ def _dense(snapshot: dict[str, Any], name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("accumulates", [False, True])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_weighted_means_and_sums(ranks: Any, reduction: str, options: dict[str, Any], accumulates: bool) -> None:
-    ranks(3).run(_check, {"reduction": reduction, **options}, [3.0, 0.5, 0.0], accumulates)
+def test_weighted_means(ranks: Any, options: dict[str, Any], accumulates: bool) -> None:
+    ranks(3).run(_check, options, [3.0, 0.5, 0.0], accumulates)
 
 
 def _equal_weights(rank: int, options: dict[str, Any]) -> None:
@@ -179,28 +177,21 @@ def _unused_by_all(rank: int, options: dict[str, Any], weighs: bool) -> list[lis
     ddp = minddp.DistributedDataParallel(Lasting(), find_unused_parameters=True, **options)
     seen = []
     for _ in range(3):
-        for _ in ddp.shares() if ddp.logical_ranks else [rank]:
-            if weighs:
-                ddp.weigh(1.0 + rank)
-            ddp(torch.ones(1, 2)).sum().backward()
+        if weighs:
+            ddp.weigh(1.0 + rank)
+        ddp(torch.ones(1, 2)).sum().backward()
         seen += [param.grad.flatten().tolist() for param in ddp.module.extra.parameters()]
         ddp.module.body.zero_grad()
     return seen
 
 
 @pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("how", ["sum", "mean", "weighted", "static sum", "sum of shares"])
+@pytest.mark.parametrize("how", ["mean", "weighted"])
 def test_a_gradient_that_no_rank_has_used_stays_as_it_is(ranks: Any, how: str, views: bool) -> None:
-    options: dict[str, Any] = {"gradient_as_bucket_view": views}
-    if "sum" in how:
-        options["reduction"] = "sum"
-    if how == "static sum":
-        options["static_graph"] = True
-    if how == "sum of shares":
-        options["logical_ranks"] = 6
+    options = {"gradient_as_bucket_view": views}
     found = ranks(3).run(_unused_by_all, options, how == "weighted")
     expected = [torch.full((size,), 0.1).tolist() for size in (4, 2)] * 3
-    if views and how in ("mean", "weighted"):  # but for rounding, as in torch
+    if views:  # but for rounding, as in torch
         expected = [pytest.approx(values, rel=1e-6) for values in expected]
     assert found[0] == expected
     assert found == [found[0]] * 3
@@ -294,21 +285,16 @@ def _refusals(rank: int) -> list[str]:
         texts.append(str(error.value))
 
     note(1.0, call="weigh under a hook")
-    note(1.0, reduction="sum")
     note(-1.0)
     note(float("nan"))
-    note(None, default_hooks.allreduce_hook, call="register_comm_hook", reduction="sum")
     return texts
 
 
 def test_what_contradicts_itself_is_refused(ranks: Any) -> None:
-    for hook, total, negative, nan, hook_of_sum in ranks(2).run(_refusals):
+    for hook, negative, nan in ranks(2).run(_refusals):
         assert "`weigh` and a communication hook exclude each other" in hook
-        assert "reduction='sum'" in total
         assert "-1.0" in negative
         assert "nan" in nan
-        assert "reduction" in hook_of_sum
-        assert "allreduce_hook" in hook_of_sum
 
 
 def _all_weights_are_zero(rank: int) -> tuple[str, float]:
@@ -332,7 +318,7 @@ def test_when_all_weights_are_zero_there_is_no_mean(ranks: Any) -> None:
 
 
 def test_the_divisor_of_one_backward() -> None:
-    divisor = Divisor(FakeTransport(world_size=4), "mean")
+    divisor = Divisor(FakeTransport(world_size=4))
     assert divisor.for_this_backward() == 4
     count: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     divisor.divide_by_active_ranks(count)
@@ -343,33 +329,3 @@ def test_the_divisor_of_one_backward() -> None:
     assert divisor.for_this_backward() == 4
     divisor.weigh(0.25, torch.device("cpu"))  # the others of a FakeTransport weigh the same
     assert divisor.for_this_backward() == 4.0
-    assert Divisor(FakeTransport(), "sum").for_this_backward() is None
-
-
-def _sums_without_clearing(rank: int, options: dict[str, Any], clears: str) -> str:
-    torch.manual_seed(0)
-    ddp = minddp.DistributedDataParallel(
-        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), reduction="sum", **options
-    )
-    for step in range(3):
-        try:
-            ddp(random(3, 4, rank=rank, step=step)).sum().backward()
-        except RuntimeError as error:
-            return f"step {step}: {error}"
-        if clears == "none":
-            ddp.zero_grad()
-        elif clears == "zeros":
-            ddp.zero_grad(set_to_none=False)
-    return "trained"
-
-
-@pytest.mark.parametrize("options", ["plain", "views", "batched", "small buckets", "static graph"])
-@pytest.mark.parametrize("clears", ["none", "zeros", "not at all"])
-def test_a_sum_is_not_summed_again(ranks: Any, options: str, clears: str) -> None:
-    """A mean of means that are equal on all ranks is that mean, but a sum of sums is another one.
-
-    Views move into other buckets once, before step 1.
-    """
-    refused_in = 2 if options == "views" else 1
-    for end in ranks(2).run(_sums_without_clearing, OPTIONS[options], clears):
-        assert end == "trained" if clears != "not at all" else end.startswith(f"step {refused_in}: With reduction")

@@ -59,9 +59,7 @@ def test_each_output_may_have_its_backward(ranks: Any, order: str, shares: bool)
 def one_by_one(rank: int, how: str, weighs_again: bool, clears: bool) -> list[float]:
     """`.grad`, or the overlapped optimizer's steps, after backwards through two outputs of 1 and 10 times a sum."""
     layer = nn.Linear(1, 1, bias=False)
-    ddp = minddp.DistributedDataParallel(
-        nn.Sequential(layer, Twice()), find_unused_parameters=True, reduction="sum" if how == "sum" else "mean"
-    )
+    ddp = minddp.DistributedDataParallel(nn.Sequential(layer, Twice()), find_unused_parameters=True)
     nn.init.zeros_(layer.weight)
     if how == "overlap":
         ddp.overlap_optimizer(torch.optim.SGD(ddp.parameters(), lr=1.0))
@@ -94,7 +92,7 @@ def message_of(rank: int, how: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("sum", "be summed again"), ("weigh", "`weigh` applied to that"), ("overlap", "use it twice")],
+    [("weigh", "`weigh` applied to that"), ("overlap", "use it twice")],
 )
 def test_what_cannot_be_added_to_the_first_gradients_is_an_error(ranks: Any, how: str, reason: str) -> None:
     assert all(reason in message for message in ranks(2).run(message_of, how))
@@ -103,7 +101,6 @@ def test_what_cannot_be_added_to_the_first_gradients_is_an_error(ranks: Any, how
 @pytest.mark.parametrize(
     ("how", "weighs_again", "clears", "expected"),
     [
-        ("sum", False, True, [0.0, 30.0]),
         ("weigh", True, False, [1.25 + 17.5, 16.5]),
         ("overlap", False, True, [0.0, -33.0]),
     ],

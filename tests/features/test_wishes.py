@@ -110,7 +110,6 @@ PLAIN = with_options()
 SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
     "find_unused_parameters": (PLAIN, with_options(find_unused_parameters=True)),
     "static_graph": (with_options(static_graph=True), PLAIN),
-    "reduction": (PLAIN, with_options(reduction="sum")),
     "bucket_cap_mb_list": (PLAIN, with_options(bucket_cap_mb_list=[1, 2])),
     "skip": (PLAIN, with_options(skip_all_reduce_unused_params=True)),
     "forward_sync_buffers": (PLAIN, with_options(forward_sync_buffers=False)),
@@ -129,7 +128,6 @@ SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
     [
         ("find_unused_parameters", ["`find_unused_parameters` is False on rank 0, but True on rank 1"]),
         ("static_graph", ["`static_graph` is True on rank 0, but False on rank 1"]),
-        ("reduction", ["`reduction` is 'mean' on rank 0, but 'sum' on rank 1"]),
         ("bucket_cap_mb_list", ["first capacities", "on rank 0, but [1048576, 2097152] on rank 1"]),
         ("skip", ["`skip_all_reduce_unused_params` is False on rank 0, but True on rank 1"]),
         ("forward_sync_buffers", ["`forward_sync_buffers` is True on rank 0, but False on rank 1"]),

@@ -32,7 +32,7 @@ def test_weights_are_summed_and_read_on_the_side_stream(monkeypatch: pytest.Monk
             return FakeWork(lambda: entered.append("waited"))
 
     monkeypatch.setattr(Divisor, "_on_side_stream", aside)
-    divisor = Divisor(Transport(), "mean")
+    divisor = Divisor(Transport())
     divisor.weigh(4.0, CPU)
     assert entered == ["in", "all-reduce", "out"]
     entered.clear()
@@ -47,7 +47,7 @@ def test_on_a_gpu_aside_is_another_stream(monkeypatch: pytest.MonkeyPatch) -> No
     )
     monkeypatch.setattr(torch, "get_device_module", lambda _device: module)
     monkeypatch.setattr(streams, "has_streams", lambda _device: True)
-    divisor = Divisor(FakeTransport(), "mean")
+    divisor = Divisor(FakeTransport())
     for _ in range(2):
         assert divisor._on_side_stream(torch.device("cuda", 1)) == "on a stream of cuda:1"
     assert len(made) == 1, "each stream has memory of its own in torch's allocator"
@@ -55,13 +55,12 @@ def test_on_a_gpu_aside_is_another_stream(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_weights_nothing_is_communicated() -> None:
     transport = FakeTransport(world_size=3)
-    assert Divisor(transport, "mean").for_this_backward() == 3
-    assert Divisor(transport, "sum").for_this_backward() is None
+    assert Divisor(transport).for_this_backward() == 3
     assert not transport.calls
 
 
 def test_a_weight_counts_against_the_sum_of_all_and_for_one_backward() -> None:
-    divisor = Divisor(FakeTransport(world_size=4), "mean")  # whose ranks all have the same weight
+    divisor = Divisor(FakeTransport(world_size=4))  # whose ranks all have the same weight
     for weight, expected in ((5.0, 4.0), (0.5, 4.0)):
         divisor.weigh(weight, CPU)
         assert divisor.for_this_backward() == expected
@@ -73,7 +72,7 @@ def test_a_rank_of_weight_zero_divides_by_infinity() -> None:
         def all_reduce(self, tensor: torch.Tensor) -> FakeWork:
             return FakeWork(lambda: tensor.add_(1))
 
-    divisor = Divisor(OthersWeighOne(), "mean")
+    divisor = Divisor(OthersWeighOne())
     divisor.weigh(0.0, CPU)
     assert divisor.for_this_backward() == float("inf")
     divisor.weigh(4.0, CPU)
@@ -81,7 +80,7 @@ def test_a_rank_of_weight_zero_divides_by_infinity() -> None:
 
 
 def test_weights_cannot_all_be_zero() -> None:
-    divisor = Divisor(FakeTransport(), "mean")
+    divisor = Divisor(FakeTransport())
     divisor.weigh(0.0, CPU)
     with pytest.raises(RuntimeError, match="the weight 0"):
         divisor.for_this_backward()
@@ -90,19 +89,19 @@ def test_weights_cannot_all_be_zero() -> None:
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_is_a_finite_number_of_samples(weight: float) -> None:
     with pytest.raises(ValueError, match="finite number, 0 or more"):
-        Divisor(FakeTransport(), "mean").weigh(weight, CPU)
+        Divisor(FakeTransport()).weigh(weight, CPU)
 
 
 def test_under_join_the_active_ranks_count_for_one_backward() -> None:
     count: torch.futures.Future = torch.futures.Future()
     count.set_result([torch.tensor(2.0)])
-    divisor = Divisor(FakeTransport(world_size=4), "mean")
+    divisor = Divisor(FakeTransport(world_size=4))
     divisor.divide_by_active_ranks(count)
     assert [divisor.for_this_backward() for _ in range(2)] == [2, 4]
 
 
 def test_other_ranks_begin_without_weights() -> None:
-    divisor = Divisor(FakeTransport(world_size=4), "mean")
+    divisor = Divisor(FakeTransport(world_size=4))
     divisor.weigh(3.0, CPU)
     divisor.change_ranks(FakeTransport(world_size=5))
     assert divisor.for_this_backward() == 5

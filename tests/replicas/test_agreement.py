@@ -105,7 +105,6 @@ def test_what_may_differ(one: Replica, other: Replica) -> None:
     [
         (side(find_unused_parameters=True), ["`find_unused_parameters` is False on rank 0, but True on rank 2"]),
         (side(static_graph=True), ["`static_graph` is False on rank 0, but True on rank 2"]),
-        (side(reduction="sum"), ["`reduction` is 'mean' on rank 0, but 'sum' on rank 2"]),
         (side(bucket_cap_mb_list=[1, 2]), ["first capacities", "[1048576, 2097152] on rank 2"]),
         (side(skip_all_reduce_unused_params=True, static_graph=True), ["`skip_all_reduce", "`static_graph`"]),
         (side(nn.Linear(3, 3)), ["appears not to match sizes", "`weight` has sizes [2, 3] on rank 0", "[3, 3]"]),

@@ -317,7 +317,6 @@ MODES: dict[str, Mode] = {
     "X-ray": Mode(step=_recorded_step),
     "watchdog": Mode({"stuck_after_s": 20.0}),
     "manual finalization": Mode(step=_finalized_step),
-    "sum": Mode({"reduction": "sum"}),
     "on a side stream": Mode(aside="all"),
     "on a side stream, views": Mode(_VIEWS, aside="all"),
     "wrapped elsewhere": Mode(aside="steps"),

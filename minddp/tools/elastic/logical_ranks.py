@@ -294,8 +294,7 @@ class Shares(Extension):
         self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
 
     def _sum_over_shares(self, ddp: DistributedDataParallel) -> None:
-        takes_mean = ddp._options.reduction == "mean"
-        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count, takes_mean=takes_mean)
+        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count, takes_mean=True)
 
     def change_ranks(self, ddp: DistributedDataParallel) -> None:
         """New ranks may have different buckets."""

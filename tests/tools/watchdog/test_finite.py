@@ -79,7 +79,6 @@ CASES: dict[str, tuple[dict[int, tuple[str, float]], dict[str, Any]]] = {
     "static": ({1: ("extra.bias", NAN)}, {"static_graph": True}),
     "by the process group": ({1: ("extra.bias", NAN)}, {"transport": "process_group"}),
     "small buckets": ({1: ("extra.weight", INF), 2: ("large.weight", NAN)}, {"bucket_cap_mb": 0.0001}),
-    "sum": ({1: ("large.bias", NAN)}, {"reduction": "sum"}),
 }
 
 
