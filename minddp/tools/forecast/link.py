@@ -40,9 +40,8 @@ FREE = Link(0.0, math.inf)
 def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
     """The link that best explains the times of messages of two or more sizes, by relative error.
 
-    Sizes span orders of magnitude. In plain least squares the largest message alone would decide, and the latency
-    would be noise. So this minimises the squares of log(fitted / measured) over the logarithms of both parameters,
-    which keeps them positive: Gauss-Newton, from the line through the ends.
+    Minimises the squares of log(fitted / measured), so that the largest message does not decide alone, over the
+    logarithms of both parameters, which keeps them positive: Gauss-Newton, from the line through the ends.
 
     Raises:
         ValueError: fewer than two sizes.
