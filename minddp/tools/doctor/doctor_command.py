@@ -13,7 +13,7 @@ from typing import NoReturn
 import tyro
 
 from minddp.platform import streams
-from minddp.tools.doctor.examination import Examination, Stopped
+from minddp.tools.doctor.examination import Examination, BrokenCheck
 from minddp.tools.job.launcher import RanksFailed, launch
 from minddp.tools.job.place import Place, UsageError, place_of
 
@@ -84,7 +84,7 @@ def be_rank(settings: DoctorSettings, place: Place) -> NoReturn:
     try:
         Examination(place, settings.timeout_s, print).run()
         status = 0
-    except Stopped:
+    except BrokenCheck:
         pass
     except Exception:
         traceback.print_exc()

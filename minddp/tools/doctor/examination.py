@@ -23,7 +23,7 @@ from minddp.tools.job.store_connection import CONNECT_LIMIT_S, StoreUnreachable,
 LEAVE_LIMIT_S = 3.0
 
 
-class Stopped(Exception):
+class BrokenCheck(Exception):
     """A broken check makes the next ones impossible."""
 
 
@@ -42,7 +42,7 @@ class Examination:
         self._present: list[int] = []  # ranks, once this one is not alone
 
     def run(self) -> None:
-        """All checks until one is broken, then raises Stopped."""
+        """All checks until one is broken, then raises BrokenCheck."""
         messages = self._meet()
         try:
             self._check(messages, self._exchange_sheets(messages))
@@ -68,7 +68,7 @@ class Examination:
             for result in results:
                 self._show(result)
         if any(result.severity is Severity.BROKEN for result in results):
-            raise Stopped
+            raise BrokenCheck
 
     def _meet(self) -> Messages:
         place = self._place
@@ -76,7 +76,7 @@ class Examination:
             store = open_store(place, self._limit_s)
         except StoreUnreachable as error:
             self._show(verdicts.judge_obstacle(place, error))
-            raise Stopped from None
+            raise BrokenCheck from None
         # Ranks with another WORLD_SIZE, or from before a restart, are not in this job.
         topic = f"minddp/tools/doctor/{place.restarts}/{place.world_size}"
         return Messages(store, topic, place.rank, place.world_size)

@@ -1,8 +1,7 @@
 """The cost of an all-reduce on any number of ranks and hosts, from the cost of one hop. Pure arithmetic.
 
-All algorithms here take a latency and a time by the byte, so `all_reduce` returns a `Link` for the model of a step
-and the bucket planner. A hop is `inside` a host, between two of its ranks, or `between` the network interfaces of
-two hosts, each full duplex and shared by the ranks of its host.
+A hop is `inside` a host, between two of its ranks, or `between` the network interfaces of two hosts, each full
+duplex and shared by the ranks of its host.
 
     ring    2 (n-1) hops, each of 1/n of the bytes. Ranks are numbered host by host, so once around the ring as many
             of the n hops cross as there are hosts. (Patarasuk and Yuan, 2009)
@@ -10,10 +9,9 @@ two hosts, each full duplex and shared by the ranks of its host.
             up once and down once, in pieces. (Sanders, Speck and Träff, 2009; NCCL's tree)
 
 [Note: cores]
-A GPU's messages are assumed to need no core (`cores` is None). On a CPU a core moves and adds the bytes, at the
-rate of a hop inside, wherever they go then. If a host has more ranks than cores, everything that a rank computes
-and moves takes longer by their ratio; the network does not. Without a spare core that work delays backward: see
-[Note: messages take time from backward].
+A GPU's messages need no core (`cores` is None). On a CPU a core moves and adds the bytes, at the rate of a hop
+inside. If a host has more ranks than cores, all computing and moving takes longer by their ratio; the network does
+not. Without a spare core that work delays backward: see [Note: messages take time from backward].
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
 """The judgement which rank makes the others wait, and in which phase of a step. Pure arithmetic on durations.
 
 [Note: late ranks]
-Each rank needs every bucket of all ranks, so all ranks are together when a synchronised
-backward ends. A step counts from the end of one backward to the end of the next, and takes equally long on all
-ranks: each is busy in the phases and waits for the rest of the time. The rank that is busy longest waits least.
-Its waiting time is the cost of communication; the others wait longer, and the difference is their wait for this
-rank.
+All ranks are together when a synchronised backward ends. A step counts from the end of one to the end of the next,
+and takes equally long on all ranks: each is busy in the phases and waits for the rest of the time. The rank that is
+busy longest waits least, for communication alone; the others wait longer, and the difference is their wait for it.
 
 In one step, the cost of a rank is the time for which it is busy longer than the median of the others, but at most
 the time for which they wait longer than it: if a rank is slow after all have met again, as in collectives of the
 script, no rank waits at the end of backward. A rank that waits for others has a negative cost.
 
-In a fleet of equal ranks each step has another slowest rank, by noise or by the lengths of its batches. So a rank
-is late if its median step has a cost and three quarters of its steps have a good part of that.
+In a fleet of equal ranks each step has another slowest rank. So a rank is late if its median step has a cost and
+three quarters of its steps have a good part of that.
 """
 
 from __future__ import annotations
@@ -58,13 +56,7 @@ class RankTimes(NamedTuple):
 
 
 #: The phases of `RankTimes`, in its order.
-PHASES = (
-    WorkPhase.BETWEEN,
-    WorkPhase.FORWARD,
-    WorkPhase.BACKWARD,
-    WorkPhase.OPTIMIZER,
-    WorkPhase.ACCUMULATION,
-)
+PHASES = tuple(WorkPhase)[:5]
 
 LEAST_SHARE = 0.05  # of a step: smaller costs are not mentioned
 IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least this share of its median step

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch.distributed as dist
 
-from minddp.tools.doctor.examination import Examination, Stopped
+from minddp.tools.doctor.examination import Examination, BrokenCheck
 from minddp.tools.doctor.verdicts import CheckResult, Severity
 from minddp.tools.job.place import Place
 from minddp.tools.job.store_connection import open_store
@@ -25,7 +25,7 @@ def examined(places: list[Place], limit_s: float = LIMIT_S) -> dict[int, list[Ch
         def show(result: CheckResult) -> None:
             shown.setdefault(index, []).append(result)
 
-        with suppress(Stopped):
+        with suppress(BrokenCheck):
             Examination(places[index], limit_s, show).run()
 
     with ThreadPoolExecutor(len(places)) as threads:

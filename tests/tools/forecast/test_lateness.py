@@ -95,21 +95,9 @@ def test_a_delay_is_found_with_its_rank_and_phase(
     assert found.share == pytest.approx(delay_ms / (sum(BUSY_MS) + COMMUNICATES_MS + delay_ms), abs=0.1)
 
 
-def test_lateness_adds_up_over_phases() -> None:
-    found = the_only(late_ranks(fleet(3, 9, lambda _, r, p: 4 * (r == 2 and p in (0, 2)))))
-    assert found.late_ns == 8 * MS
-    assert found.phases_ns == (4 * MS, 0, 4 * MS, 0, 0)
-
-
 def test_a_rank_that_makes_up_for_its_delay_is_not_late() -> None:
     delays = {(1, 0): 4, (1, 2): -4}
     assert late_ranks(fleet(3, 9, lambda _, r, p: delays.get((r, p), 0))) == []
-
-
-def test_no_phase_counts_for_more_than_the_rank_is_late() -> None:
-    delays = {(1, 0): 9, (1, 2): -4}
-    found = the_only(late_ranks(fleet(3, 9, lambda _, r, p: delays.get((r, p), 0))))
-    assert found.phases_ns == (5 * MS, 0, 0, 0, 0)
 
 
 def test_two_late_ranks_of_four_are_both_late_and_the_later_one_comes_first() -> None:
