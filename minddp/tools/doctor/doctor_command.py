@@ -13,7 +13,7 @@ from typing import NoReturn
 import tyro
 
 from minddp.platform import streams
-from minddp.tools.doctor.examination import Examination, BrokenCheck
+from minddp.tools.doctor.examination import BrokenCheck, Examination
 from minddp.tools.job.launcher import RanksFailed, launch
 from minddp.tools.job.place import Place, UsageError, place_of
 

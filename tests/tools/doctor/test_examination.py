@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch.distributed as dist
 
-from minddp.tools.doctor.examination import Examination, BrokenCheck
+from minddp.tools.doctor.examination import BrokenCheck, Examination
 from minddp.tools.doctor.verdicts import CheckResult, Severity
 from minddp.tools.job.place import Place
 from minddp.tools.job.store_connection import open_store
