@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import tyro
@@ -82,7 +83,7 @@ def be_rank(settings: DoctorSettings, place: Place) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     status = 1
     try:
-        Examination(place, settings.timeout_s, print).run()
+        Examination(place, settings.timeout_s, partial(print, flush=True)).run()
         status = 0
     except BrokenCheck:
         pass
