@@ -27,15 +27,13 @@ GOODPUT = 1448 / 1538
 HOP_US = {"PCIe": 5.7, "NVLink": 3.4, "network": 14.0}
 INSIDE_GBYTE = {"PCIe": 12.0, "NVLink": 150.0}
 BACKWARD = 2 / 3
-CYCLE_S, FUSED_BYTES, PARTITION_BYTES = 5e-3, 64 * 2**20, 4_096_000
+CYCLE_S, FUSED_BYTES = 5e-3, 64 * 2**20
 IMAGES_PER_S = {
     "Inception V3, P100": 142.0,
     "ResNet-50, P100": 219.0,
     "ResNet-152, P100": 91.8,
     "VGG-16, P100": 154.0,
     "ResNet-50, V100": 405.0,
-    "ResNet-50, V100 in the cloud": 2415 / 8,
-    "VGG-16, V100 in the cloud": 1619 / 8,
     "BERT-large, V100": 5.48,
 }
 Layer = tuple[float, float]  # millions of parameters, and multiplications in any unit; the last layer first
@@ -150,10 +148,6 @@ def figures() -> Iterator[Figure]:
         what = f"{name}, {backend}: gain by overlap, 32 GPUs, 100 Gbit/s"
         job = trained(layers, batch, IMAGES_PER_S[f"{name}, V100"])
         yield Figure("DDP paper", what, published, partial(gain_by_overlap, job, backend == "gloo"))
-    for name, layers, published in (("ResNet-50", resnet([3, 4, 6, 3]), 0.44), ("VGG-16", vgg16(), 1.00)):
-        what = f"{name}: gain over Horovod, 64 GPUs, 20 Gbit/s"
-        job = trained(layers, 64, IMAGES_PER_S[f"{name}, V100 in the cloud"])
-        yield Figure("BytePS", what, published, partial(gain_by_servers, job))
 
 
 def resnet_101_per_s() -> float:
@@ -173,13 +167,6 @@ def gain_by_overlap(job: Job, gloo: bool, share: float) -> float:
     where = cluster(32, 4, 100, share, "NVLink", gloo)
     link = all_reduce(where)
     return forecast(job, where, link, overlaps=False).step_s / forecast(job, where, link).step_s - 1
-
-
-def gain_by_servers(job: Job, share: float) -> float:
-    where = cluster(64, 8, 20, share, "NVLink")
-    ring, server = all_reduce(where), all_reduce(where, "server")
-    in_parts = job.with_caps([PARTITION_BYTES])
-    return forecast(fused(job, ring), where, ring).step_s / forecast(in_parts, where, server).step_s - 1
 
 
 # ---------------------------------------------------------------------- page
@@ -205,7 +192,6 @@ def inputs() -> Iterator[tuple[str, str, str]]:
     for name, source in (
         ("P100", "TensorFlow's benchmarks, batches of 64; ResNet-101: between -50 and -152 by multiplications"),
         ("V100", "Lambda's benchmarks; NVIDIA's DeepLearningExamples, fp32 on 16 GB, batches of 2"),
-        ("V100 in the cloud", "BytePS' charts: one host of 8 GPUs, batches of 64, an eighth"),
     ):
         speeds = [f"{key.rpartition(', ')[0]} {value}" for key, value in per_s.items() if key.endswith(f", {name}")]
         yield f"examples/s, {name}", ", ".join(speeds), source
@@ -216,12 +202,6 @@ def inputs() -> Iterator[tuple[str, str, str]]:
     )
     fuses = f"fuses what is ready every {1e3 * CYCLE_S:g} ms, at most {FUSED_BYTES // 2**20} MiB"
     yield "Horovod", f"{fuses}; 4 GPUs a host", "defaults HOROVOD_CYCLE_TIME, _FUSION_THRESHOLD; its benchmark page"
-    yield (
-        "BytePS",
-        f"parts of {PARTITION_BYTES:,} bytes; as many servers as hosts",
-        "BYTEPS_PARTITION_BYTES; its paper",
-    )
-    yield "stragglers", "none", "no source gives the spread of a rank's times"
 
 
 def published() -> str:

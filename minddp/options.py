@@ -44,29 +44,22 @@ class BucketCaps:
 
     @classmethod
     def from_mib(
-        cls,
-        cap_mb: float | None,
-        cap_mb_list: Sequence[float] | None,
-        first_cap_mb: float | None = None,
+        cls, cap_mb: float | None, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None = None
     ) -> BucketCaps:
         """Torch's rule: a first bucket of 1 MiB if no capacity is given. Or minddp's `first_cap_mb`."""
         if cap_mb_list:
             each = tuple(int(mb * MIB) for mb in cap_mb_list)
             return cls(max(each), max(each), each)
-        rest_bytes = int((25 if cap_mb is None else cap_mb) * MIB)
-        if first_cap_mb is not None:
-            return cls(int(first_cap_mb * MIB), rest_bytes)
-        if cap_mb is not None:
-            return cls(rest_bytes, rest_bytes)
-        return cls(int(getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", MIB)), rest_bytes)
+        if first_cap_mb is None:
+            default_mb = getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", MIB) / MIB
+            first_cap_mb = default_mb if cap_mb is None else cap_mb
+        return cls(int(first_cap_mb * MIB), int((25 if cap_mb is None else cap_mb) * MIB))
 
     def before_rebuild(self, *, order_is_final: bool) -> tuple[int, ...]:
         """Capacities for the plan made at construction. See [Note: two plans]."""
-        if self.each_bytes:
-            return self.each_bytes
-        if not order_is_final:
-            return (UNBOUNDED,)  # the order is only a guess, so the first backward has a single bucket
-        return (self.first_bytes, self.rest_bytes) if self.first_bytes != self.rest_bytes else (self.rest_bytes,)
+        if self.each_bytes or order_is_final:
+            return self.after_rebuild()
+        return (UNBOUNDED,)  # the order is only a guess, so the first backward has a single bucket
 
     def after_rebuild(self) -> tuple[int, ...]:
         """Capacities for the plan made from the observed order."""
@@ -137,14 +130,12 @@ def _warn_of_deprecated(
 ) -> None:
     """The warnings point to the line that calls the constructor."""
     level = 2
-    while sys._getframe(level - 1).f_globals["__name__"].startswith("minddp."):
+    while sys._getframe(level - 1).f_globals.get("__name__", "").startswith("minddp."):
         level += 1
     if broadcast_buffers is not None:
-        rest = (
-            "its value is ignored, since `forward_sync_buffers` is given too."
-            if forward_sync_buffers is not None
-            else "use `forward_sync_buffers`, which unlike it keeps the broadcast of buffers at construction."
-        )
+        rest = "use `forward_sync_buffers`, which unlike it keeps the broadcast of buffers at construction."
+        if forward_sync_buffers is not None:
+            rest = "its value is ignored, since `forward_sync_buffers` is given too."
         warnings.warn(f"`broadcast_buffers` is deprecated: {rest}", FutureWarning, stacklevel=level)
     if check_reduction:
         warnings.warn("`check_reduction` is deprecated and has no effect.", FutureWarning, stacklevel=level)
@@ -159,18 +150,13 @@ def check_flag(name: str, value: object) -> None:
 def _check_caps(cap_mb: float | None, cap_mb_list: Sequence[float] | None, first_cap_mb: float | None) -> None:
     if cap_mb_list is not None and not isinstance(cap_mb_list, Iterable):
         raise TypeError(f"`bucket_cap_mb_list` takes mebibytes as a list of numbers, but got {cap_mb_list!r}.")
+    single = {"bucket_cap_mb": cap_mb, "first_bucket_cap_mb": first_cap_mb}
     if cap_mb_list:
         listed = f"`bucket_cap_mb_list` ({list(cap_mb_list)})"
-        why = "pass one capacity for all buckets or a list with one per bucket"
-        exclude(f"`bucket_cap_mb` ({cap_mb})", {listed: cap_mb is not None}, why)
-        why = "the list begins with the first bucket's capacity"
-        exclude(f"`first_bucket_cap_mb` ({first_cap_mb})", {listed: first_cap_mb is not None}, why)
+        for name, cap in single.items():
+            exclude(f"`{name}` ({cap})", {listed: cap is not None}, "the list has a capacity for each bucket")
     given = [("bucket_cap_mb_list", cap) for cap in cap_mb_list or ()]
-    if cap_mb is not None:
-        given.append(("bucket_cap_mb", cap_mb))
-    if first_cap_mb is not None:
-        given.append(("first_bucket_cap_mb", first_cap_mb))
-    for name, cap in given:
+    for name, cap in [*given, *((name, cap) for name, cap in single.items() if cap is not None)]:
         if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
             raise TypeError(f"`{name}` takes mebibytes as numbers, but got {cap!r} ({type(cap).__name__}).")
         if not 0 <= cap < UNBOUNDED / MIB:

@@ -42,12 +42,12 @@ class Strategies:
     def reducer(self, transport: Transport) -> Reducer:
         names, params = [name for name, _ in self.named_params], [param for _, param in self.named_params]
         aliasing = GradientAliasing(params) if self._may_alias else None
+        specs = [
+            ParamSpec(n, p.numel(), p.dtype, p.device, sparse=n in self.sparse_names) for n, p in self.named_params
+        ]
         store = BucketStore(
             params,
-            [
-                ParamSpec(n, p.numel(), p.dtype, p.device, sparse=n in self.sparse_names)
-                for n, p in self.named_params
-            ],
+            specs,
             self._bucket_maker(aliasing),
             self.options.caps.before_rebuild(order_is_final=not self.options.rebuilds_buckets),
             self.options.caps.after_rebuild(),
@@ -86,9 +86,7 @@ class Strategies:
         def make_bucket(
             spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate
         ) -> GradientBucket:
-            if spec.sparse:
-                return SparseBucket(spec, params, names)
-            return dense(spec, params, names, allocate)
+            return SparseBucket(spec, params, names) if spec.sparse else dense(spec, params, names, allocate)
 
         return make_bucket
 

@@ -114,7 +114,7 @@ def test_default_capacities_are_torchs() -> None:
 
 def test_a_given_capacity_also_holds_for_the_first_bucket() -> None:
     caps = options(bucket_cap_mb=25).caps
-    assert caps.before_rebuild(order_is_final=True) == (25 * MIB,)
+    assert caps.before_rebuild(order_is_final=True) == (25 * MIB, 25 * MIB)
     assert caps.after_rebuild() == (25 * MIB, 25 * MIB)
 
 

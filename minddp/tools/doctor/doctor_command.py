@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
 import tyro
-from rich.console import Console
 
 from minddp.platform import streams
-from minddp.platform.time_limits import Unfinished, call_with_limit
-from minddp.tools.doctor.examination import Examination
-from minddp.tools.doctor.report import Report, show
+from minddp.tools.doctor.examination import BrokenCheck, Examination
 from minddp.tools.job.launcher import RanksFailed, launch
 from minddp.tools.job.place import Place, UsageError, place_of
 
 DEFAULT_RANKS = 2
-REPORT_WIDTH = 100  # without a terminal
 
 
 @dataclass(frozen=True)
@@ -38,25 +33,20 @@ class DoctorSettings:
 
         RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29500 minddp doctor
 
-    Exit status: 0 if nothing is broken, 1 if something is, 2 for a wrong command line.
+    It ends with the first broken check. Exit status: 0 if nothing is broken, 1 if something is, 2 for a wrong
+    command line. CUDA_VISIBLE_DEVICES= checks the CPU where there are GPUs.
     """
 
     nproc_per_node: int | None = None
     """Ranks to start on this machine, without torchrun; by default one for each GPU, or 2 on the CPU."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What the job will compute on; by default GPUs if each rank has its own."""
     timeout_s: float = 30.0
     """How long to wait for other ranks, in each step."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Also write all findings, times and facts to this file."""
 
     def __post_init__(self) -> None:
         if self.nproc_per_node is not None and self.nproc_per_node < 1:
             raise UsageError(f"--nproc-per-node must be at least 1, but is {self.nproc_per_node}.")
         if not 0 < self.timeout_s < math.inf:
             raise UsageError(f"--timeout-s must be a positive, finite number, but is {self.timeout_s}.")
-        if self.json is not None and not self.json.absolute().parent.is_dir():
-            raise UsageError(f"--json {self.json}: there is no folder {self.json.absolute().parent}.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,8 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start_ranks(settings: DoctorSettings, arguments: Sequence[str]) -> int:
-    num_gpus = streams.num_devices("cuda") if settings.device != "cpu" else 0
-    nproc = settings.nproc_per_node or num_gpus or DEFAULT_RANKS
+    nproc = settings.nproc_per_node or streams.num_devices("cuda") or DEFAULT_RANKS
     if nproc > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     try:
@@ -89,31 +78,22 @@ def start_ranks(settings: DoctorSettings, arguments: Sequence[str]) -> int:
 
 def be_rank(settings: DoctorSettings, place: Place) -> NoReturn:
     """Go through the checks, and end the process even if its threads hang."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else REPORT_WIDTH)
-
-    def deliver(report: Report) -> None:
-        show(report, console)
-        if settings.json is not None and place.rank == 0:
-            written = {**asdict(report), "exit_status": report.exit_status}
-            settings.json.write_text(json.dumps(written, indent=1) + "\n")
-
     # Discard what torch's C++ writes to standard error: stacks of errors that it also raises.
     sys.stderr = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     status = 1
     try:
-        examination = Examination(place, settings.device, settings.timeout_s)
-        status = call_with_limit(lambda: examination.run(deliver), 8 * settings.timeout_s + 300).exit_status
-    except Unfinished as error:
-        _complain(error)
-    except KeyboardInterrupt:
-        status = 130
+        Examination(place, settings.timeout_s, partial(print, flush=True)).run()
+        status = 0
+    except BrokenCheck:
+        pass
     except Exception:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _complain(error: Exception) -> None:
-    Console(stderr=True).print(f"minddp doctor: {error}", markup=False, highlight=False, soft_wrap=True)
+    print(f"minddp doctor: {error}", file=sys.stderr)

@@ -1,71 +1,117 @@
-"""Measurements between ranks, some seconds in all. Every rank calls these functions in the same order."""
+"""The fact sheet of a rank, and measurements on all ranks, some seconds in all."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import importlib.metadata
+import os
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
+import minddp
+from minddp.platform import streams
 from minddp.platform.store import Messages
-from minddp.tools.doctor.fact_sheet import listen
+from minddp.platform.time_limits import call_with_limit
 from minddp.tools.forecast.gradient_clock import clock_of
-from minddp.tools.forecast.link import measure_link
-from minddp.tools.job.store_connection import CONNECT_LIMIT_S, obstacle_of
-from minddp.transport import Transport
-from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory import CannotConnect, connect_ranks
+from minddp.tools.forecast.link import Link, measure_link
+from minddp.tools.job.store_connection import first_line, resolve
+from minddp.transport import open_transport
 
-PRODUCTS = 80
-WIDTH = 512
-
-
-def probe_connections(messages: Messages, address: str, limit_s: float) -> dict[int, str]:
-    """Listen at `address`, as gloo would, and connect to every other rank. Returns the obstacles by rank.
-
-    gloo connects each pair of ranks in one direction only, and its errors give an address but no reason. This tries
-    both directions of all pairs at once.
-    """
-    others = [rank for rank in range(messages.world_size) if rank != messages.rank]
-    with listen(address, backlog=messages.world_size) as server, ThreadPoolExecutor() as threads:
-        messages.post(server.getsockname()[:2], "listening")
-        endpoints = messages.gather("listening", limit_s=limit_s)
-        obstacles = list(threads.map(lambda rank: _obstacle_to(endpoints.get(rank)), others))
-        messages.post(True, "probed")
-        messages.gather("probed", limit_s=limit_s)  # listen until every rank has tried
-    return {rank: obstacle for rank, obstacle in zip(others, obstacles, strict=True) if obstacle}
-
-
-def _obstacle_to(endpoint: Any) -> str:
-    if endpoint is None:
-        return "not listening"
-    try:
-        socket.create_connection(endpoint, CONNECT_LIMIT_S).close()
-    except OSError as error:
-        return obstacle_of(error)
-    return ""
+T = TypeVar("T")
+# Environment variables with these prefixes change how ranks compute or communicate.
+PREFIXES = ("CUBLAS_", "CUDA_", "GLOO_", "MINDDP_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TP_")
+MARGIN_S = 5.0  # for ranks that wait for a rank that waits for others
+PRODUCTS, WIDTH = 80, 512
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """The measurements of one rank.
+class FactSheet:
+    """`settings` are versions, the device and environment variables, by name.
 
-    `waited`: while the rank computed, it had no core for this share of the time. `links`, by transport: the latency
-    of an all-reduce in seconds and its bytes per second, on the slowest rank.
+    `endpoint` is an address and port at which the rank listens where gloo would; `("", 0)` if gloo cannot.
     """
 
-    waited: float
-    links: dict[str, tuple[float, float]]
+    host: str
+    pid: int
+    settings: Mapping[str, str]
+    endpoint: tuple[str, int]
+
+
+Sheets = Mapping[int, FactSheet]  # by rank
+
+
+def collect(device: torch.device, environment: Mapping[str, str], server: socket.socket | None) -> FactSheet:
+    """The fact sheet of this process. minddp's version has a hash of its code, which may be a checkout."""
+    code = hashlib.sha256()
+    for path in sorted(Path(minddp.__file__).parent.rglob("*.py")):
+        code.update(path.read_bytes())
+    settings = {
+        "torch": torch.__version__,
+        "CUDA": str(torch.version.cuda or "none"),
+        "NCCL": ".".join(map(str, streams.nccl_version() or ("none",))),
+        "minddp": f"{importlib.metadata.version('minddp')} ({code.hexdigest()[:8]})",
+        "device": device.type,
+    }
+    settings |= {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES)}
+    endpoint = ("", 0) if server is None else server.getsockname()[:2]
+    return FactSheet(socket.gethostname(), os.getpid(), settings, endpoint)
+
+
+def listen_as_gloo(interface: str, limit_s: float) -> socket.socket | None:
+    """A socket that listens where torch's `ProcessGroupGloo` would, at a port that the system chooses.
+
+    That is at the `interface` that GLOO_SOCKET_IFNAME names, `None` if there is none; else at the address of the
+    host's own name, if it can be bound; else at the loopback.
+    """
+    addresses = [one.address for one in psutil.net_if_addrs().get(interface, ())]
+    if not interface:
+        with suppress(OSError):
+            addresses += resolve(socket.gethostname(), limit_s)
+        addresses.append("127.0.0.1")
+    for address in addresses:
+        with suppress(OSError):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address, 0), family=family)
+    return None
+
+
+def run_on_all(
+    messages: Messages, topic: str, part: Callable[[], T], limit_s: float
+) -> tuple[dict[int, T], dict[int, str]]:
+    """Run `part` on every rank, within `limit_s`. Returns the values and the errors of all ranks, by rank."""
+    value, error, deadline = None, "", time.monotonic() + limit_s
+    try:
+        value = call_with_limit(part, limit_s)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {first_line(raised)}"
+    messages.post((value, error), topic)
+    outcomes = messages.gather(topic, limit_s=deadline - time.monotonic() + MARGIN_S)
+    everyone = {rank: outcomes.get(rank, (None, "no answer")) for rank in range(messages.world_size)}
+    values = {rank: value for rank, (value, error) in everyone.items() if not error}
+    return values, {rank: error for rank, (_, error) in everyone.items() if error}
+
+
+class Measurement(NamedTuple):
+    """The time that a rank needs for the same work as all others, and the cost of an all-reduce."""
+
+    computing_s: float
+    link: Link
 
 
 def measure(messages: Messages, device: torch.device, limit_s: float) -> Measurement:
     """Make the default process group, check a sum, and measure."""
+    if device.type == "cuda":
+        streams.make_current(device)
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
         store=dist.PrefixStore(f"{messages.topic}/group", messages.store),
@@ -77,21 +123,13 @@ def measure(messages: Messages, device: torch.device, limit_s: float) -> Measure
     dist.all_reduce(total)
     if total.item() != messages.world_size:
         raise RuntimeError(f"ones on {messages.world_size} ranks added up to {total.item():g}")
-    waited = _share_without_core()
-    over_group = ProcessGroupTransport(dist.distributed_c10d._get_default_group())
-    transports: dict[str, Transport] = {str(dist.get_backend()): over_group}
-    with suppress(CannotConnect):  # ranks on several hosts or on GPUs
-        transports["shared memory"] = connect_ranks(over_group, device)
-    links = {name: measure_link(transport, device, clock_of([device])) for name, transport in transports.items()}
-    return Measurement(waited, {name: (link.latency_s, link.bytes_per_s) for name, link in links.items()})
-
-
-def _share_without_core() -> float:
-    """Multiplies matrices on the CPU. In a collective the rank's own threads would compete for its cores."""
-    left = torch.randn(WIDTH, WIDTH)
-    torch.mm(left, left)
+    factor = torch.randn(WIDTH, WIDTH, device=device)
+    torch.mm(factor, factor)
     dist.barrier()
-    began_s, had_core_s = time.perf_counter(), time.thread_time()
+    began_s = time.perf_counter()
     for _ in range(PRODUCTS):
-        torch.mm(left, left)
-    return max(0.0, 1 - (time.thread_time() - had_core_s) / (time.perf_counter() - began_s))
+        product = torch.mm(factor, factor)
+    product[0, 0].item()  # waits for a GPU
+    computing_s = time.perf_counter() - began_s
+    transport = open_transport("auto", dist.distributed_c10d._get_default_group(), device)
+    return Measurement(computing_s, measure_link(transport, device, clock_of([device])))

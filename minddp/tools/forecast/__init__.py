@@ -1,14 +1,12 @@
 """Predictions: the cost of a message, the length of a step by a plan, and the plan that exposes the least.
 
-Small buckets leave early, but each pays a latency; large ones pay it seldom, but the last gradients wait for others
-and then nothing hides their transfer. The optimum depends on model, machine and network, so `bucket_cap_mb="auto"`
-observes some steps (`auto_buckets.py`) and computes it (`planner.py`, by the model of a link and of a step). The
-same model predicts a step on other numbers of ranks (`scaling.py`), and a message there (`cluster.py`).
+Small buckets leave early, but each pays a latency; large ones pay it seldom, but nothing hides the transfer of the
+last. The optimum depends on model, machine and network, so `bucket_cap_mb="auto"` observes some steps
+(`auto_buckets.py`) and computes it (`planner.py`). The same model predicts steps elsewhere (`scaling.py`).
 """
 
 from minddp.tools.forecast.auto_buckets import AutoBuckets, Tuning
-from minddp.tools.forecast.gradient_clock import clock_of
 from minddp.tools.forecast.link import Link
 from minddp.tools.forecast.step_model import Observed
 
-__all__ = ["AutoBuckets", "Link", "Observed", "Tuning", "clock_of"]
+__all__ = ["AutoBuckets", "Link", "Observed", "Tuning"]

@@ -1,18 +1,14 @@
 """`bucket_cap_mb="auto"`: observe some steps, compute the plan that exposes the least, adopt it, and check it.
 
 Ranks see different times, but must have one plan. So the median times of all ranks are gathered, the slowest rank
-counts for each gradient, and every rank computes the same plan from the same numbers.
+counts for each gradient, and every rank computes the plan from the same numbers. It is adopted if all have come to
+the same one, and the old plan comes back if the new one is slower.
 
-The link is fitted to the steps observed with the plan in use: see [Note: calibration]. Then the new plan is
-observed, too; if it is slower, the old plan comes back.
-
-No observed step waits for a device, and none after them: times are read and the link is measured only between the
-last observed step and the next, once for each of the two plans.
+No observed step waits for a device: times are read and the link is measured between two steps.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 import statistics
 from collections.abc import Mapping
@@ -26,6 +22,7 @@ from minddp.core.plan import BucketPlan
 from minddp.core.reducer import Reducer
 from minddp.extension import Extension
 from minddp.options import exclude
+from minddp.replicas.agreement import are_equal_everywhere
 from minddp.tools.forecast.gradient_clock import Clock, clock_of
 from minddp.tools.forecast.link import Link, measure_link
 from minddp.tools.forecast.planner import plan_buckets
@@ -58,7 +55,7 @@ class Tuning:
         return self.measured_s is None or self.measured_s <= WORSE * self.before_s
 
     def __str__(self) -> str:
-        measured = "not measured yet" if self.measured_s is None else f"measured {1e3 * self.measured_s:.2f} ms"
+        measured = "not measured" if self.measured_s is None else f"measured {1e3 * self.measured_s:.2f} ms"
         return (
             f"buckets: {len(self.before.buckets)} -> {len(self.plan.buckets)}; backward: "
             f"{1e3 * self.before_s:.2f} ms -> predicted {1e3 * self.predicted_s:.2f} ms, {measured}; link: "
@@ -96,21 +93,14 @@ def observed(stamps: Mapping[Event, Any], clock: Clock) -> Observed:
     return Observed(ready_s, computed_s, clock.seconds(begin, complete), clock.seconds(begin, end))
 
 
-class _Stage(enum.Enum):
-    WAITING = "the rebuild of the buckets by the order of readiness"
-    OBSERVING = "the plan in use"
-    CHECKING = "the new plan"
-    DONE = "nothing"
-
-
 class AutoBuckets:
     """Tunes the buckets of one reducer. Every rank calls `before_module` before each forward that trains."""
 
     def __init__(self, reducer: Reducer, clock: Clock):
         self._reducer = reducer
         self._clock = clock
-        self._stage = _Stage.WAITING
-        self._observer = Observer(self._clock)
+        self._observer: Observer | None = None
+        self._is_done = False
         self.tuning: Tuning | None = None
 
     def before_module(self) -> None:
@@ -119,56 +109,57 @@ class AutoBuckets:
         Raises:
             RuntimeError: a CUDA graph is being captured.
         """
-        if self._stage is _Stage.DONE:
+        if self._is_done:
             return
         if self._clock.is_stopped:
+            num_steps = 2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4
             raise RuntimeError(
-                f'bucket_cap_mb="auto" observes {self._stage.value}, but a step that a CUDA graph captures has no '
-                f"times yet, and its buckets cannot be changed later. Take "
-                f"{2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4} steps before the capture."
+                f'bucket_cap_mb="auto" observes steps, but one that a CUDA graph captures has no times, and its '
+                f"buckets cannot be changed later. Take {num_steps} steps before the capture."
             )
-        has_seen_enough = len(self._observer.backwards) >= WARM_UP_STEPS + OBSERVED_STEPS
-        if self._stage is _Stage.WAITING and self._reducer.store.has_rebuilt:
-            self._observe(_Stage.OBSERVING)
-        elif self._stage is _Stage.OBSERVING and has_seen_enough:
-            self._switch()
-        elif self._stage is _Stage.CHECKING and has_seen_enough:
-            self._check()
+        if self._observer is None:
+            if self._reducer.store.has_rebuilt:
+                self._observe()
+        elif len(self._observer.backwards) >= WARM_UP_STEPS + OBSERVED_STEPS:
+            self._reducer.events.unwatch(self._observer)
+            if self.tuning is None:
+                self._switch()
+            else:
+                self._check(self.tuning)
 
-    def _observe(self, stage: _Stage) -> None:
+    def _observe(self) -> None:
         self._observer = Observer(self._clock)
         self._reducer.events.watch(self._observer)
-        self._stage = stage
 
     def _switch(self) -> None:
-        reducer = self._reducer
-        reducer.events.unwatch(self._observer)
-        seen = self._agreed()
-        idle = measure_link(reducer.transport, reducer.params[0].device, self._clock)
-        link = calibrated(idle, reducer.plan, seen)
+        reducer, seen = self._reducer, self._agreed()
+        device = reducer.params[0].device
+        link = calibrated(measure_link(reducer.transport, device, self._clock), reducer.plan, seen)
         proposed = plan_buckets(reducer.plan.params, list(seen.ready_s.values()), link, seen.computed_s)
         plan = min(reducer.plan, proposed, key=lambda plan: predicted_s(plan, link, seen))  # the old one if equal
+        groups = [[slot.param for slot in bucket.slots] for bucket in plan.buckets]
+        if not are_equal_everywhere(reducer.transport, groups, device):  # by a processor that rounds otherwise
+            plan = reducer.plan
         self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, predicted_s(plan, link, seen), seen)
         if plan is reducer.plan:
-            self._stage = _Stage.DONE
+            self._is_done = True
             _log.info("No other buckets are predicted to be faster. %s", self.tuning)
             return
         reducer.adopt(plan)
-        self._observe(_Stage.CHECKING)
+        self._observe()
 
-    def _check(self) -> None:
-        assert self.tuning is not None, "a plan is checked after it has been made"
-        self._reducer.events.unwatch(self._observer)
-        self.tuning = replace(self.tuning, measured_s=self._agreed().end_s)
+    def _check(self, tuning: Tuning) -> None:
+        self.tuning = replace(tuning, measured_s=self._agreed().end_s)
         if not self.tuning.is_kept:
-            self._reducer.adopt(self.tuning.before)
-        self._stage = _Stage.DONE
+            self._reducer.adopt(tuning.before)
+        self._is_done = True
         _log.info("Buckets tuned. %s", self.tuning)
 
     def _agreed(self) -> Observed:
         """Medians over the observed backwards, of the slowest rank. Collective."""
         params = self._reducer.params
         rows = []
+        assert self._observer is not None, "agreed after observing"
         for stamps in self._observer.backwards[WARM_UP_STEPS:]:
             seen = observed(stamps, self._clock)
             ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]

@@ -1,22 +1,17 @@
 """The cost of an all-reduce on any number of ranks and hosts, from the cost of one hop. Pure arithmetic.
 
-All algorithms here take a latency and a time by the byte, so `all_reduce` returns a `Link` for the model of a step
-and the bucket planner. A hop is `inside` a host, between two of its ranks, or `between` the network interfaces of
-two hosts, each full duplex and shared by the ranks of its host.
+A hop is `inside` a host, between two of its ranks, or `between` the network interfaces of two hosts, each full
+duplex and shared by the ranks of its host.
 
-    ring          2 (n-1) hops, each of 1/n of the bytes. Ranks are numbered host by host, so once around the ring
-                  as many of the n hops cross as there are hosts. (Patarasuk and Yuan, 2009)
-    tree          two binary trees over the hosts, each for half of the bytes, and a chain within each host; all
-                  bytes go up once and down once, in pieces. (Sanders, Speck and Träff, 2009; NCCL's tree)
-    hierarchical  a ring within each host, and a ring of the hosts, one after the other
-    server        as hierarchical, but hosts send to as many servers, on machines of their own: bytes go up while
-                  the sums of those before come down. (Jiang et al., BytePS, 2020)
+    ring    2 (n-1) hops, each of 1/n of the bytes. Ranks are numbered host by host, so once around the ring as many
+            of the n hops cross as there are hosts. (Patarasuk and Yuan, 2009)
+    tree    two binary trees over the hosts, each for half of the bytes, and a chain within each host; all bytes go
+            up once and down once, in pieces. (Sanders, Speck and Träff, 2009; NCCL's tree)
 
 [Note: cores]
-A GPU's messages are assumed to need no core (`cores` is None). On a CPU a core moves and adds the bytes, at the
-rate of a hop inside, wherever they go then. If a host has more ranks than cores, everything that a rank computes
-and moves takes longer by their ratio; the network does not. Without a spare core that work delays backward: see
-[Note: messages take time from backward].
+A GPU's messages need no core (`cores` is None). On a CPU a core moves and adds the bytes, at the rate of a hop
+inside. If a host has more ranks than cores, all computing and moving takes longer by their ratio; the network does
+not. Without a spare core that work delays backward: see [Note: messages take time from backward].
 """
 
 from __future__ import annotations
@@ -57,13 +52,12 @@ class Cluster:
 
 
 class Hops(NamedTuple):
-    """The hops that follow each other, and how often all bytes pass each kind, at once or `in_turn`."""
+    """The hops that follow each other, and how often all bytes pass each kind, at once."""
 
     inside: float
     between: float
     passed_inside: float
     passed_between: float
-    in_turn: bool = False
 
 
 def ring(ranks: int, hosts: int) -> Hops:
@@ -77,17 +71,7 @@ def tree(ranks: int, hosts: int) -> Hops:
     return Hops(2 * chain, 2 * levels, 2.0 if chain else 0.0, 2.0 if levels else 0.0)
 
 
-def hierarchical(ranks: int, hosts: int) -> Hops:
-    m = ranks // hosts
-    return Hops(2 * (m - 1), 2 * (hosts - 1), 2 * (m - 1) / m, 2 * (hosts - 1) / hosts, in_turn=True)
-
-
-def server(ranks: int, hosts: int) -> Hops:
-    up_and_down = 2 if hosts > 1 else 0
-    return hierarchical(ranks, hosts)._replace(between=up_and_down, passed_between=up_and_down / 2)
-
-
-ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (ring, tree, hierarchical, server)}
+ALGORITHMS = {"ring": ring, "tree": tree}
 
 
 def all_reduce(cluster: Cluster, algorithm: str = "ring") -> Link:
@@ -95,14 +79,11 @@ def all_reduce(cluster: Cluster, algorithm: str = "ring") -> Link:
     hops = ALGORITHMS[algorithm](cluster.ranks, cluster.hosts)
     latency_s = hops.inside * cluster.inside.latency_s * cluster.crowding + hops.between * cluster.between.latency_s
     work_s = cluster.crowding / cluster.inside.bytes_per_s
-    inside_s = hops.passed_inside * work_s
-    handed_s = 0.0 if cluster.cores is None else hops.passed_between * work_s
-    between_s = max(hops.passed_between / cluster.between.bytes_per_s, handed_s)
-    byte_s = inside_s + between_s if hops.in_turn else max(inside_s, between_s)
+    passed_by_core = max(hops.passed_inside, hops.passed_between if cluster.cores is not None else 0.0)
+    byte_s = max(passed_by_core * work_s, hops.passed_between / cluster.between.bytes_per_s)
     if not byte_s:
         return Link(latency_s, math.inf)
-    taken_s = inside_s + handed_s if hops.in_turn else max(inside_s, handed_s)
-    return Link(latency_s, 1 / byte_s, 0.0 if cluster.has_spare_cores else taken_s / byte_s)
+    return Link(latency_s, 1 / byte_s, 0.0 if cluster.has_spare_cores else passed_by_core * work_s / byte_s)
 
 
 def hop_of(measured: Link, cluster: Cluster, algorithm: str = "ring") -> Link:

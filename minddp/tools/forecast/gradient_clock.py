@@ -1,13 +1,10 @@
 """The clock that times gradients: the host's on a CPU, the device's on a GPU.
 
-On a GPU the host only enqueues work, and a stream runs it later. So a stamp is a CUDA event, recorded on the
-current stream after the work enqueued so far. A gradient's event completes when its last kernel has run; the event
-at the end of backward completes when the averages are in the gradients. Recording an event does not block, but
-reading one blocks the host. So stamps are read between two steps, once enough steps have been observed.
+On a GPU a stamp is a CUDA event. Recording one does not block, but reading one blocks the host until it has passed.
+So stamps are read between two steps, once enough steps have been observed.
 
 On a CPU, messages compete with backward for a core, so the wall time of a gradient depends on the plan. The CPU
-time of the thread does not: it is the time for which backward has computed. A GPU's kernels are assumed to run
-whenever they can.
+time of the thread does not: it is the time for which backward has computed.
 """
 
 from __future__ import annotations

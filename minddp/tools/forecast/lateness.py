@@ -1,20 +1,16 @@
 """The judgement which rank makes the others wait, and in which phase of a step. Pure arithmetic on durations.
 
 [Note: late ranks]
-Each rank needs every bucket of all ranks, so all ranks are together when a synchronised
-backward ends. A step counts from the end of one backward to the end of the next, and takes equally long on all
-ranks: each is busy in the phases and waits for the rest of the time. The rank that is busy longest waits least.
-Its waiting time is the cost of communication; the others wait longer, and the difference is their wait for this
-rank.
+All ranks are together when a synchronised backward ends. A step counts from the end of one to the end of the next,
+and takes equally long on all ranks: each is busy in the phases and waits for the rest of the time. The rank that is
+busy longest waits least, for communication alone; the others wait longer, and the difference is their wait for it.
 
 In one step, the cost of a rank is the time for which it is busy longer than the median of the others, but at most
 the time for which they wait longer than it: if a rank is slow after all have met again, as in collectives of the
 script, no rank waits at the end of backward. A rank that waits for others has a negative cost.
 
-In a fleet of equal ranks each step has another slowest rank, by noise or by the lengths of its batches. So a rank
-is late in each step if its median step has a cost and three quarters of its steps have a good part of that. A rank
-that is late in fewer steps must be late by the sums over all steps but the costliest: a pause is no habit, and
-ranks that are late by turns have equal sums.
+In a fleet of equal ranks each step has another slowest rank. So a rank is late if its median step has a cost and
+three quarters of its steps have a good part of that.
 """
 
 from __future__ import annotations
@@ -60,31 +56,22 @@ class RankTimes(NamedTuple):
 
 
 #: The phases of `RankTimes`, in its order.
-PHASES = (
-    WorkPhase.BETWEEN,
-    WorkPhase.FORWARD,
-    WorkPhase.BACKWARD,
-    WorkPhase.OPTIMIZER,
-    WorkPhase.ACCUMULATION,
-)
+PHASES = tuple(WorkPhase)[:5]
 
 LEAST_SHARE = 0.05  # of a step: smaller costs are not mentioned
 IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least this share of its median step
-FEWEST_STEPS, PAUSES = 20, 0.05  # to look for a rank that is late in some steps; this share of them may be pauses
 
 
 class LateRank(NamedTuple):
-    """A rank for which the others wait.
+    """A rank for which the others wait in each step.
 
-    It is late in the part `in_steps` of all steps, by `late_ns` in the median of these. That costs a `share` of the
-    time. `phases_ns[p]` of it arises in `PHASES[p]`.
+    The median step costs `late_ns`, a `share` of it. `phases_ns[p]` of that arises in `PHASES[p]`.
     """
 
     rank: int
     late_ns: float
     phases_ns: tuple[float, ...]
     share: float
-    in_steps: float = 1.0
 
     @property
     def phase(self) -> str:
@@ -93,12 +80,9 @@ class LateRank(NamedTuple):
 
     def __str__(self) -> str:
         late, most = f"{self.late_ns / 1e6:.1f} ms", f"{max(self.phases_ns) / 1e6:.1f} ms"
-        where, whole = (
-            ("each step", "a step") if self.in_steps == 1 else (f"{self.in_steps:.0%} of the steps", "the time")
-        )
         return (
-            f"Rank {self.rank} is late: {late} in {where}, {most} of it {self.phase}; the others wait for it, "
-            f"{self.share:.0%} of {whole}."
+            f"Rank {self.rank} is late: {late} in each step, {most} of it {self.phase}; the others wait for it, "
+            f"{self.share:.0%} of a step."
         )
 
 
@@ -114,16 +98,6 @@ def late_ranks(steps: Sequence[Sequence[RankTimes]], least_share: float = LEAST_
         num_late = sum(cost > max(0.0, ALIKE * late_ns) for cost in costs)
         if num_late >= IN_EACH_STEP * len(steps) and late_ns > least_share * step_ns:
             found.append(LateRank(rank, late_ns, _phases_ns(steps, rank, late_ns), late_ns / step_ns))
-        elif len(steps) >= FEWEST_STEPS:
-            by_cost = sorted(range(len(steps)), key=costs.__getitem__)
-            kept = [steps[at] for at in by_cost[: -max(1, int(PAUSES * len(steps)))]]
-            sums = [RankTimes(*map(sum, zip(*of_rank, strict=True))) for of_rank in zip(*kept, strict=True)]
-            late = [steps[at] for at in by_cost if costs[at] > least_share * step_ns]
-            if costs_ns(sums)[rank] > least_share * sum(sums[rank]) and late:
-                late_ns = median(costs_ns(step)[rank] for step in late)
-                share = sum(costs_ns(step)[rank] for step in late) / sum(sum(step[rank]) for step in steps)
-                phases_ns = _phases_ns(late, rank, late_ns)
-                found.append(LateRank(rank, late_ns, phases_ns, share, len(late) / len(steps)))
     return sorted(found, key=lambda late: -late.share)
 
 

@@ -16,7 +16,7 @@ from minddp.transport.protocols import Transport
 
 _SIZES_BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
 _REPEATS = 5
-_ITERATIONS = 50
+LEAST_S_PER_BYTE = 1e-15  # where larger messages take no longer
 
 
 @dataclass(frozen=True)
@@ -38,28 +38,16 @@ FREE = Link(0.0, math.inf)
 
 
 def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
-    """The link that best explains the times of messages of two or more sizes, by relative error.
-
-    Sizes span orders of magnitude. In plain least squares the largest message alone would decide, and the latency
-    would be noise. So this minimises the squares of log(fitted / measured) over the logarithms of both parameters,
-    which keeps them positive: Gauss-Newton, from the line through the ends.
+    """The line through the times of messages of two or more sizes with the least squares of relative errors.
 
     Raises:
         ValueError: fewer than two sizes.
     """
     if len(seconds_of_bytes) < 2:
         raise ValueError("A latency and a bandwidth need messages of two sizes at least.")
-    nbytes = np.array(list(seconds_of_bytes), dtype=float)
-    seconds = np.array(list(seconds_of_bytes.values()))
-    terms = np.stack([np.ones_like(nbytes), nbytes], axis=1)
-    parameters = np.array([seconds[nbytes.argmin()], seconds[nbytes.argmax()] / nbytes.max()])
-    for _ in range(_ITERATIONS):
-        fitted = terms @ parameters
-        slopes = terms * parameters / fitted[:, None]
-        step, *_ = np.linalg.lstsq(slopes, np.log(seconds / fitted), rcond=None)
-        parameters *= np.exp(np.clip(step, -1.0, 1.0))
-    latency_s, s_per_byte = parameters
-    return Link(float(latency_s), float(1 / s_per_byte))
+    nbytes, seconds = np.array([*seconds_of_bytes], dtype=float), np.array([*seconds_of_bytes.values()])
+    s_per_byte, latency_s = np.polyfit(nbytes, seconds, 1, w=1 / seconds)
+    return Link(max(0.0, float(latency_s)), 1 / max(LEAST_S_PER_BYTE, float(s_per_byte)))
 
 
 def measure_link(transport: Transport, device: torch.device, clock: Clock) -> Link:

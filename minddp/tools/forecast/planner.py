@@ -1,20 +1,17 @@
 """The buckets that expose the least communication: an exact answer for the model in `step_model.py`.
 
-A bucket is a run of neighbours in the order in which gradients become ready.
-
-The recursion is exact. Let F(m, i) be the earliest time at which the first i gradients can have been reduced by m
-messages, by the clock of [Note: messages take time from backward]. The last of these messages holds gradients
-k+1 ... i for some k; it leaves when the last of them is ready and the messages before it are over:
+A bucket is a run of neighbours in the order in which gradients become ready. Let F(m, i) be the earliest time at
+which the first i gradients can have been reduced by m messages, by the clock of [Note: messages take time from
+backward]. The last message holds gradients k+1 ... i for some k; it leaves when the last of them is ready and the
+messages before it are over:
 
     F(m, i) = min over k < i of  max(F(m - 1, k), ready(i)) + (1 - taken) * seconds(bytes(k+1 ... i))
 
-Reducing the first k sooner by as many messages can never make the rest later, so the best way to do i contains the
-best way to do k. The step is over when F(m, n) and backward are, later by the time that the clock is behind; the
-best m is the one for which that is soonest. The search tries all last buckets, and more and more messages, until
-one more message reduces no first i sooner than fewer did: then more never will.
+The step is over when F(m, n) and backward are, later by the time that the clock is behind; the best m is the one
+for which that is soonest. Once one more message reduces no first i sooner than fewer did, more never will.
 
-Buckets hold one dtype on one device. Each kind is planned by itself, as if it had the link alone, and the buckets
-then leave in the order in which they are ready. For models of one kind, as nearly all are, the answer is exact.
+Buckets hold one dtype on one device. Each kind is planned by itself, as if it had the link alone, so the answer is
+exact for models of one kind, as nearly all are.
 """
 
 from __future__ import annotations

@@ -1,36 +1,25 @@
 """The model of a backward and its messages by a plan: the one model of a step in minddp. Pure arithmetic.
 
 A bucket can leave when backward has computed for a known time. One message travels at a time, in plan order, and
-takes `Link.seconds`. The bucket planner minimises by this model; X-ray predicts a recorded step under other plans
-and links.
+takes `Link.seconds`.
 
 [Note: messages take time from backward]
-Beside a GPU's kernels, messages are assumed to travel for free: `taken`
-is 0. On a CPU, threads move and add the bytes, and where the ranks have no spare core, backward is blocked for the
-share `taken` of each message.
-
-Imagine a clock that stops for the share `taken` of each message. By this clock backward computes as if no message
-travelled, and a message takes the rest of its time, `(1 - taken) * seconds`: a step without `taken`. At the end
-the clock is behind by `taken` times the time of all messages, whenever they left. All plans move the same bytes,
-so only the number of messages, each with its latency, makes this differ between plans.
+On a CPU, threads move and add the bytes, and where the ranks have no spare core, backward is blocked for the share
+`taken` of each message; beside a GPU's kernels it is 0. Imagine a clock that stops for that share of each message.
+By this clock backward computes as if no message travelled, and a message takes `(1 - taken) * seconds`. At the end
+the clock is behind by `taken` times the time of all messages, whenever they left.
 
 [Note: calibration]
-The link is measured while nothing else runs, but is used while backward runs, on a CPU on the same cores. Its speed
-then, and the share that it takes from backward, depend on spare cores, quotas, affinities, other programs and the
-threads of a transport. The observed backward has met all of these, and shows two numbers:
+The link is measured while nothing else runs, but is used while backward runs, on a CPU on the same cores. The
+observed backward shows two numbers:
 
     exposed  =  its end - when all gradients were complete              messages travelled, backward was over
     blocked  =  when all were complete - how long it had computed       backward waited, messages travelled
 
-The messages that were not exposed travelled while backward computed or was blocked, so their share is `blocked /
-(all messages - exposed)`. The bandwidth is then the one with which the model ends when backward did: with a slower
-link the share is smaller and more is exposed, so exactly one bandwidth fits. It includes packing and copying back,
-which also cost by the byte.
-
-Other programs that take the cores, and helper threads for which backward sleeps, count as messages. With one
-bucket nothing is hidden and nothing shows the share: if backward was blocked at all, the message is charged for
-all of it, and one bucket remains the choice. Where nothing is exposed, any link that is fast enough fits: then it
-is the measured one.
+The other messages travelled while backward computed or was blocked, so `taken` is `blocked / (all messages -
+exposed)`. The bandwidth is then the one with which the model ends when backward did: with a slower link the share
+is smaller and more is exposed, so exactly one fits. With one bucket nothing shows the share: if backward was
+blocked at all, the message is charged for all of it. Where nothing is exposed, the measured link stays.
 """
 
 from __future__ import annotations

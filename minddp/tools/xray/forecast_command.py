@@ -4,8 +4,8 @@ minddp forecast runs/xray/step.json --ranks 2 4 8 16 --hosts 1 1 1 2 --rate 10
 minddp forecast --plan plan.json --rate 25 --latency 14 --ranks 8 64 512 --hosts 1 8 64
 
 A plan has a few measured numbers, as JSON: `alone_s` and `backward_s`, a step of one rank alone; `gradients`, each
-[bytes, seconds since backward began]; `inside`, a hop inside a host, [seconds, bytes per second]; optionally
-`jitter`. `Job` and `Cluster` in `minddp/tools/forecast/` describe them.
+[bytes, seconds since backward began]; `inside`, a hop inside a host, [seconds, bytes per second]. `Job` and
+`Cluster` in `minddp/tools/forecast/` describe them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import median
 
 import torch
 from rich.console import Console
@@ -32,7 +32,6 @@ from minddp.tools.xray.result import Result, load
 
 AS_IT_IS = "as it is"
 GBIT = 1e9 / 8
-QUARTILES_APART = 1.349  # those of a normal distribution, in standard deviations
 COLUMNS = (
     "algorithm",
     "bucket MiB",
@@ -121,11 +120,11 @@ def planned(path: Path) -> tuple[Job, Link]:
         raise ValueError(f"{path} is no plan: it needs alone_s, backward_s, gradients and inside.") from error
 
 
-def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float, jitter: float = 0.0) -> Job:
+def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float) -> Job:
     """A job of fp32 gradients, each with its bytes and seconds since backward began, with DDP's default buckets."""
     specs = [ParamSpec("", nbytes // 4, torch.float32, torch.device("cpu")) for nbytes, _ in gradients]
     together = plan_from_groups(specs, [range(len(specs))], "together")
-    job = Job(alone_s, backward_s, dict(enumerate(at_s for _, at_s in gradients)), together, jitter)
+    job = Job(alone_s, backward_s, dict(enumerate(at_s for _, at_s in gradients)), together)
     return job.with_caps(BucketCaps.from_mib(None, None).after_rebuild())
 
 
@@ -156,7 +155,5 @@ def recorded(path: Path, cores: float | None) -> tuple[Job, Link]:
         )
         for param in range(len(analysis.typical.plan.params))
     }
-    low, _, high = quantiles(alone_s * 2, method="inclusive")
-    jitter = (high - low) / QUARTILES_APART / mean(alone_s)
-    job = Job(median(alone_s), backward_s, ready_s, analysis.typical.plan, jitter, analysis.costs.copy)
+    job = Job(median(alone_s), backward_s, ready_s, analysis.typical.plan)
     return job, hop_of(analysis.costs.wire, cluster)

@@ -97,7 +97,7 @@ def _late(cycles: Cycles) -> Iterator[Change]:
     if len(by_phase) > 1:
         every = {key: factor for factors in by_phase.values() for key, factor in factors.items()}
         yield _as_quick(cycles, every, [one.rank for one in late], list(by_phase))
-    yield from _delays(cycles, {one.rank for one in late if one.in_steps == 1})
+    yield from _delays(cycles, {one.rank for one in late})
 
 
 def _as_quick(cycles: Cycles, factors: Factors, places: Iterable[int], phases: Sequence[WorkPhase]) -> Change:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from minddp.cli import main
-from minddp.tools.doctor.examination import CHECKS
 from minddp.tools.job.place import OF_A_RANK
 from tests.tools.job.test_store_connection import free_port
 
@@ -36,13 +33,12 @@ sys.exit(main(["doctor", *sys.argv[1:]]))
 class Runs:
     """`minddp doctor` on its own ranks, with an interface that does not exist, and with a rank that is killed."""
 
-    def __init__(self, folder: Path):
-        self.json = folder / "fine.json"
+    def __init__(self) -> None:
         doctor = [sys.executable, "-m", "minddp", "doctor"]
         by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        dies = [sys.executable, "-c", DIES, "--timeout-s", "60"]
+        dies = [sys.executable, "-c", DIES, "--timeout-s", "20"]
         self._started = {
-            "fine": self._start([*doctor, "--nproc-per-node", "2", "--json", str(self.json)]),
+            "fine": self._start([*doctor, "--nproc-per-node", "2"]),
             "wrong": self._start([*doctor, "--nproc-per-node", "1"], GLOO_SOCKET_IFNAME="nosuch0"),
             "survivor": self._start(dies, RANK="0", **by_hand),
             "victim": self._start(dies, RANK="1", **by_hand),
@@ -69,46 +65,37 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    made = Runs(tmp_path_factory.mktemp("doctor"))
+def runs() -> Iterator[Runs]:
+    made = Runs()
     yield made
     made.close()
 
 
-def test_two_ranks_of_its_own_go_through_every_check(runs: Runs) -> None:
-    report = json.loads(runs.json.read_text())
-    assert runs.status["fine"] == report["exit_status"], runs.output["fine"]
-    severity_of = {finding["check"]: finding["severity"] for finding in report["findings"]}
-    assert tuple(severity_of) == CHECKS
-    assert severity_of["rendezvous"] == severity_of["versions"] == severity_of["network"] == "fine"
-    assert report["not_checked"] == []
-    assert set(report["facts"]) == set(report["measured"]) == {"0", "1"}
-    assert {"gloo", "shared memory"} <= report["measured"]["0"]["links"].keys()
-
-
-def test_the_report_is_printed_once_and_alone(runs: Runs) -> None:
-    output = runs.output["fine"]
-    assert output.startswith("minddp doctor: 2 ranks on 1 host\n\nfine  rendezvous")
-    assert output.count("rendezvous") == 1
-    assert output.splitlines()[-1].startswith("Nothing is broken")
+def test_two_ranks_of_their_own_go_through_every_check(runs: Runs) -> None:
+    """The report is printed once; a note may be due to other programs."""
+    assert runs.status["fine"] == 0, runs.output["fine"]
+    lines = [line for line in runs.output["fine"].splitlines() if not line.startswith("        ")]
+    checks = [line.split(maxsplit=1)[1].partition(":")[0] for line in lines]
+    assert checks == ["rendezvous", "settings", "interfaces", "network", "link", "computing"]
+    assert lines[0].startswith("fine    rendezvous: 2 ranks met at ")
+    assert lines[3].startswith("fine    network: 2 ranks can connect to each other")
 
 
 def test_a_broken_check_is_an_exit_status_and_no_traceback(runs: Runs) -> None:
     assert runs.status["wrong"] == 1
-    output = runs.output["wrong"]
-    assert "BROKEN  interfaces" in output
-    assert "there is no nosuch0 there" in " ".join(output.split())
-    assert output.splitlines()[-1].endswith("collectives.")
-    assert "Traceback" not in output
-    assert "exit status" not in output
+    assert (
+        runs.output["wrong"]
+        .splitlines()[-2]
+        .startswith("BROKEN  interfaces: GLOO_SOCKET_IFNAME names no interface")
+    )
+    assert "Traceback" not in runs.output["wrong"]
+    assert "exit status" not in runs.output["wrong"]
 
 
 def test_a_rank_that_is_killed_while_measuring(runs: Runs) -> None:
     assert runs.status["survivor"] == 1, runs.output["survivor"]
-    output = " ".join(runs.output["survivor"].split())
-    assert "BROKEN network The process group failed on rank 1 (pid" in output
-    assert "no answer" in output
-    assert "Not checked because of that: load, collectives." in output
+    assert "BROKEN  network: The process group failed: " in runs.output["survivor"]
+    assert "no answer (" in runs.output["survivor"]
     assert runs.output["victim"] == ""
 
 
@@ -117,7 +104,6 @@ def test_a_rank_that_is_killed_while_measuring(runs: Runs) -> None:
     [
         (["--nproc-per-node", "0"], {}),
         (["--timeout-s", "-1"], {}),
-        (["--json", "/no/such/folder/report.json"], {}),
         ([], {"RANK": "0"}),
     ],
 )

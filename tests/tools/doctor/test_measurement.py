@@ -1,41 +1,95 @@
-"""Connections between ranks that are threads, and measurements between ranks that are processes."""
+"""Facts of this process, where gloo listens, and parts that run on every rank: ranks are threads or processes."""
 
 from __future__ import annotations
 
-import time
+import socket
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from minddp.platform.store import Messages
-from minddp.tools.doctor.measurement import Measurement, measure, probe_connections
+from minddp.tools.doctor import measurement
+from minddp.tools.doctor.measurement import Measurement, collect, listen_as_gloo, measure, run_on_all
 from tests.ranks import RankPool
 
-ADDRESS = "127.0.0.1"
+INTERFACES = {
+    "lo": [SimpleNamespace(address="127.0.0.3"), SimpleNamespace(address="00:00:00:00:00:00")],
+    "eth0": [SimpleNamespace(address="00:00:00:00:00:01")],
+}
 
 
-def test_every_rank_connects_to_every_other() -> None:
+def test_the_sheet_of_this_process() -> None:
+    environment = {"HOME": "/", "RANK": "0", "NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "x"}
+    sheet = collect(torch.device("cpu"), environment, None)
+    assert sheet.settings["torch"] == torch.__version__
+    assert list(sheet.settings)[-3:] == ["device", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG"]
+    assert sheet.endpoint == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("interface", "name_addresses", "address"),
+    [
+        ("lo", ("127.0.0.2",), "127.0.0.3"),
+        ("eth0", ("127.0.0.2",), None),  # it has no address that can be bound
+        ("eth7", ("127.0.0.2",), None),
+        ("", ("127.0.0.2",), "127.0.0.2"),
+        ("", ("192.0.2.77", "127.0.0.2"), "127.0.0.2"),  # the first cannot be bound here
+        ("", None, "127.0.0.1"),
+    ],
+)
+def test_where_gloo_will_listen(
+    interface: str, name_addresses: tuple[str, ...] | None, address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(name: str, limit_s: float) -> tuple[str, ...]:
+        if name_addresses is None:
+            raise OSError("the host's own name has no address")
+        return name_addresses
+
+    monkeypatch.setattr(measurement, "resolve", resolve)
+    monkeypatch.setattr(measurement.psutil, "net_if_addrs", lambda: INTERFACES)
+    server = listen_as_gloo(interface, 5.0)
+    assert (server and server.getsockname()[0]) == address
+    if server is not None:
+        socket.create_connection(server.getsockname(), 5.0).close()
+        server.close()
+
+
+# ---------------------------------------------------------------------- parts that run on every rank
+
+
+def outcomes(part: Callable[[int], Any], limit_s: float = 20.0, present: int = 3) -> list[Any]:
+    """What `run_on_all` returns to the present ranks, of three."""
     store = dist.HashStore()
 
-    def probe(rank: int) -> dict[int, str]:
-        return probe_connections(Messages(store, "test", rank, 3), ADDRESS, 20.0)
+    def run(rank: int) -> Any:
+        return run_on_all(Messages(store, "test", rank, 3), "work", lambda: part(rank), limit_s)
 
-    with ThreadPoolExecutor(3) as threads:
-        probed = list(threads.map(probe, range(3)))
-    assert probed == [{}, {}, {}]
+    with ThreadPoolExecutor(present) as threads:
+        return list(threads.map(run, range(present)))
 
 
-def test_a_rank_that_refuses_connections_and_one_that_does_not_listen() -> None:
-    store = dist.HashStore()
-    prober, refusing, missing = (Messages(store, "test", rank, 3) for rank in range(3))
-    refusing.post((ADDRESS, 1), "listening")  # the port of a service that hardly any host runs
-    for messages in (refusing, missing):
-        messages.post(True, "probed")
-    began = time.monotonic()
-    probed = probe_connections(prober, ADDRESS, 0.5)
-    assert probed == {1: "refused", 2: "not listening"}
-    assert time.monotonic() - began < 20
+def test_every_rank_gets_the_values_and_the_errors_of_all() -> None:
+    error = "ZeroDivisionError: integer division or modulo by zero"
+    assert outcomes(lambda rank: rank * 10) == [({0: 0, 1: 10, 2: 20}, {})] * 3
+    assert outcomes(lambda rank: 6 // rank) == [({1: 6, 2: 3}, {0: error})] * 3
+
+
+def test_a_part_has_a_time_limit() -> None:
+    never = threading.Event()
+    errors = {1: "Unfinished: timed out after 0.5 s"}
+    assert outcomes(lambda rank: never.wait() if rank == 1 else rank, 0.5) == [({0: 0, 2: 2}, errors)] * 3
+    never.set()
+
+
+def test_a_silent_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "MARGIN_S", 0.5)
+    assert outcomes(lambda rank: rank, 0.5, present=2) == [({0: 0, 1: 1}, {2: "no answer"})] * 2
 
 
 def measure_here(rank: int) -> Measurement:
@@ -44,13 +98,11 @@ def measure_here(rank: int) -> Measurement:
     return measure(Messages(store, "test", rank, 2), torch.device("cpu"), 60.0)
 
 
-def test_times_are_measured_by_each_transport() -> None:
+def test_computing_and_messages_are_measured() -> None:
     pool = RankPool(2)
     try:
-        measured = pool.run(measure_here)
+        first, second = pool.run(measure_here)
     finally:
         pool.kill()
-    for measurement in measured:
-        assert 0 <= measurement.waited < 1
-        assert list(measurement.links) == ["gloo", "shared memory"]
-        assert min(number for link in measurement.links.values() for number in link) > 0
+    assert first.link == second.link
+    assert min(first.computing_s, second.computing_s, first.link.latency_s, first.link.bytes_per_s) > 0

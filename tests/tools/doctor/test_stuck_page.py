@@ -44,16 +44,9 @@ def test_every_scenario_is_on_the_page() -> None:
 
 def test_the_doctor_on_the_page_checked_everything() -> None:
     shown = shown_by("ran")
-    assert "collectives" in shown["minddp doctor --nproc-per-node 2"]
+    assert "computing" in shown["minddp doctor --nproc-per-node 2"]
     outputs = [*shown.values(), *shown_by("played").values()]
     assert all("Traceback" not in output and output.strip() for output in outputs)
-
-
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text())
-    assert links
-    for link in links:
-        assert (PAGE.parent / link).exists(), link
 
 
 def test_cog_fills_in_what_the_functions_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,13 +54,6 @@ def test_a_stamp_of_another_stream_is_waited_for_too(monkeypatch: pytest.MonkeyP
     assert clock.seconds(first, last) == pytest.approx(-0.003)
 
 
-def test_a_host_reads_its_own_clock() -> None:
-    clock = HostClock()
-    first = clock.stamp()
-    assert clock.seconds(first, clock.stamp()) >= 0
-    assert not clock.is_stopped
-
-
 @dataclass
 class FakeHost:
     """A moment, by the wall and by the account of each thread, and which thread runs."""

@@ -71,11 +71,6 @@ def test_a_rank_for_which_no_other_waits_costs_nothing() -> None:
     assert max(costs_ns(step)) == 0
 
 
-def test_what_a_rank_does_not_wait_is_no_cost_unless_it_is_busy_then() -> None:
-    step = [RankTimes(MS, MS, MS, MS, 0, 9 * MS), RankTimes(MS, MS, MS, MS, 0, MS)]
-    assert max(costs_ns(step)) == 0
-
-
 # ---------------------------------------------------------------------- late in each step
 
 
@@ -100,30 +95,14 @@ def test_a_delay_is_found_with_its_rank_and_phase(
     assert found.share == pytest.approx(delay_ms / (sum(BUSY_MS) + COMMUNICATES_MS + delay_ms), abs=0.1)
 
 
-def test_lateness_adds_up_over_phases() -> None:
-    found = the_only(late_ranks(fleet(3, 9, lambda _, r, p: 4 * (r == 2 and p in (0, 2)))))
-    assert found.late_ns == 8 * MS
-    assert found.phases_ns == (4 * MS, 0, 4 * MS, 0, 0)
-
-
 def test_a_rank_that_makes_up_for_its_delay_is_not_late() -> None:
     delays = {(1, 0): 4, (1, 2): -4}
     assert late_ranks(fleet(3, 9, lambda _, r, p: delays.get((r, p), 0))) == []
 
 
-def test_no_phase_counts_for_more_than_the_rank_is_late() -> None:
-    delays = {(1, 0): 9, (1, 2): -4}
-    found = the_only(late_ranks(fleet(3, 9, lambda _, r, p: delays.get((r, p), 0))))
-    assert found.phases_ns == (5 * MS, 0, 0, 0, 0)
-
-
 def test_two_late_ranks_of_four_are_both_late_and_the_later_one_comes_first() -> None:
     found = late_ranks(fleet(5, 9, lambda _, r, p: (p == 1) * {1: 20, 3: 30}.get(r, 0)))
     assert [late.rank for late in found] == [3, 1]
-
-
-def test_one_long_pause_is_not_reported() -> None:
-    assert late_ranks(fleet(2, 100, lambda t, r, _: 1000 * (r == 1 and t == 50), noise=0.1)) == []
 
 
 def test_one_long_pause_changes_nothing_for_a_late_rank() -> None:
@@ -133,20 +112,8 @@ def test_one_long_pause_changes_nothing_for_a_late_rank() -> None:
     assert found.share == pytest.approx(5 / 17)
 
 
-@pytest.mark.parametrize("late_of_ten", [2, 4, 6, 8])
-def test_a_rank_may_be_late_in_some_steps_only(late_of_ten: int) -> None:
-    found = the_only(
-        late_ranks(fleet(3, 100, lambda t, r, p: 30 * (t % 10 < late_of_ten and r == 1 and p == 0), noise=0.2))
-    )
-    assert (found.rank, found.phase) == (1, PHASES[0].value)
-    assert found.late_ns == pytest.approx(30 * MS, rel=0.1)
-    if late_of_ten < 8:
-        assert found.in_steps == pytest.approx(late_of_ten / 10, abs=0.05)
-        assert found.share == pytest.approx(3 * late_of_ten / (13 + 3 * late_of_ten), abs=0.05)
-
-
-def test_a_few_steps_do_not_show_who_is_late_in_some_of_them() -> None:
-    assert late_ranks(fleet(3, 19, lambda t, r, p: 30 * (t % 4 == 0 and r == 1 and p == 0))) == []
+def test_a_rank_that_is_late_in_few_steps_is_not_reported() -> None:
+    assert late_ranks(fleet(3, 100, lambda t, r, p: 30 * (t % 10 < 4 and r == 1 and p == 0))) == []
 
 
 def test_costs_below_the_least_share_are_not_reported() -> None:
@@ -189,9 +156,4 @@ def test_a_sentence() -> None:
     late = LateRank(2, 18.31 * MS, (17.9 * MS, 0, 0.4 * MS, 0, 0), 0.314)
     assert str(late) == (
         "Rank 2 is late: 18.3 ms in each step, 17.9 ms of it between steps; the others wait for it, 31% of a step."
-    )
-    late = LateRank(2, 18.31 * MS, (17.9 * MS, 0, 0.4 * MS, 0, 0), 0.314, in_steps=0.25)
-    assert str(late) == (
-        "Rank 2 is late: 18.3 ms in 25% of the steps, 17.9 ms of it between steps; the others wait "
-        "for it, 31% of the time."
     )

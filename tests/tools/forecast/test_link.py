@@ -32,10 +32,6 @@ def test_times_without_any_latency_give_a_positive_one() -> None:
     assert found.bytes_per_s == pytest.approx(3e9, rel=1e-3)
 
 
-def test_equal_times_are_all_latency() -> None:
-    assert fit_link(dict.fromkeys(SIZES, 1e-3)).latency_s == pytest.approx(1e-3, rel=1e-3)
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(1e-6, 10), min_size=2, max_size=len(SIZES)))
 def test_whatever_was_measured_a_link_is_positive(seconds: list[float]) -> None:

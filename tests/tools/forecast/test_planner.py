@@ -71,16 +71,6 @@ def test_the_closed_form_gives_the_end_of_the_simulation(
         assert finish_by(gradients, ends, link, computed_s) == pytest.approx(expected)
 
 
-@settings(max_examples=100, deadline=None)
-@given(_gradients, _links, _tails)
-def test_where_no_message_can_be_hidden_there_is_one(
-    gradients: list[Message], link: Link, computed_s: float
-) -> None:
-    """What takes all of its time from backward is never hidden, so a second message can only cost a latency."""
-    link = dataclasses.replace(link, taken=1.0)
-    assert least_exposed(gradients, link, computed_s) == [len(gradients)]
-
-
 @pytest.mark.parametrize(
     ("taken", "apart_s", "together_s"),
     [
@@ -99,38 +89,6 @@ def test_what_messages_take_from_backward(taken: float, apart_s: float, together
     assert finish_by(gradients, [2], link, computed_s=5e-3) == pytest.approx(together_s)
     better = [1, 2] if apart_s < together_s else [2]
     assert least_exposed(gradients, link, computed_s=5e-3) == better
-
-
-def test_backward_goes_on_behind_the_last_gradient() -> None:
-    """What is over before it is hidden: then one message does as well as two."""
-    gradients = [Message(1000, 0.0), Message(1000, 1e-3)]
-    assert finish_by(gradients, [1, 2], LINK, computed_s=9e-3) == pytest.approx(9e-3)
-    assert least_exposed(gradients, LINK, computed_s=9e-3) == [2]
-    assert least_exposed(gradients, LINK) == [2]
-    assert least_exposed([Message(9000, 0.0), Message(1000, 20e-3)], LINK) == [1, 2]
-
-
-def test_a_latency_that_nothing_hides_makes_one_bucket() -> None:
-    """All gradients are ready at once: a second message could only cost its latency."""
-    assert least_exposed([Message(100, 0.0)] * 6, LINK) == [6]
-
-
-def test_without_latency_every_gradient_leaves_when_it_is_ready() -> None:
-    gradients = [Message(100, 1e-3 * turn) for turn in range(4)]
-    assert finish_by(gradients, least_exposed(gradients, Link(0.0, 1e6)), Link(0.0, 1e6)) == pytest.approx(3.1e-3)
-
-
-def test_the_last_gradient_has_a_message_of_its_own() -> None:
-    """Backward hides the first messages; what is left over is one small one."""
-    gradients = [Message(4000, 10e-3 * turn) for turn in range(5)]
-    ends = least_exposed(gradients, LINK)
-    assert ends[-2:] == [4, 5]
-
-
-def test_messages_travel_one_at_a_time() -> None:
-    gradients = [Message(2000, 0.0), Message(2000, 1e-3)]
-    assert finish_by(gradients, [1, 2], LINK) == pytest.approx(3e-3 + 3e-3)
-    assert finish_by(gradients, [2], LINK) == pytest.approx(1e-3 + 5e-3)
 
 
 def test_kinds_are_planned_apart_and_leave_as_they_are_ready() -> None:

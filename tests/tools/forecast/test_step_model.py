@@ -14,7 +14,6 @@ from minddp.tools.forecast.link import Link
 from minddp.tools.forecast.step_model import (
     Message,
     Observed,
-    Transfer,
     calibrated,
     finish_s,
     predicted_s,
@@ -60,13 +59,6 @@ def test_messages_travel_one_at_a_time_and_in_order() -> None:
     assert finish_s(messages, IDLE, 9e-3) == pytest.approx(9e-3)
 
 
-def test_transfers_are_at_the_times_of_the_wall() -> None:
-    """Of each 2 ms backward computes for 1: the second gradient, 4 ms of computing later, is ready at 1 + 2 + 3."""
-    messages = [Message(1_000_000, 1e-3), Message(1_000_000, 5e-3)]
-    link = dataclasses.replace(IDLE, taken=0.5)
-    assert simulate(messages, link) == [pytest.approx(Transfer(1e-3, 3e-3)), pytest.approx(Transfer(6e-3, 8e-3))]
-
-
 @pytest.mark.parametrize("taken", [0.0, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("times_slower", [1.0, 2.5, 6.0])
 def test_calibration_recovers_the_parameters_of_a_simulated_link(taken: float, times_slower: float) -> None:
@@ -78,19 +70,6 @@ def test_calibration_recovers_the_parameters_of_a_simulated_link(taken: float, t
     for other in (plan([0, 1], [2]), plan([0], [1, 2]), plan([0, 1, 2])):
         seen = backward_by(world, APART)
         assert predicted_s(other, link, seen) == pytest.approx(backward_by(world, other).end_s)
-
-
-def test_by_hand() -> None:
-    """Messages of 8 ms, during which backward computes for 4.
-
-    The first leaves when backward has computed for 10 ms. At 18 it has for 14, so the second leaves at 24; at 32 it
-    has for 24, so the third leaves at 38 and is over at 46. For the last 0.1 ms backward needs 0.2 of these.
-    """
-    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=38.2e-3, end_s=46e-3)
-    link = calibrated(IDLE, APART, seen)
-    assert link.seconds(4_000_000) == pytest.approx(8e-3)
-    assert link.taken == pytest.approx(0.5)
-    assert link.latency_s == IDLE.latency_s, "bytes suffer"
 
 
 _seconds = st.floats(1e-3, 0.2)
@@ -137,11 +116,3 @@ def test_with_one_bucket_nothing_is_hidden() -> None:
     link = calibrated(IDLE, together, seen)
     assert link.taken > 0.9
     assert predicted_s(APART, link, seen) > predicted_s(together, link, seen)
-
-
-def test_a_bandwidth_that_could_not_be_measured_is_found() -> None:
-    """Where messages of all sizes take the same alone, their bytes cost nothing: see `fit_link`."""
-    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=40e-3)
-    link = calibrated(Link(latency_s=1e-3, bytes_per_s=1e15), APART, seen)
-    assert link.seconds(4_000_000) == pytest.approx(10e-3)
-    assert predicted_s(APART, link, seen) == pytest.approx(40e-3)

@@ -13,7 +13,6 @@ from minddp.tools.forecast.cluster import Cluster, all_reduce
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.scaling import forecast
 from minddp.tools.xray.forecast_command import planned, recorded
-from minddp.tools.xray.replay import busy
 
 PLAN = {
     "alone_s": 0.03,
@@ -56,15 +55,6 @@ def test_a_recorded_step_is_foretold_where_it_was_recorded(recording: Path):
     step_s = forecast(job, cluster, all_reduce(cluster)).step_s
     assert step_s == pytest.approx(analysis.typical.length_ns / 1e9, rel=0.1)
     assert step_s == pytest.approx(analysis.what_ifs[0].step_ns / 1e9, rel=0.1), "as X-ray plays it again"
-
-
-def test_jitter_is_the_spread_of_what_ranks_compute(recording: Path):
-    """Of one step of two ranks the quartiles are the two ranks."""
-    job, _ = recorded(recording, cores=None)
-    (analysis,) = (one.analysis for one in kept.results() if one.recording.title == "minddp")
-    low, high = sorted(sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in analysis.typical.ranks)
-    assert job.alone_s == pytest.approx((low + high) / 2)
-    assert job.jitter == pytest.approx((high - low) / 1.349 / job.alone_s)
 
 
 def test_a_row_for_each_algorithm_bucket_and_number_of_ranks(
