@@ -50,7 +50,8 @@ matrix: venv  ## Run the core of the suite with each torch and Python that can b
 OUT ?= build/gpu
 
 gpu:  ## Everything that needs an NVIDIA GPU, with the packages found there; docs/gpu.md. OUT=folder for results.
-	$(if $(wildcard $(PY)),$(PY),python3) -m tests.gpu --out $(OUT) $(GPU)
+	$(if $(wildcard $(PY)),$(PY),python3) -m pytest tests/gpu -v -rfE --junitxml=$(OUT)/gpu.xml $(GPU)
+	$(if $(wildcard $(PY)),$(PY),python3) -m benchmarks versus_torch --device cuda --out $(OUT)
 
 lint: venv  ## ruff: lint and formatting.
 	$(BIN)/ruff check .
