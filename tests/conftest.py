@@ -68,7 +68,7 @@ LONGEST = [
         "tools/elastic/test_survival.py",
         "tools/launch/test_on_cpu.py",
         "tools/train/test_launch.py",
-        "conformance/test_sample.py",
+        "conformance/test_core.py",
         "tools/elastic/test_survival_breaks.py",
         "parity/test_faults.py",
         "tools/train/test_cluster.py",

@@ -27,9 +27,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
-from tests.conformance import cpu_rewrite, discovery, solo, swap
+from tests.conformance import cpu_rewrite, solo, swap
 from tests.conformance.selection import Suite, TestId
-from tests.conformance.slots import Slots
 from tests.conformance.verdict import Status, Verdict, judge
 
 _POLL_S = 0.02
@@ -43,7 +42,8 @@ class Programme:
     Attributes:
         suite: where the tests are.
         subject: the class under test, `package.module:Class`, or `swap.NATIVE`.
-        tests: to run; None: only say which there are.
+        tests: to run.
+        jobs: as many at once.
         limit_s: a test still running after so long is killed.
         world_size: ranks of those tests that take it from the environment.
         logs: where to keep the logs of tests that fail, if anywhere.
@@ -51,31 +51,23 @@ class Programme:
 
     suite: Suite
     subject: str
-    tests: tuple[TestId, ...] | None
+    tests: tuple[TestId, ...]
+    jobs: int
     limit_s: float
     world_size: int
     logs: Path | None = None
 
 
-def serve(programme: Programme, slots_at: Path, jobs: int, results: Connection) -> None:
-    """Body of a stage's process: send a `Verdict` for each test, or a list of `TestId` if there are none to run.
-
-    Importing takes one of `jobs` slots, and so does each running test; stages share them.
-    """
+def serve(programme: Programme, folder: str, results: Connection) -> None:
+    """Body of a stage's process: send a `Verdict` for each test. Files go to `folder`, as it may be killed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that running tests are ended, too
-    slots = Slots(slots_at, jobs)
-    with tempfile.TemporaryDirectory(dir=slots_at.parent) as scratch, results:
-        slot = slots.wait()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, results:
         try:
             module = _set(programme, Path(scratch))
         except (Exception, SystemExit):  # test files exit where the machine does not meet their requirements
             _give_up(programme, results)
             return
-        slots.give_back(slot)
-        if programme.tests is None:
-            results.send(discovery.tests_of_ddp(module, programme.suite))
-        else:
-            _run_all(programme, module, slots, results, Path(scratch))
+        _run_all(programme, module, results, Path(scratch))
 
 
 def _set(programme: Programme, scratch: Path) -> ModuleType:
@@ -84,7 +76,6 @@ def _set(programme: Programme, scratch: Path) -> ModuleType:
     _set_environment(programme, scratch)
     _use_one_thread()
     _silence(scratch)
-    sys.path[:0] = suite.folders
     if suite.on_cpu:
         cpu_rewrite.rewrite_when_imported(suite.sources)
     swap.put_in_place(programme.subject, on_cpu=suite.on_cpu)
@@ -154,9 +145,7 @@ def _let_ranks_be_forked() -> None:
 def _give_up(programme: Programme, results: Connection) -> None:
     """The suite cannot be imported: so fails each of its tests."""
     text = traceback.format_exc()
-    if programme.tests is None:
-        results.send(text)
-    for test in programme.tests or ():
+    for test in programme.tests:
         results.send(Verdict(test, Status.FAIL, 0.0, f"import: {text.strip().splitlines()[-1]}", text))
 
 
@@ -168,7 +157,6 @@ class _Running:
     """A test under way, in the process `pid`, which leads a session."""
 
     test: TestId
-    slot: int
     pid: int
     folder: Path
     began_s: float
@@ -193,17 +181,16 @@ def _kill_session(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _run_all(programme: Programme, module: ModuleType, slots: Slots, results: Connection, scratch: Path) -> None:
-    """As many tests at once as there are free slots. See [Note: second chance]."""
-    waiting, running = deque(programme.tests or ()), list[_Running]()
+def _run_all(programme: Programme, module: ModuleType, results: Connection, scratch: Path) -> None:
+    """See [Note: second chance]."""
+    waiting, running = deque(programme.tests), list[_Running]()
     has_hung: set[TestId] = set()
     try:
         while waiting or running:
-            if waiting and (slot := slots.take()) is not None:
-                running.append(_start(waiting.popleft(), slot, module, results, scratch))
+            if waiting and len(running) < programme.jobs:
+                running.append(_start(waiting.popleft(), module, results, scratch))
             for one in [one for one in running if one.is_over(programme.limit_s)]:
                 running.remove(one)
-                slots.give_back(one.slot)
                 verdict = _verdict_on(one, programme)
                 if verdict.status is Status.TIMEOUT and one.test not in has_hung:
                     has_hung.add(one.test)
@@ -216,13 +203,13 @@ def _run_all(programme: Programme, module: ModuleType, slots: Slots, results: Co
             _kill_session(one.pid)
 
 
-def _start(test: TestId, slot: int, module: ModuleType, results: Connection, scratch: Path) -> _Running:
+def _start(test: TestId, module: ModuleType, results: Connection, scratch: Path) -> _Running:
     folder = Path(tempfile.mkdtemp(dir=scratch))
     pid = os.fork()
     if pid == 0:
         results.close()  # or it would look open to the reader for as long as this test runs
         solo.perform(module, test.case, folder)
-    return _Running(test, slot, pid, folder, time.monotonic())
+    return _Running(test, pid, folder, time.monotonic())
 
 
 def _verdict_on(one: _Running, programme: Programme) -> Verdict:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.mutants.replaced import Break, apply
+from tests.breaks import Break, apply
 from tests.ranks import RankPool
 from tests.simulated_device.modes import MODES, run_on_device
 
