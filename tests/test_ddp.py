@@ -169,15 +169,6 @@ def test_arguments_and_outputs_pass_through_as_they_are(ranks: Any) -> None:
 # ------------------------------------------------------------------ training, copies and pickles
 
 
-def _trains_alike(rank: int, arguments: dict[str, Any]) -> bool:
-    return same(*(train(build(cls, **arguments), rank, 4) for cls in BOTH))
-
-
-@pytest.mark.parametrize("arguments", [{}, {"bucket_cap_mb_list": [0.0001]}, {"gradient_as_bucket_view": True}])
-def test_training_gives_torchs_bits(ranks: Any, arguments: dict[str, Any]) -> None:
-    assert all(ranks(2).run(_trains_alike, arguments))
-
-
 def _copies(rank: int, steps_before: int) -> None:
     original = build(minddp.DistributedDataParallel)
     train(original, rank, steps_before)
@@ -244,22 +235,6 @@ def _no_sync(rank: int) -> None:
 
 def test_no_sync_restores_also_after_an_exception(ranks: Any) -> None:
     ranks(2).run(_no_sync)
-
-
-def _accumulates(rank: int) -> list[list[float]]:
-    module = nn.Linear(1, 1, bias=False)
-    ddp = minddp.DistributedDataParallel(module)
-    seen = []
-    with ddp.no_sync():
-        ddp(torch.full((1, 1), float(rank))).backward()
-        seen.append(module.weight.grad.item())
-    ddp(torch.full((1, 1), 10.0)).backward()
-    seen.append(module.weight.grad.item())
-    return seen
-
-
-def test_no_sync_keeps_gradients_local_until_the_next_synchronised_backward(ranks: Any) -> None:
-    assert ranks(2).run(_accumulates) == [[0.0, 10.5], [1.0, 10.5]]
 
 
 # ------------------------------------------------------------------ buffers
@@ -385,38 +360,6 @@ def test_a_tied_parameter_is_left_out_only_if_it_is_ignored_everywhere(ranks: An
     assert torch.equal(sides[0][1], sides[1][1]) == (len(names) == 1)
 
 
-def _buffers_in_graph(rank: int) -> None:
-    """Two forwards before a backward: the broadcast in between must not look like a change to autograd."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.register_buffer("scale", torch.ones(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) * self.scale
-
-    ddp = minddp.DistributedDataParallel(Scaled())
-    (ddp(inputs(rank)) + ddp(inputs(rank, 1))).sum().backward()
-
-
-def test_a_buffer_broadcast_between_forward_and_backward_is_no_error(ranks: Any) -> None:
-    ranks(2).run(_buffers_in_graph)
-
-
-def _new_buffers(rank: int) -> float:
-    """A module may assign a new tensor to its buffer; the new one is the one to synchronise."""
-    ddp = build(minddp.DistributedDataParallel)
-    ddp.module.mark = torch.tensor(float(rank + 5))
-    ddp(inputs(rank))
-    return ddp.module.mark.item()
-
-
-def test_a_buffer_assigned_anew_is_synchronised(ranks: Any) -> None:
-    assert ranks(2).run(_new_buffers) == [5.0, 5.0]
-
-
 # ------------------------------------------------------------------ an unfinished reduction on real ranks
 
 
@@ -448,18 +391,3 @@ def test_an_unfinished_reduction_stops_the_optimizer_and_the_next_forward(ranks:
             for either in (rank, 1 - rank):
                 assert f"did not receive grad for rank {either}: sometimes.weight, sometimes.bias" in text
         assert untouched
-
-
-def _wrapped_twice(rank: int) -> float:
-    module = nn.Linear(1, 1, bias=False)
-    first = minddp.DistributedDataParallel(module)
-    first(torch.ones(1, 1)).backward()
-    del first
-    module.weight.grad = None
-    second = minddp.DistributedDataParallel(module)
-    second(torch.full((1, 1), 3.0 + rank)).backward()
-    return module.weight.grad.item()
-
-
-def test_a_module_may_be_wrapped_again(ranks: Any) -> None:
-    assert ranks(2).run(_wrapped_twice) == [3.5, 3.5]

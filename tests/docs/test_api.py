@@ -52,19 +52,7 @@ def test_a_method_without_an_example_is_found() -> None:
     assert list(faults_of("DistributedDataParallel", wrapper, without)) == ["no example uses `weigh`"]
 
 
-def test_errors_that_are_not_named_are_found() -> None:
-    section = section_of("install")
-    without = replace(section, text=section.text.replace("**Errors.**", ""))
-    assert list(faults_of("install", public()["install"], without)) == ["no errors"]
-
-
 def test_a_name_that_is_new_or_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {name: it for name, it in public().items() if name != "launch"} | {"brand_new": len}
     monkeypatch.setattr(api_page, "public", lambda: names)
     assert list(faults()) == ["launch: on the page, but not public", "brand_new: not on the page"]
-
-
-def test_a_parameter_without_a_type_is_found() -> None:
-    def half(x: int, y) -> None: ...  # type: ignore[no-untyped-def]
-
-    assert api_page.untyped(half) == ["y"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.learning.quotes import FOLDER, ROOT
-from tests.docs.links import fault_of, how_often_it_exists, links, notes_cited, notes_in, pictures
+from tests.docs.links import fault_of, how_often_it_exists, links, notes_cited, pictures
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
@@ -30,20 +30,6 @@ def test_pictures_exist(page: Path) -> None:
 def test_each_note_that_is_cited_exists_once(page: Path) -> None:
     found = {note: how_often_it_exists(note) for note in notes_cited(page.read_text())}
     assert {note: count for note, count in found.items() if count != 1} == {}
-
-
-def test_a_row_of_the_map_links_the_files_of_its_notes() -> None:
-    page = ROOT / "README.md"
-    rows = [line for line in page.read_text().splitlines() if line.startswith("|") and notes_cited(line)]
-    assert rows
-    for row in rows:
-        linked = [(page.parent / link.target).read_text() for link in links(row)]
-        assert notes_cited(row) <= {note for text in linked for note in notes_in(text)}, row
-
-
-def test_every_page_has_links() -> None:
-    without = [page.name for page in PAGES if not links(page.read_text())]
-    assert without == []
 
 
 # ------------------------------------------------------------------ the check itself

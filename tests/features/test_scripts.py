@@ -1,6 +1,7 @@
 """What scripts do with gradients and wrappers, run with both classes: none of it may show a difference.
 
 Each script is one habit of training loops, kept up for some steps: under the first plan and under the final one.
+Not repeated here are lines of `tests/parity/`: several backwards, zero_grad, checkpoints, other tensors in `.grad`.
 The model has gradients large enough to be aliased, and others that are too small ([Note: gradient aliasing]).
 """
 
@@ -41,26 +42,12 @@ NO_VIEWS = "default buckets static unused"  # those show what is reduced so far,
 LARGE = "default buckets"  # where gradients alias the bucket
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
-    "asks for gradients of parameters": (partial(gradients.asks_for_gradients, of="parameters"), ALL),
-    "asks for gradients of the input": (partial(gradients.asks_for_gradients, of="input"), ALL),
-    "only asks for gradients": (partial(gradients.asks_for_gradients, of="parameters", and_goes_back=False), ALL),
-    "penalises slopes": (gradients.penalises_slopes, ALL),
-    "goes back twice": (gradients.goes_back_twice, ALL),
-    "goes forward twice": (gradients.goes_forward_twice, ALL),
-    "goes back in parts": (gradients.goes_back_in_parts, LARGE),
     "uses a layer by itself": (gradients.uses_a_layer_by_itself, ALL),
-    "zeroes in place": (partial(gradients.zeroes, how="in place"), ALL),
-    "zeroes in place at first": (partial(gradients.zeroes, how="in place at first"), ALL),
-    "zeroes in place later": (partial(gradients.zeroes, how="in place later"), ALL),
-    "zeroes in place by turns": (partial(gradients.zeroes, how="in place by turns"), ALL),
-    "zeroes once": (partial(gradients.zeroes, how="once"), ALL),
     **{f"keeps {how}": (partial(gradients.keeps, how=how), LARGE) for how in ALIASES},
     "keeps in a graph": (gradients.keeps_in_a_graph, LARGE),
     "watches gradients go": (gradients.watches_gradients_go, LARGE),
     **{f"keeps {how} in hooks": (partial(hooks.keeps_in_hooks, how=how), LARGE) for how in ALIASES},
     "keeps what arrives": (hooks.keeps_what_arrives, ALL),
-    "changes what arrives": (hooks.changes_what_arrives, ALL),
-    "scales in hooks": (hooks.scales_in_hooks, NO_VIEWS),
     "looks from accumulators": (hooks.looks_from_accumulators, NO_VIEWS),
     "looks at others": (hooks.looks_at_others, NO_VIEWS),
     "clears all at the end": (partial(hooks.replaces_all_at_the_end, what="clears"), NO_VIEWS),
@@ -72,8 +59,6 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
         for name, what, settings in (
             ("puts data", gradients.put_data, NO_VIEWS),
             ("sets memory", gradients.set_memory, NO_VIEWS),
-            ("replaces", gradients.replace, ALL),
-            ("detaches", gradients.detach, ALL),
         )
         for more in ("", " and accumulates")
     },
@@ -85,11 +70,8 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "shares a weight and zeroes in place": (partial(wrappers.shares_a_weight, to_none=False), NO_VIEWS),
     "wraps within": (wrappers.wraps_within, NO_VIEWS),
     "wraps parts": (wrappers.wraps_parts, ALL),
-    "ties weights": (wrappers.ties_weights, ALL),
-    "freezes": (wrappers.freezes, "unused"),
     "turns channels last early": (partial(wrappers.turns_channels_last, turn=1), "default buckets views"),
     "turns channels last late": (partial(wrappers.turns_channels_last, turn=CALM_STEPS), "views"),
-    "moves parameters": (wrappers.moves_parameters, ALL),
     "watches small gradients go": (partial(gradients.watches_gradients_go, small=True), ALL),
     "steps in hooks": (partial(hooks.steps_in_hooks, to_none=True), ALL),
     "steps in hooks and zeroes": (partial(hooks.steps_in_hooks, to_none=False), ALL),
@@ -97,15 +79,6 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
         f"{what} all at the end": (partial(hooks.replaces_all_at_the_end, what=what), LARGE)
         for what in ("drops", "replaces", "wraps anew", "puts data")
     },
-    "accumulates early": (partial(gradients.accumulates, locally=[1]), ALL),
-    "accumulates late": (partial(gradients.accumulates, locally=[CALM_STEPS, CALM_STEPS + 1]), ALL),
-    "accumulates by turns": (partial(gradients.accumulates, locally=range(1, STEPS, 2)), ALL),
-    "nests": (partial(wrappers.nests, model=narrow, begin=0), "default buckets static views"),
-    "nests late": (partial(wrappers.nests, model=layers, begin=CALM_STEPS), "default buckets views"),
-    "nests late in several runs": (
-        partial(wrappers.nests, model=narrow, begin=CALM_STEPS),
-        "default buckets static views",
-    ),
     "reduces by a hook": (partial(hooks.reduces_by_a_hook, kinds=["itself"]), ALL),
     "reduces by a hook that gives others": (
         partial(hooks.reduces_by_a_hook, kinds=["copy", "itself", "alias"]),
@@ -113,8 +86,6 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     ),
     "runs out of inputs": (wrappers.runs_out_of_inputs, "default buckets unused views"),
     "raises in hooks": (wrappers.raises_in_hooks, NO_VIEWS),
-    "survives an exception": (partial(wrappers.survives_an_exception, zeroing=True), NO_VIEWS),
-    "survives an exception and accumulates": (partial(wrappers.survives_an_exception, zeroing=False), NO_VIEWS),
 }
 
 

@@ -44,25 +44,6 @@ def keeps_what_arrives(wrap: Wrap, rank: int) -> Steps:
     yield numbered(kept)
 
 
-def changes_what_arrives(wrap: Wrap, rank: int) -> Steps:
-    ddp = wrap(layers())
-    for param in ddp.parameters():
-        param.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-    yield from trained(ddp, rank)
-
-
-def scales_in_hooks(wrap: Wrap, rank: int) -> Steps:
-    """A hook puts another tensor in the place of `.grad`."""
-    ddp = wrap(layers())
-
-    def scale(param: torch.Tensor) -> None:
-        assert param.grad is not None
-        param.grad = param.grad * 0.5
-
-    hook_all(ddp, scale)
-    yield from trained(ddp, rank)
-
-
 def looks_from_accumulators(wrap: Wrap, rank: int) -> Steps:
     """Hooks on the accumulators, beside DDP's own, see what this rank has computed."""
     ddp = wrap(layers())
