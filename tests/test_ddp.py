@@ -69,38 +69,6 @@ def outcome(attempt: Callable[[], Any]) -> Any:
 
 # ------------------------------------------------------------------ attributes and state
 
-ATTRIBUTES = [
-    *["dim", "device", "device_type", "device_ids", "output_device", "parameters_to_ignore"],
-    *["require_backward_grad_sync", "require_forward_param_sync", "forward_sync_buffers", "broadcast_buffers"],
-    *["find_unused_parameters", "gradient_as_bucket_view", "static_graph", "training"],
-]
-
-
-def _attributes(rank: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    found = []
-    for cls in BOTH:
-        ddp = build(cls, **arguments)
-        found.append({name: getattr(ddp, name) for name in ATTRIBUTES if hasattr(build(TorchDDP), name)})
-        assert isinstance(ddp.module, Net)
-        assert ddp.process_group is dist.group.WORLD
-    return found
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"find_unused_parameters": True, "forward_sync_buffers": False},
-        {"static_graph": True, "gradient_as_bucket_view": True, "dim": 1, "broadcast_buffers": False},
-        {"device_ids": [], "output_device": None},
-        {"output_device": 0},  # falsy, so torch lets it pass on a CPU
-    ],
-)
-def test_attributes_are_torchs(ranks: Any, arguments: dict[str, Any]) -> None:
-    theirs, ours = ranks(2).run(_attributes, arguments)[0]
-    assert len(ours) > 8
-    assert ours == theirs
-
 
 def _state(rank: int) -> None:
     theirs, ours = (build(cls, seed) for seed, cls in enumerate(BOTH))
@@ -116,21 +84,6 @@ def _state(rank: int) -> None:
 
 def test_state_goes_back_and_forth_between_torchs_and_ours(ranks: Any) -> None:
     ranks(2).run(_state)
-
-
-def _modes(rank: int) -> None:
-    ddp = build(minddp.DistributedDataParallel)
-    assert ddp.eval() is ddp
-    assert not ddp.training
-    assert not ddp.module.norm.training
-    assert ddp.train() is ddp
-    assert ddp.module.norm.training
-    assert ddp.train(False) is ddp
-    assert not ddp.module.training
-
-
-def test_train_and_eval_reach_the_module_and_return_the_wrapper(ranks: Any) -> None:
-    ranks(2).run(_modes)
 
 
 def _plan(rank: int) -> str:
@@ -267,12 +220,6 @@ def test_buffers_come_before_a_forward_unless_the_last_was_without_grad_or_local
     assert ours == theirs
 
 
-@pytest.mark.parametrize("arguments", [{"forward_sync_buffers": False}, {"broadcast_buffers": False}])
-def test_buffers_stay_apart_if_asked_to(ranks: Any, arguments: dict[str, Any]) -> None:
-    theirs, ours = ranks(2).run(_marks, arguments, "tet")[1]
-    assert ours == theirs == [2, 2, 2]
-
-
 def _synchronised(rank: int, arguments: dict[str, Any]) -> list[list[float]]:
     """Two parameters and a buffer, of value `rank` before construction, the buffer also before the forward."""
     found = []
@@ -318,28 +265,6 @@ def test_a_profile_has_the_spans_that_torchs_has(ranks: Any) -> None:
         assert ours == torchs
 
 
-def _ignored(rank: int) -> list[list[float]]:
-    found = []
-    for cls in BOTH:
-        torch.manual_seed(0)
-        net = Net()
-        net._ddp_params_and_buffers_to_ignore = ["mark", "norm.bias"]
-        with torch.no_grad():
-            net.mark.fill_(rank)
-            net.norm.bias.fill_(rank)
-        ddp = cls(net)
-        ddp(inputs(rank)).sum().backward()
-        found.append([net.mark.item(), *net.norm.bias.tolist(), *net.norm.bias.grad.tolist()])
-    return found
-
-
-def test_names_ignored_by_torch_are_ignored(ranks: Any) -> None:
-    (_, rank_0), (theirs, rank_1) = ranks(2).run(_ignored)
-    assert rank_1 == theirs
-    assert rank_1[:2] == [1.0, 1.0]
-    assert rank_0[:2] == [0.0, 0.0]
-
-
 def _tied_and_ignored(rank: int, names: list[str]) -> list[torch.Tensor]:
     grads = []
     for cls in BOTH:
@@ -361,33 +286,3 @@ def test_a_tied_parameter_is_left_out_only_if_it_is_ignored_everywhere(ranks: An
 
 
 # ------------------------------------------------------------------ an unfinished reduction on real ranks
-
-
-def _unfinished(rank: int) -> tuple[str, str, bool]:
-    class Sometimes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.always, self.sometimes = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
-            x = self.always(x)
-            return self.sometimes(x) if both else x
-
-    ddp = minddp.DistributedDataParallel(Sometimes())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-    ddp(inputs(rank), True).sum().backward()
-    optimizer.step()
-    before = [param.clone() for param in ddp.parameters()]
-    ddp(inputs(rank), False).sum().backward()
-    at_step = outcome(optimizer.step)
-    untouched = all(torch.equal(p, b) for p, b in zip(ddp.parameters(), before, strict=True))
-    return at_step, outcome(lambda: ddp(inputs(rank), True)), untouched
-
-
-def test_an_unfinished_reduction_stops_the_optimizer_and_the_next_forward(ranks: Any) -> None:
-    for rank, (at_step, at_forward, untouched) in enumerate(ranks(2).run(_unfinished)):
-        for text in (at_step, at_forward):
-            assert text.startswith("RuntimeError: Expected to have finished reduction in the prior iteration")
-            for either in (rank, 1 - rank):
-                assert f"did not receive grad for rank {either}: sometimes.weight, sometimes.bias" in text
-        assert untouched

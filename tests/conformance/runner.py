@@ -1,4 +1,4 @@
-"""Run tests of several suites, one suite after another, each on its stage, and report every verdict at once."""
+"""Run tests of several suites, one suite after another, each on some stages, and report every verdict at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any, cast
 
 from tests.conformance.selection import Suite, TestId, by_suite
 from tests.conformance.stage import Programme, serve
@@ -19,7 +21,7 @@ class Conditions:
     """Conditions under which tests are run.
 
     Attributes:
-        jobs: tests at once. A test starts two to four ranks, which mostly wait.
+        jobs: stages, and so tests, at once. A test starts two to four ranks, which mostly wait.
         limit_s: a test still running after so long is killed.
         world_size: ranks of those tests that leave it open.
     """
@@ -48,27 +50,34 @@ def run(
             stale.unlink()
     verdicts: dict[TestId, Verdict] = {}
     for suite, some in by_suite(tests, suites).items():
-        programme = Programme(
-            suite, subject, tuple(some), conditions.jobs, conditions.limit_s, conditions.world_size, logs
-        )
-        for verdict in _answers(programme):
+        shares = [tuple(some[first :: conditions.jobs]) for first in range(min(conditions.jobs, len(some)))]
+        programmes = [
+            Programme(suite, subject, share, conditions.limit_s, conditions.world_size, logs) for share in shares
+        ]
+        for verdict in _answers(programmes):
             verdicts[verdict.test] = verdict
             on_verdict(verdict)
     return [verdicts.get(test) or Verdict(test, Status.FAIL, 0.0, "its stage was killed") for test in tests]
 
 
-def _answers(programme: Programme) -> Iterator[Verdict]:
-    """The stage is forked by a server, since this process may have threads; it forks from a single thread, too."""
-    ours, theirs = CONTEXT.Pipe(duplex=False)
+def _answers(programmes: Sequence[Programme]) -> Iterator[Verdict]:
+    """Stages are forked by a server, since this process may have threads; each forks from a single thread, too."""
+    stages: dict[Connection, Any] = {}
     with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as folder:
-        process = CONTEXT.Process(target=serve, args=(programme, folder, theirs))
-        process.start()
-        theirs.close()
         try:
-            while True:
-                yield ours.recv()
-        except (EOFError, OSError):  # closed, perhaps in the middle of an answer
-            pass
+            for programme in programmes:
+                ours, theirs = CONTEXT.Pipe(duplex=False)
+                stages[ours] = CONTEXT.Process(target=serve, args=(programme, folder, theirs))
+                stages[ours].start()
+                theirs.close()
+            while stages:
+                for ready in wait(list(stages)):
+                    pipe = cast("Connection", ready)
+                    try:
+                        yield pipe.recv()
+                    except (EOFError, OSError):  # closed, perhaps in the middle of an answer
+                        stages.pop(pipe).join(10)
         finally:
-            process.terminate()
-            process.join(10)
+            for process in stages.values():
+                process.terminate()
+                process.join(10)

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,8 +41,7 @@ class Programme:
     Attributes:
         suite: where the tests are.
         subject: the class under test, `package.module:Class`, or `swap.NATIVE`.
-        tests: to run.
-        jobs: as many at once.
+        tests: to run, one after another.
         limit_s: a test still running after so long is killed.
         world_size: ranks of those tests that take it from the environment.
         logs: where to keep the logs of tests that fail, if anywhere.
@@ -52,7 +50,6 @@ class Programme:
     suite: Suite
     subject: str
     tests: tuple[TestId, ...]
-    jobs: int
     limit_s: float
     world_size: int
     logs: Path | None = None
@@ -67,7 +64,11 @@ def serve(programme: Programme, folder: str, results: Connection) -> None:
         except (Exception, SystemExit):  # test files exit where the machine does not meet their requirements
             _give_up(programme, results)
             return
-        _run_all(programme, module, results, Path(scratch))
+        for test in programme.tests:
+            verdict = _run(test, programme, module, results, Path(scratch))
+            if verdict.status is Status.TIMEOUT:  # see [Note: second chance]
+                verdict = _run(test, programme, module, results, Path(scratch)).after_hanging()
+            results.send(verdict)
 
 
 def _set(programme: Programme, scratch: Path) -> ModuleType:
@@ -152,26 +153,30 @@ def _give_up(programme: Programme, results: Connection) -> None:
 # ------------------------------------------------------------------ running
 
 
-@dataclass
-class _Running:
-    """A test under way, in the process `pid`, which leads a session."""
-
-    test: TestId
-    pid: int
-    folder: Path
-    began_s: float
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.began_s
-
-    def is_over(self, limit_s: float) -> bool:
-        """True if it ended by itself, or has to end now."""
-        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if state is None and self.seconds() < limit_s:
-            return False
-        _kill_session(self.pid)  # while its number cannot be given to another process yet
-        os.waitpid(self.pid, 0)
-        return True
+def _run(test: TestId, programme: Programme, module: ModuleType, results: Connection, scratch: Path) -> Verdict:
+    """One attempt, in a fork that leads a session and is killed with it."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    began_s = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        results.close()  # or it would look open to the reader for as long as this test runs
+        solo.perform(module, test.case, folder)
+    try:
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() - began_s >= programme.limit_s:
+                break
+            time.sleep(_POLL_S)
+    finally:
+        _kill_session(pid)  # while its number cannot be given to another process yet
+        os.waitpid(pid, 0)
+    log = (folder / solo.LOG).read_text(errors="replace") if (folder / solo.LOG).exists() else ""
+    seconds = time.monotonic() - began_s
+    verdict = judge(test, solo.read_report(folder), seconds, log, programme.limit_s)
+    if programme.logs is not None and verdict.status in (Status.FAIL, Status.TIMEOUT):
+        name = str(test).replace("::", ".")[:_NAME_CHARACTERS]
+        (programme.logs / f"{name}.txt").write_text(f"{log}\n{verdict.detail}")
+    shutil.rmtree(folder, ignore_errors=True)
+    return verdict
 
 
 def _kill_session(pid: int) -> None:
@@ -179,44 +184,3 @@ def _kill_session(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-
-
-def _run_all(programme: Programme, module: ModuleType, results: Connection, scratch: Path) -> None:
-    """See [Note: second chance]."""
-    waiting, running = deque(programme.tests), list[_Running]()
-    has_hung: set[TestId] = set()
-    try:
-        while waiting or running:
-            if waiting and len(running) < programme.jobs:
-                running.append(_start(waiting.popleft(), module, results, scratch))
-            for one in [one for one in running if one.is_over(programme.limit_s)]:
-                running.remove(one)
-                verdict = _verdict_on(one, programme)
-                if verdict.status is Status.TIMEOUT and one.test not in has_hung:
-                    has_hung.add(one.test)
-                    waiting.append(one.test)
-                else:
-                    results.send(verdict.after_hanging() if one.test in has_hung else verdict)
-            time.sleep(_POLL_S)
-    finally:
-        for one in running:
-            _kill_session(one.pid)
-
-
-def _start(test: TestId, module: ModuleType, results: Connection, scratch: Path) -> _Running:
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    pid = os.fork()
-    if pid == 0:
-        results.close()  # or it would look open to the reader for as long as this test runs
-        solo.perform(module, test.case, folder)
-    return _Running(test, pid, folder, time.monotonic())
-
-
-def _verdict_on(one: _Running, programme: Programme) -> Verdict:
-    log = (one.folder / solo.LOG).read_text(errors="replace") if (one.folder / solo.LOG).exists() else ""
-    verdict = judge(one.test, solo.read_report(one.folder), one.seconds(), log, programme.limit_s)
-    if programme.logs is not None and verdict.status in (Status.FAIL, Status.TIMEOUT):
-        name = str(one.test).replace("::", ".")[:_NAME_CHARACTERS]
-        (programme.logs / f"{name}.txt").write_text(f"{log}\n{verdict.detail}")
-    shutil.rmtree(one.folder, ignore_errors=True)
-    return verdict

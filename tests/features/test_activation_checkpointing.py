@@ -38,11 +38,8 @@ class Net(nn.Module):
         blocks = [*self.blocks, self.blocks[0]] if self.how.get("tied") else list(self.blocks)
         if self.how.get("sequential"):
             return self.head(checkpoint_sequential(blocks, 2, x, use_reentrant=reentrant))
-        num_checkpointed = self.how.get("num_checkpointed", len(blocks))
-        for block in blocks[:num_checkpointed]:
+        for block in blocks:
             x = checkpoint(block, x, use_reentrant=reentrant)
-        for block in blocks[num_checkpointed:]:
-            x = block(x)
         return self.head(x)
 
 
@@ -74,19 +71,14 @@ STATIC = {"static_graph": True}
 @pytest.mark.parametrize(
     ("how", "options"),
     [
-        ({"reentrant": False}, {}),
         ({"reentrant": False, "tied": True}, {"find_unused_parameters": True}),
         ({"reentrant": False, "tied": True}, STATIC | {"gradient_as_bucket_view": True}),
         ({"reentrant": True}, {}),
         ({"reentrant": True}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001}),
-        ({"reentrant": True, "num_checkpointed": 1}, {}),
-        ({"reentrant": True}, STATIC),
-        ({"reentrant": True, "tied": True}, STATIC),
         ({"reentrant": True, "tied": True, "accumulate": True}, STATIC | {"bucket_cap_mb": 0.0001}),
         ({"reentrant": True, "bare": True}, {}),
         ({"reentrant": True, "bare": True}, STATIC),
         ({"reentrant": True, "sequential": True}, STATIC),
-        ({"reentrant": False, "accumulate": True}, {}),
     ],
     ids=str,
 )

@@ -7,7 +7,6 @@ The model has gradients large enough to be aliased, and others that are too smal
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -23,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import minddp
 from tests.features.beside import Steps, Trail, Wrap, assert_same, play, random
 from tests.features.habits import gradients, hooks, wrappers
-from tests.features.habits.model import ALIASES, CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow, numbered
+from tests.features.habits.model import ALIASES, CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
 
 Script = Callable[..., Steps]
 
@@ -66,8 +65,6 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "unsqueezes": (partial(gradients.handles, what=gradients.unsqueeze), NO_VIEWS),
     "requires grad of gradients": (partial(gradients.handles, what=gradients.require_grad), ALL),
     "marks gradients": (partial(gradients.handles, what=gradients.mark), ALL),
-    "shares a weight": (wrappers.shares_a_weight, NO_VIEWS),
-    "shares a weight and zeroes in place": (partial(wrappers.shares_a_weight, to_none=False), NO_VIEWS),
     "wraps within": (wrappers.wraps_within, NO_VIEWS),
     "wraps parts": (wrappers.wraps_parts, ALL),
     "turns channels last early": (partial(wrappers.turns_channels_last, turn=1), "default buckets views"),
@@ -84,8 +81,6 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
         partial(hooks.reduces_by_a_hook, kinds=["copy", "itself", "alias"]),
         ALL,
     ),
-    "runs out of inputs": (wrappers.runs_out_of_inputs, "default buckets unused views"),
-    "raises in hooks": (wrappers.raises_in_hooks, NO_VIEWS),
 }
 
 
@@ -247,21 +242,3 @@ def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None
 def test_a_forward_within_its_own_backward_is_an_error(ranks: Any, no_sync: bool, step: int) -> None:
     """As in torch: or else the gradients of this backward would stay local without an error."""
     ranks(2).run(_goes_forward_within, no_sync, step)
-
-
-def _finalizes_by_hand(rank: int) -> None:
-    torch.manual_seed(0)
-    ddp = minddp.DistributedDataParallel(layers())
-    alone, theirs = copy.deepcopy(ddp.module), TorchDDP(copy.deepcopy(ddp.module))
-    ddp.require_manual_backward_finalization = True
-    everyone = [ddp, alone, theirs]
-    for steps in zip(*(losses(each, rank) for each in everyone), strict=True):
-        for _step, loss in steps:
-            loss.backward()
-        before, expected_before, expected_after = (numbered(grads(each)) for each in everyone)
-        ddp.finalize_backward()
-        assert_same([expected_before, expected_after], [before, numbered(grads(ddp))], f"rank {rank}")
-
-
-def test_gradients_are_local_until_backward_is_finalized(ranks: Any) -> None:
-    ranks(2).run(_finalizes_by_hand)

@@ -91,17 +91,16 @@ class _Faulty(DistributedDataParallel):
     def __init__(self, module: nn.Module, **options: Any):
         super().__init__(module, **options)
         self.calls: list[int] = []
-        self.calls_before: list[int] = []
         self.num_forwards = 0
         for layer in module.modules():
             if next(layer.children(), None) is None:
                 layer.register_forward_pre_hook(lambda layer, _inputs: self.calls.append(id(layer)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"calls_before": [], "calls": []}
+        return super().__getstate__() | {"calls": []}
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        self.calls_before, self.calls = self.calls, []
+        self.calls = []
         self.look_before_forward()
         output = super().forward(*inputs, **kwargs)
         self.num_forwards += 1

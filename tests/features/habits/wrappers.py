@@ -9,20 +9,7 @@ from torch import nn
 
 import minddp
 from tests.features.beside import Steps, Wrap, random, snapshot
-from tests.features.habits.model import CALM_STEPS, STEPS, WIDTH, layers, loss_of, narrow, trained
-
-
-def shares_a_weight(wrap: Wrap, rank: int, to_none: bool = True) -> Steps:
-    """Between two wrappers: each of them averages it. Where it stays, it lies in the first one's bucket."""
-    one, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    other.weight = one.weight
-    first, second = wrap(one), wrap(other)
-    for step in range(STEPS):
-        first.zero_grad(set_to_none=to_none)
-        second.zero_grad(set_to_none=to_none)
-        loss_of(lambda x: second(torch.tanh(first(x))), rank, step).backward()
-        yield snapshot(first)
-        yield snapshot(second)
+from tests.features.habits.model import STEPS, layers, trained
 
 
 def wraps_within(wrap: Wrap, rank: int) -> Steps:
@@ -85,34 +72,3 @@ def after_exception(wrap: Wrap, ddp: Any) -> Any:
         return ddp
     ddp._remove_autograd_hooks()
     return wrap(ddp.module)
-
-
-def runs_out_of_inputs(wrap: Wrap, rank: int) -> Steps:
-    """One rank before the other, twice."""
-    ddp = wrap(narrow())
-    for _epoch in range(2):
-        with ddp.join():
-            for step in range(CALM_STEPS + rank):
-                ddp.zero_grad()
-                loss_of(ddp, rank, step).backward()
-                yield snapshot(ddp)
-
-
-def raises_in_hooks(wrap: Wrap, rank: int) -> Steps:
-    """A hook fails when some gradients have arrived and are not packed; see `after_exception`."""
-    ddp = wrap(narrow())
-    is_lit = False
-
-    def fail(_param: torch.Tensor) -> None:
-        if is_lit:
-            raise Blown
-
-    ddp.module[2].bias.register_post_accumulate_grad_hook(fail)
-    for step in range(STEPS + 2):
-        ddp.zero_grad()
-        is_lit = step == CALM_STEPS
-        try:
-            loss_of(ddp, rank, step).backward()
-        except Blown:
-            ddp = after_exception(wrap, ddp)
-        yield snapshot(ddp)
