@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tests.conformance import report
-from tests.conformance.selection import TestId, both_ways, by_suite, read_list
+from tests.conformance.selection import TestId
 from tests.conformance.verdict import Status, Verdict, telling_line
 
 TEST = TestId("ddp", "A.test_b")
@@ -27,19 +23,6 @@ def test_the_reason_is_the_exception_in_a_ranks_traceback() -> None:
 
 
 # ------------------------------------------------------------------ lists
-
-
-def test_ids(tmp_path: Path) -> None:
-    path = tmp_path / "list.txt"
-    path.write_text("# of two\nddp::A.test_b\n\nrpc::A.test_c\n")
-    tests = read_list(path)
-    assert [str(test) for test in tests] == ["ddp::A.test_b", "rpc::A.test_c"]
-    suites = both_ways("ddp", "m", ())
-    assert by_suite(tests[:1], suites) == {suites[0]: tests[:1]}
-    with pytest.raises(ValueError, match="of no known suite"):
-        by_suite(tests, suites)
-    with pytest.raises(ValueError, match=r"suite::Class\.method"):
-        TestId.parse("test_b")
 
 
 # ------------------------------------------------------------------ reports

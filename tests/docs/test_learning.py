@@ -72,38 +72,3 @@ def test_a_recording_is_a_whole_step_of_both_ranks() -> None:
             assert len(rank.ready_ns) == 10
             assert rank.parts_ns[Activity.OPTIMIZER] > 0
             assert sum(rank.parts_ns.values()) == rank.length_ns
-
-
-# ------------------------------------------------------------------ the checks themselves
-
-PAGE = """before
-<!-- [[[cog output("python -m docs.learning reciprocal") ]]] -->
-nothing
-<!-- [[[end]]] -->
-between
-<!-- [[[cog code("reference/naive.py", "Naive") ]]] -->
-<!-- [[[end]]] -->
-<!-- [[[cog figures("naive") ]]] -->
-<!-- [[[end]]] -->
-after
-"""
-
-
-def test_filling_replaces_what_is_quoted_and_nothing_else(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    assert quotes.run_cog("--check", str(page)) != 0
-    assert quotes.run_cog("-r", str(page)) == 0
-    filled = page.read_text()
-    shown = quotes.blocks(filled)
-    command = "python -m docs.learning reciprocal"
-    source = quotes.source_of(quotes.ROOT / "reference" / "naive.py", "Naive")
-    assert "def synchronize(self) -> None:\n" in source
-    assert '"""' not in source
-    assert shown == {
-        f'output("{command}")': f"```console\n$ {command}\n{lessons.run(lessons.LESSONS['reciprocal'])}\n```\n",
-        'code("reference/naive.py", "Naive")': f"```python\n{source}```\n",
-        'figures("naive")': f"*{recorded.figures('naive')}*\n",
-    }
-    assert quotes.BLOCK.sub("", filled) == quotes.BLOCK.sub("", PAGE)
-    assert quotes.run_cog("--check", str(page)) == 0

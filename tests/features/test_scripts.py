@@ -1,7 +1,8 @@
 """What scripts do with gradients and wrappers, run with both classes: none of it may show a difference.
 
 Each script is one habit of training loops, kept up for some steps: under the first plan and under the final one.
-Not repeated here are lines of `tests/parity/`: several backwards, zero_grad, checkpoints, other tensors in `.grad`.
+Not repeated here: the lines of `tests/parity/` (several backwards, zero_grad, checkpoints, other gradients)
+and what keeps a gradient alive (`tests/core/test_gradient_aliasing.py`).
 The model has gradients large enough to be aliased, and others that are too small ([Note: gradient aliasing]).
 """
 
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import minddp
 from tests.features.beside import Steps, Trail, Wrap, assert_same, play, random
 from tests.features.habits import gradients, hooks, wrappers
-from tests.features.habits.model import ALIASES, CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
+from tests.features.habits.model import CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
 
 Script = Callable[..., Steps]
 
@@ -42,10 +43,8 @@ LARGE = "default buckets"  # where gradients alias the bucket
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
     "uses a layer by itself": (gradients.uses_a_layer_by_itself, ALL),
-    **{f"keeps {how}": (partial(gradients.keeps, how=how), LARGE) for how in ALIASES},
     "keeps in a graph": (gradients.keeps_in_a_graph, LARGE),
     "watches gradients go": (gradients.watches_gradients_go, LARGE),
-    **{f"keeps {how} in hooks": (partial(hooks.keeps_in_hooks, how=how), LARGE) for how in ALIASES},
     "keeps what arrives": (hooks.keeps_what_arrives, ALL),
     "looks from accumulators": (hooks.looks_from_accumulators, NO_VIEWS),
     "looks at others": (hooks.looks_at_others, NO_VIEWS),
@@ -93,11 +92,11 @@ def _plays_alike(rank: int, script: Script, options: dict[str, Any]) -> None:
     play(rank, with_options, script, options)
 
 
-@pytest.mark.parametrize("how", ["gradients", "detached"])
-def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, how: str) -> None:
+@pytest.mark.parametrize("detaches", [False, True])
+def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, detaches: bool) -> None:
     """Also if this backward has put it there. On three ranks a division and a multiplication differ."""
     for setting in ("default", "views"):
-        ranks(3).run(_plays_alike, partial(hooks.restores, how=how), SETTINGS[setting])
+        ranks(3).run(_plays_alike, partial(hooks.restores, detaches=detaches), SETTINGS[setting])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -37,10 +36,6 @@ class Heads(nn.Module):
 def wrapped(*args: Any, deep: int = 0, **options: Any) -> Any:
     torch.manual_seed(0)
     return minddp.DistributedDataParallel(Heads(deep), *args, **options)
-
-
-def texts_of(warned: list[warnings.WarningMessage], words: str) -> list[str]:
-    return [str(one.message) for one in warned if words in str(one.message)]
 
 
 # ------------------------------------------------------------------ an unfinished reduction warns at once (68297)
@@ -265,7 +260,7 @@ def test_79171_a_static_graph_may_have_an_output_without_use(ranks: Any) -> None
     assert one == other
 
 
-# ------------------------------------------------------------------ 30718, 83909 and 74115
+# ------------------------------------------------------------------ 30718 and 74115
 
 
 def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
@@ -287,46 +282,6 @@ def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
 def test_30718_parameters_and_buffers_are_broadcast_on_demand(ranks: Any, source: int, buffers: bool) -> None:
     for rank, got in enumerate(ranks(3).run(_synchronize, source, buffers)):
         assert got == [source, source, source if buffers else rank, rank]
-
-
-class Turned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = nn.Linear(2, 2)
-        self.picture = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.plain(x).sum() + _Turn.apply(self.picture).sum()
-
-
-class _Turn(torch.autograd.Function):
-    """Passes on a gradient of other strides than its parameter has."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
-        return weight * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return torch.full(grad.shape, 2.0)
-
-
-def _strides(rank: int) -> list[str]:
-    model = Turned()
-    ddp = minddp.DistributedDataParallel(model)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            model.picture.grad = torch.zeros(2, 3, 4, 4)  # which autograd adds to
-            ddp(torch.ones(1, 2)).backward()
-    assert torch.equal(model.picture.grad, torch.full((2, 3, 4, 4), 2.0))
-    return texts_of(warned, "strides do not match")
-
-
-def test_83909_the_warning_of_strides_names_its_parameter(ranks: Any) -> None:
-    for warned in ranks(2).run(_strides):
-        assert warned
-        assert all("`picture`" in text for text in warned)
 
 
 def _outputs(rank: int, options: dict[str, Any]) -> None:

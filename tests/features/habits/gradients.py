@@ -11,19 +11,15 @@ from torch import nn
 
 from tests.features.beside import Steps, Wrap, snapshot
 from tests.features.habits.model import (
-    ALIASES,
     CALM_STEPS,
     STEPS,
     WIDTH,
-    descend,
     grads,
     layers,
     loss_of,
     losses,
     narrow,
     numbered,
-    read,
-    trained,
 )
 
 
@@ -38,16 +34,6 @@ def uses_a_layer_by_itself(wrap: Wrap, rank: int) -> Steps:
         loss_of(ddp, rank, step).backward()
         yield snapshot(ddp)
     yield numbered(kept)
-
-
-def keeps(wrap: Wrap, rank: int, how: str) -> Steps:
-    """The gradients of all steps, looked at after the last."""
-    ddp, kept = wrap(layers()), []
-    for taken in trained(ddp, rank):
-        yield taken
-        kept += [ALIASES[how](grad) for grad in grads(ddp)]
-        descend(ddp)
-    yield read(how, kept)
 
 
 def keeps_in_a_graph(wrap: Wrap, rank: int) -> Steps:
