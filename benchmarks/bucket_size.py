@@ -120,7 +120,6 @@ def figures(raced: Raced, family: str, heat: str) -> dict[str, Any]:
     plan = getattr(raced.models[name], "plan", None)
     return {
         "median_ms": estimate(raced.wall[name] * 1e3, raced.seed),
-        "over_no_wrapper": raced.ratio(name, FLOOR),
         "ratio": raced.ratio(name, torch_beside(heat)),
         "buckets": len(plan.buckets) if plan is not None else None,
         "tuning": str(raced.models[name].tuning) if heat == "auto" else None,
@@ -161,7 +160,6 @@ def forecast(
 COLUMNS = {
     "buckets": "{buckets}",
     "ms": "{median_ms[median]:.2f} ({median_ms[low]:.2f}–{median_ms[high]:.2f})",
-    "over no wrapper": "{over_no_wrapper[median]:.3f}",
     "ratio to torch": RATIO,
 }
 FORECAST_COLUMNS = {

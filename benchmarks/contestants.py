@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+import tyro
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -27,6 +28,7 @@ from minddp import DistributedDataParallel
 
 SettingName = Literal["default", "views", "static", "batched", "views_static", "find_unused"]
 TransportName = Literal["process_group", "shared_memory", "nccl", "auto"]
+Transports = Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])]
 OtherName = Literal["fully_shard", "zero"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {

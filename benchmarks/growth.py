@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ import torch.distributed as dist
 import tyro
 from torch import Tensor, nn
 
-from benchmarks.contestants import BASELINE, FLOOR, TransportName, candidate, on_ranks
+from benchmarks.contestants import BASELINE, FLOOR, Transports, candidate, on_ranks
 from benchmarks.display import RATIO, Table, progress, table_of
 from benchmarks.harness import compare, estimate, gathered, schedule
 from benchmarks.question import RaceOptions, Report, ask, report_of
@@ -52,10 +52,7 @@ class Config(RaceOptions):
     """Numbers of elements in 16 tensors, on two ranks."""
     ranks: tuple[int, ...] = (2, 4, 6, 8)
     """Numbers of ranks, of 1,048,576 elements."""
-    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
-        "process_group",
-        "auto",
-    )
+    transports: Transports = ("process_group", "auto")
     world_size: tyro.conf.Suppress[int] = 0
 
     def __post_init__(self) -> None:

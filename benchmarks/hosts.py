@@ -134,12 +134,10 @@ def floors(wall: Times, gradient_bytes: int, config: Config) -> dict[str, Any]:
 
 def figures(name: str, raced: Raced) -> dict[str, Any]:
     """The figures of one contestant; estimates are paired round by round."""
-    plan = getattr(raced.models[name], "plan", None)
     return {
         "median_ms": raced.median_ms(name),
         "ratio": raced.ratio(name, BASELINE),
         "exposed_ms": raced.added_ms(name),
-        "buckets": len(plan.buckets) if plan is not None else None,
     }
 
 
@@ -147,7 +145,6 @@ def figures(name: str, raced: Raced) -> dict[str, Any]:
 
 
 COLUMNS = {
-    "buckets": "{buckets}",
     "ms": "{median_ms:.2f}",
     "ratio": RATIO,
     "exposed ms": "{exposed_ms[median]:.1f}",

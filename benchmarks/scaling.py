@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
-from benchmarks.contestants import BASELINE, FLOOR, TransportName, candidate, on_ranks
+from benchmarks.contestants import BASELINE, FLOOR, Transports, candidate, on_ranks
 from benchmarks.display import Table, table_of
 from benchmarks.harness import compare, estimate, in_ms
 from benchmarks.own_model import has_parts, imported, own_workload
@@ -36,10 +36,7 @@ class Config(RaceOptions):
     """The model, if none of your own is given."""
     ranks: tuple[int, ...] = (1, 2, 4)
     """Numbers of ranks. Under torchrun, at most as many as it has started."""
-    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
-        "process_group",
-        "auto",
-    )
+    transports: Transports = ("process_group", "auto")
     world_size: tyro.conf.Suppress[int] = 0
 
     def __post_init__(self) -> None:

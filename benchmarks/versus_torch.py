@@ -14,10 +14,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 
 from benchmarks import contestants, machine
 from benchmarks.contestants import (
@@ -27,6 +26,7 @@ from benchmarks.contestants import (
     Contestant,
     FieldOptions,
     TransportName,
+    Transports,
 )
 from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import in_ms
@@ -41,14 +41,10 @@ class Config(FieldOptions, RaceOptions):
 
     LEAST = RaceOptions.LEAST | {"rounds": 2}
 
-    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
-        "process_group",
-        "shared_memory",
-        "auto",
-    )
+    transports: Transports = ("process_group", "shared_memory", "auto")
     """minddp's transport; for torch in its place always the process group, on a GPU also "nccl"."""
     rounds: int = 26
-    """Timed rounds; an even number is fair to both of a pair."""
+    """An even number is fair to both of a pair."""
     control: bool = False
     """Put torch's class in minddp's place: every ratio should be 1."""
     timeout_s: float = 3600.0
