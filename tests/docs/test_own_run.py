@@ -117,15 +117,6 @@ def test_the_command_runs_a_script_and_its_numbers_are_those_of_the_run(tmp_path
     assert last == steps[-1] == [pytest.approx(sum(first), rel=1e-6)] * 2
 
 
-@pytest.mark.slow
-def test_a_script_that_ends_too_soon_makes_no_page(tmp_path):
-    script, page = tmp_path / "script.py", tmp_path / "page.html"
-    script.write_text(SCRIPT)
-    with pytest.raises(SystemExit, match="never came to step 9"):
-        own_run.main(["--step", "9", str(page), str(script)])
-    assert not page.exists()
-
-
 # ------------------------------------------------------------------ in a browser
 
 
