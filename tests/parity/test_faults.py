@@ -1,4 +1,4 @@
-"""The comparison notices wrappers with a fault, the search finds and shrinks them, and both accept a right one."""
+"""The comparison notices wrappers with a fault, the search finds them, and both accept a right one."""
 
 from __future__ import annotations
 
