@@ -21,12 +21,3 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert "resident" in printed
     assert "equal to the bit" in printed
-
-
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [("world_size", 1), ("sizes_kib", (0,))],
-)
-def test_a_configuration_that_times_nothing_is_refused(field: str, wrong: object) -> None:
-    with pytest.raises(ValueError, match=field):
-        Config(**{field: wrong})

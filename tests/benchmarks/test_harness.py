@@ -14,8 +14,6 @@ from benchmarks.harness import (
     Times,
     bootstrap_interval,
     compare,
-    in_ms,
-    median_ms,
     over_ranks,
     race,
     schedule,
@@ -152,8 +150,3 @@ def test_the_bootstrap_interval_contains_the_true_median_about_95_times_in_100()
     intervals = [bootstrap_interval(rng.normal(1.0, 0.1, 30), seed=i, resamples=500) for i in range(200)]
     covered = sum(low <= 1.0 <= high for low, high in intervals)
     assert 175 <= covered <= 199
-
-
-def test_median_ms():
-    assert median_ms(np.array([0.001, 0.002, 0.1])) == pytest.approx(2.0)
-    assert in_ms({"x": np.array([0.00123456, 2.0])}) == {"x": [1.2346, 2000.0]}
