@@ -23,12 +23,10 @@ class Conditions:
     Attributes:
         jobs: stages, and so tests, at once. A test starts two to four ranks, which mostly wait.
         limit_s: a test still running after so long is killed.
-        world_size: ranks of those tests that leave it open.
     """
 
     jobs: int = os.cpu_count() or 1
     limit_s: float = 90.0
-    world_size: int = 2
 
 
 def run(
@@ -51,9 +49,7 @@ def run(
     verdicts: dict[TestId, Verdict] = {}
     for suite, some in by_suite(tests, suites).items():
         shares = [tuple(some[first :: conditions.jobs]) for first in range(min(conditions.jobs, len(some)))]
-        programmes = [
-            Programme(suite, subject, share, conditions.limit_s, conditions.world_size, logs) for share in shares
-        ]
+        programmes = [Programme(suite, subject, share, conditions.limit_s, logs) for share in shares]
         for verdict in _answers(programmes):
             verdicts[verdict.test] = verdict
             on_verdict(verdict)

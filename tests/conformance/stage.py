@@ -43,7 +43,6 @@ class Programme:
         subject: the class under test, `package.module:Class`, or `swap.NATIVE`.
         tests: to run, one after another.
         limit_s: a test still running after so long is killed.
-        world_size: ranks of those tests that take it from the environment.
         logs: where to keep the logs of tests that fail, if anywhere.
     """
 
@@ -51,7 +50,6 @@ class Programme:
     subject: str
     tests: tuple[TestId, ...]
     limit_s: float
-    world_size: int
     logs: Path | None = None
 
 
@@ -92,7 +90,7 @@ def _set(programme: Programme, scratch: Path) -> ModuleType:
 def _set_environment(programme: Programme, scratch: Path) -> None:
     os.environ.update(
         BACKEND="gloo",
-        WORLD_SIZE=str(programme.world_size),
+        WORLD_SIZE="2",  # of tests that leave it open
         TEMP_DIR=str(scratch),
         OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",
