@@ -61,7 +61,6 @@ def main(config: Config) -> None:
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
-    """One race for each workload, on this rank; returns the report."""
     timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of("time of a step by the capacity of the buckets", config, aim=AIM, workloads=timed)
 

@@ -69,7 +69,6 @@ def main(config: Config) -> None:
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
-    """All workloads, one after another, on this rank; returns the report."""
     timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of(
         "time of a training step on two hosts beside torch's DistributedDataParallel there",

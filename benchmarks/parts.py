@@ -115,7 +115,6 @@ def main(config: Config) -> None:
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
-    """One race for each workload, on this rank; returns the report."""
     timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of("a step with a change as a multiple of one as it comes", config, worth=WORTH, workloads=timed)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -146,8 +145,6 @@ def opened(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     page.on("request", lambda asked: requests.append(asked.url))
     page.goto(path.as_uri())
     yield page
-    if folder := os.environ.get("MINDDP_SCREENSHOTS"):
-        page.screenshot(path=Path(folder, f"own-{re.sub(r'[^a-z]+', '-', request.node.name)}.png"), full_page=True)
     seen.close()
     assert complaints == []
     assert all(url.startswith("file:") for url in requests)

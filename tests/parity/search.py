@@ -27,8 +27,7 @@ def new_pool(world_size: int) -> RankPool:
 class Search:
     """Plays scripts, counts their outcomes, and keeps the failures.
 
-    `subject` is the wrapper under test. `last_notes` are those of the script that was played last, `wrong_torch`
-    the scripts in which torch was silently wrong and minddp was not.
+    `subject` is the wrapper under test. `last_notes` are those of the script that was played last.
     """
 
     pool_of: Callable[[int], RankPool]
@@ -39,7 +38,6 @@ class Search:
     lines: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     failures: dict[Script, str] = field(default_factory=dict)
-    wrong_torch: dict[Script, str] = field(default_factory=dict)
 
     def play(self, script: Script) -> str | None:
         """What broke a rule, if anything did: a mismatch, an error, a rank that died or hung."""
@@ -69,8 +67,6 @@ class Search:
             return
         for note in self.last_notes:
             self.notes[note.split(":")[0]] += 1
-            if "torch is silently wrong" in note:
-                self.wrong_torch[script] = f"seed {seed}: {note}"
 
     def __str__(self) -> str:
         counted = ", ".join(f"{what} {count}" for what, count in self.notes.most_common())
