@@ -33,7 +33,7 @@ docs: .venv/docs-installed  ## Build the site in build/site, which opens from di
 	@echo "build/site/index.html"
 
 conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; renew docs/conformance.md.
-	$(PY) -m tests.conformance --table docs/conformance.md --versions docs/versions.md
+	$(PY) -m tests.conformance --table docs/conformance.md
 
 fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
 	$(PY) -m tests.parity --count $${MINDDP_FUZZ_EXAMPLES:-3000}
@@ -44,13 +44,11 @@ bench: venv  ## Measure everything beside torch's DDP, and draw the figures (20 
 plots: venv  ## Draw the figures again, from what has been measured.
 	$(PY) -m benchmarks plots
 
-matrix: venv  ## Run the core of the suite with each torch and Python that can be had; renew docs/versions.md. MATRIX=--help
-	$(PY) -m tests.matrix $(MATRIX)
-
 OUT ?= build/gpu
 
 gpu:  ## Everything that needs an NVIDIA GPU, with the packages found there; docs/gpu.md. OUT=folder for results.
-	$(if $(wildcard $(PY)),$(PY),python3) -m tests.gpu --out $(OUT) $(GPU)
+	$(if $(wildcard $(PY)),$(PY),python3) -m pytest tests/gpu -v -rfE --junitxml=$(OUT)/gpu.xml $(GPU)
+	$(if $(wildcard $(PY)),$(PY),python3) -m benchmarks versus_torch --device cuda --out $(OUT)
 
 lint: venv  ## ruff: lint and formatting.
 	$(BIN)/ruff check .

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import tyro
 
-from benchmarks.question import path_of
-
 QUESTIONS = {
-    "versus_torch": "how long does a step take beside torch's DDP, and beside its lower bounds?",
+    "versus_torch": "how long does a step take beside torch's DDP, and beside no wrapper?",
     "bucket_size": "how does a step depend on the size of the buckets?",
     "growth": "how does cost grow with tensors, bytes, ranks, and in memory?",
     "all_reduce": "how long does an all-reduce take in shared memory, beside gloo?",
-    "plots": "draw the figures of all results, and write the tables",
+    "plots": "draw the figure of versus_torch, and write the tables of all results",
     "everything": "all of the above in this order, with the same options",
     "scaling": "how fast are 1, 2, 4, ... ranks, weak and strong?",
     "parts": "how much does a step gain by each optimisation, and lose by the guard, check_finite and x-ray?",
@@ -28,7 +23,6 @@ QUESTIONS = {
     "forecast": "are steps on other numbers of ranks and hosts as forecast predicts? (needs root)",
     "ladder": "what do the steps of each rung of the reference ladder look like?",
     "faults": "what do killed processes cost, by minddp.elastic and by restarts?",
-    "advice": "does following x-ray's advice gain as much as it predicts? (slow networks need root)",
 }
 
 
@@ -50,19 +44,6 @@ def main(argv: Sequence[str]) -> None:
         question = importlib.import_module(f"benchmarks.{name}")
         config = tyro.cli(question.Config, prog=f"minddp bench {name}", args=parsed.options)
         question.main(config)
-        draw_answer(name, getattr(config, "out", None))
-
-
-def draw_answer(name: str, directory: Path | None) -> None:
-    """Draw the pictures of a question whose answer was written into a directory of the user's."""
-    if directory is None or os.environ.get("RANK", "0") != "0" or not path_of(name, directory).exists():
-        return
-    try:
-        from benchmarks import plots
-    except ModuleNotFoundError as missing:
-        print(f"No picture, because {missing.name} is not installed: pip install 'minddp[bench]'")
-        return
-    plots.draw(name, json.loads(path_of(name, directory).read_text()), directory)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ so, also those that "auto" has not chosen: a stronger check, as they are further
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks.contestants import FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.harness import compare, estimate
+from benchmarks.harness import estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.race import Raced, race_workload
 from benchmarks.workloads import Step, WorkloadName, workload
@@ -62,7 +61,6 @@ def main(config: Config) -> None:
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
-    """One race for each workload, on this rank; returns the report."""
     timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of("time of a step by the capacity of the buckets", config, aim=AIM, workloads=timed)
 
@@ -121,7 +119,6 @@ def figures(raced: Raced, family: str, heat: str) -> dict[str, Any]:
     plan = getattr(raced.models[name], "plan", None)
     return {
         "median_ms": estimate(raced.wall[name] * 1e3, raced.seed),
-        "over_no_wrapper": raced.ratio(name, FLOOR),
         "ratio": raced.ratio(name, torch_beside(heat)),
         "buckets": len(plan.buckets) if plan is not None else None,
         "tuning": str(raced.models[name].tuning) if heat == "auto" else None,
@@ -140,10 +137,8 @@ def forecast_of(raced: Raced, family: str, heat: str) -> dict[str, Any] | None:
     assert isinstance(ddp, DistributedDataParallel), "torch's class has no plan to look at"
     assert isinstance(tuned, DistributedDataParallel), "likewise"
     assert tuned.tuning is not None, "see `tune`"
-    by_default, by_plan, plan = raced.wall[seat(family, "default")], raced.wall[seat(family, heat)], ddp.plan
-    if heat == "auto":
-        plan, by_plan = tuned.tuning.plan, by_chosen_plan(tuned.tuning, by_default, by_plan)
-    return forecast(tuned.tuning, plan, by_default, by_plan, raced.seed)
+    by_default, by_plan = raced.wall[seat(family, "default")], raced.wall[seat(family, heat)]
+    return forecast(tuned.tuning, ddp.plan, by_default, by_plan, raced.seed)
 
 
 def forecast(
@@ -154,32 +149,16 @@ def forecast(
     `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
     """
     predicted = by_default + (predicted_s(plan, tuning.link, tuning.seen) - tuning.before_s)
-    off = compare(predicted, by_plan, seed)
     return {
-        "predicted_ms": dataclasses.asdict(estimate(predicted * 1e3, seed)),
-        "measured_ms": dataclasses.asdict(estimate(by_plan * 1e3, seed)),
-        "error": dataclasses.asdict(
-            dataclasses.replace(off, median=off.median - 1, low=off.low - 1, high=off.high - 1)
-        ),
-        "within_aim": abs(off.median - 1) <= AIM,
+        "predicted_ms": estimate(predicted * 1e3, seed),
+        "measured_ms": estimate(by_plan * 1e3, seed),
+        "error": estimate(predicted / by_plan - 1, seed),
     }
-
-
-def by_chosen_plan(tuning: Tuning, by_default: np.ndarray, by_auto: np.ndarray) -> np.ndarray:
-    """Seconds per step by the plan that "auto" has chosen, `[rounds]`.
-
-    Where "auto" has undone its choice, that plan does not race: then the default's, plus the loss in its trial.
-    """
-    if tuning.is_kept:
-        return by_auto
-    assert tuning.measured_s is not None, "a plan is undone for what was measured"
-    return by_default + (tuning.measured_s - tuning.before_s)
 
 
 COLUMNS = {
     "buckets": "{buckets}",
     "ms": "{median_ms[median]:.2f} ({median_ms[low]:.2f}–{median_ms[high]:.2f})",
-    "over no wrapper": "{over_no_wrapper[median]:.3f}",
     "ratio to torch": RATIO,
 }
 FORECAST_COLUMNS = {

@@ -16,16 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
 from benchmarks.display import Table, console_of, table_of
-from benchmarks.faults_training import CHECKPOINT_EVERY, NUM_SHARES, SAMPLES
+from benchmarks.faults_training import CHECKPOINT_EVERY
 from benchmarks.question import Options, Report, report_of, write
 from minddp.platform.host import is_running
 
@@ -56,15 +54,14 @@ class Config(Options):
 
 
 def main(config: Config) -> None:
-    load_average, steps = machine.load_average(), 30 if config.size == "smoke" else config.steps
+    steps = 30 if config.size == "smoke" else config.steps
     spacing = steps // (config.kills + 1)
     kills = [(spacing * (i + 1), (i + 1) % config.world_size) for i in range(config.kills)]
     ways = {}
     for way, title in TITLES.items():
         calm = train(way, config, steps, [])
-        ways[title] = outcome(train(way, config, steps, kills), calm, steps)
+        ways[title] = outcome(train(way, config, steps, kills), calm)
         report = report_of("the cost of killed processes", config, steps=steps, kills=kills, ways=ways)
-        report["machine"] |= {"load_average_before": load_average, "load_average_after": machine.load_average()}
         if (path := config.path("faults")) is not None:  # after each way: each takes minutes
             write(report, path)
     for table in tables(report):
@@ -76,9 +73,6 @@ def tables(report: Report) -> Iterator[Table]:
         "undisturbed": "{calm_s:.1f} s",
         f"{len(report['kills'])} kills": "{disturbed_s:.1f} s",
         "longest without a step": "{longest_s:.1f} s",
-        "steps computed again": "{steps_again}",
-        "samples lost": "{samples_lost}",
-        "samples twice": "{samples_twice}",
         "same bits": "{same_bits}",
     }
     yield table_of("Killed processes: time to the last step", "way", columns, report["ways"])
@@ -96,54 +90,42 @@ def train(way: str, config: Config, steps: int, kills: Sequence[tuple[int, int]]
     """
     with tempfile.TemporaryDirectory(prefix="minddp-benchmark-") as folder:
         process = launcher(way, folder, steps, config.world_size, len(kills))
-        events, due, ends_at = Events(folder), list(kills), float("inf")
-        progress, deadline = 0, time.monotonic() + config.timeout_s
+        events: list[Event] = []
+        due, ends_at, deadline = list(kills), float("inf"), time.monotonic() + config.timeout_s
         try:
             while process.poll() is None and time.monotonic() < min(deadline, ends_at):
                 time.sleep(0.02)
-                events.read()
-                if len(events.seen) > progress:
-                    progress, deadline = len(events.seen), time.monotonic() + config.timeout_s
-                if events.of("end"):
+                before, events = len(events), events_of(folder)
+                if len(events) > before:
+                    deadline = time.monotonic() + config.timeout_s
+                if of("end", events):
                     ends_at = min(ends_at, time.monotonic() + LINGER_S)
-                elif due and max((event["step"] for event in events.of("step")), default=-1) >= due[0][0]:
-                    at_work = sorted((place, pid) for pid, place in events.places().items() if is_running(pid))
+                elif due and max((event["step"] for event in of("step", events)), default=-1) >= due[0][0]:
+                    places = {event["pid"]: event["place"] for event in of("step", events)}
+                    at_work = sorted((place, pid) for pid, place in places.items() if is_running(pid))
                     if len(at_work) > 1:  # else killed ones have not come back yet
                         os.kill(at_work[due.pop(0)[1] % len(at_work)][1], signal.SIGKILL)
         finally:
             process.terminate()
             process.wait(60)  # launchers give their ranks 30 s
-        events.read()
+        events = events_of(folder)
         said = Path(folder, "stderr").read_text(errors="replace")[-2000:]
     if time.monotonic() >= deadline:
         raise TimeoutError(f"{way} made no step for {config.timeout_s:g} s; raise --timeout-s.\n{said}")
-    if due or not events.of("end"):
+    if due or not of("end", events):
         raise RuntimeError(f"{way} has ended early, {len(due)} kills before its last step.\n{said}")
-    return sorted(events.seen, key=lambda event: event["time"])
+    return events
 
 
-class Events:
-    """The events that processes write to files in `folder`. Each line is read once, to save time."""
+def events_of(folder: str) -> list[Event]:
+    """The events that processes have written to files in `folder`, in order of time."""
+    lines = [line for path in Path(folder).glob("*.jsonl") for line in path.read_text().splitlines(keepends=True)]
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]
+    return sorted(whole, key=lambda event: event["time"])
 
-    def __init__(self, folder: str):
-        self.seen: list[Event] = []
-        self._folder = Path(folder)
-        self._read_to: dict[Path, int] = {}
 
-    def read(self) -> None:
-        for path in self._folder.glob("*.jsonl"):
-            with path.open("rb") as report:
-                report.seek(self._read_to.get(path, 0))
-                lines, newline, _ = report.read().rpartition(b"\n")  # the last one may not be whole yet
-            self._read_to[path] = self._read_to.get(path, 0) + len(lines) + len(newline)
-            self.seen += map(json.loads, lines.splitlines())
-
-    def of(self, kind: str) -> list[Event]:
-        return [event for event in self.seen if event["event"] == kind]
-
-    def places(self) -> dict[int, int]:
-        """By process id: of those that have computed a step."""
-        return {event["pid"]: event["place"] for event in self.of("step")}
+def of(kind: str, events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event["event"] == kind]
 
 
 def launcher(way: str, folder: str, steps: int, world_size: int, restarts: int) -> subprocess.Popen[bytes]:
@@ -162,23 +144,14 @@ def launcher(way: str, folder: str, steps: int, world_size: int, restarts: int) 
 # ------------------------------------------------------------------ the cost
 
 
-def outcome(disturbed: Sequence[Event], calm: Sequence[Event], steps: int) -> dict[str, Any]:
+def outcome(disturbed: Sequence[Event], calm: Sequence[Event]) -> dict[str, Any]:
     """The figures of one way."""
-    counted = [event for event in disturbed if event["event"] == "step"]
-    times = [event["time"] for event in counted]
-    # A step that was computed again after a restart replaces the earlier one.
-    final = {(event["step"], place): shares for event in counted for place, shares in event["dealt"].items()}
-    seen = Counter((step, share) for (step, _), shares in final.items() for share in shares)
-    attempts = Counter(event["place"] for event in disturbed if event["event"] == "begin")
-    done = Counter(place for _, place in {(event["step"], event["place"]) for event in counted})
-    digests = [{event["digest"] for event in events if event["event"] == "end"} for events in (disturbed, calm)]
+    times = [event["time"] for event in of("step", disturbed)]
+    digests = [{event["digest"] for event in of("end", events)} for events in (disturbed, calm)]
     return {
         "calm_s": duration_s(calm),
         "disturbed_s": duration_s(disturbed),
         "longest_s": max(later - earlier for earlier, later in pairwise(times)),
-        "steps_again": max(attempts[place] - done[place] for place in attempts),
-        "samples_lost": SAMPLES * (steps * NUM_SHARES - len(seen)),
-        "samples_twice": SAMPLES * sum(number > 1 for number in seen.values()),
         "same_bits": "yes" if digests[0] == digests[1] and len(digests[0]) == 1 else "no",
     }
 

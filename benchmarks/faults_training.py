@@ -3,8 +3,8 @@
     python -m benchmarks.faults_training WAY FOLDER STEPS
 
 In each step all 8 shares of a batch are computed, dealt to the processes. What happens is written to a file in
-FOLDER, line by line, as JSON: each attempt at a step, each step that has counted with the shares that are in it, by
-place, and the digest of all parameters at the end.
+FOLDER, line by line, as JSON: each attempt at a step, each step that has counted, and the digest of all parameters
+at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from minddp.tools.elastic.addition_tree import deal
 
 NUM_SHARES = 8
 SAMPLES = 16  # of a share
@@ -65,9 +64,7 @@ def by_elastic(training: Training, folder: str, steps: int) -> None:
                 training.loss(ddp, step.number, [share]).backward()
             training.optimizer.step()
             training.optimizer.zero_grad()
-            blocks = deal(NUM_SHARES, dist.get_world_size())  # all have counted, also of one that has died since
-            dealt = {place: list(block) for place, block in enumerate(blocks)}
-            training.note("step", step=step.number, place=dist.get_rank(), dealt=dealt)
+            training.note("step", step=step.number, place=dist.get_rank())
     training.end()
 
 
@@ -87,7 +84,7 @@ def by_restart(training: Training, folder: str, steps: int) -> None:
         training.loss(ddp, step, shares).backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
-        training.note("step", step=step, place=rank, dealt={rank: shares})
+        training.note("step", step=step, place=rank)
         if rank == 0 and (step + 1) % CHECKPOINT_EVERY == 0:
             state = {"step": step + 1, "model": training.model.state_dict()}
             torch.save({**state, "optimizer": training.optimizer.state_dict()}, f"{path}.new")

@@ -6,7 +6,7 @@
 One rank on each of two hosts (`namespaces.py`) trains the GPT of `minddp train`, with each hook in turn: first some
 steps at each rate of the cable, in paired rounds, then, at the last rate, `steps` for the loss.
 Bytes are those that leave the host's interface, TCP's headers and acknowledgements included. The ranks share this
-machine's cores. bf16_compress, which torch has for NCCL only, is not here. `python -m benchmarks plots` draws it.
+machine's cores. bf16_compress, which torch has for NCCL only, is not here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from benchmarks import question
 from benchmarks.display import Table, progress, table_of
 from benchmarks.harness import compare, gathered, median_ms, timed_race
 from benchmarks.namespaces import HOSTS, INTERFACE, limit_rate, settle, two_hosts
-from benchmarks.question import RaceOptions, Report, report_of
+from benchmarks.question import RaceOptions, Report, ask, report_of
 from minddp.comm_hooks import HOOKS
 from minddp.tools.train.settings import Settings
 from minddp.tools.train.task import load_task
@@ -34,7 +33,6 @@ from minddp.tools.train.trainer import Trainer
 from minddp.tools.train.world import World
 
 BASELINE = "fp32, no hook"
-PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +52,7 @@ class Config(RaceOptions):
 
 def main(config: Config) -> None:
     with two_hosts(config.rates[0]) as hosts:
-        question.ask("fewer_bytes", measure, config, tables, settle=partial(settle, hosts, 1))
-    kept = question.path_of("fewer_bytes")
-    if config.path("fewer_bytes") == kept and PAGE.exists():
-        PAGE.write_text(with_table(PAGE.read_text(), question.read(kept) or {}))
+        ask("fewer_bytes", measure, config, tables, settle=partial(settle, hosts, 1))
 
 
 # ------------------------------------------------------------------ on each rank
@@ -91,12 +86,11 @@ def measure(rank: int, config: Config) -> dict[str, Any]:
     for rate in config.rates:
         limit_rate(rate)
         bar = partial(progress, rate)
-        wall = timed_race(racers, [list(racers)], config.race_rounds, config.turn(2), bar).wall
+        wall = timed_race(racers, [list(racers)], config.race_rounds, config.turn(2), bar)
         for name, of in figures.items():
             of[rate] = {"ms": median_ms(wall[name]), "ratio": compare(wall[name], wall[BASELINE], config.seed)}
     for name, of in figures.items():
-        losses, curves = zip(*(train(trainer_of(name, seed), steps) for seed in range(seeds)), strict=True)
-        of |= {"losses": losses, "curve": np.mean(curves, axis=0).round(4).tolist()}
+        of["losses"] = [train(trainer_of(name, seed), steps) for seed in range(seeds)]
     return report_of("communication hooks that send fewer bytes, on two hosts", config, hooks=figures)
 
 
@@ -112,13 +106,11 @@ def bytes_per_step(trainer: Trainer, steps: int = 4) -> float:
     return max(gathered((counts[1] - counts[0]) / steps))
 
 
-def train(trainer: Trainer, steps: int) -> tuple[float, list[float]]:
-    """The loss of validation after `steps`, and that of each step, on average over the ranks. Collective."""
-    losses = []
+def train(trainer: Trainer, steps: int) -> float:
+    """The loss of validation after `steps`. Collective."""
     for _ in range(steps):
         trainer.optimizer_step()
-        losses.append(trainer.averages.over_ranks().loss)
-    return trainer.validate().loss, losses
+    return trainer.validate().loss
 
 
 # ------------------------------------------------------------------ tables
@@ -134,11 +126,5 @@ def tables(report: Report) -> Iterator[Table]:
     columns = {"kB a step and host": "{kb:,.0f} ({share:.3f})"}
     columns |= {f"ms at {rate}": f"{{{rate}[ms]:.1f}} ({{{rate}[ratio][median]:.2f}})" for rate in rates}
     columns |= {"loss": "{loss:.4f}", "change of the loss": "{mean:+.1%} ({low:+.1%} to {high:+.1%})"}
-    steps = len(base["curve"])
+    steps = report["config"]["steps"]
     yield table_of(f"Hooks between two hosts; validation loss after {steps} steps", "hook", columns, rows)
-
-
-def with_table(page: str, report: Report) -> str:
-    before, begin, rest = page.partition("<!-- fewer_bytes -->\n")
-    _, end, after = rest.partition("<!-- end of fewer_bytes -->")
-    return before + begin + "\n\n".join(table.markdown() for table in tables(report)) + "\n" + end + after

@@ -2,11 +2,8 @@
 
     python -m benchmarks growth     # some minutes
 
-At each point torch and minddp race beside no wrapper; what they add to its step is the cost. Beside it stands what
-theory says. Tensors: hooks cost the same for each, so the cost of the most tensors is scaled down. Elements: a
-latency for each bucket and a time for each byte, of all-reduces alone by the process group. Ranks: a ring sends
-`2 (n - 1) / n` of the bytes, so the cost on the fewest ranks is scaled up. Memory: the buckets are as large
-as the gradients.
+At each point torch and minddp race beside no wrapper; what they add to its step is the cost. Memory is
+measured on Linux alone.
 
 [Note: proportional set size]
 Resident size counts a page that n ranks share in each of them, so shared memory would look n times as large. The
@@ -17,13 +14,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import dataclasses
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,20 +27,16 @@ import torch.distributed as dist
 import tyro
 from torch import Tensor, nn
 
-from benchmarks.contestants import BARRIER, BASELINE, FLOOR, TransportName, candidate, on_ranks
+from benchmarks.contestants import BASELINE, FLOOR, Transports, candidate, on_ranks
 from benchmarks.display import RATIO, Table, progress, table_of
 from benchmarks.harness import compare, estimate, gathered, schedule
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.race import race_workload
 from benchmarks.workloads import Workload
-from minddp.tools.forecast.gradient_clock import HostClock
-from minddp.tools.forecast.link import Link, measure_link
-from minddp.transport import open_transport
 
 Axis = Literal["tensors", "elements", "ranks", "memory"]
 TURN_TENSORS, TURN_ELEMENTS = 20_000, 10_000_000  # a turn gets through about so many
 PIECES, PIECE = 16, 2**16  # tensors, and the elements of one, along the other axes
-BUCKET_BYTES = 25 * 2**20
 WEIGHINGS = 6
 ROLLUP = Path("/proc/self/smaps_rollup")  # of Linux alone
 
@@ -60,10 +52,7 @@ class Config(RaceOptions):
     """Numbers of elements in 16 tensors, on two ranks."""
     ranks: tuple[int, ...] = (2, 4, 6, 8)
     """Numbers of ranks, of 1,048,576 elements."""
-    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
-        "process_group",
-        "auto",
-    )
+    transports: Transports = ("process_group", "auto")
     world_size: tyro.conf.Suppress[int] = 0
 
     def __post_init__(self) -> None:
@@ -76,21 +65,6 @@ class Config(RaceOptions):
             )
         if min((*self.tensors, *self.elements)) < PIECES:
             raise ValueError(f"tensors and elements must be at least {PIECES} each.")
-
-    def resolved(self) -> Config:
-        """A quick look has no more than 10 million elements, 4 ranks, and says so."""
-        most = {"full": (10**9, 10**9, 10**4), "quick": (10**7, 16_000, 4), "smoke": (10**5, 100, 2)}[self.size]
-        kept: dict[str, Any] = {
-            axis: tuple(each for each in getattr(self, axis) if each <= bound) or getattr(self, axis)[:1]
-            for axis, bound in zip(("elements", "tensors", "ranks"), most, strict=True)
-        }
-        for axis, values in kept.items():
-            if left := [f"{each:,}" for each in getattr(self, axis) if each not in values]:
-                print(f"A {self.size} look: without {', '.join(left)} {axis}.")
-        if not ROLLUP.exists():
-            print(f"Without memory: this system has no {ROLLUP}.")
-            kept["axes"] = tuple(axis for axis in self.axes if axis != "memory")
-        return dataclasses.replace(self, **kept, world_size=max(kept["ranks"]))
 
 
 class Separate(nn.Module):
@@ -119,12 +93,12 @@ def separate(count: int, elements: int) -> Workload:
 
 
 def main(config: Config) -> None:
-    ask("growth", along_axes, config.resolved(), tables)
+    ask("growth", along_axes, config, tables)
 
 
 def along_axes(rank: int, config: Config) -> dict[str, Any]:
     """All points of all axes, on this rank; returns the report."""
-    axes = {axis: along(rank, axis, config) for axis in config.axes}
+    axes = {axis: along(rank, axis, config) for axis in config.axes if axis != "memory" or ROLLUP.exists()}
     return report_of("time and memory that a wrapper adds, from small to large", config, axes=axes)
 
 
@@ -140,35 +114,12 @@ def along(rank: int, axis: Axis, config: Config) -> dict[str, Any]:
             "ranks": (number, PIECES, PIECE),
         }[axis]
         points[str(number)] = time_point(rank, axis, world, separate(count, elements), config)
-    first, last = next(iter(points)), next(reversed(points))
-    link = link_of_two(rank) if axis == "elements" else None
-    for number, point in points.items():
-        for name, of in point.items():
-            if link is not None:
-                buckets = 2 + (4 * int(number) - 2**20) // BUCKET_BYTES
-                of["theory"] = 1e3 * (link.latency_s * buckets + 4 * int(number) / link.bytes_per_s)
-            elif axis == "tensors":
-                of["theory"] = points[last][name]["added"].median * int(number) / int(last)
-            else:
-                of["theory"] = points[first][name]["added"].median * ring(int(number)) / ring(int(first))
     return points
-
-
-def ring(ranks: int) -> float:
-    """The bytes that each rank sends, as a multiple of those that are reduced."""
-    return 2 * (ranks - 1) / ranks
-
-
-def link_of_two(rank: int) -> Link:
-    """The process group of the first two ranks, as its all-reduces alone are. Collective."""
-    pair, cpu = dist.new_group([0, 1]), torch.device("cpu")
-    link = measure_link(open_transport("process_group", pair, cpu), cpu, HostClock()) if rank < 2 else None
-    return gathered(link)[0]
 
 
 def time_point(rank: int, axis: str, world: int, task: Workload, config: Config) -> dict[str, Any]:
     """The milliseconds that each wrapper adds to a step, and its time as a multiple of torch's. Collective."""
-    field = [c for c in on_ranks(axis, world, config.transports, task, forward_backward) if BARRIER not in c.name]
+    field = on_ranks(axis, world, config.transports, task, forward_backward)
     raced = race_workload(rank, task, field, config)
     bare, native = (raced.wall[f"{axis} {name}, {world}"] for name in (FLOOR, BASELINE))
     times = {name: raced.wall[f"{axis} {name}, {world}"] for name in names_of(config.transports)}
@@ -206,7 +157,7 @@ def weigh(rank: int, number: int, config: Config) -> dict[str, Any]:
     entered = on_ranks("memory", 2, config.transports, task, forward_backward)
     field = dict(zip(names, entered, strict=False))
     model, held = task.model(), {name: list[float]() for name in names}
-    rounds = 1 + min(WEIGHINGS, config.race_rounds.least)
+    rounds = 1 + min(WEIGHINGS, config.race_rounds.timed)
     advance = progress(f"memory, {number:,}", rounds)
     for order in schedule([names], rounds, config.seed):
         for name in order:
@@ -224,7 +175,6 @@ def weigh(rank: int, number: int, config: Config) -> dict[str, Any]:
             "bare": float(np.median(mib[FLOOR])),
             "added": estimate(mib[name] - mib[FLOOR], config.seed),
             "ratio": compare(mib[name], mib[BASELINE], config.seed),
-            "theory": 4 * number / 2**20,
         }
         for name in names[1:]
     }
@@ -253,7 +203,7 @@ TITLES: Mapping[Axis, str] = {
 
 def tables(report: Report) -> Iterator[Table]:
     columns = {"no wrapper": "{bare:.3f}", "added": "{added[median]:.3f} ({added[low]:.3f}–{added[high]:.3f})"}
-    columns |= {"theory": "{theory:.3f}", "as a multiple of torch's": RATIO}
+    columns |= {"as a multiple of torch's": RATIO}
     for axis, points in report["axes"].items():
         each = {"µs per tensor": "{each:.2f}"} if axis == "tensors" else {}
         rows = {

@@ -13,20 +13,16 @@ beat longer ones.
 from __future__ import annotations
 
 import gc
-import itertools
-import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-
-FEWEST_ROUNDS = 2  # of one there is no interval
 
 
 def schedule(heats: Sequence[Sequence[str]], rounds: int, seed: int) -> list[list[str]]:
@@ -43,13 +39,6 @@ def schedule(heats: Sequence[Sequence[str]], rounds: int, seed: int) -> list[lis
     return order
 
 
-class Turn(NamedTuple):
-    """The time of one step, on average over a contestant's turn, on one rank."""
-
-    seconds: float  #: of wall time
-    cpu_seconds: float  #: of all threads of the process; a step that only waits takes none
-
-
 def race(
     contestants: Mapping[str, Callable[[], object]],
     order: Sequence[Sequence[str]],
@@ -58,14 +47,14 @@ def race(
     on_round: Callable[[], object] = lambda: None,
     settle: Callable[[], object] = lambda: None,
     leave: Callable[[str], object] = lambda name: None,
-) -> dict[str, list[Turn]]:
-    """Run every round of `order` on this rank; returns each contestant's turns, round by round.
+) -> dict[str, list[float]]:
+    """Run every round of `order` on this rank; returns the seconds per step of each's turns, round by round.
 
     A turn is a barrier, one untimed step that brings the contestant's data back into the caches, then
     `steps_per_turn` timed steps. The garbage collector runs between turns and never inside one. `settle` waits for
     work that a step has only begun: on a GPU, its kernels. `leave(name)` follows a turn and frees its memory.
     """
-    turns: dict[str, list[Turn]] = {name: [] for name in contestants}
+    turns: dict[str, list[float]] = {name: [] for name in contestants}
     with _no_garbage_collection():
         for names in order:
             for name in names:
@@ -77,15 +66,14 @@ def race(
     return turns
 
 
-def _timed_turn(step: Callable[[], object], steps: int, settle: Callable[[], object]) -> Turn:
+def _timed_turn(step: Callable[[], object], steps: int, settle: Callable[[], object]) -> float:
     step()
     settle()
-    cpu_start, start = time.process_time(), time.perf_counter()
+    start = time.perf_counter()
     for _ in range(steps):
         step()
     settle()
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    return Turn(seconds / steps, cpu_seconds / steps)
+    return (time.perf_counter() - start) / steps
 
 
 @contextmanager
@@ -106,20 +94,9 @@ def _no_garbage_collection() -> Iterator[None]:
 Times = Mapping[str, np.ndarray]  #: for each contestant, seconds per step in each round: `[rounds]` float64
 
 
-class Timed(NamedTuple):
-    """The times of all ranks together."""
-
-    wall: Times  #: of the slowest rank
-    cpu: Times  #: mean over the ranks
-
-
-def over_ranks(turns_of_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> Timed:
-    """One time for each round, from those of each rank."""
-    of_name = {name: np.array([turns[name] for turns in turns_of_rank]) for name in turns_of_rank[0]}
-    return Timed(
-        wall={name: times[:, :, 0].max(axis=0) for name, times in of_name.items()},
-        cpu={name: times[:, :, 1].mean(axis=0) for name, times in of_name.items()},
-    )
+def over_ranks(turns_of_rank: Sequence[Mapping[str, Sequence[float]]]) -> Times:
+    """One time for each round: the slowest rank's."""
+    return {name: np.max([turns[name] for turns in turns_of_rank], axis=0) for name in turns_of_rank[0]}
 
 
 def gathered(value: Any) -> list[Any]:
@@ -131,23 +108,11 @@ def gathered(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How many rounds a race has: `warmup`, which are thrown away, then `least`, or a multiple of those.
+    """How many rounds a race has: `warmup`, which are thrown away, then `timed`. `seed` is that of their order."""
 
-    The multiple is the one that takes about `seconds`. Short steps are the noisy ones, and the time that is saved
-    on them buys more rounds. A multiple is as fair as `least`, see `schedule`. Where time is short, `limit_s` cuts
-    the rounds down to those that fit into it, but not below `FEWEST_ROUNDS`.
-    """
-
-    least: int
+    timed: int
     warmup: int
     seed: int
-    seconds: float = 0.0
-    limit_s: float = math.inf
-
-    def timed(self, round_s: float) -> int:
-        """How many are timed if one takes `round_s`."""
-        wanted = self.least * max(1, round(self.seconds / (self.least * round_s)))
-        return wanted if wanted * round_s <= self.limit_s else max(FEWEST_ROUNDS, int(self.limit_s / round_s))
 
 
 def timed_race(
@@ -158,7 +123,7 @@ def timed_race(
     bar: Callable[[int], Callable[[], object]] = lambda total: lambda: None,
     settle: Callable[[], object] = lambda: None,
     leave: Callable[[str], object] = lambda name: None,
-) -> Timed:
+) -> Times:
     """A race of all `heats`, the warm-up first. Collective; the same on every rank.
 
     `bar(total)` returns the function to call after each timed round; the rest is as in `race`.
@@ -166,11 +131,9 @@ def timed_race(
     run = partial(
         race, contestants, steps_per_turn=steps_per_turn, barrier=dist.barrier, settle=settle, leave=leave
     )
-    ends = [time.perf_counter()]
-    run(schedule(heats, rounds.warmup, rounds.seed), on_round=lambda: ends.append(time.perf_counter()))
-    fastest_s = min(end - start for start, end in itertools.pairwise(ends))  # buckets are rebuilt in some
-    number = rounds.timed(max(gathered(fastest_s)))
-    return over_ranks(gathered(run(schedule(heats, number, rounds.seed), on_round=bar(number))))
+    run(schedule(heats, rounds.warmup, rounds.seed))
+    order = schedule(heats, rounds.timed, rounds.seed)
+    return over_ranks(gathered(run(order, on_round=bar(rounds.timed))))
 
 
 @dataclass(frozen=True)
@@ -180,15 +143,13 @@ class Estimate:
     median: float
     low: float  #: lower end of the 95% bootstrap interval of the median
     high: float  #: upper end
-    spread: float  #: interquartile range of the rounds
     rounds: int
 
 
 def estimate(samples: np.ndarray, seed: int) -> Estimate:
     """The median of one sample per round, `[rounds]`."""
     low, high = bootstrap_interval(samples, seed)
-    quarter, three_quarters = np.quantile(samples, [0.25, 0.75])
-    return Estimate(float(np.median(samples)), low, high, float(three_quarters - quarter), len(samples))
+    return Estimate(float(np.median(samples)), low, high, len(samples))
 
 
 def compare(seconds: np.ndarray, baseline: np.ndarray, seed: int) -> Estimate:

@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-from benchmarks import contestants
-from benchmarks.contestants import BASELINE, FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wire, wrapped_by
+from benchmarks.contestants import BASELINE, FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.harness import Times, gathered, in_ms, median_ms
+from benchmarks.harness import Times, in_ms, median_ms
 from benchmarks.namespaces import HOSTS, bytes_per_second, settle, two_hosts
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.race import Raced, race_workload
@@ -71,7 +69,6 @@ def main(config: Config) -> None:
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
-    """All workloads, one after another, on this rank; returns the report."""
     timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of(
         "time of a training step on two hosts beside torch's DistributedDataParallel there",
@@ -108,13 +105,12 @@ def field_of() -> list[Contestant]:
             "steps",
             BASELINE,
             wrapped_by(minddp_over(transport), options),
-            transport=transport,
         )
         for transport in TRANSPORTS
         for options in ({}, {"bucket_cap_mb": "auto"})
     ]
     return [
-        *contestants.floors(TRANSPORTS),
+        Contestant(FLOOR, "floors"),
         Contestant(BASELINE, "steps", BASELINE, wrapped_by(NativeDDP, {})),
         *ours,
     ]
@@ -128,7 +124,6 @@ def floors(wall: Times, gradient_bytes: int, config: Config) -> dict[str, Any]:
     least_s = gradient_bytes / bytes_per_second(config.rate)
     return {
         "no_wrapper": median_ms(wall[FLOOR]),
-        "all_reduce": {transport: median_ms(wall[wire(transport)]) for transport in TRANSPORTS},
         "wire": {
             "process_group": 1e3 * least_s * 2 * (config.world_size - 1) / config.world_size,
             "hierarchical": 1e3 * least_s * 2 * (HOSTS - 1) / HOSTS,
@@ -137,26 +132,11 @@ def floors(wall: Times, gradient_bytes: int, config: Config) -> dict[str, Any]:
 
 
 def figures(name: str, raced: Raced) -> dict[str, Any]:
-    """The figures of one contestant; estimates are paired round by round. Collective."""
-    plan, tuning = (getattr(raced.models[name], attribute, None) for attribute in ("plan", "tuning"))
+    """The figures of one contestant; estimates are paired round by round."""
     return {
         "median_ms": raced.median_ms(name),
         "ratio": raced.ratio(name, BASELINE),
-        "cpu_ratio": raced.cpu_ratio(name, BASELINE),
         "exposed_ms": raced.added_ms(name),
-        "buckets": len(plan.buckets) if plan is not None else None,
-        "tuning": str(tuning) if tuning is not None else None,
-    } | agreement(raced.models[name], raced.models[BASELINE])
-
-
-def agreement(model: nn.Module, torchs: nn.Module) -> dict[str, Any]:
-    """The equality of weights between ranks, and their distance from torch's after as many steps. Collective."""
-    ours, theirs = (nn.utils.parameters_to_vector(one.parameters()).detach() for one in (model, torchs))
-    distance = torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs)
-    of_rank_0, *others = gathered(ours)
-    return {
-        "same_on_all_ranks": all(torch.equal(weights, of_rank_0) for weights in others),
-        "distance_from_torch": distance.item(),
     }
 
 
@@ -164,24 +144,16 @@ def agreement(model: nn.Module, torchs: nn.Module) -> dict[str, Any]:
 
 
 COLUMNS = {
-    "buckets": "{buckets}",
     "ms": "{median_ms:.2f}",
     "ratio": RATIO,
-    "cpu": "{cpu_ratio[median]:.3f}",
     "exposed ms": "{exposed_ms[median]:.1f}",
-    "ranks equal": "{same_on_all_ranks}",
-    "from torch's weights": "{distance_from_torch:.0e}",
 }
 
 
 def tables(report: Report) -> Iterator[Table]:
     for result in report["workloads"].values():
         floors = result["floors_ms"]
-        bounds = (
-            f"by {t.replace('_', ' ')}: cable at least {floors['wire'][t]:.1f}, all-reduce alone "
-            f"{floors['all_reduce'][t]:.1f}"
-            for t in TRANSPORTS
-        )
+        bounds = (f"by {t.replace('_', ' ')}: cable at least {floors['wire'][t]:.1f}" for t in TRANSPORTS)
         caption = f"ms: {FLOOR} {floors['no_wrapper']:.1f}; {'; '.join(bounds)}"
         title = f"{result['title']}: {result['gradient_mib']:.2f} MiB"
         yield table_of(title, "contestant", COLUMNS, result["contestants"], caption)

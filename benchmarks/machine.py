@@ -31,8 +31,6 @@ def describe_gpu() -> dict[str, Any]:
         "gpu": gpu.name,
         "gpus": torch.cuda.device_count(),
         "gpu_memory_gib": round(gpu.total_memory / 2**30, 1),
-        "multiprocessors": gpu.multi_processor_count,
-        "capability": f"{gpu.major}.{gpu.minor}",
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "cupy": cupy_version(),

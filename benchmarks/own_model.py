@@ -37,7 +37,7 @@ def own_workload(spec: str, parts: int = 1) -> Workload:
     make = imported(spec)
     made = make(parts=parts) if has_parts(make) else make()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
-        raise ModelError(f"{spec} returned {described(made)}; return a tuple (module, loss), loss a function.")
+        raise ModelError(f"{spec} returned a {type(made).__name__}; return (module, loss), loss a function.")
     model, loss = made
     return Workload(
         Path(spec).name,
@@ -79,7 +79,7 @@ def seconds_of_step(spec: str, model: nn.Module, loss: Callable[[nn.Module], Ten
         taken.zero_grad(set_to_none=True)
         value = loss(taken)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ModelError(f"loss(model) of {spec} returned {described(value)}; return a tensor of one element.")
+            raise ModelError(f"loss(model) of {spec} returned a {type(value).__name__}; return one number.")
         if not torch.isfinite(value).all():
             raise ModelError(f"loss(model) of {spec} is {value.item()} at the first step; it must be finite.")
         if value.requires_grad:
@@ -88,13 +88,4 @@ def seconds_of_step(spec: str, model: nn.Module, loss: Callable[[nn.Module], Ten
     grads = {name: param.grad for name, param in taken.named_parameters() if param.grad is not None}
     if not grads:
         raise ModelError(f"loss(model) of {spec} gives no parameter a gradient: compute it from its argument.")
-    for name, grad in grads.items():
-        values = grad.coalesce().values() if grad.is_sparse else grad
-        if not torch.isfinite(values).all():
-            raise ModelError(f"The gradient of `{name}` of {spec} has values that are not finite.")
     return seconds
-
-
-def described(value: object) -> str:
-    shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
-    return f"{'an' if type(value).__name__[0] in 'aeiouAEIOU' else 'a'} {type(value).__name__}{shape}"

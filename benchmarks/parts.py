@@ -115,7 +115,6 @@ def main(config: Config) -> None:
 
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
-    """One race for each workload, on this rank; returns the report."""
     timed = {name: time_workload(rank, name, config) for name in config.workloads}
     return report_of("a step with a change as a multiple of one as it comes", config, worth=WORTH, workloads=timed)
 
@@ -142,7 +141,6 @@ def field_of(transports: Sequence[str], task: Workload, rank: int) -> list[Conte
             transport,
             f"{AS_IT_COMES}, {transport}",
             partial(wrapped_and_trained, change, transport, task, rank),
-            transport=transport,
         )
         for transport in transports
         for name, change in CHANGES.items()
@@ -168,7 +166,6 @@ def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
     return {
         "median_ms": raced.median_ms(contestant.name),
         "ratio": raced.ratio(contestant.name, contestant.baseline),
-        "cpu_ratio": raced.cpu_ratio(contestant.name, contestant.baseline),
         "same_bits": raced.same_bits(contestant),
     }
 
@@ -182,7 +179,6 @@ def tables(report: Report) -> Iterator[Table]:
     columns = {
         "ms": "{median_ms:.2f}",
         "ratio": RATIO,
-        "cpu": "{cpu_ratio[median]:.3f}",
         "same bits": "{same_bits}",
     }
     earning: dict[str, list[str]] = {change: [] for change in OPTIMISATIONS}

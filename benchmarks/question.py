@@ -48,8 +48,7 @@ class Options:
     """quick: fewer rounds. smoke: tiny models and two rounds, to see that all runs. Both are written only where
     `out` says."""
     out: Path | None = None
-    """JSON file to write, or a directory for JSON, tables and pictures; by default
-    benchmarks/results/QUESTION.json, or in an installed minddp benchmark_results/QUESTION.json here."""
+    """Folder for JSON and tables; by default benchmarks/results, of an installed minddp benchmark_results here."""
     timeout_s: float = 1800.0
     """Give up, and end the ranks, after this long."""
 
@@ -65,9 +64,9 @@ class Options:
 
     def path(self, question: str) -> Path | None:
         """The file to write; `None` for a look, which does not overwrite a measurement."""
-        if self.out is not None and self.out.suffix != ".json":
+        if self.out is not None:
             return path_of(question, self.out)
-        return self.out or (path_of(question) if self.size == "full" else None)
+        return path_of(question) if self.size == "full" else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,22 +79,15 @@ class RaceOptions(Options):
     """Timed rounds."""
     warmup_rounds: int = 2
     """Rounds thrown away, in which the buckets are rebuilt."""
-    steps_per_turn: int | None = None
-    """Timed steps of one contestant's turn; by default as many as suit the workload."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps_per_turn is not None and self.steps_per_turn < 1:
-            raise ValueError(f"steps_per_turn is {self.steps_per_turn}; it must be at least 1.")
 
     @property
     def race_rounds(self) -> Rounds:
-        least = {"full": self.rounds, "quick": min(self.rounds, QUICK_ROUNDS), "smoke": 2}[self.size]
-        return Rounds(least, 1 if self.size == "smoke" else self.warmup_rounds, self.seed)
+        timed = {"full": self.rounds, "quick": min(self.rounds, QUICK_ROUNDS), "smoke": 2}[self.size]
+        return Rounds(timed, 1 if self.size == "smoke" else self.warmup_rounds, self.seed)
 
     def turn(self, suitable: int) -> int:
-        """The steps of a turn if `suitable` is the default."""
-        return self.steps_per_turn or (1 if self.size == "smoke" else suitable)
+        """The steps of a turn for which `suitable` ones are enough."""
+        return 1 if self.size == "smoke" else suitable
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -137,14 +129,14 @@ def ask(
         raise SystemExit(f"minddp bench {question}: {reasons[0]}") from None
     if under_torchrun() and os.environ["RANK"] != "0":
         return
-    report["machine"] |= {"load_average_before": load_average, "load_average_after": machine.load_average()}
+    report["machine"] |= {"load_average_before": load_average}
     for table in tables(report):
         table.show(console)
     path = config.path(question)
     if path is not None:
         write(report, path)
         console.print(f"Written: {path}")
-    if config.out is not None and path != config.out:
+    if config.out is not None:
         pages = "\n\n".join(table.markdown() for table in tables(report))
         path_of(question, config.out).with_suffix(".md").write_text(pages + "\n")
 

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.contestants import FLOOR, Contestant
+from benchmarks.contestants import FLOOR, Contestant, whole
 from benchmarks.display import progress
 from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
-from benchmarks.other_wrappers import whole
 from benchmarks.question import RaceOptions
 from benchmarks.workloads import Step, Workload, device_of
 
@@ -27,7 +26,6 @@ class Raced:
     title: str
     models: Mapping[str, nn.Module]
     wall: Times
-    cpu: Times
     seed: int  #: of the bootstrap
 
     def described(self) -> dict[str, Any]:
@@ -47,12 +45,14 @@ class Raced:
     def ratio(self, name: str, baseline: str) -> Estimate:
         return compare(self.wall[name], self.wall[baseline], self.seed)
 
-    def cpu_ratio(self, name: str, baseline: str) -> Estimate:
-        return compare(self.cpu[name], self.cpu[baseline], self.seed)
-
     def added_ms(self, name: str) -> Estimate:
         """Milliseconds beyond the step without a wrapper."""
         return estimate((self.wall[name] - self.wall[FLOOR]) * 1e3, self.seed)
+
+    def added_ratio(self, name: str, baseline: str) -> Estimate:
+        """The time beyond the step without a wrapper, as a multiple of the baseline's."""
+        bare = self.wall[FLOOR]
+        return compare(self.wall[name] - bare, self.wall[baseline] - bare, self.seed)
 
     def same_bits(self, contestant: Contestant) -> bool:
         """True if it holds its baseline's weights on all ranks: both have done the same work. Collective."""
@@ -77,7 +77,7 @@ def race_workload(
     models = enter(field, task.model().to(device))
     steps = {c.name: c.step(models[c.name], task, rank) for c in field}
     prepare(models, steps)
-    wall, cpu = timed_race(
+    wall = timed_race(
         steps,
         heats(field),
         config.race_rounds,
@@ -86,7 +86,7 @@ def race_workload(
         settle=torch.cuda.synchronize if device == "cuda" else lambda: None,
         leave=lambda name: models[name].zero_grad(set_to_none=True),
     )
-    return Raced(task.title, models, wall, cpu, config.seed)
+    return Raced(task.title, models, wall, config.seed)
 
 
 def heats(contestants: Sequence[Contestant]) -> list[list[str]]:

@@ -5,38 +5,24 @@
 
 Weak: each rank has a batch of the same size. Strong: one batch is split among the ranks. All numbers of ranks race
 in one run, in which ranks that are not needed wait in a barrier, so they can be compared round by round. The speed
-of one rank without a wrapper, which has the machine to itself, is 1. On one host `minddp.tools.forecast` predicts
-each step by the process group from one and two ranks: see `forecast.py`.
+of one rank without a wrapper, which has the machine to itself, is 1.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-import numpy as np
-import torch
-import torch.distributed as dist
 import tyro
 
-from benchmarks.contestants import BARRIER, BASELINE, FLOOR, TransportName, candidate, on_ranks
+from benchmarks.contestants import BASELINE, FLOOR, Transports, candidate, on_ranks
 from benchmarks.display import Table, table_of
-from benchmarks.forecast import described, forecast_of, steps_of
 from benchmarks.harness import compare, estimate, in_ms
 from benchmarks.own_model import has_parts, imported, own_workload
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.race import race_workload
-from benchmarks.workloads import Workload, WorkloadName, batch_of, workload
-from minddp.platform.cores import usable_cores
-from minddp.tools.forecast.cluster import Cluster, all_reduce
-from minddp.tools.forecast.link import FREE
-
-FORECAST = "forecast, process group"
-OBSERVED_STEPS = 12
+from benchmarks.workloads import Workload, WorkloadName, workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +36,7 @@ class Config(RaceOptions):
     """The model, if none of your own is given."""
     ranks: tuple[int, ...] = (1, 2, 4)
     """Numbers of ranks. Under torchrun, at most as many as it has started."""
-    transports: Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])] = (
-        "process_group",
-        "auto",
-    )
+    transports: Transports = ("process_group", "auto")
     world_size: tyro.conf.Suppress[int] = 0
 
     def __post_init__(self) -> None:
@@ -76,29 +59,19 @@ def time_ranks(rank: int, config: Config) -> dict[str, Any]:
     tasks = {("weak", number): whole for number in numbers}
     splits = config.model is None or has_parts(imported(config.model))
     tasks |= {("strong", number): task_of(config, number) for number in numbers[1:] if splits}
-    predicted_s = predicted_steps(rank, config, tasks)
     field = [c for (kind, number), task in tasks.items() for c in on_ranks(kind, number, config.transports, task)]
     raced = race_workload(rank, whole, field, config)
-    examples = len(batch_of(whole, 0, torch.device("cpu"))[0])
     alone = raced.wall[f"weak {FLOOR}, 1"]
     figures: dict[str, Any] = {}
     names = [FLOOR, BASELINE, *(candidate("default", transport) for transport in config.transports)]
     for kind, number in tasks:
         work = number if kind == "weak" else 1
         walls = {name: raced.wall[f"{kind} {name}, {number}"] for name in names}
-        if (kind, number) in predicted_s:
-            walls[FORECAST] = np.full_like(alone, predicted_s[kind, number])
         for name, wall in walls.items():
-            speedup = compare(work * alone, wall, config.seed)
-            efficiency = {of: value / number for of, value in dataclasses.asdict(speedup).items() if of != "rounds"}
-            barrier = raced.wall[f"{kind} {BARRIER}, {number}"] * 1e6
             figures.setdefault(kind, {}).setdefault(name, {})[str(number)] = {
                 "ms": estimate(wall * 1e3, config.seed),
-                "throughput": estimate(work * examples / wall, config.seed),
-                "speedup": speedup,
-                "efficiency": efficiency,
+                "speedup": compare(work * alone, wall, config.seed),
                 "ratio": compare(wall, walls[BASELINE], config.seed),
-                "barrier_us": estimate(barrier, config.seed),
             }
     missing = [] if splits else [f"Not strong: make() of {config.model} has no parameter `parts`."]
     question = "steps of several numbers of ranks, beside one rank without a wrapper"
@@ -113,29 +86,8 @@ def task_of(config: Config, parts: int) -> Workload:
     return workload(config.workload, config.workload_size).share(parts)
 
 
-def predicted_steps(
-    rank: int, config: Config, tasks: Mapping[tuple[str, int], Workload]
-) -> dict[tuple[str, int], float]:
-    """Seconds of each step on rank 0; nothing of one rank or on several hosts. Collective."""
-    if config.world_size == 1 or int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size)) < config.world_size:
-        return {}
-    alone, pair = [dist.new_group([one]) for one in (0, 1)], dist.new_group([0, 1])
-    steps_s = {}
-    for (kind, number), task in tasks.items() if rank < 2 else ():
-        job, hop = described(partial(steps_of, rank, task, config.seed, OBSERVED_STEPS), alone[rank], pair)
-        cluster = Cluster(number, 1, hop, FREE, usable_cores())
-        steps_s[kind, number] = forecast_of(job, cluster, all_reduce(cluster)).step_s
-    dist.barrier()
-    return steps_s
-
-
 def tables(report: Report) -> Iterator[Table]:
-    spans = {"ms": ("ms", ".2f"), "examples/s": ("throughput", ".4g"), "speed-up": ("speedup", ".2f")}
-    spans |= {
-        "efficiency": ("efficiency", ".2f"),
-        "of torch's time": ("ratio", ".3f"),
-        "barrier µs": ("barrier_us", ".0f"),
-    }
+    spans = {"ms": ("ms", ".2f"), "speed-up": ("speedup", ".2f"), "of torch's time": ("ratio", ".3f")}
     columns = {
         heading: f"{{{name}[median]:{form}}} ({{{name}[low]:{form}}}–{{{name}[high]:{form}}})"
         for heading, (name, form) in spans.items()
@@ -148,8 +100,6 @@ def tables(report: Report) -> Iterator[Table]:
             for name, of in by_name.items()
             if number in of
         }
-        caption = (
-            f"{report['rounds']} rounds on {machine['cores']:g} cores: {machine['cpu']}. An example of a model of "
-        )
-        caption += " ".join(["your own is one call of its loss.", *report["missing"]])
+        counted = f"{report['rounds']} rounds on {machine['cores']:g} cores: {machine['cpu']}."
+        caption = " ".join([counted, *report["missing"]])
         yield table_of(f"{report['title']}, {kind} scaling", "", columns, rows, caption)

@@ -146,7 +146,6 @@ def training_step(
     model: nn.Module,
     task: Workload,
     rank: int,
-    after_backward: Callable[[], object] | None = None,
     make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
 ) -> Callable[[], None]:
     """One step of SGD on a batch of the rank's own: clear the gradients, forward, backward, update."""
@@ -158,8 +157,6 @@ def training_step(
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         loss(model).backward()
-        if after_backward is not None:
-            after_backward()
         optimizer.step()
 
     return step

@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, settings
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from tests.ranks import RankFailure, RankPool, take_findings
-from tests.reducer_state import StateCount
 from tests.temporary_files import PREFIX, TemporaryFiles
 
 # How long an example takes says how busy the machine is, and nothing of what is tested.
@@ -68,7 +67,7 @@ LONGEST = [
         "tools/elastic/test_survival.py",
         "tools/launch/test_on_cpu.py",
         "tools/train/test_launch.py",
-        "conformance/test_sample.py",
+        "conformance/test_core.py",
         "tools/elastic/test_survival_breaks.py",
         "parity/test_faults.py",
         "tools/train/test_cluster.py",
@@ -127,7 +126,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers of pytest-xdist, and runs that tests start, share the folder of the run above them.
     if not Path(tempfile.gettempdir()).name.startswith(PREFIX):
         config.pluginmanager.register(TemporaryFiles())
-    config.pluginmanager.register(StateCount())
 
 
 def is_slow(path: Path) -> bool:

@@ -1,7 +1,4 @@
-"""Everything of a process that outlives a wrapper if it is left behind, counted before and after many wrappers.
-
-`python -m tests.leaks 200` makes so many wrappers of every mode, and prints by how much each number has grown.
-"""
+"""Everything of a process that outlives a wrapper if it is left behind, counted before and after many wrappers."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import copy
 import gc
 import os
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -196,9 +192,3 @@ def growth_of_modes(transport: str, count: int) -> Iterator[tuple[str, list[dict
             yield mode, pool.run(growth, mode, transport, count)
     finally:
         pool.kill()
-
-
-if __name__ == "__main__":
-    for transport in TRANSPORTS:
-        for mode, found in growth_of_modes(transport, int(sys.argv[1])):
-            print(f"{mode} over {transport}:", *found, flush=True)

@@ -69,38 +69,6 @@ def outcome(attempt: Callable[[], Any]) -> Any:
 
 # ------------------------------------------------------------------ attributes and state
 
-ATTRIBUTES = [
-    *["dim", "device", "device_type", "device_ids", "output_device", "parameters_to_ignore"],
-    *["require_backward_grad_sync", "require_forward_param_sync", "forward_sync_buffers", "broadcast_buffers"],
-    *["find_unused_parameters", "gradient_as_bucket_view", "static_graph", "training"],
-]
-
-
-def _attributes(rank: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    found = []
-    for cls in BOTH:
-        ddp = build(cls, **arguments)
-        found.append({name: getattr(ddp, name) for name in ATTRIBUTES if hasattr(build(TorchDDP), name)})
-        assert isinstance(ddp.module, Net)
-        assert ddp.process_group is dist.group.WORLD
-    return found
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"find_unused_parameters": True, "forward_sync_buffers": False},
-        {"static_graph": True, "gradient_as_bucket_view": True, "dim": 1, "broadcast_buffers": False},
-        {"device_ids": [], "output_device": None},
-        {"output_device": 0},  # falsy, so torch lets it pass on a CPU
-    ],
-)
-def test_attributes_are_torchs(ranks: Any, arguments: dict[str, Any]) -> None:
-    theirs, ours = ranks(2).run(_attributes, arguments)[0]
-    assert len(ours) > 8
-    assert ours == theirs
-
 
 def _state(rank: int) -> None:
     theirs, ours = (build(cls, seed) for seed, cls in enumerate(BOTH))
@@ -116,21 +84,6 @@ def _state(rank: int) -> None:
 
 def test_state_goes_back_and_forth_between_torchs_and_ours(ranks: Any) -> None:
     ranks(2).run(_state)
-
-
-def _modes(rank: int) -> None:
-    ddp = build(minddp.DistributedDataParallel)
-    assert ddp.eval() is ddp
-    assert not ddp.training
-    assert not ddp.module.norm.training
-    assert ddp.train() is ddp
-    assert ddp.module.norm.training
-    assert ddp.train(False) is ddp
-    assert not ddp.module.training
-
-
-def test_train_and_eval_reach_the_module_and_return_the_wrapper(ranks: Any) -> None:
-    ranks(2).run(_modes)
 
 
 def _plan(rank: int) -> str:
@@ -167,15 +120,6 @@ def test_arguments_and_outputs_pass_through_as_they_are(ranks: Any) -> None:
 
 
 # ------------------------------------------------------------------ training, copies and pickles
-
-
-def _trains_alike(rank: int, arguments: dict[str, Any]) -> bool:
-    return same(*(train(build(cls, **arguments), rank, 4) for cls in BOTH))
-
-
-@pytest.mark.parametrize("arguments", [{}, {"bucket_cap_mb_list": [0.0001]}, {"gradient_as_bucket_view": True}])
-def test_training_gives_torchs_bits(ranks: Any, arguments: dict[str, Any]) -> None:
-    assert all(ranks(2).run(_trains_alike, arguments))
 
 
 def _copies(rank: int, steps_before: int) -> None:
@@ -246,22 +190,6 @@ def test_no_sync_restores_also_after_an_exception(ranks: Any) -> None:
     ranks(2).run(_no_sync)
 
 
-def _accumulates(rank: int) -> list[list[float]]:
-    module = nn.Linear(1, 1, bias=False)
-    ddp = minddp.DistributedDataParallel(module)
-    seen = []
-    with ddp.no_sync():
-        ddp(torch.full((1, 1), float(rank))).backward()
-        seen.append(module.weight.grad.item())
-    ddp(torch.full((1, 1), 10.0)).backward()
-    seen.append(module.weight.grad.item())
-    return seen
-
-
-def test_no_sync_keeps_gradients_local_until_the_next_synchronised_backward(ranks: Any) -> None:
-    assert ranks(2).run(_accumulates) == [[0.0, 10.5], [1.0, 10.5]]
-
-
 # ------------------------------------------------------------------ buffers
 
 
@@ -290,12 +218,6 @@ def test_buffers_come_before_a_forward_unless_the_last_was_without_grad_or_local
     theirs, ours = ranks(2).run(_marks, {}, "tettltleet")[1]
     assert ours == [1, 1, 2, 1, 1, 2, 1, 2, 2, 2]
     assert ours == theirs
-
-
-@pytest.mark.parametrize("arguments", [{"forward_sync_buffers": False}, {"broadcast_buffers": False}])
-def test_buffers_stay_apart_if_asked_to(ranks: Any, arguments: dict[str, Any]) -> None:
-    theirs, ours = ranks(2).run(_marks, arguments, "tet")[1]
-    assert ours == theirs == [2, 2, 2]
 
 
 def _synchronised(rank: int, arguments: dict[str, Any]) -> list[list[float]]:
@@ -343,28 +265,6 @@ def test_a_profile_has_the_spans_that_torchs_has(ranks: Any) -> None:
         assert ours == torchs
 
 
-def _ignored(rank: int) -> list[list[float]]:
-    found = []
-    for cls in BOTH:
-        torch.manual_seed(0)
-        net = Net()
-        net._ddp_params_and_buffers_to_ignore = ["mark", "norm.bias"]
-        with torch.no_grad():
-            net.mark.fill_(rank)
-            net.norm.bias.fill_(rank)
-        ddp = cls(net)
-        ddp(inputs(rank)).sum().backward()
-        found.append([net.mark.item(), *net.norm.bias.tolist(), *net.norm.bias.grad.tolist()])
-    return found
-
-
-def test_names_ignored_by_torch_are_ignored(ranks: Any) -> None:
-    (_, rank_0), (theirs, rank_1) = ranks(2).run(_ignored)
-    assert rank_1 == theirs
-    assert rank_1[:2] == [1.0, 1.0]
-    assert rank_0[:2] == [0.0, 0.0]
-
-
 def _tied_and_ignored(rank: int, names: list[str]) -> list[torch.Tensor]:
     grads = []
     for cls in BOTH:
@@ -385,81 +285,4 @@ def test_a_tied_parameter_is_left_out_only_if_it_is_ignored_everywhere(ranks: An
     assert torch.equal(sides[0][1], sides[1][1]) == (len(names) == 1)
 
 
-def _buffers_in_graph(rank: int) -> None:
-    """Two forwards before a backward: the broadcast in between must not look like a change to autograd."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.register_buffer("scale", torch.ones(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) * self.scale
-
-    ddp = minddp.DistributedDataParallel(Scaled())
-    (ddp(inputs(rank)) + ddp(inputs(rank, 1))).sum().backward()
-
-
-def test_a_buffer_broadcast_between_forward_and_backward_is_no_error(ranks: Any) -> None:
-    ranks(2).run(_buffers_in_graph)
-
-
-def _new_buffers(rank: int) -> float:
-    """A module may assign a new tensor to its buffer; the new one is the one to synchronise."""
-    ddp = build(minddp.DistributedDataParallel)
-    ddp.module.mark = torch.tensor(float(rank + 5))
-    ddp(inputs(rank))
-    return ddp.module.mark.item()
-
-
-def test_a_buffer_assigned_anew_is_synchronised(ranks: Any) -> None:
-    assert ranks(2).run(_new_buffers) == [5.0, 5.0]
-
-
 # ------------------------------------------------------------------ an unfinished reduction on real ranks
-
-
-def _unfinished(rank: int) -> tuple[str, str, bool]:
-    class Sometimes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.always, self.sometimes = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
-            x = self.always(x)
-            return self.sometimes(x) if both else x
-
-    ddp = minddp.DistributedDataParallel(Sometimes())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-    ddp(inputs(rank), True).sum().backward()
-    optimizer.step()
-    before = [param.clone() for param in ddp.parameters()]
-    ddp(inputs(rank), False).sum().backward()
-    at_step = outcome(optimizer.step)
-    untouched = all(torch.equal(p, b) for p, b in zip(ddp.parameters(), before, strict=True))
-    return at_step, outcome(lambda: ddp(inputs(rank), True)), untouched
-
-
-def test_an_unfinished_reduction_stops_the_optimizer_and_the_next_forward(ranks: Any) -> None:
-    for rank, (at_step, at_forward, untouched) in enumerate(ranks(2).run(_unfinished)):
-        for text in (at_step, at_forward):
-            assert text.startswith("RuntimeError: Expected to have finished reduction in the prior iteration")
-            for either in (rank, 1 - rank):
-                assert f"did not receive grad for rank {either}: sometimes.weight, sometimes.bias" in text
-        assert untouched
-
-
-def _wrapped_twice(rank: int) -> float:
-    module = nn.Linear(1, 1, bias=False)
-    first = minddp.DistributedDataParallel(module)
-    first(torch.ones(1, 1)).backward()
-    del first
-    module.weight.grad = None
-    second = minddp.DistributedDataParallel(module)
-    second(torch.full((1, 1), 3.0 + rank)).backward()
-    return module.weight.grad.item()
-
-
-def test_a_module_may_be_wrapped_again(ranks: Any) -> None:
-    assert ranks(2).run(_wrapped_twice) == [3.5, 3.5]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import growth
 from benchmarks.growth import proportional_bytes
 from tests.ranks import RankPool
 
@@ -23,14 +22,6 @@ def test_the_proportional_set_size_is_read_from_the_kernel(ranks: Callable[[int]
     rollup = tmp_path / "smaps_rollup"
     rollup.write_text("0-f ---p 0 00:00 0 [rollup]\nRss:  90 kB\nPss:  50 kB\nPss_Shmem:   24 kB\n")
     assert ranks(2).run(_held, rollup) == [50 * KIB] * 2
-
-
-def test_without_a_proportional_set_size_there_is_no_axis_of_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(growth, "ROLLUP", tmp_path / "no such file")
-    assert growth.Config().resolved().axes == ("tensors", "elements", "ranks")
-    assert "Without memory" in capsys.readouterr().out
 
 
 def _grown(rank: int) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,19 +14,6 @@ import minddp
 from benchmarks.__main__ import QUESTIONS, main
 
 FOLDER = Path(minddp.__file__).resolve().parent.parent / "benchmarks"
-
-
-def test_no_file_imports_itself_by_way_of_others():
-    """Also not within functions. `static_order` raises CycleError."""
-    names = {path.stem for path in FOLDER.glob("*.py")}
-    imported: dict[str, set[str]] = {}
-    for path in FOLDER.glob("*.py"):
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-        dotted = {node.module or "" for node in nodes}
-        dotted |= {f"benchmarks.{alias.name}" for n in nodes if n.module == "benchmarks" for alias in n.names}
-        imported[path.stem] = {name.removeprefix("benchmarks.") for name in dotted} & names
-    order = list(TopologicalSorter(imported).static_order())
-    assert order.index("question") < order.index("plots") < order.index("__main__")
 
 
 def test_every_file_that_can_be_asked_is_in_the_table():
@@ -66,12 +51,6 @@ def test_everything_asks_the_questions_with_a_page_and_draws_what_is_kept(
     main(["everything", *options])
     drawn = [] if options else ["plots"]
     assert asked == ["versus_torch", "bucket_size", "growth", "all_reduce", *drawn]
-
-
-def test_an_unknown_question_is_an_error(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["how_much"])
-    assert "invalid choice" in capsys.readouterr().err
 
 
 def test_the_command_runs_the_benchmarks_from_anywhere(tmp_path: Path):

@@ -9,12 +9,10 @@ its own with a time limit. `python -m tests.conformance --help` says how.
 | which suites are there, which tests are run? | `selection.py`, with `core.txt` |
 | how does a class get into DDP's place? | `swap.py` |
 | how does a test written for GPUs run on the CPU? | `cpu_rewrite.py`, `cpu_stand_ins.py` |
-| where do test classes come from? | `wheel_ddp.py`, `wheel_rpc.py`; `upstream.py` for a checkout of PyTorch |
-| which tests of a file are about DDP? | `discovery.py` |
+| where do test classes come from? | `wheel_ddp.py`, `wheel_rpc.py` |
 | how is one test run, and within which time? | `stage.py` forks it, `solo.py` is what the fork does |
-| how are all of them run, and how many at once? | `runner.py`, `slots.py` |
+| how are all of them run? | `runner.py` |
 | what is the outcome of a test, in one line? | `verdict.py` |
 | what is written? | `report.py` |
-| what can no Python class offer? | `exempt.txt`, with reasons |
 | are failures noticed? | `subjects.py`: a class that changes nothing, and one that never synchronises |
 """

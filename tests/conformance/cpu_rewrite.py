@@ -42,20 +42,12 @@ _SKIPS_CONDITIONALLY = frozenset({"skipIf", "skip_but_pass_in_sandcastle", "skip
 _CONDITIONS_ON_GPUS = ("IS_LINUX", "HAS_GPU", "TEST_CUDA", "TEST_MULTIGPU", "TEST_WITH_ROCM")
 _MAKES_A_GROUP = frozenset({"init_process_group", "new_group"})
 
-# In these files "nccl" always means the backend to use. Elsewhere it is also what a backend is compared with.
-_SAYS_NCCL_FOR_ANY_BACKEND = frozenset(
-    {"test_ddp_hooks.py", "test_replicate_with_compiler.py", "test_c10d_nccl.py"}
-)
-
 # Convolutions over images of 1000 x 1000 keep a CPU core busy for minutes.
 _LARGE_IMAGE, _SMALL_IMAGE = "dim = 1000", 64
 
 
 class OnCpu(ast.NodeTransformer):
-    """The rewriting of one file's tree. `filename` is without folder."""
-
-    def __init__(self, filename: str):
-        self.filename = filename
+    """The rewriting of one file's tree."""
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         self.generic_visit(node)
@@ -75,9 +67,6 @@ class OnCpu(ast.NodeTransformer):
         if ast.unparse(node) == _LARGE_IMAGE:
             node.value = ast.Constant(_SMALL_IMAGE)
         return self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return _gloo_for_nccl(node) if self.filename in _SAYS_NCCL_FOR_ANY_BACKEND else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """`torch.cuda` and `torch.accelerator`, so that everything in them is found in the stand-ins."""
@@ -158,8 +147,7 @@ class _RewritingLoader(importlib.machinery.SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
-        filename = str(path).rpartition("/")[2]
-        tree = OnCpu(filename).visit(ast.parse(data, path))
+        tree = OnCpu().visit(ast.parse(data, path))
         return compile(tree, path, "exec", dont_inherit=True)
 
 

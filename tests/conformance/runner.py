@@ -1,11 +1,9 @@
-"""Run tests of several suites at once, each suite on its stage, and report every verdict at once."""
+"""Run tests of several suites, one suite after another, each on some stages, and report every verdict at once."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -23,14 +21,12 @@ class Conditions:
     """Conditions under which tests are run.
 
     Attributes:
-        jobs: tests (or imports of suites) at once. A test starts two to four ranks, which mostly wait.
+        jobs: stages, and so tests, at once. A test starts two to four ranks, which mostly wait.
         limit_s: a test still running after so long is killed.
-        world_size: ranks of those tests that leave it open.
     """
 
     jobs: int = os.cpu_count() or 1
     limit_s: float = 90.0
-    world_size: int = 2
 
 
 def run(
@@ -51,54 +47,33 @@ def run(
         for stale in logs.glob("*.txt"):
             stale.unlink()
     verdicts: dict[TestId, Verdict] = {}
-    programmes = [
-        Programme(suite, subject, tuple(some), conditions.limit_s, conditions.world_size, logs)
-        for suite, some in by_suite(tests, suites).items()
-    ]
-    for verdict in _answers(programmes, conditions.jobs):
-        verdicts[verdict.test] = verdict
-        on_verdict(verdict)
+    for suite, some in by_suite(tests, suites).items():
+        shares = [tuple(some[first :: conditions.jobs]) for first in range(min(conditions.jobs, len(some)))]
+        programmes = [Programme(suite, subject, share, conditions.limit_s, logs) for share in shares]
+        for verdict in _answers(programmes):
+            verdicts[verdict.test] = verdict
+            on_verdict(verdict)
     return [verdicts.get(test) or Verdict(test, Status.FAIL, 0.0, "its stage was killed") for test in tests]
 
 
-def discover(suites: Sequence[Suite], subject: str, conditions: Conditions) -> tuple[list[TestId], list[str]]:
-    """The tests about DDP in all suites, and the errors of those suites that cannot be imported."""
-    programmes = [Programme(suite, subject, None, conditions.limit_s, conditions.world_size) for suite in suites]
-    answers = list(_answers(programmes, conditions.jobs))
-    found = [test for answer in answers if isinstance(answer, list) for test in answer]
-    return sorted(found), [answer for answer in answers if isinstance(answer, str)]
-
-
-def _answers(programmes: Sequence[Programme], jobs: int) -> Iterator[Any]:
-    """Whatever the stages send. A few exist at a time: while some run tests, the next one is importing."""
-    waiting = deque(programmes)
+def _answers(programmes: Sequence[Programme]) -> Iterator[Verdict]:
+    """Stages are forked by a server, since this process may have threads; each forks from a single thread, too."""
     stages: dict[Connection, Any] = {}
-    folder = tempfile.mkdtemp(prefix="conformance-")  # also for the stages' files, as a stage may be killed
-    slots = Path(folder) / "slots"
-    slots.touch()
-    try:
-        while waiting or stages:
-            while waiting and len(stages) <= jobs:
-                pipe, process = _start_stage(waiting.popleft(), slots, jobs)
-                stages[pipe] = process
-            for ready in wait(list(stages)):
-                pipe = cast("Connection", ready)
-                try:
-                    yield pipe.recv()
-                except (EOFError, OSError):  # closed, perhaps in the middle of an answer
-                    stages.pop(pipe).join(10)
-    finally:
-        for process in stages.values():
-            process.terminate()
-        for process in stages.values():
-            process.join(10)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _start_stage(programme: Programme, slots: Path, jobs: int) -> tuple[Connection, Any]:
-    """Forked by the server, since the calling process may have threads. A stage also forks from a single thread."""
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=serve, args=(programme, slots, jobs, theirs))
-    process.start()
-    theirs.close()
-    return ours, process
+    with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as folder:
+        try:
+            for programme in programmes:
+                ours, theirs = CONTEXT.Pipe(duplex=False)
+                stages[ours] = CONTEXT.Process(target=serve, args=(programme, folder, theirs))
+                stages[ours].start()
+                theirs.close()
+            while stages:
+                for ready in wait(list(stages)):
+                    pipe = cast("Connection", ready)
+                    try:
+                        yield pipe.recv()
+                    except (EOFError, OSError):  # closed, perhaps in the middle of an answer
+                        stages.pop(pipe).join(10)
+        finally:
+            for process in stages.values():
+                process.terminate()
+                process.join(10)

@@ -1,15 +1,13 @@
-"""Which tests: suites, test ids, the lists kept beside this file, and choosing among them."""
+"""Which tests: suites, test ids, and the list kept beside this file."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 CORE = HERE / "core.txt"
-SAMPLE = HERE / "sample.txt"
 
 
 @dataclass(frozen=True)
@@ -21,23 +19,19 @@ class Suite:
         module: the name under which it is imported.
         sources: the modules in which its tests are written; not `module`, where that only gathers them.
         on_cpu: `sources` are rewritten at import so that tests of GPUs run on the CPU; see `cpu_rewrite`.
-        folders: where to import from, if from elsewhere than usual.
     """
 
     name: str
     module: str
     sources: tuple[str, ...]
     on_cpu: bool = False
-    folders: tuple[str, ...] = ()
 
 
-def both_ways(
-    name: str, module: str, sources: tuple[str, ...], folders: tuple[str, ...] = ()
-) -> tuple[Suite, Suite]:
+def both_ways(name: str, module: str, sources: tuple[str, ...]) -> tuple[Suite, Suite]:
     """The suite as it is, and the same on the CPU."""
     return (
-        Suite(name, module, sources, folders=folders),
-        Suite(f"{name}@cpu", module, sources, on_cpu=True, folders=folders),
+        Suite(name, module, sources),
+        Suite(f"{name}@cpu", module, sources, on_cpu=True),
     )
 
 
@@ -75,11 +69,6 @@ def read_list(path: Path) -> list[TestId]:
     """One id a line; empty lines and lines that begin with # are skipped."""
     lines = (line.strip() for line in path.read_text().splitlines())
     return [TestId.parse(line) for line in lines if line and not line.startswith("#")]
-
-
-def matching(tests: Iterable[TestId], pattern: str | None) -> list[TestId]:
-    """Those whose id contains a match of the regular expression `pattern`; all if it is None."""
-    return [test for test in tests if pattern is None or re.search(pattern, str(test))]
 
 
 def by_suite(tests: Iterable[TestId], suites: Iterable[Suite]) -> dict[Suite, list[TestId]]:

@@ -21,15 +21,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
-from tests.conformance import cpu_rewrite, discovery, solo, swap
+from tests.conformance import cpu_rewrite, solo, swap
 from tests.conformance.selection import Suite, TestId
-from tests.conformance.slots import Slots
 from tests.conformance.verdict import Status, Verdict, judge
 
 _POLL_S = 0.02
@@ -43,39 +41,32 @@ class Programme:
     Attributes:
         suite: where the tests are.
         subject: the class under test, `package.module:Class`, or `swap.NATIVE`.
-        tests: to run; None: only say which there are.
+        tests: to run, one after another.
         limit_s: a test still running after so long is killed.
-        world_size: ranks of those tests that take it from the environment.
         logs: where to keep the logs of tests that fail, if anywhere.
     """
 
     suite: Suite
     subject: str
-    tests: tuple[TestId, ...] | None
+    tests: tuple[TestId, ...]
     limit_s: float
-    world_size: int
     logs: Path | None = None
 
 
-def serve(programme: Programme, slots_at: Path, jobs: int, results: Connection) -> None:
-    """Body of a stage's process: send a `Verdict` for each test, or a list of `TestId` if there are none to run.
-
-    Importing takes one of `jobs` slots, and so does each running test; stages share them.
-    """
+def serve(programme: Programme, folder: str, results: Connection) -> None:
+    """Body of a stage's process: send a `Verdict` for each test. Files go to `folder`, as it may be killed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that running tests are ended, too
-    slots = Slots(slots_at, jobs)
-    with tempfile.TemporaryDirectory(dir=slots_at.parent) as scratch, results:
-        slot = slots.wait()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, results:
         try:
             module = _set(programme, Path(scratch))
         except (Exception, SystemExit):  # test files exit where the machine does not meet their requirements
             _give_up(programme, results)
             return
-        slots.give_back(slot)
-        if programme.tests is None:
-            results.send(discovery.tests_of_ddp(module, programme.suite))
-        else:
-            _run_all(programme, module, slots, results, Path(scratch))
+        for test in programme.tests:
+            verdict = _run(test, programme, module, results, Path(scratch))
+            if verdict.status is Status.TIMEOUT:  # see [Note: second chance]
+                verdict = _run(test, programme, module, results, Path(scratch)).after_hanging()
+            results.send(verdict)
 
 
 def _set(programme: Programme, scratch: Path) -> ModuleType:
@@ -84,7 +75,6 @@ def _set(programme: Programme, scratch: Path) -> ModuleType:
     _set_environment(programme, scratch)
     _use_one_thread()
     _silence(scratch)
-    sys.path[:0] = suite.folders
     if suite.on_cpu:
         cpu_rewrite.rewrite_when_imported(suite.sources)
     swap.put_in_place(programme.subject, on_cpu=suite.on_cpu)
@@ -100,7 +90,7 @@ def _set(programme: Programme, scratch: Path) -> ModuleType:
 def _set_environment(programme: Programme, scratch: Path) -> None:
     os.environ.update(
         BACKEND="gloo",
-        WORLD_SIZE=str(programme.world_size),
+        WORLD_SIZE="2",  # of tests that leave it open
         TEMP_DIR=str(scratch),
         OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",
@@ -154,36 +144,37 @@ def _let_ranks_be_forked() -> None:
 def _give_up(programme: Programme, results: Connection) -> None:
     """The suite cannot be imported: so fails each of its tests."""
     text = traceback.format_exc()
-    if programme.tests is None:
-        results.send(text)
-    for test in programme.tests or ():
+    for test in programme.tests:
         results.send(Verdict(test, Status.FAIL, 0.0, f"import: {text.strip().splitlines()[-1]}", text))
 
 
 # ------------------------------------------------------------------ running
 
 
-@dataclass
-class _Running:
-    """A test under way, in the process `pid`, which leads a session."""
-
-    test: TestId
-    slot: int
-    pid: int
-    folder: Path
-    began_s: float
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.began_s
-
-    def is_over(self, limit_s: float) -> bool:
-        """True if it ended by itself, or has to end now."""
-        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if state is None and self.seconds() < limit_s:
-            return False
-        _kill_session(self.pid)  # while its number cannot be given to another process yet
-        os.waitpid(self.pid, 0)
-        return True
+def _run(test: TestId, programme: Programme, module: ModuleType, results: Connection, scratch: Path) -> Verdict:
+    """One attempt, in a fork that leads a session and is killed with it."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    began_s = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        results.close()  # or it would look open to the reader for as long as this test runs
+        solo.perform(module, test.case, folder)
+    try:
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() - began_s >= programme.limit_s:
+                break
+            time.sleep(_POLL_S)
+    finally:
+        _kill_session(pid)  # while its number cannot be given to another process yet
+        os.waitpid(pid, 0)
+    log = (folder / solo.LOG).read_text(errors="replace") if (folder / solo.LOG).exists() else ""
+    seconds = time.monotonic() - began_s
+    verdict = judge(test, solo.read_report(folder), seconds, log, programme.limit_s)
+    if programme.logs is not None and verdict.status in (Status.FAIL, Status.TIMEOUT):
+        name = str(test).replace("::", ".")[:_NAME_CHARACTERS]
+        (programme.logs / f"{name}.txt").write_text(f"{log}\n{verdict.detail}")
+    shutil.rmtree(folder, ignore_errors=True)
+    return verdict
 
 
 def _kill_session(pid: int) -> None:
@@ -191,45 +182,3 @@ def _kill_session(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-
-
-def _run_all(programme: Programme, module: ModuleType, slots: Slots, results: Connection, scratch: Path) -> None:
-    """As many tests at once as there are free slots. See [Note: second chance]."""
-    waiting, running = deque(programme.tests or ()), list[_Running]()
-    has_hung: set[TestId] = set()
-    try:
-        while waiting or running:
-            if waiting and (slot := slots.take()) is not None:
-                running.append(_start(waiting.popleft(), slot, module, results, scratch))
-            for one in [one for one in running if one.is_over(programme.limit_s)]:
-                running.remove(one)
-                slots.give_back(one.slot)
-                verdict = _verdict_on(one, programme)
-                if verdict.status is Status.TIMEOUT and one.test not in has_hung:
-                    has_hung.add(one.test)
-                    waiting.append(one.test)
-                else:
-                    results.send(verdict.after_hanging() if one.test in has_hung else verdict)
-            time.sleep(_POLL_S)
-    finally:
-        for one in running:
-            _kill_session(one.pid)
-
-
-def _start(test: TestId, slot: int, module: ModuleType, results: Connection, scratch: Path) -> _Running:
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    pid = os.fork()
-    if pid == 0:
-        results.close()  # or it would look open to the reader for as long as this test runs
-        solo.perform(module, test.case, folder)
-    return _Running(test, slot, pid, folder, time.monotonic())
-
-
-def _verdict_on(one: _Running, programme: Programme) -> Verdict:
-    log = (one.folder / solo.LOG).read_text(errors="replace") if (one.folder / solo.LOG).exists() else ""
-    verdict = judge(one.test, solo.read_report(one.folder), one.seconds(), log, programme.limit_s)
-    if programme.logs is not None and verdict.status in (Status.FAIL, Status.TIMEOUT):
-        name = str(one.test).replace("::", ".")[:_NAME_CHARACTERS]
-        (programme.logs / f"{name}.txt").write_text(f"{log}\n{verdict.detail}")
-    shutil.rmtree(one.folder, ignore_errors=True)
-    return verdict

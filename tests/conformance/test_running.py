@@ -84,14 +84,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_killed_stage_does_not_block_the_others() -> None:
-    """As when memory runs short. It had the only slot."""
-    tests = [TestId("toy", "Toy.test_kills_its_stage"), TestId("toy@cpu", "ToyOnGpu.test_moves")]
-    killed, other = runner.run(tests, TOYS, NATIVE, runner.Conditions(jobs=1))
-    assert (killed.status, killed.reason) == (Status.FAIL, "its stage was killed")
-    assert other.status is Status.PASS
-
-
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("subject", "status"), [("Unchanged", Status.PASS), ("NeverSynchronises", Status.FAIL)])
 def test_a_class_that_never_synchronises_is_noticed(subject: str, status: Status) -> None:
@@ -99,12 +91,6 @@ def test_a_class_that_never_synchronises_is_noticed(subject: str, status: Status
     tests = [TestId("ddp", f"TestDistBackendWithSpawn.{method}") for method in QUICK]
     verdicts = runner.run(tests, WHEEL, f"tests.conformance.subjects:{subject}", runner.Conditions())
     assert [verdict.status for verdict in verdicts] == [status] * len(tests), verdicts
-
-
-def test_tests_of_ddp_are_discovered() -> None:
-    found, errors = runner.discover([TOYS[0]], NATIVE, runner.Conditions())
-    assert [test.case for test in found] == ["Toy.test_builds", "Toy.test_hangs_at_first", "ToyOnGpu.test_moves"]
-    assert errors == []
 
 
 def test_a_suite_that_cannot_be_imported_fails_with_the_reason() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 from tests.conformance.selection import TestId
 
@@ -41,13 +40,6 @@ class Verdict:
     def after_hanging(self) -> Verdict:
         """The same of a second attempt."""
         return replace(self, reason=f"the first attempt hung. {self.reason}".strip())
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "test": str(self.test), "status": self.status.value}
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Verdict:
-        return cls(**{**stored, "test": TestId.parse(stored["test"]), "status": Status(stored["status"])})
 
 
 _DETAIL_CHARACTERS = 6000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.reducer_state import WATCH
+from tests.reducer_state import watch_reducers
 
 
 @pytest.fixture(autouse=True)
 def state_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    WATCH.install(monkeypatch)
+    watch_reducers(monkeypatch)

@@ -7,14 +7,13 @@ signature, docstring and source of what `:::` names.
 from __future__ import annotations
 
 import ast
-import enum
 import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from types import GenericAlias, ModuleType
+from types import ModuleType
 from typing import Any
 
 import minddp
@@ -96,7 +95,6 @@ def faults_of(name: str, it: Any, section: Section) -> Iterator[str]:
         if not shown:
             yield "neither signature nor source are shown"
         yield from (f"{one.__qualname__} has no docstring" for one in shown if not inspect.getdoc(one))
-        yield from (f"`{one}` has no type in the signature" for one in untyped(shown[0] if shown else it))
     if "**Shapes, dtypes, units.**" not in section.text:
         yield "no shapes, dtypes, units"
     described = [section.text, *(inspect.getdoc(one) or "" for one in section.shown)]
@@ -109,13 +107,3 @@ def faults_of(name: str, it: Any, section: Section) -> Iterator[str]:
     if section.code:
         unused = (one for one in members(it) if not re.search(rf"\b{one}\b", section.code))
         yield from (f"no example uses `{one}`" for one in unused)
-
-
-def untyped(it: Any) -> list[str]:
-    """Parameters without a type, which a signature then does not tell."""
-    is_made_by_python = inspect.isclass(it) and issubclass(it, enum.Enum | BaseException)
-    if is_made_by_python or isinstance(it, GenericAlias):
-        return []
-    parameters = inspect.signature(it).parameters.values()
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in parameters if one.annotation is inspect.Parameter.empty and one.kind not in kinds]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.docs import api_page
-from tests.docs.api_page import Section, faults, faults_of, public, sections
+from tests.docs.api_page import Section, faults, sections
 
 WITH_CODE = [section for section in sections()[1] if section.code]
 
@@ -21,50 +18,3 @@ def test_every_public_name_has_signature_units_errors_source_and_an_example() ->
 def test_an_example_runs(section: Section) -> None:
     code = f"{sections()[0]}\n{section.code}"
     exec(compile(code, f"docs/api.md: {section.names[0]}", "exec"), {"__name__": "__main__"})
-
-
-# ------------------------------------------------------------------ the check itself
-
-
-def section_of(name: str) -> Section:
-    return next(section for section in sections()[1] if name in section.names)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "fault"),
-    [
-        ("::: minddp.platform.ranks.launch", "", "neither signature nor source are shown"),
-        ("**Shapes, dtypes, units.**", "", "no shapes, dtypes, units"),
-        ("minddp.launch(", "minddp.other(", "no example"),
-    ],
-)
-def test_what_is_missing_is_found(old: str, new: str, fault: str) -> None:
-    section = section_of("launch")
-    assert list(faults_of("launch", public()["launch"], section)) == []
-    without = replace(section, text=section.text.replace(old, new))
-    assert fault in list(faults_of("launch", public()["launch"], without))
-
-
-def test_a_method_without_an_example_is_found() -> None:
-    section = section_of("DistributedDataParallel")
-    without = replace(section, text=section.text.replace("ddp.weigh(", "ddp.wait("))
-    wrapper = public()["DistributedDataParallel"]
-    assert list(faults_of("DistributedDataParallel", wrapper, without)) == ["no example uses `weigh`"]
-
-
-def test_errors_that_are_not_named_are_found() -> None:
-    section = section_of("install")
-    without = replace(section, text=section.text.replace("**Errors.**", ""))
-    assert list(faults_of("install", public()["install"], without)) == ["no errors"]
-
-
-def test_a_name_that_is_new_or_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {name: it for name, it in public().items() if name != "launch"} | {"brand_new": len}
-    monkeypatch.setattr(api_page, "public", lambda: names)
-    assert list(faults()) == ["launch: on the page, but not public", "brand_new: not on the page"]
-
-
-def test_a_parameter_without_a_type_is_found() -> None:
-    def half(x: int, y) -> None: ...  # type: ignore[no-untyped-def]
-
-    assert api_page.untyped(half) == ["y"]

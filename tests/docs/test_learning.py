@@ -13,10 +13,7 @@ import pytest
 from benchmarks.machine import describe
 from docs.learning import lessons, quotes, recorded
 from minddp.tools.xray.timeline import Activity
-from tests.docs.links import pictures
 from tests.ranks import RankPool
-
-LARGEST_PICTURE = 150_000
 
 
 @pytest.fixture(autouse=True)
@@ -75,64 +72,3 @@ def test_a_recording_is_a_whole_step_of_both_ranks() -> None:
             assert len(rank.ready_ns) == 10
             assert rank.parts_ns[Activity.OPTIMIZER] > 0
             assert sum(rank.parts_ns.values()) == rank.length_ns
-
-
-def test_all_pictures_are_shown_and_small() -> None:
-    shown = {page.parent / picture for page in quotes.pages() for picture in pictures(page.read_text())}
-    assert shown == set((quotes.FOLDER / "pictures").iterdir())
-    for picture in shown:
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert picture.stat().st_size < LARGEST_PICTURE
-
-
-# ------------------------------------------------------------------ the checks themselves
-
-PAGE = """before
-<!-- [[[cog output("python -m docs.learning reciprocal") ]]] -->
-nothing
-<!-- [[[end]]] -->
-between
-<!-- [[[cog code("reference/naive.py", "Naive") ]]] -->
-<!-- [[[end]]] -->
-<!-- [[[cog figures("naive") ]]] -->
-<!-- [[[end]]] -->
-after
-"""
-
-
-def test_filling_replaces_what_is_quoted_and_nothing_else(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    assert quotes.run_cog("--check", str(page)) != 0
-    assert quotes.run_cog("-r", str(page)) == 0
-    filled = page.read_text()
-    shown = quotes.blocks(filled)
-    command = "python -m docs.learning reciprocal"
-    source = quotes.source_of(quotes.ROOT / "reference" / "naive.py", "Naive")
-    assert "def synchronize(self) -> None:\n" in source
-    assert '"""' not in source
-    assert shown == {
-        f'output("{command}")': f"```console\n$ {command}\n{lessons.run(lessons.LESSONS['reciprocal'])}\n```\n",
-        'code("reference/naive.py", "Naive")': f"```python\n{source}```\n",
-        'figures("naive")': f"*{recorded.figures('naive')}*\n",
-    }
-    assert quotes.BLOCK.sub("", filled) == quotes.BLOCK.sub("", PAGE)
-    assert quotes.run_cog("--check", str(page)) == 0
-
-
-def test_code_that_is_gone_is_an_error() -> None:
-    with pytest.raises(LookupError, match=r"does not define `Naive\.hurry`"):
-        quotes.source_of(quotes.ROOT / "reference" / "naive.py", "Naive.hurry")
-
-
-def test_a_statement_that_is_gone_or_not_the_only_one_is_an_error() -> None:
-    naive = quotes.ROOT / "reference" / "naive.py"
-    assert quotes.statement_of(naive, "Naive.synchronize", "for ").startswith("for ")
-    for beginning, count in (("while ", 0), ("self", 2)):
-        with pytest.raises(LookupError, match=f"has {count} statements"):
-            quotes.statement_of(naive, "Naive.synchronize", beginning)
-
-
-def test_only_python_is_run_for_a_page() -> None:
-    with pytest.raises(ValueError, match="only commands of `python`"):
-        quotes.printed_by("rm -r x")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.learning.quotes import FOLDER, ROOT
-from tests.docs.links import fault_of, how_often_it_exists, links, notes_cited, notes_in, pictures
+from docs.learning.quotes import ROOT
+from tests.docs.links import fault_of, how_often_it_exists, links, notes_cited, pictures
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
@@ -30,65 +30,3 @@ def test_pictures_exist(page: Path) -> None:
 def test_each_note_that_is_cited_exists_once(page: Path) -> None:
     found = {note: how_often_it_exists(note) for note in notes_cited(page.read_text())}
     assert {note: count for note, count in found.items() if count != 1} == {}
-
-
-def test_a_row_of_the_map_links_the_files_of_its_notes() -> None:
-    page = ROOT / "README.md"
-    rows = [line for line in page.read_text().splitlines() if line.startswith("|") and notes_cited(line)]
-    assert rows
-    for row in rows:
-        linked = [(page.parent / link.target).read_text() for link in links(row)]
-        assert notes_cited(row) <= {note for text in linked for note in notes_in(text)}, row
-
-
-def test_every_page_has_links() -> None:
-    without = [page.name for page in PAGES if not links(page.read_text())]
-    assert without == []
-
-
-# ------------------------------------------------------------------ the check itself
-
-PAGE = "# A heading, of `two` parts\n"
-
-
-@pytest.mark.parametrize(
-    ("link", "fault"),
-    [
-        ("[`Bucket.pack`](../../minddp/core/bucket.py)", None),
-        (
-            "[`Bucket.unheard_of`](../../minddp/core/bucket.py)",
-            "../../minddp/core/bucket.py does not define Bucket.unheard_of",
-        ),
-        ("[`LARGE_BYTES`](../../minddp/core/packing.py)", None),
-        ("[`bucket.py`](../../minddp/core/bucket.py)", None),
-        ("[`barrel.py`](../../minddp/core/bucket.py)", "../../minddp/core/bucket.py is not barrel.py"),
-        ("[`core/`](../../minddp/core/__init__.py)", None),
-        ("[`minddp/core/`](../../minddp/core)", None),
-        ("[`crate/`](../../minddp/core)", "../../minddp/core is not crate/"),
-        ("[gone](../../minddp/gone.py)", "../../minddp/gone.py does not exist"),
-        ("[`[Note: launch order]`](../../minddp/core/plan.py)", None),
-        (
-            "[`[Note: lunch order]`](../../minddp/core/plan.py)",
-            "../../minddp/core/plan.py has no [Note: lunch order]",
-        ),
-        ("[a heading](#a-heading-of-two-parts)", None),
-        ("[no heading](#another)", " has no heading #another"),
-        ("[torch](https://pytorch.org)", None),
-    ],
-)
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, link: str, fault: str | None) -> None:
-    page = FOLDER / "README.md" if "../" in link else tmp_path / "page.md"
-    if page.parent == tmp_path:
-        page.write_text(PAGE)
-    [found] = links(link)
-    assert fault_of(found, page) == fault
-
-
-def test_notes_are_found_where_they_are_cited_and_where_they_stand() -> None:
-    assert notes_cited("see [Note: launch order](plan.py) and `[Note: no such]`, as every [Note: x]") == {
-        "[Note: launch order]",
-        "[Note: no such]",
-    }
-    assert how_often_it_exists("[Note: launch order]") == 1
-    assert how_often_it_exists("[Note: the explicit call]") == 1  # of reference/
-    assert how_often_it_exists("[Note: no such]") == 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -53,13 +51,6 @@ def test_the_line_that_acts_is_in_the_source(kind):
     assert "\n".join(line.strip() for line in code["lines"]).startswith("def ")
 
 
-def test_a_line_that_is_gone_is_an_error(monkeypatch):
-    kind = next(iter(own_run.ACTS))
-    monkeypatch.setitem(own_run.ACTS, kind, ("BackwardPass.mark_ready", "no such line"))
-    with pytest.raises(LookupError, match="has no line with `no such line`"):
-        own_run.code_of(kind)
-
-
 def values_of(ranks: int, buckets: int = 4) -> list[Values]:
     """As if recorded: the largest element of each bucket is the third of its first gradient."""
     made = []
@@ -92,22 +83,9 @@ def test_the_ring_begins_with_what_was_recorded_and_ends_with_the_average(ranks)
     assert [row["to"] for row in rows[1:-1]] == [(ring["chunk"] + 1 + s) % ranks for s in range(2 * (ranks - 1))]
 
 
-def test_there_is_no_ring_without_values_of_all_ranks():
-    plan = plan_of_minddp()
-    assert own_run.ring_of(plan.buckets[3], plan, []) is None
-    assert own_run.ring_of(plan.buckets[3], plan, [*values_of(1), *values_of(1, buckets=3)]) is None
-
-
 def test_a_rank_that_was_not_recorded_is_an_error():
     with pytest.raises(ValueError, match=r"Rank 5 is not in the recording. There are \[0, 1\]"):
         own_run.page_of(minddp_result(), rank=5)
-
-
-def test_several_modules_are_refused():
-    result = minddp_result()
-    ranks = tuple(dataclasses.replace(rank, modules=("actor", "critic")) for rank in result.recording.ranks)
-    with pytest.raises(ValueError, match="several modules, actor, critic"):
-        own_run.page_of(Result(dataclasses.replace(result.recording, ranks=ranks)))
 
 
 SCRIPT = """
@@ -136,15 +114,6 @@ def test_the_command_runs_a_script_and_its_numbers_are_those_of_the_run(tmp_path
     first, *steps, last = [row["values"] for row in ring["rows"]]
     assert first[0] != first[1]
     assert last == steps[-1] == [pytest.approx(sum(first), rel=1e-6)] * 2
-
-
-@pytest.mark.slow
-def test_a_script_that_ends_too_soon_makes_no_page(tmp_path):
-    script, page = tmp_path / "script.py", tmp_path / "page.html"
-    script.write_text(SCRIPT)
-    with pytest.raises(SystemExit, match="never came to step 9"):
-        own_run.main(["--step", "9", str(page), str(script)])
-    assert not page.exists()
 
 
 # ------------------------------------------------------------------ in a browser
@@ -176,8 +145,6 @@ def opened(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     page.on("request", lambda asked: requests.append(asked.url))
     page.goto(path.as_uri())
     yield page
-    if folder := os.environ.get("MINDDP_SCREENSHOTS"):
-        page.screenshot(path=Path(folder, f"own-{re.sub(r'[^a-z]+', '-', request.node.name)}.png"), full_page=True)
     seen.close()
     assert complaints == []
     assert all(url.startswith("file:") for url in requests)
@@ -205,29 +172,6 @@ def test_a_reader_steps_through_with_buttons_keys_and_slider(opened):
     assert opened.inner_text("#says") == says[-1]
     assert opened.locator(".bucket.unpacked").count() == len(data["buckets"])
     assert opened.locator(".gradient.ready").count() == len(data["params"])
-
-
-@pytest.mark.slow
-def test_each_moment_shows_its_line_its_bucket_and_the_ring_while_a_bucket_is_on_its_way(opened):
-    data = data_of(own_run.page_of(minddp_result()))
-    for place, moment in enumerate(data["moments"]):
-        opened.fill("#place", str(place))
-        code = data["code"][moment["kind"]]
-        tops = opened.eval_on_selector_all("#code span", "all => all.map(n => n.getBoundingClientRect().top)")
-        assert len(code["lines"]) == len(set(tops)), "each line is below the one before"
-        assert opened.inner_text("#code .acts").strip() == code["lines"][code["acts"]].strip()
-        acts = opened.inner_text(".gradient.acts" if moment["kind"] == "PARAM_READY" else ".bucket.acts b")
-        expected = (
-            data["params"][moment["subject"]] if moment["kind"] == "PARAM_READY" else f"bucket {moment['subject']},"
-        )
-        assert acts.startswith(expected)
-        travels = moment["kind"] not in ("PARAM_READY", "BUCKET_READY")
-        assert opened.is_visible("#ring") == travels
-        if travels:
-            ring = own_run.ring_of(plan_of_minddp().buckets[moment["subject"]], plan_of_minddp(), values_of(2))
-            assert opened.inner_text("#element") == ring["element"]
-            assert opened.locator("#ring tbody tr").count() == len(ring["rows"])
-    opened.fill("#place", str(next(i for i, m in enumerate(data["moments"]) if m["kind"] == "BUCKET_LAUNCHED")))
 
 
 @pytest.mark.slow

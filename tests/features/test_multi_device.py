@@ -6,7 +6,6 @@ No test here needs such devices: what is planned is computed from tensors withou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -54,24 +53,6 @@ def test_several_devices_of_one_type_are_allowed(spread: Spread) -> None:
     assert placement == Placement(torch.device("cuda:0"), None, None)
     inputs, kwargs = (torch.ones(1),), {"mask": None}
     assert placement.move(inputs, kwargs) == (inputs, kwargs), "the module itself moves things between its devices"
-
-
-@pytest.mark.parametrize(("device_ids", "output_device"), [([0], None), (None, 1), ([1], 0)])
-def test_no_single_device_can_be_named_then(spread: Spread, device_ids: Any, output_device: Any) -> None:
-    with pytest.raises(ValueError, match=r"device_ids and output_device.*single-device") as error:
-        Placement.checked(spread, (), device_ids, output_device)
-    assert "index=1" in str(error.value)
-
-
-@pytest.mark.parametrize("ignored", [(), ("p1",)])
-def test_several_types_are_not_allowed_unless_ignored(ignored: tuple[str, ...]) -> None:
-    module = Spread([("cpu", 2), ("meta", 2)])
-    if ignored:
-        assert Placement.checked(module, ignored, None, None).device == torch.device("cpu")
-    else:
-        with pytest.raises(ValueError, match="same type of devices") as error:
-            Placement.checked(module, ignored, None, None)
-        assert "meta" in str(error.value)
 
 
 # ------------------------------------------------------------------ plans

@@ -1,12 +1,13 @@
 """What scripts do with gradients and wrappers, run with both classes: none of it may show a difference.
 
 Each script is one habit of training loops, kept up for some steps: under the first plan and under the final one.
+Not repeated here: the lines of `tests/parity/` (several backwards, zero_grad, checkpoints, other gradients)
+and what keeps a gradient alive (`tests/core/test_gradient_aliasing.py`).
 The model has gradients large enough to be aliased, and others that are too small ([Note: gradient aliasing]).
 """
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import minddp
 from tests.features.beside import Steps, Trail, Wrap, assert_same, play, random
 from tests.features.habits import gradients, hooks, wrappers
-from tests.features.habits.model import ALIASES, CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow, numbered
+from tests.features.habits.model import CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
 
 Script = Callable[..., Steps]
 
@@ -41,26 +42,10 @@ NO_VIEWS = "default buckets static unused"  # those show what is reduced so far,
 LARGE = "default buckets"  # where gradients alias the bucket
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
-    "asks for gradients of parameters": (partial(gradients.asks_for_gradients, of="parameters"), ALL),
-    "asks for gradients of the input": (partial(gradients.asks_for_gradients, of="input"), ALL),
-    "only asks for gradients": (partial(gradients.asks_for_gradients, of="parameters", and_goes_back=False), ALL),
-    "penalises slopes": (gradients.penalises_slopes, ALL),
-    "goes back twice": (gradients.goes_back_twice, ALL),
-    "goes forward twice": (gradients.goes_forward_twice, ALL),
-    "goes back in parts": (gradients.goes_back_in_parts, LARGE),
     "uses a layer by itself": (gradients.uses_a_layer_by_itself, ALL),
-    "zeroes in place": (partial(gradients.zeroes, how="in place"), ALL),
-    "zeroes in place at first": (partial(gradients.zeroes, how="in place at first"), ALL),
-    "zeroes in place later": (partial(gradients.zeroes, how="in place later"), ALL),
-    "zeroes in place by turns": (partial(gradients.zeroes, how="in place by turns"), ALL),
-    "zeroes once": (partial(gradients.zeroes, how="once"), ALL),
-    **{f"keeps {how}": (partial(gradients.keeps, how=how), LARGE) for how in ALIASES},
     "keeps in a graph": (gradients.keeps_in_a_graph, LARGE),
     "watches gradients go": (gradients.watches_gradients_go, LARGE),
-    **{f"keeps {how} in hooks": (partial(hooks.keeps_in_hooks, how=how), LARGE) for how in ALIASES},
     "keeps what arrives": (hooks.keeps_what_arrives, ALL),
-    "changes what arrives": (hooks.changes_what_arrives, ALL),
-    "scales in hooks": (hooks.scales_in_hooks, NO_VIEWS),
     "looks from accumulators": (hooks.looks_from_accumulators, NO_VIEWS),
     "looks at others": (hooks.looks_at_others, NO_VIEWS),
     "clears all at the end": (partial(hooks.replaces_all_at_the_end, what="clears"), NO_VIEWS),
@@ -72,8 +57,6 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
         for name, what, settings in (
             ("puts data", gradients.put_data, NO_VIEWS),
             ("sets memory", gradients.set_memory, NO_VIEWS),
-            ("replaces", gradients.replace, ALL),
-            ("detaches", gradients.detach, ALL),
         )
         for more in ("", " and accumulates")
     },
@@ -81,15 +64,10 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "unsqueezes": (partial(gradients.handles, what=gradients.unsqueeze), NO_VIEWS),
     "requires grad of gradients": (partial(gradients.handles, what=gradients.require_grad), ALL),
     "marks gradients": (partial(gradients.handles, what=gradients.mark), ALL),
-    "shares a weight": (wrappers.shares_a_weight, NO_VIEWS),
-    "shares a weight and zeroes in place": (partial(wrappers.shares_a_weight, to_none=False), NO_VIEWS),
     "wraps within": (wrappers.wraps_within, NO_VIEWS),
     "wraps parts": (wrappers.wraps_parts, ALL),
-    "ties weights": (wrappers.ties_weights, ALL),
-    "freezes": (wrappers.freezes, "unused"),
     "turns channels last early": (partial(wrappers.turns_channels_last, turn=1), "default buckets views"),
     "turns channels last late": (partial(wrappers.turns_channels_last, turn=CALM_STEPS), "views"),
-    "moves parameters": (wrappers.moves_parameters, ALL),
     "watches small gradients go": (partial(gradients.watches_gradients_go, small=True), ALL),
     "steps in hooks": (partial(hooks.steps_in_hooks, to_none=True), ALL),
     "steps in hooks and zeroes": (partial(hooks.steps_in_hooks, to_none=False), ALL),
@@ -97,24 +75,11 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
         f"{what} all at the end": (partial(hooks.replaces_all_at_the_end, what=what), LARGE)
         for what in ("drops", "replaces", "wraps anew", "puts data")
     },
-    "accumulates early": (partial(gradients.accumulates, locally=[1]), ALL),
-    "accumulates late": (partial(gradients.accumulates, locally=[CALM_STEPS, CALM_STEPS + 1]), ALL),
-    "accumulates by turns": (partial(gradients.accumulates, locally=range(1, STEPS, 2)), ALL),
-    "nests": (partial(wrappers.nests, model=narrow, begin=0), "default buckets static views"),
-    "nests late": (partial(wrappers.nests, model=layers, begin=CALM_STEPS), "default buckets views"),
-    "nests late in several runs": (
-        partial(wrappers.nests, model=narrow, begin=CALM_STEPS),
-        "default buckets static views",
-    ),
     "reduces by a hook": (partial(hooks.reduces_by_a_hook, kinds=["itself"]), ALL),
     "reduces by a hook that gives others": (
         partial(hooks.reduces_by_a_hook, kinds=["copy", "itself", "alias"]),
         ALL,
     ),
-    "runs out of inputs": (wrappers.runs_out_of_inputs, "default buckets unused views"),
-    "raises in hooks": (wrappers.raises_in_hooks, NO_VIEWS),
-    "survives an exception": (partial(wrappers.survives_an_exception, zeroing=True), NO_VIEWS),
-    "survives an exception and accumulates": (partial(wrappers.survives_an_exception, zeroing=False), NO_VIEWS),
 }
 
 
@@ -127,11 +92,11 @@ def _plays_alike(rank: int, script: Script, options: dict[str, Any]) -> None:
     play(rank, with_options, script, options)
 
 
-@pytest.mark.parametrize("how", ["gradients", "detached"])
-def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, how: str) -> None:
+@pytest.mark.parametrize("detaches", [False, True])
+def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, detaches: bool) -> None:
     """Also if this backward has put it there. On three ranks a division and a multiplication differ."""
     for setting in ("default", "views"):
-        ranks(3).run(_plays_alike, partial(hooks.restores, how=how), SETTINGS[setting])
+        ranks(3).run(_plays_alike, partial(hooks.restores, detaches=detaches), SETTINGS[setting])
 
 
 @pytest.mark.parametrize(
@@ -276,21 +241,3 @@ def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None
 def test_a_forward_within_its_own_backward_is_an_error(ranks: Any, no_sync: bool, step: int) -> None:
     """As in torch: or else the gradients of this backward would stay local without an error."""
     ranks(2).run(_goes_forward_within, no_sync, step)
-
-
-def _finalizes_by_hand(rank: int) -> None:
-    torch.manual_seed(0)
-    ddp = minddp.DistributedDataParallel(layers())
-    alone, theirs = copy.deepcopy(ddp.module), TorchDDP(copy.deepcopy(ddp.module))
-    ddp.require_manual_backward_finalization = True
-    everyone = [ddp, alone, theirs]
-    for steps in zip(*(losses(each, rank) for each in everyone), strict=True):
-        for _step, loss in steps:
-            loss.backward()
-        before, expected_before, expected_after = (numbered(grads(each)) for each in everyone)
-        ddp.finalize_backward()
-        assert_same([expected_before, expected_after], [before, numbered(grads(ddp))], f"rank {rank}")
-
-
-def test_gradients_are_local_until_backward_is_finalized(ranks: Any) -> None:
-    ranks(2).run(_finalizes_by_hand)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import minddp
-from minddp.replicas.module_change_check import FEW, ModuleChangeCheck
+from minddp.replicas.module_change_check import FEW
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.logs import logged
 
@@ -39,10 +36,6 @@ class Heads(nn.Module):
 def wrapped(*args: Any, deep: int = 0, **options: Any) -> Any:
     torch.manual_seed(0)
     return minddp.DistributedDataParallel(Heads(deep), *args, **options)
-
-
-def texts_of(warned: list[warnings.WarningMessage], words: str) -> list[str]:
-    return [str(one.message) for one in warned if words in str(one.message)]
 
 
 # ------------------------------------------------------------------ an unfinished reduction warns at once (68297)
@@ -265,7 +258,7 @@ def test_79171_a_static_graph_may_have_an_output_without_use(ranks: Any) -> None
     assert one == other
 
 
-# ------------------------------------------------------------------ 30718, 83909 and 74115
+# ------------------------------------------------------------------ 30718 and 74115
 
 
 def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
@@ -289,46 +282,6 @@ def test_30718_parameters_and_buffers_are_broadcast_on_demand(ranks: Any, source
         assert got == [source, source, source if buffers else rank, rank]
 
 
-class Turned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = nn.Linear(2, 2)
-        self.picture = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.plain(x).sum() + _Turn.apply(self.picture).sum()
-
-
-class _Turn(torch.autograd.Function):
-    """Passes on a gradient of other strides than its parameter has."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
-        return weight * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return torch.full(grad.shape, 2.0)
-
-
-def _strides(rank: int) -> list[str]:
-    model = Turned()
-    ddp = minddp.DistributedDataParallel(model)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            model.picture.grad = torch.zeros(2, 3, 4, 4)  # which autograd adds to
-            ddp(torch.ones(1, 2)).backward()
-    assert torch.equal(model.picture.grad, torch.full((2, 3, 4, 4), 2.0))
-    return texts_of(warned, "strides do not match")
-
-
-def test_83909_the_warning_of_strides_names_its_parameter(ranks: Any) -> None:
-    for warned in ranks(2).run(_strides):
-        assert warned
-        assert all("`picture`" in text for text in warned)
-
-
 def _outputs(rank: int, options: dict[str, Any]) -> None:
     ddp = wrapped(**options)
     made: list[Any] = []
@@ -350,98 +303,6 @@ def _outputs(rank: int, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
 def test_74115_outputs_are_the_objects_that_the_module_returned(ranks: Any, options: dict[str, Any]) -> None:
     ranks(2).run(_outputs, options)
-
-
-# ------------------------------------------------------------------ communication hooks that are wrong
-
-
-def _raises(_state, bucket):  # type: ignore[no-untyped-def]
-    raise ArithmeticError("no sums today")
-
-
-def _fails_later(_state, bucket):  # type: ignore[no-untyped-def]
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_exception(ArithmeticError("no sums today"))
-    return future
-
-
-def _too_small(_state, bucket):  # type: ignore[no-untyped-def]
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer()[:-1])
-    return future
-
-
-def _no_tensor(_state, bucket):  # type: ignore[no-untyped-def]
-    future: torch.futures.Future[str] = torch.futures.Future()
-    future.set_result("sum")
-    return future
-
-
-def _no_future(_state, bucket):  # type: ignore[no-untyped-def]
-    return bucket.buffer()
-
-
-BAD_HOOKS = {hook.__name__: hook for hook in (_raises, _fails_later, _too_small, _no_tensor, _no_future)}
-
-
-def _bad_hook(rank: int, name: str, when: int) -> tuple[str, str, float]:
-    """Bad in step `when`, as torch's all-reduce in the others: the error, and what the next step brings."""
-    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    step = [0]
-
-    def hook(state, bucket):  # type: ignore[no-untyped-def]
-        return BAD_HOOKS[name](state, bucket) if step[0] == when else default_hooks.allreduce_hook(None, bucket)
-
-    hook.__qualname__ = name
-    ddp.register_comm_hook(None, hook)
-    kind, text = "no error", ""
-    for step[0] in range(when + 2):
-        ddp.zero_grad()
-        try:
-            ddp(torch.full((1, 1), float(rank))).sum().backward()
-        except Exception as error:
-            kind, text = type(error).__name__, "".join(traceback.format_exception(error))
-    return kind, text, ddp.module.weight.grad.item()
-
-
-@pytest.mark.parametrize("when", [0, 2])
-@pytest.mark.parametrize(
-    ("name", "kind", "words"),
-    [
-        ("_raises", "ArithmeticError", ["no sums today"]),
-        ("_fails_later", "ArithmeticError", ["no sums today"]),
-        ("_too_small", "RuntimeError", ["a tensor of 1 elements", "a tensor of 0 elements"]),
-        ("_no_tensor", "RuntimeError", ["'sum'"]),
-        ("_no_future", "RuntimeError", ["torch.futures.Future", "Tensor"]),
-    ],
-)
-def test_a_bad_communication_hook_is_named_and_the_next_step_works(
-    ranks: Any, name: str, kind: str, words: list[str], when: int
-) -> None:
-    for got, text, grad in ranks(2).run(_bad_hook, name, when):
-        assert got == kind
-        assert name in text
-        for word in words:
-            assert word in text
-        assert grad == 0.5
-
-
-def _misshapen(rank: int) -> list[str]:
-    """The errors of registering hooks that cannot be called with a state and a bucket."""
-    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1))
-    texts = []
-    for hook in ("a name", lambda state, gradients: None):
-        with pytest.raises((TypeError, KeyError)) as error:
-            ddp.register_comm_hook(None, hook)
-        texts.append(str(error.value))
-    return texts
-
-
-def test_a_hook_of_the_wrong_shape_is_refused(ranks: Any) -> None:
-    for no_function, no_bucket in ranks(2).run(_misshapen):
-        assert "'a name'" in no_function
-        assert "bucket" in no_bucket
-        assert "gradients" in no_bucket
 
 
 # ------------------------------------------------------------------ modules that change after wrapping
@@ -489,28 +350,6 @@ def test_parameters_that_are_added_are_noticed(ranks: Any, change: str, words: s
         assert forwards <= (1 if before == 0 else -(-num_submodules // FEW))
 
 
-def _unfrozen(rank: int, before: int) -> str:
-    model = Heads()
-    model.right.requires_grad_(False)
-    ddp = minddp.DistributedDataParallel(model)
-    for _ in range(before):
-        ddp(torch.ones(1, 3)).sum().backward()
-    model.requires_grad_(True)
-    with pytest.raises(RuntimeError) as error:
-        for _ in range(3):
-            ddp(torch.ones(1, 3)).sum().backward()
-    model.right.requires_grad_(False)
-    ddp(torch.ones(1, 3)).sum().backward()
-    return str(error.value)
-
-
-@pytest.mark.parametrize("before", [0, 3])
-def test_a_layer_that_is_unfrozen_is_noticed(ranks: Any, before: int) -> None:
-    """And when it is frozen again all is well."""
-    for text in ranks(2).run(_unfrozen, before):
-        assert "`right.weight` did not require grad" in text
-
-
 def _frozen(rank: int, finds_unused: bool) -> tuple[str, str]:
     ddp = wrapped(find_unused_parameters=finds_unused)
     ddp(torch.ones(1, 3)).sum().backward()
@@ -532,20 +371,6 @@ def test_a_layer_that_is_frozen_is_named_in_backward(ranks: Any) -> None:
 
 def test_with_find_unused_parameters_layers_may_be_frozen(ranks: Any) -> None:
     assert ranks(2).run(_frozen, True) == [("no error", "")] * 2
-
-
-def test_each_look_checks_few_submodules() -> None:
-    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3 * FEW)))
-    check = ModuleChangeCheck(model, model.parameters())
-    for _ in range(2):
-        check.check()
-    model[-1].extra = nn.Parameter(torch.ones(1))
-    looks = 0
-    with pytest.raises(RuntimeError, match=rf"`{3 * FEW - 1}\.extra` did not exist"):
-        while True:
-            looks += 1
-            check.check()
-    assert looks == 4
 
 
 def _copies(rank: int) -> None:

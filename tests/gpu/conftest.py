@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.gpu.ranks import KNOWN_TO_BE_DOWN, REHEARSAL, WORLDS, GpuPool, collectives
+from tests.gpu.ranks import REHEARSAL, WORLDS, GpuPool, collectives
 from tests.ranks import RankFailure
 
 COMES_UP_WITHIN_S = 60
@@ -29,7 +29,7 @@ def only_on_a_card() -> None:
 def gpu_ranks() -> Iterator[Callable[[str], GpuPool]]:
     """`gpu_ranks("nccl2")` is the session's pool of that world."""
     pools: dict[str, GpuPool] = {}
-    down = dict.fromkeys(KNOWN_TO_BE_DOWN, "it did not in an earlier part")
+    down: dict[str, str] = {}
 
     def pool_of(name: str) -> GpuPool:
         if name not in pools and name not in down:

@@ -25,8 +25,6 @@ class World:
 
 
 WORLDS = {"nccl1": World("nccl", 1), "nccl2": World("nccl", 2), "gloo2": World("gloo", 2)}
-#: Worlds that did not come up in an earlier part of `make gpu`: they are not tried again.
-KNOWN_TO_BE_DOWN = tuple(os.environ.get("MINDDP_GPU_WORLDS_DOWN", "").split())
 
 
 def environment_of(rank: int, size: int) -> dict[str, str]:

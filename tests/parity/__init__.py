@@ -19,7 +19,7 @@ steps, so that buckets are rebuilt and every optimisation is in use, and then ch
     generate.py   a script from a seed
     compare.py    where two tensors, or two copies of a model, differ
     verdict.py    plays a script on one rank and judges each line
-    search.py     plays scripts on a pool of ranks, and shrinks those that fail
+    search.py     plays scripts on a pool of ranks
     faults.py     wrappers with a fault, which must be noticed
 
     python -m tests.parity --seed 1000 --count 2000

@@ -38,8 +38,6 @@ def main() -> int:
             print(f"{script!r}\n{search.failures[script]}\n", flush=True)
     print(f"{search.played} scripts in {time.monotonic() - began:.0f} s; {dict(search.notes)}")
     print(f"changes: {dict(search.lines.most_common())}")
-    for script, note in search.wrong_torch.items():
-        print(f"{note}\n{script!r}")
     return int(bool(search.failures))
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,13 +37,6 @@ class ForgetsBuffers(DistributedDataParallel):
         self.broadcast_buffers = False
 
 
-class StartsApart(DistributedDataParallel):
-    """Every rank keeps its own initial weights."""
-
-    def __init__(self, module: nn.Module, **options: Any):
-        super().__init__(module, **(options | {"init_sync": False}))
-
-
 class OtherBuckets(DistributedDataParallel):
     """Everything in one bucket: right but for the last bit, and only from three ranks on."""
 
@@ -59,14 +50,6 @@ class RoundsDifferently(DistributedDataParallel):
     def __init__(self, module: nn.Module, **options: Any):
         super().__init__(module, **options)
         self.register_comm_hook(None, default_hooks.allreduce_hook)
-
-
-class NeverSilent(DistributedDataParallel):
-    """Reduces under no_sync too."""
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        yield
 
 
 class NeverComplains(DistributedDataParallel):
@@ -96,28 +79,6 @@ class ComplainsEarly(DistributedDataParallel):
         return output
 
 
-class ComplainsForNothing(DistributedDataParallel):
-    """Raises in every backward."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        output = super().forward(*inputs, **kwargs)
-        output.register_hook(self._complain)
-        return output
-
-    def _complain(self, grad: torch.Tensor) -> None:
-        raise RuntimeError("Expected to have finished reduction")
-
-
-class ZeroesUnused(DistributedDataParallel):
-    """Gives parameters without gradient one of zeros."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        for param in self.module.parameters():
-            if param.grad is None and param.requires_grad:
-                param.grad = torch.zeros_like(param)
-        return super().forward(*inputs, **kwargs)
-
-
 # ------------------------------------------------------------------ wrong after a change
 
 
@@ -130,17 +91,16 @@ class _Faulty(DistributedDataParallel):
     def __init__(self, module: nn.Module, **options: Any):
         super().__init__(module, **options)
         self.calls: list[int] = []
-        self.calls_before: list[int] = []
         self.num_forwards = 0
         for layer in module.modules():
             if next(layer.children(), None) is None:
                 layer.register_forward_pre_hook(lambda layer, _inputs: self.calls.append(id(layer)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"calls_before": [], "calls": []}
+        return super().__getstate__() | {"calls": []}
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        self.calls_before, self.calls = self.calls, []
+        self.calls = []
         self.look_before_forward()
         output = super().forward(*inputs, **kwargs)
         self.num_forwards += 1
@@ -168,27 +128,6 @@ class WrongWhereALayerIsReused(_Faulty):
         return len(self.calls) > len(set(self.calls))
 
 
-class WrongInAnotherOrder(_Faulty):
-    def is_wrong(self) -> bool:
-        return self.calls != self.calls_before and sorted(self.calls) == sorted(self.calls_before)
-
-
-class WrongWhereGradsExist(_Faulty):
-    def look_before_forward(self) -> None:
-        self.have_grads = any(param.grad is not None for param in self.module.parameters())
-
-    def is_wrong(self) -> bool:
-        return self.have_grads
-
-
-class WrongAfterNewMemory(_Faulty):
-    addresses: tuple[int, ...] = ()
-
-    def is_wrong(self) -> bool:
-        before, self.addresses = self.addresses, tuple(param.data_ptr() for param in self.module.parameters())
-        return before != () and before != self.addresses
-
-
 class WrongAfterEvaluation(_Faulty):
     was_without_grad = False
 
@@ -213,19 +152,6 @@ class WritesToKeptGrads(_Faulty):
         self.handed_out = tuple(
             weakref.ref(param.grad) for param in self.module.parameters() if param.grad is not None
         )
-
-    def is_wrong(self) -> bool:
-        return False
-
-
-class NeverRaises(_Faulty):
-    """Where torch's wrapper objects to what the last backward has left, trains on without a mean."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        try:
-            return super().forward(*inputs, **kwargs)
-        except RuntimeError:
-            return self.module(*inputs, **kwargs)
 
     def is_wrong(self) -> bool:
         return False

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -104,9 +104,6 @@ class Script(PrintsWhatDiffers):
 
         names: dict[str, Any] = {name: partial(_line, name) for name in CHANGES}
         return eval(text, names | {"Script": cls, "Options": Options})
-
-    def without_line(self, index: int) -> Script:
-        return replace(self, lines=self.lines[:index] + self.lines[index + 1 :])
 
 
 def _line(name: str, *args: Any) -> Line:

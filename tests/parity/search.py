@@ -1,21 +1,20 @@
-"""Plays scripts on a pool of ranks; a script that fails is shrunk as far as possible, and printed."""
+"""Plays scripts on a pool of ranks; a script that fails is printed, to be shortened by hand and played again."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.parity.generate import script_from
-from tests.parity.script import Line, Options, Script
+from tests.parity.script import Script
 from tests.parity.side import SUBJECT
 from tests.parity.verdict import play_script
 from tests.ranks import RankFailure, RankPool
 
 LIMIT_S = 60.0
-MOST_SHRINKS = 120
 _LONGEST_TRACE = 20
 
 
@@ -26,22 +25,19 @@ def new_pool(world_size: int) -> RankPool:
 
 @dataclass
 class Search:
-    """Plays scripts, counts their outcomes, and keeps the failures, shrunk.
+    """Plays scripts, counts their outcomes, and keeps the failures.
 
-    `subject` is the wrapper under test. `last_notes` are those of the script that was played last, `wrong_torch`
-    the scripts in which torch was silently wrong and minddp was not.
+    `subject` is the wrapper under test. `last_notes` are those of the script that was played last.
     """
 
     pool_of: Callable[[int], RankPool]
     subject: str = SUBJECT
     limit_s: float = LIMIT_S
-    most_shrinks: int = MOST_SHRINKS
     played: int = 0
     last_notes: list[str] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     failures: dict[Script, str] = field(default_factory=dict)
-    wrong_torch: dict[Script, str] = field(default_factory=dict)
 
     def play(self, script: Script) -> str | None:
         """What broke a rule, if anything did: a mismatch, an error, a rank that died or hung."""
@@ -66,25 +62,11 @@ class Search:
         self.played += 1
         self.lines.update(line.name for line in script.lines)
         if (failure := self.play(script)) is not None:
-            small, what = self.shrunk(script, failure)
-            self.failures[small] = f"seed {seed}: {what}"
+            self.failures[script] = f"seed {seed}: {failure}"
             self.pool_of(script.world_size).kill()  # its ranks may be out of step
             return
         for note in self.last_notes:
             self.notes[note.split(":")[0]] += 1
-            if "torch is silently wrong" in note:
-                self.wrong_torch[script] = f"seed {seed}: {note}"
-
-    def shrunk(self, script: Script, failure: str) -> tuple[Script, str]:
-        """A script with fewer lines, layers and options that fails as well, and how it does."""
-        candidates = smaller(script)
-        for _ in range(self.most_shrinks):
-            if (candidate := next(candidates, None)) is None:
-                break
-            if (found := self.play(candidate)) is not None:
-                script, failure = candidate, found
-                candidates = smaller(script)
-        return script, failure
 
     def __str__(self) -> str:
         counted = ", ".join(f"{what} {count}" for what, count in self.notes.most_common())
@@ -99,38 +81,3 @@ def _where_ranks_were(traces: str) -> Iterator[str]:
         if lines := path.read_text().splitlines():
             main_thread = max(number for number, line in enumerate(lines) if line.startswith("Thread"))
             yield "\n".join([f"--- rank {path.name} was in", *lines[main_thread:][:_LONGEST_TRACE]])
-
-
-def smaller(script: Script) -> Iterator[Script]:
-    """Scripts with one thing less."""
-    half = len(script.lines) // 2
-    if half:
-        yield replace(script, lines=script.lines[:half])
-        yield replace(script, lines=script.lines[half:])
-    for index in reversed(range(len(script.lines))):
-        yield script.without_line(index)
-    if script.calm_steps:
-        yield replace(script, calm_steps=0)
-        yield replace(script, calm_steps=script.calm_steps - 1)
-    if script.goes_on:
-        yield replace(script, goes_on=False)
-    for index in range(len(script.layers)) if len(script.layers) > 1 else ():
-        yield replace(script, layers=script.layers[:index] + script.layers[index + 1 :])
-    if script.apart:
-        yield replace(script, apart=False)
-    for name in Options.offered():
-        # Without find_unused_parameters torch hangs where one rank leaves a layer out.
-        is_needed = name == "find_unused_parameters" and any(line.name == "drop_on_rank" for line in script.lines)
-        if not is_needed and getattr(script.options, name) != getattr(Options, name):
-            yield replace(script, options=replace(script.options, **{name: getattr(Options, name)}))
-    if script.world_size > 2:
-        transport = "process_group" if script.transport == "hierarchical" else script.transport
-        yield replace(script, world_size=2, transport=transport)
-    if script.transport != "process_group":
-        yield replace(script, transport="process_group")
-    if not script.accelerated:
-        yield replace(script, accelerated=True)
-    for index, line in enumerate(script.lines):
-        if line.args and isinstance(line.args[0], int) and line.args[0] and line.name != "windows":
-            lines = (*script.lines[:index], Line(line.name, (0, *line.args[1:])), *script.lines[index + 1 :])
-            yield replace(script, lines=lines)

@@ -110,7 +110,7 @@ class Side:
         return dist.get_rank()
 
     def layer(self, index: int) -> nn.Module:
-        """The layer of that number, modulo their number: a shrunk script stays valid."""
+        """The layer of that number, modulo their number: a shortened script stays valid."""
         return self.model.layers[index % len(self.model.layers)]
 
     @property

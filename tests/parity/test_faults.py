@@ -1,4 +1,4 @@
-"""The comparison notices wrappers with a fault, the search finds and shrinks them, and both accept a right one."""
+"""The comparison notices wrappers with a fault, the search finds them, and both accept a right one."""
 
 from __future__ import annotations
 
@@ -54,17 +54,10 @@ PLAIN = Script(MIXED, Options(bucket_cap_mb=0.01), (TRAIN, TRAIN, TRAIN), world_
 UNUSED = Script(("unused", "large"), lines=(TRAIN, TRAIN))
 STEADY_FAULTS = {
     "ForgetsBuffers": (PLAIN, "buffer `layers.1.running_mean` differs"),
-    "StartsApart": (PLAIN, "line 0 `train()`: "),
     "OtherBuckets": (PLAIN, "gradient of `layers.0.weight` differs"),
     "RoundsDifferently": (PLAIN, "line 0 `train()`: other bits than torch's"),
-    "NeverSilent": (Script(MIXED, lines=(Line("local_step"),)), "gradient of `layers.0.weight` differs"),
     "NeverComplains": (UNUSED, "in its next forward, minddp neither there nor in the optimizer's step"),
     "ComplainsOtherwise": (UNUSED, "minddp raises ValueError: Expected to have finished reduction"),
-    "ComplainsForNothing": (PLAIN, "line 0 `train()`: torch returns, minddp raises RuntimeError"),
-    "ZeroesUnused": (
-        Script(("unused", "large"), Options(find_unused_parameters=True), (TRAIN,)),
-        "gradient of `layers.0.idle.weight` should be None, is float32[16, 128]",
-    ),
 }
 
 
@@ -91,45 +84,21 @@ def test_no_steady_fault_is_noticed_where_there_is_none(subject: str, script: Sc
 
 FAULTS = {
     "WrongWhereALayerIsReused": "reuse",
-    "WrongInAnotherOrder": "reorder",
-    "WrongWhereGradsExist": "put_grads",
-    "WrongAfterNewMemory": "put_data",
     "WrongAfterEvaluation": "evaluate",
     "WritesToKeptGrads": "keep_grads",
-    "NeverRaises": "drop",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, pools: PoolOf) -> None:
     """Among the first scripts that change what it depends on."""
-    search = search_with(fault, pools, most_shrinks=0)
+    search = search_with(fault, pools)
     scripts = ((seed, script_from(seed)) for seed in itertools.count())
     seeds = (seed for seed, script in scripts if FAULTS[fault] in {line.name for line in script.lines})
     for seed in itertools.islice(seeds, MOST_SCRIPTS):
         if not search.failures:
             search.from_seed(seed)
     assert search.failures, f"{search.played} scripts have not found the fault"
-
-
-def test_a_script_that_fails_is_made_small(pools: PoolOf) -> None:
-    search = search_with("WrongAfterEvaluation", pools)
-    needless = [Line("zero_by", ("zeros",)), Line("train"), Line("clip"), Line("train"), Line("reorder", (1,))]
-    needed = [Line("evaluate", ("no_grad", "before"))]
-    options = Options(bucket_cap_mb_list=(0.02,), batched_grad_copy=True)
-    lines = tuple(needless + needed + needless)
-    script = Script(("tied", "large", "norm"), options, lines, seed=7, transport="shared_memory", calm_steps=4)
-    small, _ = search.shrunk(script, "fails")
-    assert [line.name for line in small.lines] == ["evaluate"]
-    assert (small.options, small.transport, len(small.layers)) == (Options(), "process_group", 1)
-    assert small.calm_steps < script.calm_steps
-
-
-def test_no_fault_is_found_where_there_is_none(pools: PoolOf) -> None:
-    search = search_with("Faithful", pools)
-    for seed in range(12):
-        search.from_seed(seed)
-    assert not search.failures, str(search)
 
 
 def test_a_hang_ends_in_time_and_shows_the_line(pools: PoolOf) -> None:

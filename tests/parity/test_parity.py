@@ -23,16 +23,15 @@ SCRIPTS, BATCH = 500, 25
 FAST = 350  # scripts in `make test`; the others are as random
 
 
-@pytest.mark.timeout(400)  # one that fails is played many times
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "first",
     [pytest.param(n, marks=[] if n < FAST else [pytest.mark.slow]) for n in range(0, SCRIPTS, BATCH)],
 )
 def test_minddp_does_as_torch_does(first: int, pools: Callable[[int], RankPool]) -> None:
-    search = Search(pools, most_shrinks=60)
+    search = Search(pools)
     for seed in range(first, first + BATCH):
-        if not search.failures:  # one takes long enough to make small
-            search.from_seed(seed)
+        search.from_seed(seed)
     assert not search.failures, str(search)
     assert search.notes.total() < 0.6 * BATCH, f"too many scripts meet with an error\n{search}"
 

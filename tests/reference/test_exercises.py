@@ -56,12 +56,6 @@ def test_what_is_not_written_is_said_at_once(tmp_path):
     assert verdict.fault == ("unwritten", "Rank 0: NotImplementedError: synchronize: yours to write")
 
 
-def test_nothing_is_overwritten(tmp_path):
-    exercises.main(tmp_path)
-    with pytest.raises(SystemExit, match=r"exists\. Nothing is overwritten"):
-        exercises.main(tmp_path)
-
-
 def test_only_bodies_are_left_out():
     left = without_bodies(SOURCE)
     assert left.startswith(SOURCE.partition("        # and how")[0])

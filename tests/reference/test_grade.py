@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 import pytest
-from torch.nn.parallel import DistributedDataParallel
 
 from docs.learning.quotes import FOLDER
 from reference import checks
@@ -68,54 +67,21 @@ def test_every_wrong_class_is_told_apart():
     assert len(set(WRONG.values())) == len(WRONG)
 
 
-@pytest.fixture(scope="module")
-def of_the_bucketed_rung() -> dict[str, grader.Verdict]:
-    return {v.check: v for v in grade("reference.automatic:Automatic", world_sizes=[2], limit_s=LIMIT_S)}
-
-
-def test_a_rung_has_right_gradients_and_lacks_what_it_lacks(of_the_bucketed_rung):
-    lacks = {name: v.fault.trap for name, v in of_the_bucketed_rung.items() if v.fault}
-    assert lacks == {"buffers stay equal": "buffers", "unused parameters": "raised"}
-    assert of_the_bucketed_rung.keys() == {*REQUIRED, *FURTHER}
-
-
-def test_an_unused_parameter_is_named(of_the_bucketed_rung):
-    assert "No gradient for `layers.c.weight`" in of_the_bucketed_rung["unused parameters"].fault.text
-
-
-@pytest.mark.slow
-def test_torchs_ddp_lacks_unused_parameters_only():
-    spec = f"{DistributedDataParallel.__module__}:{DistributedDataParallel.__name__}"
-    faults = {(v.check, v.world_size): v.fault.trap for v in grade(spec, limit_s=LIMIT_S) if v.fault}
-    assert faults.keys() == {("unused parameters", n) for n in (2, 3, 4)}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "missing"),
+    ("rung", "lacks"),
     [
         ("naive:Naive", {"messages", "overlap", "buffers", "raised"}),
         ("flat:Flat", {"overlap", "buffers", "raised"}),
+        ("overlapped:Overlapped", {"messages", "buffers", "raised", "readiness"}),
         ("bucketed:Bucketed", {"buffers", "raised"}),
+        ("automatic:Automatic", {"buffers", "raised"}),
     ],
 )
-def test_what_a_rung_has_not_reached(name, missing):
-    assert {
-        v.fault.trap for v in grade(f"reference.{name}", world_sizes=[2], limit_s=LIMIT_S) if v.fault
-    } == missing
-
-
-@pytest.mark.slow
-def test_a_wrong_number_shows_on_other_numbers_of_ranks():
-    faults = [v for v in grade(f"{FILE}:DividesByTwo", world_sizes=[2, 3], limit_s=LIMIT_S) if v.fault]
-    first = next(v for v in faults if v.check in REQUIRED)
-    assert (first.world_size, first.check, first.fault.trap) == (3, "gradients are averaged", "scaled")
-
-
-@pytest.mark.slow
-def test_a_class_may_leave_out_a_parameter():
-    verdicts = {v.check: v.fault for v in grade(f"{FILE}:DropsNone", world_sizes=[2], limit_s=LIMIT_S)}
-    assert verdicts["unused parameters"] is None
+def test_a_rung_has_right_gradients_and_lacks_what_it_lacks(rung, lacks):
+    verdicts = {v.check: v for v in grade(f"reference.{rung}", world_sizes=[2], limit_s=LIMIT_S)}
+    assert verdicts.keys() == {*REQUIRED, *FURTHER}
+    assert {v.fault.trap for v in verdicts.values() if v.fault} == lacks
+    assert "No gradient for `layers.c.weight`" in verdicts["unused parameters"].fault.text
 
 
 @pytest.mark.parametrize("place", sorted({place for _, place in TRAPS.values()}))

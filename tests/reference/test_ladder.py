@@ -47,11 +47,6 @@ def excess_over_oracle(rank: int, name: str, case: str) -> float:
     return oracle.largest_difference(gradients_of(ddp), expected) - allowed
 
 
-def state_and_rank_0s_state(rank: int, name: str, case: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    ddp = wrap(name, build(case, seed=rank))
-    return dict(ddp.module.state_dict()), dict(build(case, seed=0).state_dict())
-
-
 def train(rank: int, name: str, case: str, steps: int) -> dict[str, Any]:
     ddp = wrap(name, build(case, seed=rank))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
@@ -64,14 +59,6 @@ def train(rank: int, name: str, case: str, steps: int) -> dict[str, Any]:
     return dict(ddp.module.state_dict())
 
 
-def frozen_gradients(rank: int, name: str) -> list[str]:
-    """Names of frozen parameters that were given a gradient."""
-    ddp = wrap(name, build("frozen", seed=rank))
-    loss_of(ddp, shards_for(dist.get_world_size())[rank]).backward()
-    ddp.synchronize()
-    return [n for n, p in ddp.module.named_parameters() if not p.requires_grad and p.grad is not None]
-
-
 def messages_of_a_step(rank: int, name: str) -> tuple[int, int, int]:
     """How many, how many of them in backward, and their bytes."""
     ddp = wrap(name, build("plain", seed=rank))
@@ -79,26 +66,6 @@ def messages_of_a_step(rank: int, name: str) -> tuple[int, int, int]:
     in_backward = len(ddp.wire.sent)
     ddp.synchronize()
     return len(ddp.wire.sent), in_backward, sum(message.nbytes for message in ddp.wire.sent)
-
-
-def accumulated_difference(rank: int, name: str) -> float:
-    """Two micro-batches, the first under no_sync, from the sum of the oracle's two."""
-    batches = [shards_for(dist.get_world_size(), seed=seed) for seed in (1, 2)]
-    module = build("plain", seed=0)
-    first, second = (oracle.mean_over_ranks(module, shards, loss_of) for shards in batches)
-    ddp = wrap(name, module)
-    with ddp.no_sync():
-        loss_of(ddp, batches[0][rank]).backward()
-    loss_of(ddp, batches[1][rank]).backward()
-    ddp.synchronize()
-    return oracle.largest_difference(gradients_of(ddp), {n: first[n] + second[n] for n in first})
-
-
-def messages_under_no_sync(rank: int, name: str) -> int:
-    ddp = wrap(name, build("plain", seed=0))
-    with ddp.no_sync():
-        loss_of(ddp, shards_for(dist.get_world_size())[rank]).backward()
-    return len(ddp.wire.sent)
 
 
 class SecondHalfUnused(nn.Module):
@@ -160,14 +127,6 @@ def test_gradients_are_the_oracles(ranks, name, world_size, case):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_rank_starts_from_rank_0s_weights_and_buffers(ranks, name):
-    for case in ("batch_norm", "frozen", "tied", "transposed"):
-        for state, wanted in ranks(3).run(state_and_rank_0s_state, name, case):
-            assert state.keys() == wanted.keys()
-            assert all(torch.equal(state[key], wanted[key]) for key in wanted)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_training_is_that_of_one_process(ranks, name):
     module = build("tied", seed=0)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
@@ -186,11 +145,6 @@ def test_replicas_stay_equal_to_the_bit(ranks, name):
     assert all(torch.equal(first[key], other[key]) for other in others for key in first)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_frozen_parameters_get_no_gradient(ranks, name):
-    assert ranks(2).run(frozen_gradients, name) == [[], []]
-
-
 @pytest.mark.parametrize(
     ("name", "messages", "launched_in_backward"),
     [("naive", 6, 0), ("flat", 1, 0), ("overlapped", 6, 6), ("bucketed", 2, 2), ("automatic", 2, 2)],
@@ -199,16 +153,6 @@ def test_messages_and_bytes(ranks, name, messages, launched_in_backward):
     elements = sum(param.numel() for param in build("plain", seed=0).parameters())
     for counted in ranks(2).run(messages_of_a_step, name):
         assert counted == (messages, launched_in_backward, 8 * elements)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_accumulation_under_no_sync(ranks, name):
-    assert max(ranks(2).run(accumulated_difference, name)) < 1e-14
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_sync_sends_no_message(ranks, name):
-    assert ranks(2).run(messages_under_no_sync, name) == [0, 0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,6 @@ from reference.ladder import RUNGS, Count, main
 from reference.sharding import Held
 
 ROOT = Path(__file__).parents[2]
-WRONG = f"{Path(__file__).with_name('wrong.py')}:"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,20 +29,6 @@ def test_every_rung_has_the_oracles_gradients_and_a_row():
     assert [*rows] == [*RUNGS]
     assert {row[-1] for row in rows.values()} == {"yes"}
     assert [rows[name][1:3] for name in ("naive", "flat", "overlapped")] == [["24", "0"], ["1", "0"], ["24", "24"]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("Zero2Sums", "Not the oracle's gradient: {'yours':"),
-        ("Zero2Unwritten", "Rank 0: NotImplementedError: launch: yours to write"),
-    ],
-)
-def test_a_training_of_the_readers_is_counted_beside_the_rungs(name, says):
-    done = run("--yours", WRONG + name)
-    assert done.returncode == 1
-    assert says in done.stderr
 
 
 def test_a_difference_is_wrong_beyond_the_tolerance_and_if_it_is_not_a_number():

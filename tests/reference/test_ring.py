@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference import ring
 from reference.ring import chunk_slices, ring_all_reduce
 
 ranks_and_sizes = {"n": st.integers(1, 9), "size": st.integers(0, 40), "seed": st.integers(0, 1000)}
@@ -106,17 +105,3 @@ def test_chunks_cover_the_buffer_and_differ_by_at_most_one(size, n):
 def test_buffers_that_do_not_match_are_an_error(inputs, message):
     with pytest.raises(ValueError, match=message):
         ring_all_reduce(inputs)
-
-
-def test_what_is_shown(capsys):
-    ring.show(ring_all_reduce([np.full(2, 10), np.full(2, 1)]))
-    assert [line.split() for line in capsys.readouterr().out.splitlines() if line][2:] == [
-        ["step", "1,", "reduce-scatter"],
-        ["0", "→", "1:", "chunk", "0", "1", "→", "0:", "chunk", "1"],
-        ["rank", "0", "10", "→11✓"],
-        ["rank", "1", "→11✓", "01"],
-        ["step", "2,", "all-gather"],
-        ["0", "→", "1:", "chunk", "1", "1", "→", "0:", "chunk", "0"],
-        ["rank", "0", "→11✓", "11✓"],
-        ["rank", "1", "11✓", "→11✓"],
-    ]

@@ -10,9 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from reference import oracle
 from reference.data_parallel import DataParallelInOneProcess
@@ -109,39 +106,6 @@ def test_data_parallel_sends_weights_and_gradients_in_every_step():
     assert enabled == [False] * 2  # in each replica's thread: 4 examples make 2 parts for 3 devices
 
 
-# --- beside torch's ---
-
-
-def trained_by_torch(rank: int, name: str, case: str) -> dict[str, Tensor]:
-    """As `trained`."""
-    module = build(case, seed=0)
-    if name == "zero1":
-        wrapped: nn.Module = TorchDDP(module)
-        optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, lr=0.01)
-    else:
-        for layer in module.children():
-            if list(layer.parameters()):
-                fully_shard(layer, reshard_after_forward=name == "zero3")
-        wrapped = fully_shard(module, reshard_after_forward=name == "zero3")
-        optimizer = ADAM(module.parameters())
-    for step in range(STEPS):
-        loss_of(wrapped, shards_for(dist.get_world_size(), seed=step)[rank]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {
-        n: p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach().clone()
-        for n, p in module.named_parameters()
-    }
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("name", SHARDED)
-def test_weights_are_those_of_torchs_own(ranks, name, world_size):
-    ours = ranks(world_size).run(trained, name, "plain")[0]
-    theirs = ranks(world_size).run(trained_by_torch, name, "plain")[0]
-    assert oracle.largest_difference(ours, theirs) < ROUNDING
-
-
 # --- what is held and sent ---
 
 
@@ -182,22 +146,6 @@ def test_what_is_held_and_sent(ranks, world_size, name, parameters, gradients, o
     for found, sent in ranks(world_size).run(counted, name, eight_by_eight):
         assert found == expected
         assert sent == rounds * (world_size - 1) * B // world_size
-
-
-def counted_by_torch(rank: int) -> Held:
-    module = eight_by_eight()
-    for layer in module:
-        fully_shard(layer)
-    optimizer = ADAM(module.parameters())
-    module(torch.randn(3, 8)).sum().backward()
-    optimizer.step()
-    return held(module, optimizer)
-
-
-def test_torchs_fully_shard_holds_as_little(ranks):
-    ours, _ = ranks(2).run(counted, "zero3", eight_by_eight)[0]
-    theirs = ranks(2).run(counted_by_torch)[0]
-    assert (ours.parameters, ours.gradients) == (theirs.parameters, theirs.gradients) == (B // 2, B // 2)
 
 
 # --- accumulation and errors ---

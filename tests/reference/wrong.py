@@ -10,9 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.bucketed import Bucket
-from reference.zero2 import Zero2
-
 
 class Right(nn.Module):
     """The base of the wrong ones: one message per parameter, after backward."""
@@ -89,12 +86,6 @@ class DividesTwice(Right):
     def reduce(self, param: nn.Parameter) -> None:
         param.grad /= self.n
         super().reduce(param)
-
-
-class DividesByTwo(Right):
-    def reduce(self, param: nn.Parameter) -> None:
-        dist.all_reduce(param.grad)
-        param.grad /= 2
 
 
 class BroadcastsTheGradient(Right):
@@ -226,28 +217,3 @@ class Hangs(Right):
     def synchronize(self) -> None:
         for param in self.params[: -1 if dist.get_rank() == 0 else None]:
             self.reduce(param)
-
-
-class DropsNone(Right):
-    """Right, and can leave a parameter out on one rank."""
-
-    def reduce(self, param: nn.Parameter) -> None:
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
-        super().reduce(param)
-
-
-# --- trainings, counted by `python -m reference --yours` ---
-
-
-class Zero2Sums(Zero2):
-    def launch(self, bucket: Bucket) -> None:
-        super().launch(bucket)
-        part, work = self.current.launched.pop()
-        work.wait()
-        self.current.launched.append((part * self.wire.world_size, work))
-
-
-class Zero2Unwritten(Zero2):
-    def launch(self, bucket: Bucket) -> None:
-        raise NotImplementedError("launch: yours to write")

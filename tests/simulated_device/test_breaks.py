@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.mutants.replaced import Break, apply
+from tests.breaks import Break, apply
 from tests.ranks import RankPool
 from tests.simulated_device.modes import MODES, run_on_device
 
@@ -33,10 +33,6 @@ BREAKS = (
         *("        self.work.wait()\n", "", "default", "race: .*allreduce.*_foreach_copy_"),
     ),
     Misorder(
-        *("not wait for an all-reduce into views", "core/reduction.py"),
-        *("        self.work.wait()\n", "", "views, resident", "race: .*allreduce.* writes"),
-    ),
-    Misorder(
         *("take a hook's value without waiting", "comm_hooks/registered.py"),
         *("value = self.future.wait()", "value = self.future.value()", "fp16 hook", "race: aten.copy_.*callback's"),
     ),
@@ -45,22 +41,12 @@ BREAKS = (
         *("            future.wait()\n", "            pass\n", "buffer hook", "race: aten.copy_"),
     ),
     Misorder(
-        *("not wait for a buffer hook's futures after an exception", "core/reducer.py"),
-        "            self.wait_for_futures()  # of its buffer hook",
-        *("            pass  # of its buffer hook", "exception, buffer hook", "race: aten.copy_.*aten.add_"),
-    ),
-    Misorder(
         *("not wait for the marks of use", "core/usage_map.py"),
         *("        self._work.wait()\n        if all", "        if all", "unused", "race: .*allreduce.*tolist"),
     ),
     Misorder(
         *("not wait for buffers", "replicas/broadcast.py"),
         *("            work.wait()\n", "", "buffers", "race: .*broadcast"),
-    ),
-    Misorder(
-        *("not wait for rank 0's order", "core/bucket_store.py"),
-        *("transport.broadcast(order, source=0).wait()", "transport.broadcast(order, source=0)"),
-        *("default", "race: .*broadcast.*tolist"),
     ),
     Misorder(
         *("not wait for the sum of weights", "modes/divisor.py"),
@@ -77,21 +63,9 @@ BREAKS = (
     ),
     # ------------------------------------------------------------------ an event too early, or of another stream
     Misorder(
-        *("record `ready` on the communicator's stream", "transport/nccl/communicator.py"),
-        "torch.cuda.current_stream(self.device).record_event()",
-        *("self.stream.record_event()", "default", "race: .*; a call of NCCL", "nccl"),
-    ),
-    Misorder(
         *("record `done` before the collective", "transport/nccl/communicator.py"),
         *("InFlight(operation, self.stream.record_event(),", "InFlight(operation, ready,"),
         *("default", "race: a call of NCCL", "nccl"),
-    ),
-    Misorder(
-        *("launch a bucket before its last group is packed", "core/backward_pass.py"),
-        "            self.store.bucket(index).pack(group_in_bucket, self.scaling)\n",
-        "            self._launch(self.store.bucket(index))\n"
-        "            self.store.bucket(index).pack(group_in_bucket, self.scaling)\n",
-        *("default", "race: .*allreduce.*(mul|copy)"),
     ),
     # ------------------------------------------------------------------ results used too soon
     Misorder(
@@ -99,63 +73,17 @@ BREAKS = (
         "average = reduction.result()",
         *("average = bucket.wire", "default", "race: .*allreduce.*_foreach_copy_"),
     ),
-    Misorder(
-        *("divide the sum before it is there", "core/reduction.py"),
-        "        self.work.wait()\n        if self.divisor is not None:\n",
-        "        self.buffer.div_(self.divisor or 1)\n        self.work.wait()\n        if False:\n",
-        *("mixed precision", "race: .*allreduce.*div_"),
-    ),
-    Misorder(
-        *("step the optimizer on another stream", "modes/optimizer_overlap.py"),
-        "            type(piece).step(piece)\n",
-        "            module = torch.get_device_module(bucket.spec.device)\n"
-        "            with module.stream(module.Stream()):\n"
-        "                type(piece).step(piece)\n",
-        *("overlap_optimizer", "race: "),
-    ),
     # ------------------------------------------------------------------ a buffer used again too soon
     Misorder(
         *("fill buckets that an interrupted pass has sent", "core/backward_pass.py"),
         "                reduction.result()\n",
         *("                pass\n", "exception", "race: .*allreduce.*(mul|_foreach_copy_)"),
     ),
-    Misorder(
-        *("clear delayed gradients that are on their way", "modes/delayed.py"),
-        "            self._on_backward_end()\n        self._ends",
-        "            self._in_flight = None\n        self._ends",
-        *("exception, delayed", "race: .*allreduce.*zero_"),
-    ),
-    Misorder(
-        *("fill buckets that the old ranks still write into", "core/reducer.py"),
-        *(
-            "        self.store.release()  #",
-            "        pass  #",
-            "moved in flight",
-            "race: .*allreduce.*_foreach_copy_",
-        ),
-    ),
-    Misorder(
-        *("reduce delayed gradients where the old ranks still write", "modes/delayed.py"),
-        "            self._in_flight = None\n            self._allocate()\n",
-        *("            self._in_flight = None\n", "moved in flight, delayed", "race: .*allreduce.*zero_"),
-    ),
     # ------------------------------------------------------------------ memory given away
     Misorder(
         *("forget record_stream", "transport/nccl/communicator.py"),
         *("            tensor.record_stream(self.stream)\n", "            pass\n"),
         *("dropped in flight", "freed too early: a call of NCCL", "nccl"),
-    ),
-    Misorder(
-        *("record a tensor for the stream that owns it", "transport/nccl/communicator.py"),
-        *("tensor.record_stream(self.stream)", "tensor.record_stream(torch.cuda.current_stream(self.device))"),
-        *("dropped in flight", "freed too early: a call of NCCL", "nccl"),
-    ),
-    Misorder(
-        *("send zeros of a bucket's size that are then dropped", "core/backward_pass.py"),
-        "reduction = reduce_strategy.launch(bucket, bucket.wire,",
-        "zeros = torch.zeros_like(bucket.wire) if self.scaling.divisor == math.inf else bucket.wire\n"
-        "        reduction = reduce_strategy.launch(bucket, zeros,",
-        *("wrapped elsewhere, weigh", "freed too early: .*allreduce"),
     ),
     Misorder(
         *("free gradients that another stream has moved to new buckets", "platform/streams.py"),
@@ -174,31 +102,10 @@ BREAKS = (
         *("pin_memory=has_streams(device)", "pin_memory=False", "unused", "a copy between host and device"),
     ),
     Misorder(
-        *("copy marks and wait", "platform/streams.py"),
-        *("non_blocking=True", "non_blocking=False", "unused", "a copy between host and device"),
-    ),
-    Misorder(
-        *("read the marks though all are used", "core/usage_map.py"),
-        "        self._work.wait()\n        if all(self._marks):\n            return None\n",
-        *("        self._work.wait()\n", "unused, all used", "tolist"),
-    ),
-    Misorder(
-        *("read the weights behind the forward", "modes/divisor.py"),
-        "        if not streams.has_streams(device):\n",
-        *("        if True:\n", "weigh", "_local_scalar_dense"),
-    ),
-    Misorder(
         *("read the clock in each step", "tools/forecast/gradient_clock.py"),
         "        return streams.timed_event(self._device)\n",
         "        event = streams.timed_event(self._device)\n        event.synchronize()\n        return event\n",
         *("auto", "an event"),
-    ),
-    Misorder(
-        *("synchronize before the averages are copied", "core/backward_pass.py"),
-        "        untouched = self.usage_tracker.close()\n",
-        "        untouched = self.usage_tracker.close()\n"
-        "        torch.get_device_module(self.store.bucket(0).spec.device).synchronize()\n",
-        *("default", "synchronize"),
     ),
 )
 

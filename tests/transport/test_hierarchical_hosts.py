@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import minddp
 from benchmarks import hosts
-from benchmarks.contestants import FLOOR, wire
+from benchmarks.contestants import FLOOR
 from benchmarks.namespaces import INTERFACE, Host, bytes_per_second, settle, two_hosts, why_there_can_be_none
 from minddp.transport import open_transport
 from tests.ranks import RankPool
@@ -107,10 +107,9 @@ def test_training_with_tuned_buckets_keeps_all_ranks_equal(measured: list[Any]) 
 
 
 def test_the_floor_of_the_wire_is_what_must_cross_at_the_cables_rate() -> None:
-    wall = dict.fromkeys((FLOOR, wire("process_group"), wire("hierarchical")), np.array([0.003]))
-    floors = hosts.floors(wall, gradient_bytes=125_000, config=hosts.Config(rate="1gbit"))
+    floors = hosts.floors({FLOOR: np.array([0.003])}, gradient_bytes=125_000, config=hosts.Config(rate="1gbit"))
     assert floors["wire"] == {"process_group": 1.5, "hierarchical": 1.0}
-    assert floors["no_wrapper"] == floors["all_reduce"]["hierarchical"] == 3.0
+    assert floors["no_wrapper"] == 3.0
 
 
 # ---------------------------------------------------------------------- the hosts themselves

@@ -12,27 +12,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from tests.features.beside import Steps, Wrap
 from tests.features.habits.model import (
-    ALIASES,
     CALM_STEPS,
     grads,
     hook_all,
     layers,
     narrow,
     numbered,
-    read,
     trained,
 )
-
-
-def keeps_in_hooks(wrap: Wrap, rank: int, how: str) -> Steps:
-    """A hook keeps `.grad` or its memory: when backward has ended, the average is there."""
-    ddp = wrap(layers())
-    seen: list[Any] = []
-    hook_all(ddp, lambda param: seen.append(ALIASES[how](param.grad)))
-    for taken in trained(ddp, rank):
-        yield taken
-        yield read(how, seen)
-        seen.clear()
 
 
 def keeps_what_arrives(wrap: Wrap, rank: int) -> Steps:
@@ -42,25 +29,6 @@ def keeps_what_arrives(wrap: Wrap, rank: int) -> Steps:
         param.register_hook(lambda grad: kept.append(grad))
     yield from trained(ddp, rank)
     yield numbered(kept)
-
-
-def changes_what_arrives(wrap: Wrap, rank: int) -> Steps:
-    ddp = wrap(layers())
-    for param in ddp.parameters():
-        param.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-    yield from trained(ddp, rank)
-
-
-def scales_in_hooks(wrap: Wrap, rank: int) -> Steps:
-    """A hook puts another tensor in the place of `.grad`."""
-    ddp = wrap(layers())
-
-    def scale(param: torch.Tensor) -> None:
-        assert param.grad is not None
-        param.grad = param.grad * 0.5
-
-    hook_all(ddp, scale)
-    yield from trained(ddp, rank)
 
 
 def looks_from_accumulators(wrap: Wrap, rank: int) -> Steps:
@@ -144,7 +112,7 @@ def replaces_all_at_the_end(wrap: Wrap, rank: int, what: str) -> Steps:
     yield from trained(ddp, rank)
 
 
-def restores(wrap: Wrap, rank: int, how: str) -> Steps:
+def restores(wrap: Wrap, rank: int, detaches: bool) -> Steps:
     """From the middle on, hooks move what arrives into a tensor that was the gradient once, and now is again."""
     ddp = wrap(layers())
     kept: dict[torch.Tensor, torch.Tensor] = {}
@@ -157,7 +125,7 @@ def restores(wrap: Wrap, rank: int, how: str) -> Steps:
     for step, taken in enumerate(trained(ddp, rank)):
         yield taken
         if step == CALM_STEPS:
-            kept = {param: ALIASES[how](param.grad) for param in ddp.parameters()}
+            kept = {p: p.grad.detach() if detaches else p.grad for p in ddp.parameters()}
 
 
 def reduces_by_a_hook(wrap: Wrap, rank: int, kinds: Sequence[str]) -> Steps:

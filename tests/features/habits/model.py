@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -60,34 +59,6 @@ def descend(ddp: nn.Module) -> None:
 
 def numbered(tensors: Sequence[torch.Tensor]) -> Snapshot:
     return {str(number): tensor.detach().clone() for number, tensor in enumerate(tensors)}
-
-
-#: Ways of holding on to a gradient, and how to look at it later where it is no tensor any more.
-ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "gradients": lambda grad: grad,
-    "data": lambda grad: grad.data,
-    "detached": lambda grad: grad.detach(),
-    "flat views": lambda grad: grad.view(-1),
-    "rows": lambda grad: grad[0],
-    "storages": lambda grad: (grad.untyped_storage(), grad.storage_offset(), grad.size()),
-    "arrays": lambda grad: grad.numpy(),
-    "memoryviews": lambda grad: grad.numpy().data,
-    "arrays by dlpack": lambda grad: np.from_dlpack(grad),
-    "dlpacks": lambda grad: torch.utils.dlpack.to_dlpack(grad),
-}
-
-
-READERS: dict[str, Callable[[Any], torch.Tensor]] = {
-    "storages": lambda kept: torch.empty(0).set_(*kept),
-    "arrays": torch.from_numpy,
-    "memoryviews": lambda kept: torch.from_numpy(np.asarray(kept)),
-    "arrays by dlpack": torch.from_numpy,
-    "dlpacks": torch.utils.dlpack.from_dlpack,
-}
-
-
-def read(how: str, kept: Sequence[Any]) -> Snapshot:
-    return numbered([READERS.get(how, torch.as_tensor)(item) for item in kept])
 
 
 def narrow() -> nn.Sequential:

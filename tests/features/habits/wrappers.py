@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import minddp
 from tests.features.beside import Steps, Wrap, random, snapshot
-from tests.features.habits.model import CALM_STEPS, STEPS, WIDTH, descend, layers, loss_of, narrow, trained
-
-
-def shares_a_weight(wrap: Wrap, rank: int, to_none: bool = True) -> Steps:
-    """Between two wrappers: each of them averages it. Where it stays, it lies in the first one's bucket."""
-    one, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    other.weight = one.weight
-    first, second = wrap(one), wrap(other)
-    for step in range(STEPS):
-        first.zero_grad(set_to_none=to_none)
-        second.zero_grad(set_to_none=to_none)
-        loss_of(lambda x: second(torch.tanh(first(x))), rank, step).backward()
-        yield snapshot(first)
-        yield snapshot(second)
+from tests.features.habits.model import STEPS, layers, trained
 
 
 def wraps_within(wrap: Wrap, rank: int) -> Steps:
@@ -40,25 +25,6 @@ def wraps_parts(wrap: Wrap, rank: int) -> Steps:
     yield from trained(module, rank)
 
 
-def ties_weights(wrap: Wrap, rank: int) -> Steps:
-    module = layers()
-    module[2].weight = module[0].weight
-    ddp = wrap(module)
-    for taken in trained(ddp, rank):
-        yield taken
-        descend(ddp)
-
-
-def freezes(wrap: Wrap, rank: int) -> Steps:
-    """A layer, for two steps."""
-    ddp = wrap(layers())
-    for step in range(STEPS + 2):
-        ddp.module[0].requires_grad_(step not in (CALM_STEPS, CALM_STEPS + 1))
-        ddp.zero_grad()
-        loss_of(ddp, rank, step).backward()
-        yield snapshot(ddp)
-
-
 def turns_channels_last(wrap: Wrap, rank: int, turn: int) -> Steps:
     """Before step `turn`, so that gradients have other strides than in the step before."""
     ddp = wrap(nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 16, 3, padding=1)))
@@ -69,16 +35,6 @@ def turns_channels_last(wrap: Wrap, rank: int, turn: int) -> Steps:
         layout = torch.channels_last if step >= turn else torch.contiguous_format
         ddp(random(2, 64, 4, 4, rank=rank, step=step).to(memory_format=layout)).square().sum().backward()
         yield snapshot(ddp)
-
-
-def moves_parameters(wrap: Wrap, rank: int) -> Steps:
-    """To other memory, by `.data`: under the first plan and under the final one."""
-    ddp = wrap(layers())
-    for step, taken in enumerate(trained(ddp, rank)):
-        yield taken
-        if step in (0, CALM_STEPS):
-            for param in ddp.parameters():
-                param.data = param.data.clone()
 
 
 class Blown(Exception):
@@ -116,75 +72,3 @@ def after_exception(wrap: Wrap, ddp: Any) -> Any:
         return ddp
     ddp._remove_autograd_hooks()
     return wrap(ddp.module)
-
-
-def survives_an_exception(wrap: Wrap, rank: int, zeroing: bool) -> Steps:
-    """In the middle of backward: the gradients so far are what this rank has computed, reduced or not."""
-    ddp = wrap(Fused(*layers()))
-    for step in range(STEPS + 2):
-        if zeroing or step <= CALM_STEPS:
-            ddp.zero_grad()
-        Fuse.lit = step == CALM_STEPS
-        try:
-            loss_of(ddp, rank, step).backward()
-        except Blown:
-            ddp = after_exception(wrap, ddp)
-        finally:
-            Fuse.lit = False
-        yield snapshot(ddp)
-
-
-class Checkpointed(nn.Module):
-    """Layers of which the first half, but for the very first, is computed again in a nested backward."""
-
-    def __init__(self, inner: nn.Sequential):
-        super().__init__()
-        self.inner = inner
-        self.nests = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        half = len(self.inner) // 2
-        x = self.inner[0](x)
-        x = checkpoint(self.inner[1:half], x, use_reentrant=True) if self.nests else self.inner[1:half](x)
-        return self.inner[half:](x)
-
-
-def nests(wrap: Wrap, rank: int, model: Callable[[], nn.Sequential], begin: int) -> Steps:
-    """Backwards, from step `begin` on."""
-    ddp = wrap(Checkpointed(model()))
-    for step in range(STEPS):
-        ddp.zero_grad()
-        ddp.module.nests = step >= begin
-        loss_of(ddp, rank, step).backward()
-        yield snapshot(ddp)
-
-
-def runs_out_of_inputs(wrap: Wrap, rank: int) -> Steps:
-    """One rank before the other, twice."""
-    ddp = wrap(narrow())
-    for _epoch in range(2):
-        with ddp.join():
-            for step in range(CALM_STEPS + rank):
-                ddp.zero_grad()
-                loss_of(ddp, rank, step).backward()
-                yield snapshot(ddp)
-
-
-def raises_in_hooks(wrap: Wrap, rank: int) -> Steps:
-    """A hook fails when some gradients have arrived and are not packed; see `after_exception`."""
-    ddp = wrap(narrow())
-    is_lit = False
-
-    def fail(_param: torch.Tensor) -> None:
-        if is_lit:
-            raise Blown
-
-    ddp.module[2].bias.register_post_accumulate_grad_hook(fail)
-    for step in range(STEPS + 2):
-        ddp.zero_grad()
-        is_lit = step == CALM_STEPS
-        try:
-            loss_of(ddp, rank, step).backward()
-        except Blown:
-            ddp = after_exception(wrap, ddp)
-        yield snapshot(ddp)

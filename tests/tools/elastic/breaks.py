@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.mutants.replaced import Break
+from tests.breaks import Break
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ def main() -> None:
     torch.set_num_threads(1)
     plan = json.loads(os.environ["PLAN"])
     if "broken" in plan:
-        from tests.mutants.replaced import apply
+        from tests.breaks import apply
         from tests.tools.elastic.breaks import BREAKS
 
         apply(next(broken for broken in BREAKS if broken.name == plan["broken"]))

@@ -1,14 +1,14 @@
-"""A part of PyTorch's own tests, with minddp's class in the place of torch's. `make conformance` runs them all."""
+"""PyTorch's own tests with minddp's class in the place of torch's. `make conformance` runs torch's class, too."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.conformance import report, runner
-from tests.conformance.selection import CORE, SAMPLE, WHEEL, TestId, read_list
+from tests.conformance import runner
+from tests.conformance.selection import CORE, WHEEL, TestId, read_list
 from tests.conformance.verdict import Status, Verdict
 
-TESTS = [test for test in read_list(SAMPLE) if test not in report.read_exempt()]
+TESTS = read_list(CORE)
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +24,3 @@ def test_minddp_passes(test: TestId, verdicts: dict[TestId, Verdict]) -> None:
     if verdict.status is Status.ABSENT:
         pytest.skip(verdict.reason)
     assert verdict.status is Status.PASS, verdict.detail or verdict.reason
-
-
-def test_lists_agree() -> None:
-    core = read_list(CORE)
-    assert len(core) == len(set(core))
-    assert set(read_list(SAMPLE)) < set(core)
-    assert set(report.read_exempt()) <= set(core)
-    assert len(report.read_exempt()) <= 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import inspect
@@ -10,16 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, Protocol
-
-
-class Change(Protocol):
-    """A change of minddp/`file`."""
-
-    @property
-    def file(self) -> str: ...
-
-    def applied_to(self, source: str) -> str | ast.Module: ...
+from typing import Any
 
 
 class StaleBreak(AssertionError):
@@ -28,7 +18,7 @@ class StaleBreak(AssertionError):
 
 @dataclass(frozen=True)
 class Break:
-    """A change that no operator makes: `old` is replaced by `new`."""
+    """A fault put into minddp/`file`: `old` is replaced by `new`."""
 
     name: str
     file: str
@@ -49,7 +39,7 @@ class Break:
         return source.replace(self.old, self.new)
 
 
-def apply(change: Change) -> Callable[[], None]:
+def apply(change: Break) -> Callable[[], None]:
     """Give the functions of the module the code of its changed source. Returns a function that undoes this.
 
     Raises:
