@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,7 @@ from minddp.options import exclude
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.placement import sparse_parameters
-from minddp.tools.elastic.addition_tree import Node, carries, deal
+from minddp.tools.elastic.addition_tree import deal, sums_of
 from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
 from minddp.tools.elastic.tree_sum import TreeSums
 from minddp.transport.protocols import Transport
@@ -36,54 +36,45 @@ if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
 
 
-class Held(NamedTuple):
-    """The sum of the shares of `node`: a gradient for each parameter."""
-
-    node: Node
-    grads: list[torch.Tensor]
-
-
 class TreeReduceStrategy:
     """A `ReduceStrategy` that sums buckets over the shares instead of the ranks."""
 
     def __init__(self, transport: Transport, num_shares: int, *, takes_mean: bool):
-        self.tree_sums = TreeSums(transport, num_shares, 1.0 / num_shares if takes_mean else 1.0)
+        self._tree_sums = TreeSums(transport, num_shares, 1.0 / num_shares if takes_mean else 1.0)
         self._num_shares = num_shares
         self.begin_step(0)
 
     def open(self) -> Scaling:
-        self.tree_sums.begin_pass()
         return Scaling()
 
     def begin_step(self, first_share: int) -> None:
-        self.held: list[Held] = []
-        self._next_share = first_share
+        self.held: list[list[torch.Tensor]] = []  # sums of shares: a gradient for each parameter
+        self._first_share = self._next_share = first_share
 
     def hold(self, grads: list[torch.Tensor]) -> None:
         """Add the gradients of the next share to the held sums. Overwrites the gradients."""
-        node = Node(self._next_share, self._next_share + 1)
         for _ in range(self._num_carries()):
             left = self.held.pop()
-            torch._foreach_add_(left.grads, grads)
-            node, grads = Node(left.node.first, node.stop), left.grads
-        self.held.append(Held(node, grads))
+            torch._foreach_add_(left, grads)
+            grads = left
+        self.held.append(grads)
         self._next_share += 1
 
     def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         assert isinstance(bucket, Bucket)
         assert contents is bucket.wire
-        params = [slot.param for slot in bucket.spec.slots]
-        grads = [[held.grads[param] for param in params] for held in self.held]
+        grads = [[held[slot.param] for slot in bucket.spec.slots] for held in self.held]
         for _ in range(self._num_carries()):
             torch._foreach_add_(bucket.views, grads.pop())
         parts = [torch.empty_like(bucket.wire) for _ in grads]
         for part, values in zip(parts, grads, strict=True):
             torch._foreach_copy_(bucket.views_into(part), values)
-        return self.tree_sums.launch([*parts, bucket.wire], bucket.wire)
+        return self._tree_sums.launch([*parts, bucket.wire], bucket.wire)
 
     def _num_carries(self) -> int:
         """How many of the last held sums the tree adds to the next share."""
-        return carries([held.node for held in self.held], self._next_share, self._num_shares)
+        block = range(self._first_share, self._next_share + 1)
+        return len(self.held) + 1 - len(sums_of(block, self._num_shares))
 
 
 class LogicalRanks(Mode, StepWatcher):
@@ -210,16 +201,11 @@ class LogicalRanks(Mode, StepWatcher):
     def _check_that_it_was_reduced(self, share: int) -> None:
         self._reducer.ensure_finished()
         num_passes = self._reducer.num_passes - self._passes_before
-        if num_passes != 1 or self._reducer.phase is not Phase.IDLE:
+        if num_passes != 1 or self._reducer.phase is not Phase.IDLE or self._versions() != self._averaged:
             raise RuntimeError(
-                f"Share {share}, the last one of rank {self._reducer.transport.rank}, has had {num_passes} "
-                f"backwards that were reduced and completed: call backward once for each share, without `no_sync`."
-            )
-        if self._versions() != self._averaged:
-            raise RuntimeError(
-                f"The gradients of share {share}, the last one of rank {self._reducer.transport.rank}, have "
-                f"changed after backward had averaged them: call backward once for each share, and change "
-                f"gradients after the loop over `ddp.shares()`."
+                f"Share {share}, the last one of rank {self.transport.rank}, has had {num_passes} complete backwards, "
+                f"or its gradients have changed since. Call backward once for each share, without `no_sync`, and "
+                f"change gradients after the loop over `ddp.shares()`."
             )
 
     def post_backward(self) -> None:
@@ -241,8 +227,6 @@ class LogicalRanks(Mode, StepWatcher):
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
             for buffer, value in zip(buffers, values, strict=True):
                 buffer.copy_(value)
-
-    # ------------------------------------------------------------------ the optimizer waits for all shares
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._saved is not None and steps_on(optimizer, set(map(id, self._params))):

@@ -1,4 +1,4 @@
-"""A training that goes on when ranks are lost, seen from one of its processes.
+"""One process's part in a training that goes on when ranks are lost.
 
 [Note: the vote]
 A rank that has the averages cannot know whether all others have them. If one rank steps its optimizer and another
@@ -24,7 +24,6 @@ import torch.distributed as dist
 
 from minddp.tools.elastic.connections import drop
 from minddp.tools.elastic.heartbeat import LOOK_EVERY_S, Heartbeat, Term
-from minddp.tools.elastic.logical_ranks import LogicalRanks
 from minddp.tools.elastic.membership import Generation, Membership, next_generation
 from minddp.tools.watchdog import Stuck
 
@@ -100,19 +99,19 @@ class Session:
         Raises:
             ValueError: a wrapper without logical ranks.
         """
-        ranks: LogicalRanks | None = ddp.logical_ranks
+        self._ranks = ranks = ddp.logical_ranks
         if ranks is None:
             raise ValueError("A training goes on with other ranks only with logical_ranks: pass it to the wrapper.")
         ranks.before_counting = self._vote
         self._trained = ddp, optimizer, also
-        self._ranks, self._last = ranks, last
+        self._last = last
         try:
             term = self._regroup()
             while ranks.step < last:
                 if term.is_over.is_set():
                     term = self._regroup()
                     continue
-                step = Step(self, term, ranks)
+                step = Step(self, term)
                 yield step
                 if not step.was_run:
                     raise RuntimeError(f"Step {step.number} was not computed: write `with step:` around all of it.")
@@ -127,12 +126,11 @@ class Session:
             return
         self._has_left = True
         atexit.unregister(self.leave)
-        if self._heart.error is None:
-            self._membership.store.set(f"left/{self.member}", "")
-            if self._term is not None and self._membership.read("finished") is None:
-                self._term.call_off(self._membership)
-                drop(dist.group.WORLD)  # the interpreter ends without it
         self._heart.stop()
+        if self._term is None or self._heart.error is not None or self._membership.read("finished") is not None:
+            return
+        self._term.call_off(self._membership)
+        drop(dist.group.WORLD)  # the interpreter ends without it
 
     # ------------------------------------------------------------------ steps
 
@@ -154,9 +152,9 @@ class Session:
         if term.is_over.is_set():  # perhaps before the heart knew this step
             verdict = store.compare_set(key, "", "again").decode()
         elif store.add(f"votes/{number}/{term.step}", 1) == len(members):
-            others_wait = len(self._membership.knocks()) > term.generation.num_knocks
             has_room = len(members) < self._ranks.num_shares
-            proposed = "counts, regroup" if others_wait and has_room else "counts"
+            others_join = has_room and self._membership.join_requests(number + 1)
+            proposed = "counts, regroup" if others_join else "counts"
             verdict = store.compare_set(key, "", proposed).decode()
             for kind in ("votes", "verdict"):  # all have voted since, and so have read it
                 store.delete_key(f"{kind}/{number}/{term.step - 1}")
@@ -191,7 +189,8 @@ class Session:
                 self._term.connections.complete()
             self._ranks.undo()
             self._restore()
-            self._term = self._heart.term = self._next_term()
+            self._join_generation()
+            self._term = self._heart.term = Term(self.generation)
             try:
                 self._connect(self._term, limit_s)
                 self._synchronize(self._term.generation)
@@ -204,58 +203,36 @@ class Session:
                     raise
                 limit_s = min(2 * limit_s, longest_s)
 
-    def _next_term(self) -> Term:
-        """Wait for a decision on a generation with this process as a member."""
-        membership, step = self._membership, self._ranks.step
-        num_before = 0  # requests to join, including this process's own
-        if self.member in self.generation.members:
-            membership.announce(self.generation.number + 1, step, has_state=self._has_state)
-        else:
-            num_before = membership.knock(step)
-        began = time.monotonic()
+    def _join_generation(self) -> None:
+        """Wait for the first generation, after the last known one, that has this process as a member."""
         while True:
-            self._heart.watched = self.generation.members
+            number = self.generation.number + 1
+            self._membership.request_join(number, self._ranks.step, has_state=self._has_state)
+            self.generation = self._decision(number)
+            self._heart.watched = frozenset(self.generation.members)
+            if self.member in self.generation.members:
+                return
+            self._has_state = False
+
+    def _decision(self, number: int) -> Generation:
+        """The generation with this number, once any process has decided it: this one, if nobody is missing."""
+        last, membership, began = self.generation, self._membership, time.monotonic()
+        while (decided := membership.decided(number)) is None:
             self._heart.check_store()
             if membership.read("finished") is not None:
                 _log.warning("The training had finished before this process could join.")
                 raise Finished(0)
-            latest = membership.latest(self.generation)
-            if latest == self.generation:
-                proposal = self._proposal(waited_s=time.monotonic() - began)
-                if proposal is None:
-                    time.sleep(0.01)
-                    continue
-                latest = membership.decide(proposal)
-            self.generation = latest
-            if self.member in latest.members:
-                self._heart.watched = latest.members
-                return Term(latest)
-            self._has_state = False
-            if num_before <= latest.num_knocks and len(latest.members) < self._ranks.num_shares:
-                _log.warning("The others took process %d for lost. It joins again.", self.member)
-                num_before = membership.knock(step)
-
-    def _proposal(self, waited_s: float) -> Generation | None:
-        """The next generation; `None` if a member of the last one may still announce itself, or all are to come."""
-        last, membership = self.generation, self._membership
-        survivors: dict[int, int] = {}  # members and their steps
-        joiners: dict[int, int] = {}  # also members of a generation that has not come to its first step
-        for member in filter(self._takes_part, last.members):
-            announcement = membership.announced(last.number + 1, member)
-            if announcement is None:
-                return None
-            step, has_state = announcement
-            (survivors if has_state else joiners)[member] = step
-        requests = membership.knocks()
-        joiners |= {member: step for member, step in requests[last.num_knocks :] if self._takes_part(member)}
-        is_early = waited_s < self._start_limit_s and len(joiners) < int(os.environ.get(NUM_RANKS, "1"))
-        if (last.number == 0 and is_early) or self.member not in {**survivors, **joiners}:
-            return None
-        return next_generation(last, survivors, joiners, len(requests), self._ranks.num_shares)
-
-    def _takes_part(self, member: int) -> bool:
-        has_left = self._membership.read(f"left/{member}") is not None
-        return not has_left and not self._heart.is_lost(member, self._membership)
+            requests, lost = membership.join_requests(number), self._heart.lost
+            self._heart.watched = frozenset((*last.members, *requests))
+            present = {member: request for member, request in requests.items() if member not in lost}
+            missing, waited_s = set(last.members) - present.keys() - lost, time.monotonic() - began
+            if self.member in last.members and waited_s > self._timeout_s:
+                raise RuntimeError(f"Members {sorted(missing)} are alive, but have not regrouped in {waited_s:.0f} s.")
+            is_first = last.number == 0 and len(present) < int(os.environ.get(NUM_RANKS, "1"))
+            if not missing and not (is_first and waited_s < self._start_limit_s):
+                return membership.decide(next_generation(last, present, self._ranks.num_shares))
+            time.sleep(0.01)
+        return decided
 
     def _connect(self, term: Term, limit_s: float) -> None:
         """Make the default group one of all members, and the wrapper's.
@@ -320,10 +297,10 @@ class Session:
 class Step:
     """One attempt at step `number`, within `with`."""
 
-    def __init__(self, session: Session, term: Term, ranks: LogicalRanks):
-        self.number = ranks.step
+    def __init__(self, session: Session, term: Term):
+        self._session, self._term, self._ranks = session, term, session._ranks
+        self.number: int = self._ranks.step
         self.was_run = False
-        self._session, self._term, self._ranks = session, term, ranks
 
     def __enter__(self) -> Step:
         self.was_run = True
@@ -333,14 +310,13 @@ class Step:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """True if the step is to come again: a rank was lost before it counted."""
         has_counted = self._ranks.step > self.number
-        if error is None and has_counted:
-            return False
-        if error is None:
+        if error is None and not has_counted:
             raise RuntimeError(f"Step {self.number} has ended without a loop over `ddp.shares()`.")
-        if not has_counted and self._session.is_loss(error):
+        if error is not None and not has_counted and self._session.is_loss(error):
             self._term.is_over.set()
             return True
-        self._session.leave()
+        if error is not None:
+            self._session.leave()
         return False
 
 

@@ -26,7 +26,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "restarts": 1,
         "steps": 20,
         "hold": 10,
-        "until_knocks": 3,
+        "until_members": 2,
     },
     survival.test_a_stopped_process_counts_as_lost_and_joins_again_when_it_goes_on.__name__: {
         "num_ranks": 3,
