@@ -44,7 +44,7 @@ class Term:
 
 
 class Heartbeat:
-    """Runs until `stop`. A member is lost if its process has ended, or its beat is the same for `silent_limit_s`."""
+    """Runs until `stop`. A member is lost if its process has ended, or its beat does not change for a while."""
 
     def __init__(self, membership: Membership, silent_limit_s: float):
         # Set by the main thread.

@@ -26,7 +26,7 @@ HOLD_LIMIT_S = 10.0  # for the ranks on other hosts to end after those of the ho
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="minddp elastic", description=__doc__.partition("\n")[0])
-    parser.add_argument("--nproc", type=num_ranks, default=2, help="ranks to start on this host (default: 2)")
+    parser.add_argument("--nproc", type=int, default=2, help="ranks to start on this host (default: 2)")
     parser.add_argument("--max-restarts", type=int, default=3, help="of each rank (default: 3)")
     parser.add_argument(
         "--store",
@@ -42,13 +42,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.script or (options.join and options.store == address(parser.get_default("store"))):
         parser.error("Name a script to run, and with --join also a --store.")
+    if options.nproc < 1:
+        parser.error("--nproc takes 1 or more ranks.")
     return options
-
-
-def num_ranks(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("1 or more")
-    return int(text)
 
 
 def address(text: str) -> tuple[str, int]:

@@ -1,11 +1,4 @@
-"""The shares of a step: their gradients, random states and buffers, and checks that each is computed once.
-
-All shares of a rank but the last run as if under no_sync, and their gradients are held. As soon as two neighbours
-in the tree are held, they are added, as a binary counter carries. So if the n shares of a rank are a subtree, at
-most log2(n) + 1 sums are held at a time; if they begin or end within subtrees, up to twice as many. The buckets of
-the last share are launched in backward, as always: held sums that the tree adds to its gradients are added to the
-bucket. The sum over all shares is divided last.
-"""
+"""The shares of a step: their random states, buffers and gradients, and checks that each is computed once."""
 
 from __future__ import annotations
 
@@ -16,65 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minddp.core.backward_pass import Phase
-from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
-from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import PendingReduction
 from minddp.extension import Extension
 from minddp.options import exclude
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.placement import sparse_parameters
-from minddp.tools.elastic.addition_tree import deal, sums_of
+from minddp.tools.elastic.addition_tree import deal
 from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
-from minddp.tools.elastic.tree_sum import TreeSums
+from minddp.tools.elastic.tree_sum import TreeReduceStrategy
 from minddp.transport.protocols import Transport
 
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
-
-
-class TreeReduceStrategy:
-    """A `ReduceStrategy` that sums buckets over the shares instead of the ranks."""
-
-    def __init__(self, transport: Transport, num_shares: int, *, takes_mean: bool):
-        self._tree_sums = TreeSums(transport, num_shares, 1.0 / num_shares if takes_mean else 1.0)
-        self._num_shares = num_shares
-        self.begin_step(0)
-
-    def open(self) -> Scaling:
-        return Scaling()
-
-    def begin_step(self, first_share: int) -> None:
-        self.held: list[list[torch.Tensor]] = []  # sums of shares: a gradient for each parameter
-        self._first_share = self._next_share = first_share
-
-    def hold(self, grads: list[torch.Tensor]) -> None:
-        """Add the gradients of the next share to the held sums. Overwrites the gradients."""
-        for _ in range(self._num_carries()):
-            left = self.held.pop()
-            torch._foreach_add_(left, grads)
-            grads = left
-        self.held.append(grads)
-        self._next_share += 1
-
-    def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
-        assert isinstance(bucket, Bucket)
-        assert contents is bucket.wire
-        grads = [[held[slot.param] for slot in bucket.spec.slots] for held in self.held]
-        for _ in range(self._num_carries()):
-            torch._foreach_add_(bucket.views, grads.pop())
-        parts = [torch.empty_like(bucket.wire) for _ in grads]
-        for part, values in zip(parts, grads, strict=True):
-            torch._foreach_copy_(bucket.views_into(part), values)
-        return self._tree_sums.launch([*parts, bucket.wire], bucket.wire)
-
-    def _num_carries(self) -> int:
-        """How many of the last held sums the tree adds to the next share."""
-        block = range(self._first_share, self._next_share + 1)
-        return len(self.held) + 1 - len(sums_of(block, self._num_shares))
 
 
 class LogicalRanks(Mode, StepWatcher):
@@ -91,9 +40,10 @@ class LogicalRanks(Mode, StepWatcher):
         self._reducer = reducer
         self._params = reducer.params
         self._buffers = buffers
-        self._averaged: list[tuple[int, int] | None] = []
-        self._passes_before = 0
-        self._computing: int | None = None  # the share whose forward is due
+        self._averaged: list[
+            tuple[int, int] | None
+        ] = []  # versions of the gradients; empty until they are averaged
+        self._forward_is_due = False
         self._saved: tuple[list[torch.Tensor], list[torch.Tensor | None]] | None = None
         self._seed = torch.initial_seed() & 2**63 - 1
         self.agree_on_seed(source=0)
@@ -116,13 +66,9 @@ class LogicalRanks(Mode, StepWatcher):
         return deal(self.num_shares, self.transport.world_size)[self.transport.rank]
 
     def shares(self, wrapper: Any) -> Iterator[int]:
-        """Yield the shares of one step that this rank computes, in order. Each has one forward and one backward.
+        """Yield the shares of one step that this rank computes, in order. See `DistributedDataParallel.shares`.
 
-        After the loop gradients are the mean over all shares, added to the earlier `.grad`, and buffers are share
-        0's.
-
-        Raises:
-            RuntimeError: a share had no backward, or more than one.
+        After the loop, gradients are the mean over all shares, added to the earlier `.grad`. Buffers are share 0's.
         """
         reduce_strategy, here = self._reducer.reduce_strategy, self.here
         assert isinstance(reduce_strategy, TreeReduceStrategy)
@@ -130,7 +76,7 @@ class LogicalRanks(Mode, StepWatcher):
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
         self._saved = buffers, earlier
-        survivors = buffers
+        buffers_of_first = buffers
         with random_state_is_kept(self._params[0].device):
             for share in here:
                 self._begin(share, buffers)
@@ -139,14 +85,14 @@ class LogicalRanks(Mode, StepWatcher):
                     yield share
                 finally:
                     wrapper.require_backward_grad_sync = True
-                    self._computing = None
+                    self._forward_is_due = False
                 if share == here[-1]:
                     self._check_that_it_was_reduced(share)
                 else:
                     reduce_strategy.hold(self._take_grads(share))
                 if share == 0:
-                    survivors = _copies(self._current_buffers())
-        self._overwrite_buffers(survivors)
+                    buffers_of_first = _copies(self._current_buffers())
+        self._overwrite_buffers(buffers_of_first)
         broadcast_coalesced(self._reducer.transport, self._current_buffers())  # share 0 is rank 0's
         for param, before in zip(self._params, earlier, strict=True):
             if before is not None:
@@ -167,14 +113,12 @@ class LogicalRanks(Mode, StepWatcher):
 
     def pre_forward(self) -> None:
         """Raise unless this forward is the first of a share."""
-        if self._computing is None:
+        if not self._forward_is_due:
             raise RuntimeError(
                 "With logical_ranks each share has one forward with gradients, in `for share in ddp.shares():`. "
                 "This one is outside of it, or the second one of its share. Evaluate under torch.no_grad()."
             )
-        self._computing = None
-
-    # ------------------------------------------------------------------ gradients
+        self._forward_is_due = False
 
     def _begin(self, share: int, buffers: Sequence[torch.Tensor]) -> None:
         """Set up gradients, buffers and random state as if this share ran on its own rank."""
@@ -183,8 +127,8 @@ class LogicalRanks(Mode, StepWatcher):
         if share != self.here[0]:
             self._overwrite_buffers(buffers)
         seed_all(self._seed, self.step, share)
-        self._computing = share
-        self._passes_before = self._reducer.num_passes
+        self._forward_is_due = True
+        self._averaged = []
 
     def _take_grads(self, share: int) -> list[torch.Tensor]:
         """This share's gradients, with zeros for missing ones."""
@@ -200,12 +144,11 @@ class LogicalRanks(Mode, StepWatcher):
 
     def _check_that_it_was_reduced(self, share: int) -> None:
         self._reducer.ensure_finished()
-        num_passes = self._reducer.num_passes - self._passes_before
-        if num_passes != 1 or self._reducer.phase is not Phase.IDLE or self._versions() != self._averaged:
+        if self._reducer.phase is not Phase.IDLE or self._versions() != self._averaged:
             raise RuntimeError(
-                f"Share {share}, the last one of rank {self.transport.rank}, has had {num_passes} complete backwards, "
-                f"or its gradients have changed since. Call backward once for each share, without `no_sync`, and "
-                f"change gradients after the loop over `ddp.shares()`."
+                f"The gradients of share {share}, the last one of rank {self.transport.rank}, were not averaged, "
+                f"or have changed since. Call backward once for each share, without `no_sync`, and change "
+                f"gradients after the loop over `ddp.shares()`."
             )
 
     def post_backward(self) -> None:
@@ -215,8 +158,6 @@ class LogicalRanks(Mode, StepWatcher):
         """Changes whenever a gradient is written to in place, or replaced."""
         grads = (param.grad for param in self._params)
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
-
-    # ------------------------------------------------------------------ buffers
 
     def _current_buffers(self) -> list[torch.Tensor]:
         self._buffers.collect()

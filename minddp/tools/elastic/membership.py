@@ -44,7 +44,7 @@ class Generation:
 
 
 class JoinRequest(NamedTuple):
-    """`has_state`: the member has the state that the last generation has computed, or agreed on at its beginning."""
+    """`has_state`: the member has the state that the last generation has computed, or agreed on at its start."""
 
     step: int
     has_state: bool
@@ -73,14 +73,12 @@ class Membership:
             self.processes.post()
 
     def decided(self, number: int) -> Generation | None:
-        """The generation with this number, or `None` if it is still open."""
+        """The first proposal of any process for generation `number`, or `None` if there is none yet."""
         generation: Generation | None = self._messages.settled("generation", number)
         return generation
 
-    def decide(self, proposal: Generation) -> Generation:
-        """The first proposal of any process for this number."""
-        decided: Generation = self._messages.settle(proposal, "generation", proposal.number)
-        return decided
+    def propose(self, generation: Generation) -> None:
+        self._messages.settle(generation, "generation", generation.number)
 
     def request_join(self, number: int, step: int, *, has_state: bool) -> None:
         """This member will take part in the generation with this number, unless it dies."""
@@ -89,7 +87,9 @@ class Membership:
 
     def join_requests(self, number: int) -> dict[int, JoinRequest]:
         """By member, in order."""
-        requests = (map(int, request.split("/")) for request in (self.read(f"join_requests/{number}") or "").split())
+        requests = (
+            map(int, request.split("/")) for request in (self.read(f"join_requests/{number}") or "").split()
+        )
         return {member: JoinRequest(step, bool(has_state)) for member, step, has_state in requests}
 
     def read(self, key: str) -> str | None:

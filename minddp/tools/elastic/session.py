@@ -15,6 +15,7 @@ import copy
 import datetime
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,10 +43,6 @@ class RankLost(RuntimeError):
     """This step does not count, since a rank was lost in it. `with step:` catches this; the step comes again."""
 
 
-class Finished(SystemExit):
-    """The training had finished before this process could join. The process ends with status 0."""
-
-
 def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s: float = 1800.0) -> Session:
     """Join the training as one of the processes that `minddp elastic` has started. Call it once, at the start.
 
@@ -57,14 +54,12 @@ def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s:
         timeout_s: time limit of collectives, and of regrouping, for ranks that are alive but do not come.
 
     Raises:
-        RuntimeError: there is no launcher, or there is a default group, or this system is not Linux.
+        RuntimeError: there is no launcher, or there is a default group.
     """
     if STORE not in os.environ:
         raise RuntimeError(f"{STORE} is not set: start this script with `minddp elastic`.")
     if dist.is_initialized():
         raise RuntimeError("There is a default process group: remove init_process_group, `join` makes the group.")
-    if not os.path.isdir("/proc/self/fd"):
-        raise RuntimeError("minddp.elastic needs /proc to find the sockets of a process, and this system has none.")
     host, _, port = os.environ[STORE].rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False)
     store.set_timeout(datetime.timedelta(days=1))
@@ -140,11 +135,7 @@ class Session:
         self._ranks.step = self._last
 
     def _vote(self) -> None:
-        """Return if the step counts. See [Note: the vote].
-
-        Raises:
-            RankLost: it does not.
-        """
+        """Return if the step counts, else raise `RankLost`. See [Note: the vote]."""
         term, store = self._term, self._membership.store
         assert term is not None
         number, members = term.generation.number, term.generation.members
@@ -170,10 +161,8 @@ class Session:
         term = self._term
         assert term is not None
         self._heart.check_store()
-        if isinstance(error, (RankLost, Stuck)) or term.is_over.is_set():
+        if isinstance(error, (RankLost, Stuck)) or not isinstance(error, Exception):
             return isinstance(error, Exception)
-        if not isinstance(error, (RuntimeError, OSError)):
-            return False
         looks = range(int((self._silent_limit_s + GRACE_S) / LOOK_EVERY_S))  # a stop of this process costs one
         return any(term.is_over.wait(LOOK_EVERY_S) for _ in looks)
 
@@ -206,8 +195,8 @@ class Session:
     def _join_generation(self) -> None:
         """Wait for the first generation, after the last known one, that has this process as a member."""
         while True:
-            number = self.generation.number + 1
-            self._membership.request_join(number, self._ranks.step, has_state=self._has_state)
+            number, step = self.generation.number + 1, self._ranks.step
+            self._membership.request_join(number, step, has_state=self._has_state)
             self.generation = self._decision(number)
             self._heart.watched = frozenset(self.generation.members)
             if self.member in self.generation.members:
@@ -215,34 +204,31 @@ class Session:
             self._has_state = False
 
     def _decision(self, number: int) -> Generation:
-        """The generation with this number, once any process has decided it: this one, if nobody is missing."""
+        """Wait for a proposal for generation `number`, and make one as soon as nobody is missing."""
         last, membership, began = self.generation, self._membership, time.monotonic()
         while (decided := membership.decided(number)) is None:
             self._heart.check_store()
             if membership.read("finished") is not None:
                 _log.warning("The training had finished before this process could join.")
-                raise Finished(0)
+                sys.exit(0)
             requests, lost = membership.join_requests(number), self._heart.lost
             self._heart.watched = frozenset((*last.members, *requests))
             present = {member: request for member, request in requests.items() if member not in lost}
             missing, waited_s = set(last.members) - present.keys() - lost, time.monotonic() - began
             if self.member in last.members and waited_s > self._timeout_s:
-                raise RuntimeError(f"Members {sorted(missing)} are alive, but have not regrouped in {waited_s:.0f} s.")
-            is_first = last.number == 0 and len(present) < int(os.environ.get(NUM_RANKS, "1"))
-            if not missing and not (is_first and waited_s < self._start_limit_s):
-                return membership.decide(next_generation(last, present, self._ranks.num_shares))
-            time.sleep(0.01)
+                raise RuntimeError(f"Members {sorted(missing)} live, but have not regrouped in {waited_s:.0f} s.")
+            is_early = last.number == 0 and waited_s < self._start_limit_s
+            if not missing and not (is_early and len(present) < int(os.environ.get(NUM_RANKS, "1"))):
+                membership.propose(next_generation(last, present, self._ranks.num_shares))
+            else:
+                time.sleep(0.01)
         return decided
 
     def _connect(self, term: Term, limit_s: float) -> None:
-        """Make the default group one of all members, and the wrapper's.
+        """Make the default group one of all members, and the wrapper's, or raise `RankLost`.
 
         For a connection of a member that dies meanwhile gloo waits five times its limit (`Pair::waitUntil`), and
-        shutting its socket down does not end that wait. So members first wait in the store for slow ones, longer in
-        each attempt.
-
-        Raises:
-            RankLost: a member is lost or slow.
+        shutting its socket down does not end that wait. So members first wait in the store for slow ones.
         """
         generation = term.generation
         if dist.is_initialized():

@@ -1,12 +1,12 @@
 """The samples of each share: torch's sampler with the share as its rank, and one loader per share.
 
-The samples of a share in a step depend only on the dataset, the number of shares, the seed, the epoch and the step.
-Each batch is loaded with its own random state, so augmentation does not depend on the worker. So any rank can load
-the batch of a share, even if it takes the share over in the middle of an epoch.
+Each batch is loaded with its own random state. So any rank can load the batch of a share, even if it takes the
+share over in the middle of an epoch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,8 +41,8 @@ class ShareLoader:
 
     def __len__(self) -> int:
         """The number of steps in an epoch."""
-        steps, rest = divmod(len(self._sampler(0)), self._batch_size)
-        return steps + bool(rest and not self._sampling["drop_last"])
+        num_batches = len(self._sampler(0)) / self._batch_size
+        return math.floor(num_batches) if self._sampling["drop_last"] else math.ceil(num_batches)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch. The next step may be any one."""

@@ -93,7 +93,7 @@ class Script:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=limit)
 
     def hold(self) -> None:
-        """Wait within this step, if the plan says so, until so many are members or ask to join, or the test goes on.
+        """Wait in this step, if the plan says so, until so many are members or ask to join, or the test goes on.
 
         In the second case also in later steps; but not when ranks are lost, nor does one rank keep others waiting.
         """

@@ -81,7 +81,7 @@ def test_a_store_that_has_ended_ends_the_job(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nproc", "0", "script.py"], "argument --nproc: 1 or more"),
+        (["--nproc", "0", "script.py"], "--nproc takes 1 or more ranks"),
         (["--store", "there", "script.py"], "argument --store: invalid address value: 'there'"),
         (["--join", "script.py"], "with --join also a --store"),
         ([], "Name a script"),

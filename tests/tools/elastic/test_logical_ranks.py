@@ -178,7 +178,7 @@ EXPECTED = {
     "forward_outside": "outside of it",
     "two_forwards": "the second one of its share",
     "no_backward": "backward once for each share",
-    "two_backwards": "or its gradients have changed since",
+    "two_backwards": "or have changed since",
     "under_no_sync": "without `no_sync`",
     "left_early": "before all shares",
     "step_within": "before all shares",
