@@ -38,9 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 def xray(arguments: Sequence[str]) -> int:
     """`minddp xray`: `minddp run` with other defaults, and with names of its own for some options."""
     parser = make_xray_parser()
-    options = parser.parse_args(arguments)
-    options.native |= options.ddp == "torch"
-    return launch(parser, options)
+    return launch(parser, parser.parse_args(arguments))
 
 
 def make_xray_parser() -> ArgumentParser:
@@ -53,7 +51,6 @@ def make_xray_parser() -> ArgumentParser:
     shown = parser.add_argument_group("x-ray")
     shown.add_argument("--out", dest="xray", type=Path, help="folder for the files (%(default)s)")
     shown.add_argument("--nproc", dest="nproc_per_node", help="as --nproc-per-node (2)")
-    shown.add_argument("--ddp", choices=("minddp", "torch"), help="which DDP; torch is --native")
     parser.set_defaults(nproc_per_node="2", xray=Path("runs/xray"))
     return parser
 
@@ -67,8 +64,11 @@ def make_parser(command: str, description: str) -> ArgumentParser:
 
 def launch(parser: ArgumentParser, options: Namespace) -> int:
     """Start the ranks and wait until they have ended. Returns 0, or exits with a status and a message."""
-    if mistake := find_mistake(options):
-        parser.exit(2, f"{parser.prog}: {mistake}\n")
+    script = Path(options.training_script)
+    if not options.module and not options.no_python and not script.exists():
+        parser.exit(
+            2, f"{parser.prog}: There is no script {str(script)!r} in {Path.cwd()}. For a module, add -m.\n"
+        )
     os.environ.update(environment_of(parser, options))
     # Here too, for ranks that are forked from this process (--run-path --start-method fork).
     if options.on_cpu:
@@ -82,16 +82,3 @@ def launch(parser: ArgumentParser, options: Namespace) -> int:
         status = error.exit_status if error.exit_status > 0 else 128 - error.exit_status
         parser.exit(status, f"{parser.prog}: {error}\n")
     return 0
-
-
-def find_mistake(options: Namespace) -> str | None:
-    """A mistake that would fail on every rank, or with a traceback of the launcher."""
-    try:
-        torchrun.parse_min_max_nnodes(options.nnodes)
-        torchrun.determine_local_world_size(options.nproc_per_node)
-    except (ValueError, RuntimeError) as error:
-        return f"{error} (--nnodes {options.nnodes} --nproc-per-node {options.nproc_per_node})."
-    script = Path(options.training_script)
-    if not options.module and not options.no_python and not script.exists():
-        return f"There is no script {str(script)!r} in {Path.cwd()}. For a module, add -m."
-    return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from minddp.tools.launch.on_cpu import calls, cuda
-from minddp.tools.launch.on_cpu.replacement import replace, show_warnings_at_the_caller
+from minddp.tools.launch.on_cpu.replacement import replace
 
 
 def install() -> None:
@@ -22,7 +22,6 @@ def install() -> None:
         calls.install_devices()
         calls.install_training()
         cuda.install()
-        show_warnings_at_the_caller()
         replace(torch.cuda, {"_lazy_init": _raise_unknown})
 
 

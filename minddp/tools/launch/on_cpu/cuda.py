@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,12 +77,10 @@ class Current:
 def install() -> None:
     """Replace the functions in `answers`. The other ones still raise."""
     of_streams, answering = {"Stream ExternalStream": Stream, "Event": CpuEvent}, answers(Current())
-    types = {name: getattr(torch, name) for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))}
     replace(torch, of_streams)
     replace(torch.accelerator, answering)
     # This capability has bfloat16. The function of that name in torch.accelerator means something else.
-    replace(torch.cuda, types | of_streams | answering | {"get_device_capability": always((8, 0))})
-    replace(torch.cuda.nvtx, {"mark range_pop range_push range_start range_end": always(0)})
+    replace(torch.cuda, of_streams | answering | {"get_device_capability": always((8, 0))})
 
 
 def answers(current: Current) -> dict[str, Any]:
@@ -98,28 +95,20 @@ def answers(current: Current) -> dict[str, Any]:
         "current_device current_device_index current_device_idx": lambda: current.device,
         "current_stream default_stream": always(stream),
         "device device_index device_of stream StreamContext": always(context),
-        "set_stream empty_cache synchronize init ipc_collect seed seed_all": nothing,
-        "set_per_process_memory_fraction set_sync_debug_mode": nothing,
-        "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached": nothing,
-        "reset_accumulated_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats": nothing,
-        "memory_allocated memory_reserved memory_cached device_memory_used": resident_bytes,
-        "max_memory_allocated max_memory_reserved max_memory_cached": resident_bytes,
-        "memory_stats": lambda device=None: defaultdict(int),
-        "memory_summary": lambda *_, **__: f"{NAME}: {resident_bytes()} bytes in use",
+        "set_stream empty_cache synchronize init ipc_collect": nothing,
+        "reset_peak_memory_stats reset_max_memory_allocated": nothing,
+        "memory_allocated memory_reserved max_memory_allocated max_memory_reserved": resident_bytes,
         "mem_get_info get_memory_info": memory_info,
         "get_device_properties": always(SimpleNamespace(**properties, major=8, minor=0, warp_size=32)),
         "get_device_name": always(NAME),
-        "get_arch_list": always(["sm_80"]),
-        "can_device_access_peer is_initialized is_bf16_supported is_tf32_supported": always(True),
+        "is_initialized is_bf16_supported": always(True),
         "is_current_stream_capturing": always(False),
-        "get_sync_debug_mode utilization": always(0),
         "manual_seed manual_seed_all": current.seed,
         "initial_seed": torch.initial_seed,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
         "get_rng_state_all": lambda: [torch.get_rng_state()] * num_devices(),
         "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
-        "default_generators": (torch.default_generator,) * num_devices(),
     }
 
 
