@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -77,17 +78,16 @@ class ShareLoader:
         return DistributedSampler(self._dataset, self.num_shares, share, **self._sampling)
 
 
+@dataclass
 class _Seeded(Dataset[Any]):
     """Loads each batch with a random state that depends only on the seed, the epoch and the first index."""
 
-    def __init__(self, dataset: Any, seed: int, epoch: int):
-        self._dataset = dataset
-        self._numbers = (seed, epoch)
+    dataset: Any
+    seed: int
+    epoch: int
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """A DataLoader calls this for each batch."""
         with random_state_is_kept():
-            seed_all(*self._numbers, indices[0])
-            if hasattr(self._dataset, "__getitems__"):
-                return self._dataset.__getitems__(indices)
-            return [self._dataset[index] for index in indices]
+            seed_all(self.seed, self.epoch, indices[0])
+            return [self.dataset[index] for index in indices]

@@ -12,7 +12,7 @@ launchers, there is `minddp exec`.
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,17 +32,15 @@ def main(arguments: Sequence[str]) -> int:
         "Run a training script, unchanged, with minddp as torch.nn.parallel.DistributedDataParallel. "
         "Options not listed under minddp are torchrun's.",
     )
-    return launch(parser, parser.parse_args(arguments))
+    return launch(parser, arguments)
 
 
 def xray(arguments: Sequence[str]) -> int:
     """`minddp xray`: `minddp run` with other defaults, and with names of its own for some options."""
-    parser = make_xray_parser()
-    return launch(parser, parser.parse_args(arguments))
+    return launch(make_xray_parser(), arguments)
 
 
 def make_xray_parser() -> ArgumentParser:
-    """The command's own options end at the script's name; what follows is the script's."""
     parser = make_parser(
         "minddp xray",
         "Record some training steps on every rank and show where their time goes: in the terminal, as a page "
@@ -62,13 +60,13 @@ def make_parser(command: str, description: str) -> ArgumentParser:
     return parser
 
 
-def launch(parser: ArgumentParser, options: Namespace) -> int:
+def launch(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Start the ranks and wait until they have ended. Returns 0, or exits with a status and a message."""
+    options = parser.parse_args(arguments)
     script = Path(options.training_script)
     if not options.module and not options.no_python and not script.exists():
-        parser.exit(
-            2, f"{parser.prog}: There is no script {str(script)!r} in {Path.cwd()}. For a module, add -m.\n"
-        )
+        where = f"There is no script {str(script)!r} in {Path.cwd()}."
+        parser.exit(2, f"{parser.prog}: {where} For a module, add -m.\n")
     os.environ.update(environment_of(parser, options))
     # Here too, for ranks that are forked from this process (--run-path --start-method fork).
     if options.on_cpu:

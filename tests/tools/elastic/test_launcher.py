@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,55 +26,40 @@ store.set("finished", "")
 """
 
 
-class Store:
-    """Its server has ended by the end of the ranks, unless `is_there`."""
-
-    port = 1
-    is_there = True
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.name_server = os.environ.get("RES_OPTIONS")
-
-    def add(self, _key: str, _number: int) -> int:
-        return 0
-
-    def check(self, _keys: list[str]) -> bool:
-        if not self.is_there:
-            raise RuntimeError("Connection reset by peer")
-        return True
-
-
-@pytest.fixture
-def stores(monkeypatch: pytest.MonkeyPatch) -> list[Store]:
-    """Those that a launcher opens, which starts no ranks."""
-    opened: list[Store] = []
-
-    def open_store(*_: Any, **__: Any) -> Store:
-        opened.append(Store())
-        return opened[-1]
-
-    monkeypatch.setattr(dist, "TCPStore", open_store)
-    monkeypatch.setattr(launcher, "run_ranks", lambda *_: 0)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setenv("RES_OPTIONS", "timeout:2")
-    return opened
-
-
 @pytest.mark.parametrize(
-    ("options", "expected"), [([], "attempts:0"), (["--join", "--store", "there:1"], "timeout:2")]
+    ("options", "name_server", "status"),
+    [([], "attempts:0", 0), (["--join", "--store", "there:1"], "timeout:2", 1)],
 )
-def test_the_stores_server_asks_no_name_server(stores: list[Store], options: list[str], expected: str) -> None:
-    """All ranks wait while it does; a launcher that joins has to find the store by its name."""
-    assert launcher.main([*options, "script.py"]) == 0
-    assert [store.name_server for store in stores] == [expected]
-
-
-def test_a_store_that_has_ended_ends_the_job(
-    stores: list[Store], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_store(
+    options: list[str],
+    name_server: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(Store, "is_there", False)
-    assert launcher.main(["--join", "--store", "there:1", "script.py"]) == 1
-    assert capsys.readouterr().err == "minddp elastic: the store has ended, and with it the job.\n"
+    """Its server asks no name server, since all ranks wait while it does. On another host it may have ended."""
+    found: list[str | None] = []
+
+    class Store:
+        port = 1
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            found.append(os.environ.get("RES_OPTIONS"))
+
+        def add(self, _key: str, _number: int) -> int:
+            return 0
+
+        def check(self, _keys: list[str]) -> bool:
+            if status:
+                raise RuntimeError("Connection reset by peer")
+            return True
+
+    monkeypatch.setattr(dist, "TCPStore", Store)
+    monkeypatch.setattr(launcher, "run_ranks", lambda *_: 0)
+    monkeypatch.setenv("RES_OPTIONS", "timeout:2")
+    assert launcher.main([*options, "script.py"]) == status
+    assert found == [name_server]
+    assert ("the store has ended, and with it the job" in capsys.readouterr().err) == bool(status)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from minddp.tools.launch.execute import environment_of
 from minddp.tools.launch.run import make_parser

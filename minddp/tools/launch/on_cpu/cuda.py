@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -20,8 +21,6 @@ NAME = "CPU (minddp --on-cpu)"
 class Stream:
     """Replaces torch.cuda.Stream and torch.Stream. Work on it runs at once."""
 
-    device_type = 1  # torch's number for CUDA
-    device_index = stream_id = cuda_stream = priority = 0
     device = torch.device("cuda")
     wait_event = wait_stream = synchronize = __init__ = __exit__ = always(None)
     query = always(True)
@@ -30,25 +29,18 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def record_event(self, event: CpuEvent | None = None) -> CpuEvent:
-        event = event or CpuEvent()
-        event.record(self)
-        return event
-
 
 class CpuEvent:
     """Replaces torch.cuda.Event and torch.Event by a point in time."""
 
     def __init__(self, *_: Any, **__: Any):
-        self._recorded_s: float | None = None
+        self._recorded_s = math.nan
 
     def record(self, stream: Any = None) -> None:
         self._recorded_s = time.perf_counter()
 
     def elapsed_time(self, end_event: CpuEvent) -> float:
-        """Milliseconds. Raises RuntimeError, as torch, if one of both was not recorded."""
-        if self._recorded_s is None or end_event._recorded_s is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        """Milliseconds, or NaN if one of both was not recorded."""
         return (end_event._recorded_s - self._recorded_s) * 1e3
 
     wait = synchronize = always(None)
@@ -86,7 +78,11 @@ def install() -> None:
 def answers(current: Current) -> dict[str, Any]:
     """The functions of both modules. All devices are the same one, and all streams are the same one."""
     stream, context, nothing = Stream(), contextlib.nullcontext(), always(None)
-    properties = {"name": NAME, "total_memory": memory_info()[1], "multi_processor_count": os.cpu_count()}
+    properties = {
+        "name": NAME,
+        "total_memory": psutil.virtual_memory().total,
+        "multi_processor_count": os.cpu_count(),
+    }
     return {
         "is_available": lambda: num_devices() > 0,
         "device_count": num_devices,
@@ -98,7 +94,6 @@ def answers(current: Current) -> dict[str, Any]:
         "set_stream empty_cache synchronize init ipc_collect": nothing,
         "reset_peak_memory_stats reset_max_memory_allocated": nothing,
         "memory_allocated memory_reserved max_memory_allocated max_memory_reserved": resident_bytes,
-        "mem_get_info get_memory_info": memory_info,
         "get_device_properties": always(SimpleNamespace(**properties, major=8, minor=0, warp_size=32)),
         "get_device_name": always(NAME),
         "is_initialized is_bf16_supported": always(True),
@@ -124,8 +119,3 @@ def resident_bytes(device: Any = None) -> int:
     """The memory of this process. It replaces a GPU's figures, including peaks."""
     say_once("memory figures are those of the whole process at present, and have no peaks.")
     return psutil.Process().memory_info().rss
-
-
-def memory_info(device: Any = None) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
