@@ -78,21 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, *(["-m"] if options.is_module else []), *options.script]
     if stopped_by := run_ranks(command, environment, options.nproc, options.max_restarts):
         return 128 + stopped_by
+    deadline = time.monotonic() + HOLD_LIMIT_S
     try:
-        return 0 if has_finished(store, holds_it=not options.join) else 1
+        has_finished = store.check(["finished"])
+        store.add("launchers", -1)
+        while not options.join and store.add("launchers", 0) > 0 and time.monotonic() < deadline:
+            time.sleep(LOOK_EVERY_S)
     except RuntimeError:
         print("minddp elastic: the store has ended, and with it the job.", file=sys.stderr)
         return 1
-
-
-def has_finished(store: dist.Store, *, holds_it: bool) -> bool:
-    """True if training has finished. The launcher that holds the store waits for those on other hosts."""
-    deadline = time.monotonic() + HOLD_LIMIT_S
-    finished: bool = store.check(["finished"])
-    store.add("launchers", -1)
-    while holds_it and store.add("launchers", 0) > 0 and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
-    return finished
+    return 0 if has_finished else 1
 
 
 def run_ranks(command: Sequence[str], environment: Mapping[str, str], num_ranks: int, max_restarts: int) -> int:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class LogicalRanks(Mode, StepWatcher):
     """Deals the shares of each step to the ranks, so that results do not depend on which rank computes which share.
 
-    `step` is the number of the next step, which determines the shares' random states; set it to resume a training.
-    The constructor is collective: the seed is rank 0's `torch.initial_seed()`.
+    `step` is the number of the next step; set it to resume a training. The shares' random states follow from it and
+    from `seed`, rank 0's `torch.initial_seed()`. The constructor is collective.
     """
 
     def __init__(self, reducer: Reducer, buffers: Buffers, num_shares: int):
@@ -45,16 +45,11 @@ class LogicalRanks(Mode, StepWatcher):
         ] = []  # versions of the gradients; empty until they are averaged
         self._forward_is_due = False
         self._saved: tuple[list[torch.Tensor], list[torch.Tensor | None]] | None = None
-        self._seed = torch.initial_seed() & 2**63 - 1
-        self.agree_on_seed(source=0)
+        seed = torch.tensor([torch.initial_seed() & 2**63 - 1])
+        broadcast_coalesced(reducer.transport, [seed])
+        self.seed = int(seed.item())
         reducer.modes.append(self)
         self.watch_steps()
-
-    def agree_on_seed(self, source: int) -> None:
-        """Use the seed of rank `source`. Collective."""
-        seed = torch.tensor([self._seed])
-        broadcast_coalesced(self._reducer.transport, [seed], source)
-        self._seed = int(seed.item())
 
     @property
     def transport(self) -> Transport:
@@ -126,7 +121,7 @@ class LogicalRanks(Mode, StepWatcher):
             param.grad = None
         if share != self.here[0]:
             self._overwrite_buffers(buffers)
-        seed_all(self._seed, self.step, share)
+        seed_all(self.seed, self.step, share)
         self._forward_is_due = True
         self._averaged = []
 

@@ -34,13 +34,12 @@ from minddp.platform.store import Messages, value_now
 
 @dataclass(frozen=True)
 class Generation:
-    """The members in `joined` need the state of `source`, which is at `step`."""
+    """The members in `joined` need the state of `source`."""
 
     number: int = 0
     members: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
     source: int = 0
-    step: int = 0
 
 
 class JoinRequest(NamedTuple):
@@ -51,13 +50,13 @@ class JoinRequest(NamedTuple):
 
 
 def next_generation(last: Generation, requests: Mapping[int, JoinRequest], max_members: int) -> Generation:
-    """Members with the state in their order, then others while there is room. The latest step is the source's."""
+    """Members with the state in their order, then others while there is room. The source has the latest step."""
     survivors = [member for member in last.members if member in requests and requests[member].has_state]
     joiners = [member for member in requests if member not in survivors]
     members = (*survivors, *joiners)[:max_members]
     source = max(survivors or members, key=lambda member: requests[member].step)
     joined = tuple(member for member in members if member not in survivors)
-    return Generation(last.number + 1, members, joined, source, requests[source].step)
+    return Generation(last.number + 1, members, joined, source)
 
 
 class Membership:

@@ -11,10 +11,10 @@ remaining ranks step their optimizers, even if others die then; after "again" th
 from __future__ import annotations
 
 import atexit
-import copy
 import datetime
 import logging
 import os
+import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.tools.elastic.connections import drop
 from minddp.tools.elastic.heartbeat import LOOK_EVERY_S, Heartbeat, Term
 from minddp.tools.elastic.membership import Generation, Membership, next_generation
@@ -78,7 +79,6 @@ class Session:
         self.generation = Generation()  # the last one that this process knows; its members are the ranks, in order
         self._term: Term | None = None
         self._has_state = False  # that of the generation
-        self._saved: tuple[Any, Any, Any] | None = None  # the own state, while another one is received
         self._has_left = False
         atexit.register(self.leave)
 
@@ -177,7 +177,6 @@ class Session:
                 self._term.call_off(self._membership)
                 self._term.connections.complete()
             self._ranks.undo()
-            self._restore()
             self._join_generation()
             self._term = self._heart.term = Term(self.generation)
             try:
@@ -252,32 +251,23 @@ class Session:
         term.transport = self._ranks.transport
 
     def _synchronize(self, generation: Generation) -> None:
-        """Send the state of the source to the members that have joined; the others have it."""
+        """Send the state of the source to the members that have joined. They take it once they have all of it."""
         if not generation.joined:
             return
-        ddp, optimizer, also = self._trained
+        (ddp, optimizer, also), ranks = self._trained, self._ranks
         source = generation.members.index(generation.source)
+        tensors = [tensor.detach() for tensor in (*ddp.module.parameters(), *ddp.module.buffers())]
+        state = tensors, [each.state_dict() for each in (optimizer, *also)], ranks.seed, ranks.step
+        sent = pickle.dumps(state) if self.member == generation.source else b""
+        size = torch.tensor([len(sent)])
+        broadcast_coalesced(ranks.transport, [size], source)
+        message = torch.frombuffer(bytearray(sent or int(size)), dtype=torch.uint8)
+        broadcast_coalesced(ranks.transport, [message], source)
         if self.member in generation.joined:
-            tensors = [tensor.detach() for tensor in (*ddp.module.parameters(), *ddp.module.buffers())]
-            states = [each.state_dict() for each in (optimizer, *also)]
-            self._saved = tensors, *copy.deepcopy((tensors, states))
-        ddp.synchronize(source, optimizer=optimizer)
-        received = [[each.state_dict() for each in also]]
-        dist.broadcast_object_list(received, source)
-        for each, state in zip(also, received[0], strict=True):
-            each.load_state_dict(state)
-        self._ranks.agree_on_seed(source)
-        self._ranks.step = generation.step
-        self._saved = None
-
-    def _restore(self) -> None:
-        """Put this process's own state back if the source was lost while it sent its state."""
-        if self._saved is not None:
-            (_, optimizer, also), (tensors, values, states) = self._trained, self._saved
+            values, states, ranks.seed, ranks.step = pickle.loads(message.numpy().tobytes())
             torch._foreach_copy_(tensors, values)
-            for each, state in zip((optimizer, *also), states, strict=True):
-                each.load_state_dict(state)
-            self._saved = None
+            for each, received in zip((optimizer, *also), states, strict=True):
+                each.load_state_dict(received)
 
 
 class Step:

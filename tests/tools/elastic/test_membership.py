@@ -36,7 +36,7 @@ def test_survivors_keep_their_order_and_the_furthest_member_is_the_source(
     assert found.members[: len(survivors)] == survivors
     assert set(found.joined) == set(found.members) - set(survivors)
     assert found.source in (survivors or found.members)
-    assert found.step == max(requests[member].step for member in survivors or found.members)
+    assert requests[found.source].step == max(requests[member].step for member in survivors or found.members)
 
 
 @pytest.fixture

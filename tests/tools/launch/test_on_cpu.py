@@ -65,15 +65,6 @@ def test_a_script_for_gpus_ends_with_the_bits_of_torchs_ddp(name: str, tmp_path:
         assert any(expected in note for note in notes)
 
 
-@pytest.mark.slow
-def test_xray_records_a_script_for_gpus(tmp_path: Path) -> None:
-    options = ["--on-cpu", "--steps", "1:3", "--out", str(tmp_path / "out")]
-    done = minddp("xray", *options, str(SCRIPTS / "language_model.py"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "step.json").exists()
-    assert len(set(re.findall(r"digest (\w{64})", done.stdout))) == 1
-
-
 def test_the_flags_may_come_in_any_order_and_one_needs_the_other(tmp_path: Path) -> None:
     def asked_for(*arguments: str) -> set[str]:
         parser = make_parser("minddp run", "")
