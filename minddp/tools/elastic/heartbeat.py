@@ -53,7 +53,7 @@ class Heartbeat:
         # Set by this thread.
         self.lost: frozenset[int] = frozenset()  # of those watched
         self.error: RuntimeError | None = None
-        self._last_change: dict[int, tuple[bytes, float]] = {}  # by member: its latest beat, and when it changed
+        self._beats: dict[int, tuple[bytes, int]] = {}  # by member: its latest beat, and how often it was the same
 
         self._membership = Membership(own_connection(membership.store), membership.member)
         self._silent_limit_s = silent_limit_s
@@ -82,12 +82,13 @@ class Heartbeat:
             raise
 
     def _lost_members(self, watched: list[int]) -> frozenset[int]:
-        store, now = self._membership.store, time.monotonic()
+        store = self._membership.store
         beats = store.multi_get([f"beat/{member}" for member in watched]) if watched else []  # type: ignore[attr-defined]
         for member, beat in zip(watched, beats, strict=True):
-            if self._last_change.get(member, (b"", 0.0))[0] != beat:
-                self._last_change[member] = beat, now
-        silent = {member for member in watched if self._last_change[member][1] < now - self._silent_limit_s}
+            before, times = self._beats.get(member, (b"", 0))
+            self._beats[member] = beat, times + 1 if beat == before else 0
+        # Not by a clock: after a stop of this process, or of the whole machine, all beats are old.
+        silent = {member for member in watched if self._beats[member][1] * LOOK_EVERY_S > self._silent_limit_s}
         return frozenset(silent.union(filter(self._membership.processes.has_ended, watched)))
 
     def _must_end(self, term: Term) -> bool:

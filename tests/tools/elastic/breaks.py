@@ -73,16 +73,9 @@ BREAKS = (
         plan=TAKEN_BACK,
     ),
     SurvivalBreak(
-        "ranks keep the buckets that they have",
-        "tools/elastic/logical_ranks.py",
-        "        ddp._reducer.store.begin_anew(ddp._transport.allocate)",
-        "        pass",
-        plan=TAKEN_BACK,
-    ),
-    SurvivalBreak(
         "a silent member counts as alive",
         "tools/elastic/heartbeat.py",
-        "if self._last_change[member][1] < now - self._silent_limit_s",
+        "if self._beats[member][1] * LOOK_EVERY_S > self._silent_limit_s",
         "if False",
         ("forward", 5, "SIGSTOP"),
         {"join": {"silent_limit_s": 1.0}},
