@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_a_stopped_process_counts_as_lost_and_joins_again_when_it_goes_on() -> N
     assert set(digests(events)) == {undisturbed(30)}, job.account()
     assert len(digests(events)) == 3
     assert of(events, "step")[-1]["world"] == 3
+
+
+def test_a_stop_of_the_whole_machine_loses_no_rank() -> None:
+    job = Job(3, steps=100, share_s=0.005, join={"silent_limit_s": 1.0})
+    job.wait_for(lambda _: job.highest_step() > 3)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in job.processes:
+            job.kill(process, number)
+        time.sleep(2.0)
+    events = job.wait()
+    assert {event["generation"] for event in of(events, "step")} == {1}
+    assert set(digests(events)) == {undisturbed(100)}, job.account()
 
 
 def test_a_process_that_comes_too_late_says_so_and_ends_in_order() -> None:
