@@ -32,12 +32,12 @@ def main(arguments: Sequence[str]) -> int:
         "Run a training script, unchanged, with minddp as torch.nn.parallel.DistributedDataParallel. "
         "Options not listed under minddp are torchrun's.",
     )
-    return launch(parser, arguments)
+    return start_ranks(parser, arguments)
 
 
 def xray(arguments: Sequence[str]) -> int:
     """`minddp xray`: `minddp run` with other defaults, and with names of its own for some options."""
-    return launch(make_xray_parser(), arguments)
+    return start_ranks(make_xray_parser(), arguments)
 
 
 def make_xray_parser() -> ArgumentParser:
@@ -60,7 +60,7 @@ def make_parser(command: str, description: str) -> ArgumentParser:
     return parser
 
 
-def launch(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+def start_ranks(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Start the ranks and wait until they have ended. Returns 0, or exits with a status and a message."""
     options = parser.parse_args(arguments)
     script = Path(options.training_script)
