@@ -18,7 +18,7 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,9 +28,6 @@ from minddp.tools.elastic.connections import drop
 from minddp.tools.elastic.heartbeat import LOOK_EVERY_S, Heartbeat, Term
 from minddp.tools.elastic.membership import Generation, Membership, next_generation
 from minddp.tools.watchdog import Stuck
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful
 
 _log = logging.getLogger(__name__)
 STORE = "MINDDP_ELASTIC_STORE"  # host:port
@@ -83,13 +80,13 @@ class Session:
         atexit.register(self.leave)
 
     def steps(
-        self, ddp: Any, optimizer: torch.optim.Optimizer, last: int, also: Sequence[Stateful] = ()
+        self, ddp: Any, optimizer: torch.optim.Optimizer, last: int, also: Sequence[Any] = ()
     ) -> Iterator[Step]:
         """The steps of the wrapper `ddp` below number `last`; the same one again if a rank was lost in it.
 
         Everything up to the end of the loop over shares may run again. Everything after it runs once: steps of
         optimizers and schedulers, and logging, but no collectives. A process that joins later gets parameters,
-        buffers, optimizer state, number of the step, and the state of each object in `also`, from another rank.
+        buffers, optimizer state, number of the step, and the `state_dict` of each object in `also`, from another.
 
         Raises:
             ValueError: a wrapper without logical ranks.
@@ -127,8 +124,6 @@ class Session:
         self._term.call_off(self._membership)
         drop(dist.group.WORLD)  # the interpreter ends without it
 
-    # ------------------------------------------------------------------ steps
-
     def end(self) -> None:
         """In place of a step's shares: this is the last step, if it counts."""
         self._vote()
@@ -165,8 +160,6 @@ class Session:
             return isinstance(error, Exception)
         looks = range(int((self._silent_limit_s + GRACE_S) / LOOK_EVERY_S))  # a stop of this process costs one
         return any(term.is_over.wait(LOOK_EVERY_S) for _ in looks)
-
-    # ------------------------------------------------------------------ generations
 
     def _regroup(self) -> Term:
         """Become a rank of the next generation that can work, with the state that all its ranks have."""
