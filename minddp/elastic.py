@@ -2,10 +2,10 @@
 
 import sys
 
-from minddp.tools.elastic import Finished, RankLost, Session, ShareLoader, Step, join
+from minddp.tools.elastic import RankLost, Session, ShareLoader, Step, join
 from minddp.tools.elastic.launcher import main
 
-__all__ = ["Finished", "RankLost", "Session", "ShareLoader", "Step", "join"]
+__all__ = ["RankLost", "Session", "ShareLoader", "Step", "join"]
 
 if __name__ == "__main__":
     sys.exit(main())

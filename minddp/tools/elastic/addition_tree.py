@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 
 class Node(NamedTuple):
@@ -55,31 +53,17 @@ def sums_of(block: range, num_shares: int) -> list[Node]:
     return within(Node(0, num_shares))
 
 
-def carries(held: Sequence[Node], share: int, num_shares: int) -> int:
-    """How many of the last `held` nodes the tree merges with the next `share`, the last one first."""
-    wanted = sums_of(range(held[0].first if held else share, share + 1), num_shares)
-    return len(held) + 1 - len(wanted)
-
-
-def steps_between(nodes: Sequence[Node], num_shares: int) -> tuple[tuple[int, int], ...]:
-    """The additions (place of left, place of right) that reduce `nodes`, which cover all shares, to the root."""
+def additions(nodes: Sequence[Node], num_shares: int) -> tuple[tuple[int, int], ...]:
+    """The additions (place of left, place of right) by which place 0 of `nodes` becomes the sum of all shares."""
+    places = {node: place for place, node in enumerate(nodes)}
     steps: list[tuple[int, int]] = []
 
-    def add(left: int, right: int) -> int:
+    def sum_up(node: Node) -> int:
+        if node in places:
+            return places[node]
+        left, right = map(sum_up, node.children)
         steps.append((left, right))
         return left
 
-    add_up({node: place for place, node in enumerate(nodes)}, num_shares, add)
+    sum_up(Node(0, num_shares))
     return tuple(steps)
-
-
-def add_up(sums: Mapping[Node, T], num_shares: int, add: Callable[[T, T], T]) -> T:
-    """The sum of all shares, from any `sums` that cover them. `add(left, right)` may reuse its operands."""
-
-    def value(node: Node) -> T:
-        if node in sums:
-            return sums[node]
-        left, right = node.children
-        return add(value(left), value(right))
-
-    return value(Node(0, num_shares))

@@ -4,17 +4,13 @@
 A rank waits for a collective in gloo, for a message in shared memory, or for an address in the store. If a peer has
 died to which this rank is not connected directly, such a wait may never end, and gloo has no call to abort it. But
 these waits end with an error as soon as their sockets are shut down: here, and on the ranks at their other ends,
-which hang up in turn.
-
-So all sockets are recorded that the process opens from one moment to another, when nothing else opens any. A
-listening TCP socket is left alone: gloo's thread would accept from it for ever.
+which hang up in turn. So all sockets are recorded that the process opens while nothing else opens any.
 
 [Note: sends that never complete]
-One wait may not end. When a pair of gloo's sockets fails, gloo reports the error to waiting buffers, but not to
-sends that are under way (`op.ubuf` in `Pair::signalException`, gloo/transport/tcp/pair.cc): its thread has waited
-in `UnboundBuffer::waitSend` of an all-to-all until the group's time limit. So `WatchedTransport.end_waits`
-interrupts a rank that waits for such a work. And the group's destructor, which waits for gloo's threads, must not
-run in a thread that is needed: the garbage collector would call it during a later step.
+When a pair of gloo's sockets fails, gloo reports the error to waiting buffers, but not to sends that are under way
+(`op.ubuf` in `Pair::signalException`, gloo/transport/tcp/pair.cc): its thread waits for them until the group's
+time limit. So `WatchedTransport.end_waits` interrupts a rank that waits for such a work. And the destructor of the
+group, which waits for gloo's threads, must not run in a thread that is needed, such as in the garbage collector.
 """
 
 from __future__ import annotations
@@ -48,6 +44,7 @@ class Connections:
             if inode not in self._before if self._inodes is None else inode in self._inodes:
                 # Another thread may have closed it; then the descriptor may belong to another file now.
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
+                    # From a listening TCP socket that was shut down, gloo's thread would accept for ever.
                     listens = ours.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                     if os.fstat(ours.fileno()).st_ino == inode and (ours.family == socket.AF_UNIX or not listens):
                         ours.shutdown(socket.SHUT_RDWR)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 
-from minddp.platform.repeating_thread import AT_EXIT_S
+from minddp.platform.repeating_thread import AT_EXIT_S, RepeatingThread
+from minddp.platform.store import own_connection
 from minddp.tools.elastic.connections import Connections
 from minddp.tools.elastic.membership import Generation, Membership
 from minddp.tools.watchdog import WatchedTransport
@@ -43,65 +44,57 @@ class Term:
 
 
 class Heartbeat:
-    """Runs the thread until `stop`. A member whose beat has not changed for `silent_limit_s` counts as lost."""
+    """Runs until `stop`. A member is lost if its process has ended, or its beat does not change for a while."""
 
     def __init__(self, membership: Membership, silent_limit_s: float):
         # Set by the main thread.
         self.term: Term | None = None
-        self.watched: tuple[int, ...] = ()  # members
+        self.watched: frozenset[int] = frozenset()  # members
         # Set by this thread.
+        self.lost: frozenset[int] = frozenset()  # of those watched
         self.error: RuntimeError | None = None
-        self._silent: frozenset[int] = frozenset()
-        self._last_change: dict[int, tuple[bytes, float]] = {}  # by member: its latest beat, and when it changed
+        self._beats: dict[int, tuple[bytes, int]] = {}  # by member: its latest beat, and how often it was the same
 
-        self._membership = Membership(membership.store.clone(), membership.member)  # type: ignore[attr-defined]
+        self._membership = Membership(own_connection(membership.store), membership.member)
         self._silent_limit_s = silent_limit_s
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="minddp/heartbeat", daemon=True)
-        self._thread.start()
+        self._thread = RepeatingThread(self._turn, LOOK_EVERY_S, "minddp/heartbeat")
 
     def stop(self) -> None:
-        """Wait for the thread: an interpreter that ends while a thread is inside the store aborts."""
-        self._stopping.set()
-        self._thread.join(AT_EXIT_S)
+        self._thread.close(AT_EXIT_S)
 
     def check_store(self) -> None:
         """Raise RuntimeError if the store has ended."""
         if self.error is not None:
             raise RuntimeError("The store has ended, and with it the job.") from self.error
 
-    def is_lost(self, member: int, membership: Membership) -> bool:
-        """True if the member is silent, or its process has ended. `membership` is that of the calling thread."""
-        return member in self._silent or membership.processes.has_ended(member)
-
-    def _run(self) -> None:
+    def _turn(self, _is_last: bool) -> None:
+        term = self.term
         try:
-            while not self._stopping.is_set():
-                self._membership.store.set(f"beat/{self._membership.member}", str(time.monotonic()))
-                self._listen()
-                if (term := self.term) is not None and self._must_end(term):
-                    term.call_off(self._membership)
-                self._stopping.wait(LOOK_EVERY_S)
+            self._membership.store.set(f"beat/{self._membership.member}", str(time.monotonic()))
+            self.lost = self._lost_members(sorted(self.watched))
+            if term is not None and self._must_end(term):
+                term.call_off(self._membership)
         except RuntimeError as error:
             self.error = error
-            if (term := self.term) is not None:
+            if term is not None:
                 term.is_over.set()
                 term.connections.hang_up()
+            raise
 
-    def _listen(self) -> None:
-        watched, now = self.watched, time.monotonic()
-        for member, beat in zip(watched, self._membership.beats(watched) if watched else (), strict=True):
-            if self._last_change.get(member, (b"", 0.0))[0] != beat:
-                self._last_change[member] = beat, now
-        limit = now - self._silent_limit_s
-        self._silent = frozenset(member for member in watched if self._last_change[member][1] < limit)
+    def _lost_members(self, watched: list[int]) -> frozenset[int]:
+        store = self._membership.store
+        beats = store.multi_get([f"beat/{member}" for member in watched]) if watched else []  # type: ignore[attr-defined]
+        for member, beat in zip(watched, beats, strict=True):
+            before, times = self._beats.get(member, (b"", 0))
+            self._beats[member] = beat, times + 1 if beat == before else 0
+        # Not by a clock: after a stop of this process, or of the whole machine, all beats are old.
+        silent = {member for member in watched if self._beats[member][1] * LOOK_EVERY_S > self._silent_limit_s}
+        return frozenset(silent.union(filter(self._membership.processes.has_ended, watched)))
 
     def _must_end(self, term: Term) -> bool:
         """True if another member is lost, or has called the generation off."""
         # Even if it is over: the first `call_off` may have missed later sockets, or a step that was not set yet.
         if term.is_over.is_set() or self._membership.read(f"over/{term.generation.number}") is not None:
             return True
-        if self._membership.read("finished") is not None:
-            return False
-        others = set(term.generation.members) - {self._membership.member}
-        return any(self.is_lost(member, self._membership) for member in others)
+        is_broken = not self.lost.isdisjoint(term.generation.members)
+        return is_broken and self._membership.read("finished") is None

@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -20,6 +21,7 @@ from minddp.tools.elastic.session import NUM_RANKS, STORE
 from minddp.tools.job.launcher import GRACE_S
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+HOLD_LIMIT_S = 10.0  # for the ranks on other hosts to end after those of the host that holds the store
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -28,6 +30,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-restarts", type=int, default=3, help="of each rank (default: 3)")
     parser.add_argument(
         "--store",
+        type=address,
         default="localhost:0",
         help="HOST:PORT: on the first host where to hold the store; on others, with --join, where it is",
     )
@@ -37,23 +40,31 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "script", nargs=argparse.REMAINDER, help="the script that each rank runs, and its arguments"
     )
     options = parser.parse_args(arguments)
-    if not options.script or (options.join and options.store == parser.get_default("store")):
+    if not options.script or (options.join and options.store == address(parser.get_default("store"))):
         parser.error("Name a script to run, and with --join also a --store.")
+    if options.nproc < 1:
+        parser.error("--nproc takes 1 or more ranks.")
     return options
+
+
+def address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the ranks and wait until all have ended. Returns 0 if training has finished."""
     options = parse(arguments)
     environment = dict(os.environ)
-    host, _, port = options.store.rpartition(":")
+    host, port = options.store
     if options.join:
-        store = dist.TCPStore(host, int(port), is_master=False)
+        store = dist.TCPStore(host, port, is_master=False)
     else:
         # For its log, the server looks up the name of each process that connects. All others wait meanwhile, 5 s if
         # the answer is lost. So this process asks no name server.
         os.environ["RES_OPTIONS"] = "attempts:0"
-        store = dist.TCPStore("localhost", int(port), is_master=True, wait_for_workers=False)
+        store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    store.add("launchers", 1)
     environment |= {STORE: f"{host}:{store.port}", NUM_RANKS: str(options.nproc)}
     # Scripts that read torchrun's variables find a job of one rank.
     environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -67,7 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, *(["-m"] if options.is_module else []), *options.script]
     if stopped_by := run_ranks(command, environment, options.nproc, options.max_restarts):
         return 128 + stopped_by
-    return 0 if store.check(["finished"]) else 1
+    deadline = time.monotonic() + HOLD_LIMIT_S
+    try:
+        has_finished = store.check(["finished"])
+        store.add("launchers", -1)
+        while not options.join and store.add("launchers", 0) > 0 and time.monotonic() < deadline:
+            time.sleep(LOOK_EVERY_S)
+    except RuntimeError:
+        print("minddp elastic: the store has ended, and with it the job.", file=sys.stderr)
+        return 1
+    return 0 if has_finished else 1
 
 
 def run_ranks(command: Sequence[str], environment: Mapping[str, str], num_ranks: int, max_restarts: int) -> int:

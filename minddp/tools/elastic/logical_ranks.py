@@ -1,96 +1,36 @@
-"""The shares of a step: their gradients, random states and buffers, and checks that each is computed once.
-
-All shares of a rank but the last run as if under no_sync, and their gradients are held. As soon as two neighbours
-in the tree are held, they are added, as a binary counter carries. So if the n shares of a rank are a subtree, at
-most log2(n) + 1 sums are held at a time; if they begin or end within subtrees, up to twice as many. The buckets of
-the last share are launched in backward, as always: held sums that the tree adds to its gradients are added to the
-bucket. The sum over all shares is divided last.
-"""
+"""The shares of a step: their random states, buffers and gradients, and checks that each is computed once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minddp.core.backward_pass import Phase
-from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
-from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import PendingReduction
 from minddp.extension import Extension
 from minddp.options import exclude
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.placement import sparse_parameters
-from minddp.tools.elastic.addition_tree import Node, carries, deal
+from minddp.tools.elastic.addition_tree import deal
 from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
-from minddp.tools.elastic.tree_sum import TreeSums
+from minddp.tools.elastic.tree_sum import TreeReduceStrategy
 from minddp.transport.protocols import Transport
 
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
 
 
-class Held(NamedTuple):
-    """The sum of the shares of `node`: a gradient for each parameter."""
-
-    node: Node
-    grads: list[torch.Tensor]
-
-
-class TreeReduceStrategy:
-    """A `ReduceStrategy` that sums buckets over the shares instead of the ranks."""
-
-    def __init__(self, transport: Transport, num_shares: int, *, takes_mean: bool):
-        self.tree_sums = TreeSums(transport, num_shares, 1.0 / num_shares if takes_mean else 1.0)
-        self._num_shares = num_shares
-        self.begin_step(0)
-
-    def open(self) -> Scaling:
-        self.tree_sums.begin_pass()
-        return Scaling()
-
-    def begin_step(self, first_share: int) -> None:
-        self.held: list[Held] = []
-        self._next_share = first_share
-
-    def hold(self, grads: list[torch.Tensor]) -> None:
-        """Add the gradients of the next share to the held sums. Overwrites the gradients."""
-        node = Node(self._next_share, self._next_share + 1)
-        for _ in range(self._num_carries()):
-            left = self.held.pop()
-            torch._foreach_add_(left.grads, grads)
-            node, grads = Node(left.node.first, node.stop), left.grads
-        self.held.append(Held(node, grads))
-        self._next_share += 1
-
-    def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
-        assert isinstance(bucket, Bucket)
-        assert contents is bucket.wire
-        params = [slot.param for slot in bucket.spec.slots]
-        grads = [[held.grads[param] for param in params] for held in self.held]
-        for _ in range(self._num_carries()):
-            torch._foreach_add_(bucket.views, grads.pop())
-        parts = [torch.empty_like(bucket.wire) for _ in grads]
-        for part, values in zip(parts, grads, strict=True):
-            torch._foreach_copy_(bucket.views_into(part), values)
-        return self.tree_sums.launch([*parts, bucket.wire], bucket.wire)
-
-    def _num_carries(self) -> int:
-        """How many of the last held sums the tree adds to the next share."""
-        return carries([held.node for held in self.held], self._next_share, self._num_shares)
-
-
 class LogicalRanks(Mode, StepWatcher):
     """Deals the shares of each step to the ranks, so that results do not depend on which rank computes which share.
 
-    `step` is the number of the next step, which determines the shares' random states; set it to resume a training.
-    The constructor is collective: the seed is rank 0's `torch.initial_seed()`.
+    `step` is the number of the next step; set it to resume a training. The shares' random states follow from it and
+    from `seed`, rank 0's `torch.initial_seed()`. The constructor is collective.
     """
 
     def __init__(self, reducer: Reducer, buffers: Buffers, num_shares: int):
@@ -100,20 +40,16 @@ class LogicalRanks(Mode, StepWatcher):
         self._reducer = reducer
         self._params = reducer.params
         self._buffers = buffers
-        self._averaged: list[tuple[int, int] | None] = []
-        self._passes_before = 0
-        self._computing: int | None = None  # the share whose forward is due
+        self._averaged: list[
+            tuple[int, int] | None
+        ] = []  # versions of the gradients; empty until they are averaged
+        self._forward_is_due = False
         self._saved: tuple[list[torch.Tensor], list[torch.Tensor | None]] | None = None
-        self._seed = torch.initial_seed() & 2**63 - 1
-        self.agree_on_seed(source=0)
+        seed = torch.tensor([torch.initial_seed() & 2**63 - 1])
+        broadcast_coalesced(reducer.transport, [seed])
+        self.seed = int(seed.item())
         reducer.modes.append(self)
         self.watch_steps()
-
-    def agree_on_seed(self, source: int) -> None:
-        """Use the seed of rank `source`. Collective."""
-        seed = torch.tensor([self._seed])
-        broadcast_coalesced(self._reducer.transport, [seed], source)
-        self._seed = int(seed.item())
 
     @property
     def transport(self) -> Transport:
@@ -125,13 +61,9 @@ class LogicalRanks(Mode, StepWatcher):
         return deal(self.num_shares, self.transport.world_size)[self.transport.rank]
 
     def shares(self, wrapper: Any) -> Iterator[int]:
-        """Yield the shares of one step that this rank computes, in order. Each has one forward and one backward.
+        """Yield the shares of one step that this rank computes, in order. See `DistributedDataParallel.shares`.
 
-        After the loop gradients are the mean over all shares, added to the earlier `.grad`, and buffers are share
-        0's.
-
-        Raises:
-            RuntimeError: a share had no backward, or more than one.
+        After the loop, gradients are the mean over all shares, added to the earlier `.grad`. Buffers are share 0's.
         """
         reduce_strategy, here = self._reducer.reduce_strategy, self.here
         assert isinstance(reduce_strategy, TreeReduceStrategy)
@@ -139,7 +71,7 @@ class LogicalRanks(Mode, StepWatcher):
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
         self._saved = buffers, earlier
-        survivors = buffers
+        buffers_of_first = buffers
         with random_state_is_kept(self._params[0].device):
             for share in here:
                 self._begin(share, buffers)
@@ -148,14 +80,14 @@ class LogicalRanks(Mode, StepWatcher):
                     yield share
                 finally:
                     wrapper.require_backward_grad_sync = True
-                    self._computing = None
+                    self._forward_is_due = False
                 if share == here[-1]:
                     self._check_that_it_was_reduced(share)
                 else:
                     reduce_strategy.hold(self._take_grads(share))
                 if share == 0:
-                    survivors = _copies(self._current_buffers())
-        self._overwrite_buffers(survivors)
+                    buffers_of_first = _copies(self._current_buffers())
+        self._overwrite_buffers(buffers_of_first)
         broadcast_coalesced(self._reducer.transport, self._current_buffers())  # share 0 is rank 0's
         for param, before in zip(self._params, earlier, strict=True):
             if before is not None:
@@ -176,14 +108,12 @@ class LogicalRanks(Mode, StepWatcher):
 
     def pre_forward(self) -> None:
         """Raise unless this forward is the first of a share."""
-        if self._computing is None:
+        if not self._forward_is_due:
             raise RuntimeError(
                 "With logical_ranks each share has one forward with gradients, in `for share in ddp.shares():`. "
                 "This one is outside of it, or the second one of its share. Evaluate under torch.no_grad()."
             )
-        self._computing = None
-
-    # ------------------------------------------------------------------ gradients
+        self._forward_is_due = False
 
     def _begin(self, share: int, buffers: Sequence[torch.Tensor]) -> None:
         """Set up gradients, buffers and random state as if this share ran on its own rank."""
@@ -191,9 +121,9 @@ class LogicalRanks(Mode, StepWatcher):
             param.grad = None
         if share != self.here[0]:
             self._overwrite_buffers(buffers)
-        seed_all(self._seed, self.step, share)
-        self._computing = share
-        self._passes_before = self._reducer.num_passes
+        seed_all(self.seed, self.step, share)
+        self._forward_is_due = True
+        self._averaged = []
 
     def _take_grads(self, share: int) -> list[torch.Tensor]:
         """This share's gradients, with zeros for missing ones."""
@@ -209,16 +139,10 @@ class LogicalRanks(Mode, StepWatcher):
 
     def _check_that_it_was_reduced(self, share: int) -> None:
         self._reducer.ensure_finished()
-        num_passes = self._reducer.num_passes - self._passes_before
-        if num_passes != 1 or self._reducer.phase is not Phase.IDLE:
+        if self._reducer.phase is not Phase.IDLE or self._versions() != self._averaged:
             raise RuntimeError(
-                f"Share {share}, the last one of rank {self._reducer.transport.rank}, has had {num_passes} "
-                f"backwards that were reduced and completed: call backward once for each share, without `no_sync`."
-            )
-        if self._versions() != self._averaged:
-            raise RuntimeError(
-                f"The gradients of share {share}, the last one of rank {self._reducer.transport.rank}, have "
-                f"changed after backward had averaged them: call backward once for each share, and change "
+                f"The gradients of share {share}, the last one of rank {self.transport.rank}, were not averaged, "
+                f"or have changed since. Call backward once for each share, without `no_sync`, and change "
                 f"gradients after the loop over `ddp.shares()`."
             )
 
@@ -230,8 +154,6 @@ class LogicalRanks(Mode, StepWatcher):
         grads = (param.grad for param in self._params)
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
-    # ------------------------------------------------------------------ buffers
-
     def _current_buffers(self) -> list[torch.Tensor]:
         self._buffers.collect()
         return self._buffers.tensors
@@ -241,8 +163,6 @@ class LogicalRanks(Mode, StepWatcher):
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
             for buffer, value in zip(buffers, values, strict=True):
                 buffer.copy_(value)
-
-    # ------------------------------------------------------------------ the optimizer waits for all shares
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._saved is not None and steps_on(optimizer, set(map(id, self._params))):
@@ -294,7 +214,7 @@ class Shares(Extension):
         self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
 
     def _sum_over_shares(self, ddp: DistributedDataParallel) -> None:
-        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count, takes_mean=True)
+        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count)
 
     def change_ranks(self, ddp: DistributedDataParallel) -> None:
         """New ranks may have different buckets."""

@@ -10,17 +10,12 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-from minddp.platform import streams
-
 
 def seed_all(*numbers: int) -> None:
     """Seed torch, numpy and Python from these numbers."""
     digest = blake2b("/".join(map(str, numbers)).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
-    if streams.is_there():
-        torch.manual_seed(number)
-    else:  # torch.manual_seed also records a stack trace for devices to come, which is slow
-        torch.default_generator.manual_seed(number)
+    torch.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
 

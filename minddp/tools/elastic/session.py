@@ -1,4 +1,4 @@
-"""A training that goes on when ranks are lost, seen from one of its processes.
+"""One process's part in a training that goes on when ranks are lost.
 
 [Note: the vote]
 A rank that has the averages cannot know whether all others have them. If one rank steps its optimizer and another
@@ -11,25 +11,23 @@ remaining ranks step their optimizers, even if others die then; after "again" th
 from __future__ import annotations
 
 import atexit
-import copy
 import datetime
 import logging
 import os
+import pickle
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.tools.elastic.connections import drop
 from minddp.tools.elastic.heartbeat import LOOK_EVERY_S, Heartbeat, Term
-from minddp.tools.elastic.logical_ranks import LogicalRanks
 from minddp.tools.elastic.membership import Generation, Membership, next_generation
 from minddp.tools.watchdog import Stuck
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful
 
 _log = logging.getLogger(__name__)
 STORE = "MINDDP_ELASTIC_STORE"  # host:port
@@ -43,10 +41,6 @@ class RankLost(RuntimeError):
     """This step does not count, since a rank was lost in it. `with step:` catches this; the step comes again."""
 
 
-class Finished(SystemExit):
-    """The training had finished before this process could join. The process ends with status 0."""
-
-
 def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s: float = 1800.0) -> Session:
     """Join the training as one of the processes that `minddp elastic` has started. Call it once, at the start.
 
@@ -58,14 +52,12 @@ def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s:
         timeout_s: time limit of collectives, and of regrouping, for ranks that are alive but do not come.
 
     Raises:
-        RuntimeError: there is no launcher, or there is a default group, or this system is not Linux.
+        RuntimeError: there is no launcher, or there is a default group.
     """
     if STORE not in os.environ:
         raise RuntimeError(f"{STORE} is not set: start this script with `minddp elastic`.")
     if dist.is_initialized():
         raise RuntimeError("There is a default process group: remove init_process_group, `join` makes the group.")
-    if not os.path.isdir("/proc/self/fd"):
-        raise RuntimeError("minddp.elastic needs /proc to find the sockets of a process, and this system has none.")
     host, _, port = os.environ[STORE].rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False)
     store.set_timeout(datetime.timedelta(days=1))
@@ -84,35 +76,34 @@ class Session:
         self.generation = Generation()  # the last one that this process knows; its members are the ranks, in order
         self._term: Term | None = None
         self._has_state = False  # that of the generation
-        self._saved: tuple[Any, Any, Any] | None = None  # the own state, while another one is received
         self._has_left = False
         atexit.register(self.leave)
 
     def steps(
-        self, ddp: Any, optimizer: torch.optim.Optimizer, last: int, also: Sequence[Stateful] = ()
+        self, ddp: Any, optimizer: torch.optim.Optimizer, last: int, also: Sequence[Any] = ()
     ) -> Iterator[Step]:
         """The steps of the wrapper `ddp` below number `last`; the same one again if a rank was lost in it.
 
         Everything up to the end of the loop over shares may run again. Everything after it runs once: steps of
         optimizers and schedulers, and logging, but no collectives. A process that joins later gets parameters,
-        buffers, optimizer state, number of the step, and the state of each object in `also`, from another rank.
+        buffers, optimizer state, number of the step, and the `state_dict` of each object in `also`, from another.
 
         Raises:
             ValueError: a wrapper without logical ranks.
         """
-        ranks: LogicalRanks | None = ddp.logical_ranks
+        self._ranks = ranks = ddp.logical_ranks
         if ranks is None:
             raise ValueError("A training goes on with other ranks only with logical_ranks: pass it to the wrapper.")
         ranks.before_counting = self._vote
         self._trained = ddp, optimizer, also
-        self._ranks, self._last = ranks, last
+        self._last = last
         try:
             term = self._regroup()
             while ranks.step < last:
                 if term.is_over.is_set():
                     term = self._regroup()
                     continue
-                step = Step(self, term, ranks)
+                step = Step(self, term)
                 yield step
                 if not step.was_run:
                     raise RuntimeError(f"Step {step.number} was not computed: write `with step:` around all of it.")
@@ -127,14 +118,11 @@ class Session:
             return
         self._has_left = True
         atexit.unregister(self.leave)
-        if self._heart.error is None:
-            self._membership.store.set(f"left/{self.member}", "")
-            if self._term is not None and self._membership.read("finished") is None:
-                self._term.call_off(self._membership)
-                drop(dist.group.WORLD)  # the interpreter ends without it
         self._heart.stop()
-
-    # ------------------------------------------------------------------ steps
+        if self._term is None or self._heart.error is not None or self._membership.read("finished") is not None:
+            return
+        self._term.call_off(self._membership)
+        drop(dist.group.WORLD)  # the interpreter ends without it
 
     def end(self) -> None:
         """In place of a step's shares: this is the last step, if it counts."""
@@ -142,11 +130,7 @@ class Session:
         self._ranks.step = self._last
 
     def _vote(self) -> None:
-        """Return if the step counts. See [Note: the vote].
-
-        Raises:
-            RankLost: it does not.
-        """
+        """Return if the step counts, else raise `RankLost`. See [Note: the vote]."""
         term, store = self._term, self._membership.store
         assert term is not None
         number, members = term.generation.number, term.generation.members
@@ -154,9 +138,9 @@ class Session:
         if term.is_over.is_set():  # perhaps before the heart knew this step
             verdict = store.compare_set(key, "", "again").decode()
         elif store.add(f"votes/{number}/{term.step}", 1) == len(members):
-            others_wait = len(self._membership.knocks()) > term.generation.num_knocks
             has_room = len(members) < self._ranks.num_shares
-            proposed = "counts, regroup" if others_wait and has_room else "counts"
+            others_join = has_room and self._membership.join_requests(number + 1)
+            proposed = "counts, regroup" if others_join else "counts"
             verdict = store.compare_set(key, "", proposed).decode()
             for kind in ("votes", "verdict"):  # all have voted since, and so have read it
                 store.delete_key(f"{kind}/{number}/{term.step - 1}")
@@ -172,14 +156,10 @@ class Session:
         term = self._term
         assert term is not None
         self._heart.check_store()
-        if isinstance(error, (RankLost, Stuck)) or term.is_over.is_set():
+        if isinstance(error, (RankLost, Stuck)) or not isinstance(error, Exception):
             return isinstance(error, Exception)
-        if not isinstance(error, (RuntimeError, OSError)):
-            return False
         looks = range(int((self._silent_limit_s + GRACE_S) / LOOK_EVERY_S))  # a stop of this process costs one
         return any(term.is_over.wait(LOOK_EVERY_S) for _ in looks)
-
-    # ------------------------------------------------------------------ generations
 
     def _regroup(self) -> Term:
         """Become a rank of the next generation that can work, with the state that all its ranks have."""
@@ -190,8 +170,8 @@ class Session:
                 self._term.call_off(self._membership)
                 self._term.connections.complete()
             self._ranks.undo()
-            self._restore()
-            self._term = self._heart.term = self._next_term()
+            self._join_generation()
+            self._term = self._heart.term = Term(self.generation)
             try:
                 self._connect(self._term, limit_s)
                 self._synchronize(self._term.generation)
@@ -204,68 +184,43 @@ class Session:
                     raise
                 limit_s = min(2 * limit_s, longest_s)
 
-    def _next_term(self) -> Term:
-        """Wait for a decision on a generation with this process as a member."""
-        membership, step = self._membership, self._ranks.step
-        num_before = 0  # requests to join, including this process's own
-        if self.member in self.generation.members:
-            membership.announce(self.generation.number + 1, step, has_state=self._has_state)
-        else:
-            num_before = membership.knock(step)
-        began = time.monotonic()
+    def _join_generation(self) -> None:
+        """Wait for the first generation, after the last known one, that has this process as a member."""
         while True:
-            self._heart.watched = self.generation.members
+            number, step = self.generation.number + 1, self._ranks.step
+            self._membership.request_join(number, step, has_state=self._has_state)
+            self.generation = self._decision(number)
+            self._heart.watched = frozenset(self.generation.members)
+            if self.member in self.generation.members:
+                return
+            self._has_state = False
+
+    def _decision(self, number: int) -> Generation:
+        """Wait for a proposal for generation `number`, and make one as soon as nobody is missing."""
+        last, membership, began = self.generation, self._membership, time.monotonic()
+        while (decided := membership.decided(number)) is None:
             self._heart.check_store()
             if membership.read("finished") is not None:
                 _log.warning("The training had finished before this process could join.")
-                raise Finished(0)
-            latest = membership.latest(self.generation)
-            if latest == self.generation:
-                proposal = self._proposal(waited_s=time.monotonic() - began)
-                if proposal is None:
-                    time.sleep(0.01)
-                    continue
-                latest = membership.decide(proposal)
-            self.generation = latest
-            if self.member in latest.members:
-                self._heart.watched = latest.members
-                return Term(latest)
-            self._has_state = False
-            if num_before <= latest.num_knocks and len(latest.members) < self._ranks.num_shares:
-                _log.warning("The others took process %d for lost. It joins again.", self.member)
-                num_before = membership.knock(step)
-
-    def _proposal(self, waited_s: float) -> Generation | None:
-        """The next generation; `None` if a member of the last one may still announce itself, or all are to come."""
-        last, membership = self.generation, self._membership
-        survivors: dict[int, int] = {}  # members and their steps
-        joiners: dict[int, int] = {}  # also members of a generation that has not come to its first step
-        for member in filter(self._takes_part, last.members):
-            announcement = membership.announced(last.number + 1, member)
-            if announcement is None:
-                return None
-            step, has_state = announcement
-            (survivors if has_state else joiners)[member] = step
-        requests = membership.knocks()
-        joiners |= {member: step for member, step in requests[last.num_knocks :] if self._takes_part(member)}
-        is_early = waited_s < self._start_limit_s and len(joiners) < int(os.environ.get(NUM_RANKS, "1"))
-        if (last.number == 0 and is_early) or self.member not in {**survivors, **joiners}:
-            return None
-        return next_generation(last, survivors, joiners, len(requests), self._ranks.num_shares)
-
-    def _takes_part(self, member: int) -> bool:
-        has_left = self._membership.read(f"left/{member}") is not None
-        return not has_left and not self._heart.is_lost(member, self._membership)
+                sys.exit(0)
+            requests, lost = membership.join_requests(number), self._heart.lost
+            self._heart.watched = frozenset((*last.members, *requests))
+            present = {member: request for member, request in requests.items() if member not in lost}
+            missing, waited_s = set(last.members) - present.keys() - lost, time.monotonic() - began
+            if self.member in last.members and waited_s > self._timeout_s:
+                raise RuntimeError(f"Members {sorted(missing)} live, but have not regrouped in {waited_s:.0f} s.")
+            is_early = last.number == 0 and waited_s < self._start_limit_s
+            if not missing and not (is_early and len(present) < int(os.environ.get(NUM_RANKS, "1"))):
+                membership.propose(next_generation(last, present, self._ranks.num_shares))
+            else:
+                time.sleep(0.01)
+        return decided
 
     def _connect(self, term: Term, limit_s: float) -> None:
-        """Make the default group one of all members, and the wrapper's.
+        """Make the default group one of all members, and the wrapper's, or raise `RankLost`.
 
         For a connection of a member that dies meanwhile gloo waits five times its limit (`Pair::waitUntil`), and
-        shutting its socket down does not end that wait. So members first wait in the store for slow ones, longer in
-        each attempt.
-
-        Raises:
-            RankLost: a member is lost or slow.
+        shutting its socket down does not end that wait. So members first wait in the store for slow ones.
         """
         generation = term.generation
         if dist.is_initialized():
@@ -289,41 +244,32 @@ class Session:
         term.transport = self._ranks.transport
 
     def _synchronize(self, generation: Generation) -> None:
-        """Send the state of the source to the members that have joined; the others have it."""
+        """Send the state of the source to the members that have joined. They take it once they have all of it."""
         if not generation.joined:
             return
-        ddp, optimizer, also = self._trained
+        (ddp, optimizer, also), ranks = self._trained, self._ranks
         source = generation.members.index(generation.source)
+        tensors = [tensor.detach() for tensor in (*ddp.module.parameters(), *ddp.module.buffers())]
+        state = tensors, [each.state_dict() for each in (optimizer, *also)], ranks.seed, ranks.step
+        sent = pickle.dumps(state) if self.member == generation.source else b""
+        size = torch.tensor([len(sent)])
+        broadcast_coalesced(ranks.transport, [size], source)
+        message = torch.frombuffer(bytearray(sent or int(size)), dtype=torch.uint8)
+        broadcast_coalesced(ranks.transport, [message], source)
         if self.member in generation.joined:
-            tensors = [tensor.detach() for tensor in (*ddp.module.parameters(), *ddp.module.buffers())]
-            states = [each.state_dict() for each in (optimizer, *also)]
-            self._saved = tensors, *copy.deepcopy((tensors, states))
-        ddp.synchronize(source, optimizer=optimizer)
-        received = [[each.state_dict() for each in also]]
-        dist.broadcast_object_list(received, source)
-        for each, state in zip(also, received[0], strict=True):
-            each.load_state_dict(state)
-        self._ranks.agree_on_seed(source)
-        self._ranks.step = generation.step
-        self._saved = None
-
-    def _restore(self) -> None:
-        """Put this process's own state back if the source was lost while it sent its state."""
-        if self._saved is not None:
-            (_, optimizer, also), (tensors, values, states) = self._trained, self._saved
+            values, states, ranks.seed, ranks.step = pickle.loads(message.numpy().tobytes())
             torch._foreach_copy_(tensors, values)
-            for each, state in zip((optimizer, *also), states, strict=True):
-                each.load_state_dict(state)
-            self._saved = None
+            for each, received in zip((optimizer, *also), states, strict=True):
+                each.load_state_dict(received)
 
 
 class Step:
     """One attempt at step `number`, within `with`."""
 
-    def __init__(self, session: Session, term: Term, ranks: LogicalRanks):
-        self.number = ranks.step
+    def __init__(self, session: Session, term: Term):
+        self._session, self._term, self._ranks = session, term, session._ranks
+        self.number: int = self._ranks.step
         self.was_run = False
-        self._session, self._term, self._ranks = session, term, ranks
 
     def __enter__(self) -> Step:
         self.was_run = True
@@ -333,14 +279,13 @@ class Step:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """True if the step is to come again: a rank was lost before it counted."""
         has_counted = self._ranks.step > self.number
-        if error is None and has_counted:
-            return False
-        if error is None:
+        if error is None and not has_counted:
             raise RuntimeError(f"Step {self.number} has ended without a loop over `ddp.shares()`.")
-        if not has_counted and self._session.is_loss(error):
+        if error is not None and not has_counted and self._session.is_loss(error):
             self._term.is_over.set()
             return True
-        self._session.leave()
+        if error is not None:
+            self._session.leave()
         return False
 
 

@@ -1,13 +1,14 @@
 """The samples of each share: torch's sampler with the share as its rank, and one loader per share.
 
-The samples of a share in a step depend only on the dataset, the number of shares, the seed, the epoch and the step.
-Each batch is loaded with its own random state, so augmentation does not depend on the worker. So any rank can load
-the batch of a share, even if it takes the share over in the middle of an epoch.
+Each batch is loaded with its own random state. So any rank can load the batch of a share, even if it takes the
+share over in the middle of an epoch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ class ShareLoader:
 
     def __len__(self) -> int:
         """The number of steps in an epoch."""
-        steps, rest = divmod(len(self._sampler(0)), self._batch_size)
-        return steps + bool(rest and not self._sampling["drop_last"])
+        num_batches = len(self._sampler(0)) / self._batch_size
+        return math.floor(num_batches) if self._sampling["drop_last"] else math.ceil(num_batches)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch. The next step may be any one."""
@@ -77,17 +78,16 @@ class ShareLoader:
         return DistributedSampler(self._dataset, self.num_shares, share, **self._sampling)
 
 
+@dataclass
 class _Seeded(Dataset[Any]):
     """Loads each batch with a random state that depends only on the seed, the epoch and the first index."""
 
-    def __init__(self, dataset: Any, seed: int, epoch: int):
-        self._dataset = dataset
-        self._numbers = (seed, epoch)
+    dataset: Any
+    seed: int
+    epoch: int
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """A DataLoader calls this for each batch."""
         with random_state_is_kept():
-            seed_all(*self._numbers, indices[0])
-            if hasattr(self._dataset, "__getitems__"):
-                return self._dataset.__getitems__(indices)
-            return [self._dataset[index] for index in indices]
+            seed_all(self.seed, self.epoch, indices[0])
+            return [self.dataset[index] for index in indices]

@@ -1,104 +1,115 @@
-"""The sum of a bucket over all shares, in the order of the tree, between ranks.
+"""The sum of a bucket over all shares, in the order of the tree.
 
-Each rank owns one chunk of each bucket. In a first exchange all ranks send each owner its chunk of each of their
-sums, and the owner adds them in the tree's order. In a second exchange the owners send their results to all ranks.
-If each rank has one sum, both together send as many bytes as a ring all-reduce.
+The gradients of all shares of a rank but the last are held. As soon as two neighbours in the tree are held, they
+are added, as a binary counter carries. So for n shares at most 2 log2(n) + 2 sums are held at a time. The buckets
+of the last share are launched in backward, as always.
 
-The first exchange overlaps with backward. The second begins when backward waits for the first bucket, for all
-buckets at once: if it began whenever a first exchange is complete, ranks would launch in different orders.
+Between ranks, each rank owns one chunk of each bucket. In a first exchange, which overlaps with backward, all
+ranks send each owner its chunk of each of their sums, and the owner adds them in the tree's order. In a second
+exchange the owners send their results to all ranks. If each rank has one sum, both send as many bytes as a ring
+all-reduce; if the transport can add in a given order, it does it all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from minddp.core.bucket import Bucket
+from minddp.core.packing import Scaling
 from minddp.core.reduction import PendingAllReduce, PendingReduction
-from minddp.tools.elastic.addition_tree import add_up, deal, steps_between, sums_of
+from minddp.tools.elastic.addition_tree import additions, deal, sums_of
 from minddp.transport.protocols import AdditionOrder, Transport, Work
 
 
-class TreeSums:
-    """The tree sums of one backward, times `factor`. Call `launch` in the same order on every rank.
+class TreeReduceStrategy:
+    """A `ReduceStrategy` that sums buckets over the shares instead of the ranks."""
 
-    If each rank has one sum, and the transport can add in a given order, the transport does it all.
-    """
-
-    def __init__(self, transport: Transport, num_shares: int, factor: float):
-        self._transport = transport
+    def __init__(self, transport: Transport, num_shares: int):
+        self.transport = transport
         self._num_shares = num_shares
-        self._factor = factor
-        self._sums = [sums_of(block, num_shares) for block in deal(num_shares, transport.world_size)]  # by rank
-        self._nodes = [node for of_rank in self._sums for node in of_rank]
-        self._under_way: list[TreeSum] = []
-        self._order: AdditionOrder | None = None
-        if 1 < len(self._nodes) == transport.world_size:
-            self._order = AdditionOrder(steps_between(self._nodes, num_shares), factor)
+        sums = [sums_of(block, num_shares) for block in deal(num_shares, transport.world_size)]
+        self._num_sums = [len(of_rank) for of_rank in sums]
+        nodes = [node for of_rank in sums for node in of_rank]
+        self._order = AdditionOrder(additions(nodes, num_shares), 1.0 / num_shares)
+        self.begin_step(0)
 
-    def begin_pass(self) -> None:
-        self._under_way = []
+    def open(self) -> Scaling:
+        return Scaling()
 
-    def launch(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> PendingReduction:
-        """`parts`: this rank's sums, flat and in order. The last one, `total`, becomes the sum over all shares."""
-        if self._order is not None:
-            work = self._transport.sum_in_order(total, self._order)
+    def begin_step(self, first_share: int) -> None:
+        self._held: list[list[torch.Tensor]] = []  # sums of shares: a gradient for each parameter
+        self._first_share = self._next_share = first_share
+
+    def hold(self, grads: list[torch.Tensor]) -> None:
+        """Add the gradients of the next share to the held sums. Overwrites the gradients."""
+        for _ in range(self._num_carries()):
+            left = self._held.pop()
+            torch._foreach_add_(left, grads)
+            grads = left
+        self._held.append(grads)
+        self._next_share += 1
+
+    def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+        assert isinstance(bucket, Bucket)
+        assert contents is bucket.wire
+        grads = [[held[slot.param] for slot in bucket.spec.slots] for held in self._held]
+        for _ in range(self._num_carries()):
+            torch._foreach_add_(bucket.views, grads.pop())
+        if 1 < self.transport.world_size == sum(self._num_sums):
+            work = self.transport.sum_in_order(contents, self._order)
             if work is not None:
-                return PendingAllReduce(work, total)
-        if self._transport.world_size == 1:
-            return TreeSum(self, total, parts)
-        self._under_way.append(self._send_to_owners(parts, total))
-        return self._under_way[-1]
+                return PendingAllReduce(work, contents)
+        parts = [torch.empty_like(contents) for _ in grads]
+        for part, values in zip(parts, grads, strict=True):
+            torch._foreach_copy_(bucket.views_into(part), values)
+        return self._send_to_owners([*parts, contents])
 
-    def _send_to_owners(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> TreeSum:
-        """The first exchange."""
-        chunks_of_parts = [part.tensor_split(self._transport.world_size) for part in parts]
+    def _num_carries(self) -> int:
+        """How many of the last held sums the tree adds to the next share."""
+        block = range(self._first_share, self._next_share + 1)
+        return len(self._held) + 1 - len(sums_of(block, self._num_shares))
+
+    def _send_to_owners(self, parts: Sequence[torch.Tensor]) -> PendingTreeSum:
+        """The first exchange of this rank's sums, flat and in order. The last one becomes the sum of all shares."""
+        chunks_of_parts = [part.tensor_split(self.transport.world_size) for part in parts]
         sizes = list(map(len, chunks_of_parts[0]))
-        chunk = sizes[self._transport.rank]
-        incoming = total.new_empty(len(self._nodes) * chunk)
-        by_owner = [piece for pieces in zip(*chunks_of_parts, strict=True) for piece in pieces]
-        work = self._transport.all_to_all(
-            incoming,
+        own_size = sizes[self.transport.rank]
+        received = parts[0].new_empty(sum(self._num_sums), own_size)
+        by_owner = [chunk for chunks in zip(*chunks_of_parts, strict=True) for chunk in chunks]
+        work = self.transport.all_to_all(
+            received.view(-1),
             parts[0] if len(parts) == 1 else torch.cat(by_owner),
-            [len(nodes) * chunk for nodes in self._sums],
+            [number * own_size for number in self._num_sums],
             [len(parts) * size for size in sizes],
         )
-        return TreeSum(self, total, incoming.view(len(self._nodes), chunk).unbind(), sizes, work)
+        return PendingTreeSum(self, parts[-1], received, sizes, work)
 
-    def add(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The scaled sum of the values of all nodes, in the tree's order. Overwrites the values."""
-        by_node = dict(zip(self._nodes, values, strict=True))
-        return add_up(by_node, self._num_shares, torch.Tensor.add_).mul_(self._factor)
-
-    def add_all(self) -> None:
-        """Begin the second exchange of every bucket."""
-        under_way, self._under_way = self._under_way, []
-        for each in under_way:
-            assert each.work is not None
-            each.work.wait()
-            chunk, num_owners = self.add(each.values), len(each.sizes)
-            each.work = self._transport.all_to_all(
-                each.total, chunk.repeat(num_owners), each.sizes, [len(chunk)] * num_owners
-            )
-            each.values = ()
+    def add(self, sums: torch.Tensor) -> torch.Tensor:
+        """The scaled sum of the rows, which are this rank's chunk of all sums. Overwrites them."""
+        for left, right in self._order.steps:
+            sums[left].add_(sums[right])
+        return sums[0].mul_(self._order.factor)
 
 
-@dataclass(eq=False)
-class TreeSum:
-    """A `PendingReduction`. When `work` is done, `values` are this rank's chunk of the sums of all nodes."""
+@dataclass(frozen=True, eq=False)
+class PendingTreeSum:
+    """A `PendingReduction`. When `work` is done, `received` has this rank's chunk of all sums."""
 
-    sums: TreeSums
+    strategy: TreeReduceStrategy
     total: torch.Tensor
-    values: Sequence[torch.Tensor]
-    sizes: Sequence[int] = ()  # of the chunks, by owner
-    work: Work | None = None
+    received: torch.Tensor
+    sizes: Sequence[int]  # of the chunks, by owner
+    work: Work
 
     def result(self) -> torch.Tensor:
-        if self.work is None:
-            return self.total.copy_(self.sums.add(self.values))
-        self.sums.add_all()
         self.work.wait()
+        own, num_owners = self.strategy.add(self.received), len(self.sizes)
+        sizes_out = [len(own)] * num_owners
+        self.strategy.transport.all_to_all(self.total, own.repeat(num_owners), self.sizes, sizes_out).wait()
         return self.total
 
     def when_complete(self, callback: Callable[[], object]) -> None:

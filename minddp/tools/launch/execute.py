@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,8 +77,5 @@ def main(arguments: Sequence[str]) -> int:
     try:
         os.execvpe(parsed.command, [parsed.command, *parsed.arguments], environment)
     except OSError as error:
-        script = Path(parsed.command)
-        is_python = script.suffix == ".py" and script.is_file()
-        remedy = f" Type: minddp exec {shlex.join(['python', *arguments])}" if is_python else ""
-        print(f"minddp exec: {parsed.command}: {error.strerror}.{remedy}", file=sys.stderr)
+        print(f"minddp exec: {parsed.command}: {error.strerror}.", file=sys.stderr)
     return 127

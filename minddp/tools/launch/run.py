@@ -12,7 +12,7 @@ launchers, there is `minddp exec`.
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,19 +32,15 @@ def main(arguments: Sequence[str]) -> int:
         "Run a training script, unchanged, with minddp as torch.nn.parallel.DistributedDataParallel. "
         "Options not listed under minddp are torchrun's.",
     )
-    return launch(parser, parser.parse_args(arguments))
+    return start_ranks(parser, arguments)
 
 
 def xray(arguments: Sequence[str]) -> int:
     """`minddp xray`: `minddp run` with other defaults, and with names of its own for some options."""
-    parser = make_xray_parser()
-    options = parser.parse_args(arguments)
-    options.native |= options.ddp == "torch"
-    return launch(parser, options)
+    return start_ranks(make_xray_parser(), arguments)
 
 
 def make_xray_parser() -> ArgumentParser:
-    """The command's own options end at the script's name; what follows is the script's."""
     parser = make_parser(
         "minddp xray",
         "Record some training steps on every rank and show where their time goes: in the terminal, as a page "
@@ -53,7 +49,6 @@ def make_xray_parser() -> ArgumentParser:
     shown = parser.add_argument_group("x-ray")
     shown.add_argument("--out", dest="xray", type=Path, help="folder for the files (%(default)s)")
     shown.add_argument("--nproc", dest="nproc_per_node", help="as --nproc-per-node (2)")
-    shown.add_argument("--ddp", choices=("minddp", "torch"), help="which DDP; torch is --native")
     parser.set_defaults(nproc_per_node="2", xray=Path("runs/xray"))
     return parser
 
@@ -65,10 +60,13 @@ def make_parser(command: str, description: str) -> ArgumentParser:
     return parser
 
 
-def launch(parser: ArgumentParser, options: Namespace) -> int:
+def start_ranks(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Start the ranks and wait until they have ended. Returns 0, or exits with a status and a message."""
-    if mistake := find_mistake(options):
-        parser.exit(2, f"{parser.prog}: {mistake}\n")
+    options = parser.parse_args(arguments)
+    script = Path(options.training_script)
+    if not options.module and not options.no_python and not script.exists():
+        where = f"There is no script {str(script)!r} in {Path.cwd()}."
+        parser.exit(2, f"{parser.prog}: {where} For a module, add -m.\n")
     os.environ.update(environment_of(parser, options))
     # Here too, for ranks that are forked from this process (--run-path --start-method fork).
     if options.on_cpu:
@@ -82,16 +80,3 @@ def launch(parser: ArgumentParser, options: Namespace) -> int:
         status = error.exit_status if error.exit_status > 0 else 128 - error.exit_status
         parser.exit(status, f"{parser.prog}: {error}\n")
     return 0
-
-
-def find_mistake(options: Namespace) -> str | None:
-    """A mistake that would fail on every rank, or with a traceback of the launcher."""
-    try:
-        torchrun.parse_min_max_nnodes(options.nnodes)
-        torchrun.determine_local_world_size(options.nproc_per_node)
-    except (ValueError, RuntimeError) as error:
-        return f"{error} (--nnodes {options.nnodes} --nproc-per-node {options.nproc_per_node})."
-    script = Path(options.training_script)
-    if not options.module and not options.no_python and not script.exists():
-        return f"There is no script {str(script)!r} in {Path.cwd()}. For a module, add -m."
-    return None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from tests.breaks import Break
 
 
 @dataclass(frozen=True)
 class SurvivalBreak(Break):
-    """`test` is the test of `test_survival.py` whose training fails."""
+    """A training of three ranks fails if member 2 has a fault: a moment, its step, and a signal or other event."""
 
-    test: str
+    fault: tuple[str, int, str] = ("forward", 5, "SIGKILL")
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
+
+CONNECTION_LOST = ("vote", 5, "stuck")
+TAKEN_BACK = {"restarts": 1, "steps": 20, "hold": 10, "until_members": 3}
 
 BREAKS = (
     SurvivalBreak(
@@ -20,62 +26,58 @@ BREAKS = (
         "tools/elastic/session.py",
         'if verdict == "again":',
         "if False:",
-        "test_a_connection_is_lost_and_no_rank",
+        CONNECTION_LOST,
     ),
     SurvivalBreak(
         "the first vote decides",
         "tools/elastic/session.py",
         '/{term.step}", 1) == len(members):',
         '/{term.step}", 1) >= 1:',
-        "test_a_connection_is_lost_and_no_rank",
+        CONNECTION_LOST,
     ),
     SurvivalBreak(
         "buffers stay as the broken step has left them",
         "tools/elastic/logical_ranks.py",
         "            buffers, earlier = self._saved\n            self._overwrite_buffers(buffers)\n",
         "            buffers, earlier = self._saved\n",
-        "test_a_rank_dies_in_a_step[backward]",
+        ("backward", 5, "SIGKILL"),
     ),
     SurvivalBreak(
         "no waits are ended",
         "tools/elastic/heartbeat.py",
-        "                    term.call_off(self._membership)",
-        "                    pass",
-        "test_a_rank_dies_in_a_step[vote]",
+        "                term.call_off(self._membership)",
+        "                pass",
+        ("vote", 5, "SIGKILL"),
     ),
     SurvivalBreak(
         "attempts to connect are counted",
         "tools/elastic/session.py",
         "        dist.distributed_c10d._world.group_count = 0",
         "        pass",
-        "test_an_attempt_to_connect_has_failed_on_one_rank_only",
+        ("construction", 0, "failed attempt"),
+        {"connect_limit_s": 600.0},
     ),
     SurvivalBreak(
         "a rank that comes late ends the others",
         "tools/elastic/session.py",
         '            raise RankLost(f"Not all',
         '            raise RuntimeError(f"Not all',
-        "test_a_rank_that_connects_too_late_is_waited_for_again",
+        ("construction", 0, "late"),
+        {"connect_limit_s": 3.0},
     ),
     SurvivalBreak(
         "a new rank keeps its own step",
         "tools/elastic/session.py",
-        "        self._ranks.step = generation.step\n",
-        "",
-        "test_what_has_died_is_started_again_and_gets_its_state_from_the_living",
-    ),
-    SurvivalBreak(
-        "ranks keep the buckets that they have",
-        "tools/wrapper.py",
-        "        ddp._reducer.store.begin_anew(ddp._transport.allocate)",
-        "        pass",
-        "test_what_has_died_is_started_again_and_gets_its_state_from_the_living",
+        "values, states, ranks.seed, ranks.step = ",
+        "values, states, ranks.seed, _ = ",
+        plan=TAKEN_BACK,
     ),
     SurvivalBreak(
         "a silent member counts as alive",
         "tools/elastic/heartbeat.py",
-        "if self._last_change[member][1] < limit",
+        "if self._beats[member][1] * LOOK_EVERY_S > self._silent_limit_s",
         "if False",
-        "test_a_stopped_process_counts_as_lost_and_joins_again_when_it_goes_on",
+        ("forward", 5, "SIGSTOP"),
+        {"join": {"silent_limit_s": 1.0}},
     ),
 )

@@ -26,67 +26,31 @@ PATIENCE_S = 120.0  # between two kills, for restarted ranks to come
 
 
 @dataclass
-class Loss:
-    """The loss of a process at `time_s`. For `standstill_s` after it no rank has finished a step.
-
-    `overlaps`: no step had been finished since the loss before.
-    """
-
-    time_s: float
-    is_stop: bool
-    overlaps: bool
-    standstill_s: float = 0.0
-
-
-@dataclass
 class Report:
+    """`losses`: when a rank was lost, and True if it was stopped. Times are in seconds since the beginning."""
+
     num_steps: int = 0
     num_generations: int = 0
     duration_s: float = 0.0
+    longest_gap_s: float = 0.0
     is_undisturbed: bool = False
     failures: list[int] = field(default_factory=list)  # exit codes other than that of a kill
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[tuple[float, bool]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def table(self) -> str:
+        num_stopped = sum(is_stop for _, is_stop in self.losses)
         rows = {
-            "ranks killed": sum(not loss.is_stop for loss in self.losses),
-            "ranks stopped": sum(loss.is_stop for loss in self.losses),
-            "of these before a step was finished after the last loss": sum(loss.overlaps for loss in self.losses),
+            "ranks killed": len(self.losses) - num_stopped,
+            "ranks stopped": num_stopped,
             "generations": self.num_generations,
             "steps": self.num_steps,
             "time": f"{self.duration_s:.0f} s",
-            "no step after a kill": self._standstills(is_stop=False),
-            "no step after a stop": self._standstills(is_stop=True),
-            "longest time without a step": f"{self.longest_gap()[0]:.2f} s",
+            "longest time without a step": f"{self.longest_gap_s:.2f} s",
             "ranks that failed": len(self.failures),
             "same bits as undisturbed": "yes" if self.is_undisturbed else "NO",
         }
         return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-
-    def longest_gap(self) -> tuple[float, float, float]:
-        """The longest time without a finished step, whatever the cause: in s, from when until when."""
-        done = [event["time"] for event in self.events if event["event"] == "step"]
-        return max((later - earlier, earlier, later) for earlier, later in pairwise(done))
-
-    def longest(self) -> str:
-        """The events of the longest time without a step."""
-        _, began, ended = self.longest_gap()
-        events = [event for event in self.events if began - 0.01 <= event["time"] <= ended]
-        lines = [f"{loss.time_s:8.2f} {'stop' if loss.is_stop else 'kill'}" for loss in self.losses]
-        within = [line for line in lines if began - 1 <= float(line.split()[0]) <= ended]
-        lines = [f"{e['time']:8.2f} { ({k: v for k, v in e.items() if k != 'time'}) }" for e in events]
-        return "\n".join(["Longest without a step:", *within, *lines])
-
-    def _standstills(self, *, is_stop: bool) -> str:
-        """Those of losses that came one by one: the others are over when the last one is."""
-        alone = [
-            loss.standstill_s
-            for loss, following in zip(self.losses, [*self.losses[1:], None], strict=True)
-            if loss.is_stop == is_stop and not loss.overlaps and not (following and following.overlaps)
-        ]
-        ordered = sorted(alone) or [0.0]
-        return f"{ordered[len(ordered) // 2]:.2f} s (median), {ordered[-1]:.2f} s at most"
 
 
 def kill_at_random(
@@ -118,10 +82,8 @@ def kill_at_random(
         if is_due and len(victims) > 1:
             time.sleep(rng.random() * 0.03)
             victim, is_stop = rng.choice(victims), rng.random() < 1 / 3
-            last_s = report.losses[-1].time_s if report.losses else began
-            overlaps = not any(event["event"] == "step" and event["time"] > last_s for event in job.events())
             job.kill(victim, signal.SIGSTOP if is_stop else signal.SIGKILL)
-            report.losses.append(Loss(time.time(), is_stop, overlaps))
+            report.losses.append((time.time() - began, is_stop))
             if is_stop:
                 stopped[victim] = time.time(), rng.random() < 1 / 2
             else:
@@ -142,21 +104,16 @@ def members_at_work(events: list[dict[str, Any]]) -> set[int]:
 
 
 def judged(report: Report, steps: int, began: float) -> Report:
-    done = [event for event in report.events if event["event"] == "step"]
-    for loss in report.losses:
-        before = max((event["time"] for event in done if event["time"] <= loss.time_s), default=began)
-        after = min((event["time"] for event in done if event["time"] > loss.time_s + 0.02), default=loss.time_s)
-        loss.standstill_s = after - max(before, loss.time_s)
-    report.num_steps = len({event["step"] for event in done})
-    report.num_generations = max(event["generation"] for event in done)
-    report.duration_s = done[-1]["time"] - began
-    each_once = len({(e["pid"], e["step"]) for e in done}) == len(done)
-    found = set(digests(report.events))
-    report.is_undisturbed = found == {undisturbed(steps)} and report.num_steps == steps and each_once
-    for loss in report.losses:
-        loss.time_s -= began
     for event in report.events:
         event["time"] -= began
+    done = [event for event in report.events if event["event"] == "step"]
+    report.num_steps = len({event["step"] for event in done})
+    report.num_generations = max(event["generation"] for event in done)
+    report.duration_s = done[-1]["time"]
+    report.longest_gap_s = max(later["time"] - earlier["time"] for earlier, later in pairwise(done))
+    each_once = len({(event["pid"], event["step"]) for event in done}) == len(done)
+    found = set(digests(report.events))
+    report.is_undisturbed = found == {undisturbed(steps)} and report.num_steps == steps and each_once
     return report
 
 
@@ -176,8 +133,8 @@ def draw(report: Report, path: str) -> None:
     below.set_xlabel("s")
     below.set_ylim(0, max(event["world"] for event in done) + 0.5)
     for axis in (above, below):
-        for loss in report.losses:
-            axis.axvline(loss.time_s, color="tab:orange" if loss.is_stop else "tab:red", linewidth=0.6, alpha=0.7)
+        for time_s, is_stop in report.losses:
+            axis.axvline(time_s, color="tab:orange" if is_stop else "tab:red", linewidth=0.6, alpha=0.7)
     losses = f"{len(report.losses)} losses: killed (red) or stopped (orange)"
     above.set_title(f"{losses}; {report.num_steps} steps in {report.duration_s:.0f} s")
     figure.tight_layout()
@@ -197,7 +154,6 @@ def main() -> None:
     os.environ["RES_OPTIONS"] = "attempts:0"  # for the store's server, as minddp.tools.elastic.launcher
     report = kill_at_random(parsed.kills, parsed.ranks, parsed.seed, parsed.transport, every_steps=parsed.every)
     print(report.table())
-    print(report.longest())
     if parsed.picture:
         draw(report, parsed.picture)
 

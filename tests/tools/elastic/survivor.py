@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,26 +93,23 @@ class Script:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=limit)
 
     def hold(self) -> None:
-        """Wait within this step, if the plan says so, until some have asked to join, or the test goes on.
+        """Wait in this step, if the plan says so, until so many are members or ask to join, or the test goes on.
 
         In the second case also in later steps; but not when ranks are lost, nor does one rank keep others waiting.
         """
-        knocks = self.session._membership.knocks
-        if (num_knocks := self.plan.get("until_knocks")) is not None:
+        if self.step < self.plan.get("hold", self.plan["steps"]):
+            return
+        term = self.session._term
+        requests = partial(self.session._membership.join_requests, term.generation.number + 1)
+        if (num_members := self.plan.get("until_members")) is not None:
             if self.step == self.plan["hold"]:
-                self.wait_for(lambda: len(knocks()) >= num_knocks)
-        elif self.step >= self.plan.get("hold", self.plan["steps"]):
-            term = self.session._term
-            is_alone = len(term.generation.members) == 1
-            self.wait_for(
-                lambda: (
-                    os.path.exists(f"{self.plan['folder']}/go")
-                    or term.is_over.is_set()
-                    or (is_alone and len(knocks()) > term.generation.num_knocks)
-                )
-            )
+                self.wait_for(lambda: len(term.generation.members) + len(requests()) >= num_members)
+            return
+        is_alone = len(term.generation.members) == 1
+        go = Path(self.plan["folder"], "go")
+        self.wait_for(lambda: go.exists() or term.is_over.is_set() or (is_alone and requests()))
 
-    def wait_for(self, is_so: Callable[[], bool]) -> None:
+    def wait_for(self, is_so: Callable[[], object]) -> None:
         deadline = time.monotonic() + 120.0
         while not is_so() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -167,7 +165,7 @@ class Script:
         """Moments inside of the package."""
         replaced = {
             "vote": (session, "_vote"),
-            "regroup": (session, "_next_term"),
+            "regroup": (session, "_join_generation"),
             "construction": (session, "_connect"),
             "move": (ddp, "move_to_group"),
             "receive": (session, "_synchronize"),

@@ -105,97 +105,64 @@ def test_a_share_has_a_random_state_of_its_own_and_leaves_none_behind(ranks: Ran
     assert all(kept for _, kept in dealt)
 
 
-def mistakes(rank: int) -> dict[str, str]:
-    said = {}
+def in_each_share(act: Callable[[minddp.DistributedDataParallel], object], *, leaves_early: bool = False) -> None:
+    ddp = wrapped()
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    for _ in ddp.shares():
+        act(ddp)
+        if leaves_early:
+            break
+    optimizer.step()
 
-    def note(name: str, make: Callable[[], object]) -> None:
+
+def backward_twice(ddp: minddp.DistributedDataParallel) -> None:
+    loss = ddp(torch.ones(2, 3)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def backward_without_sync(ddp: minddp.DistributedDataParallel) -> None:
+    with ddp.no_sync():
+        backward(ddp)
+
+
+def backward_and_step(ddp: minddp.DistributedDataParallel) -> None:
+    backward(ddp)
+    torch.optim.SGD(ddp.parameters(), 0.1).step()
+
+
+MISTAKES: dict[str, Callable[[], object]] = {
+    "outside of it": lambda: backward(wrapped()),
+    "the second one of its share": lambda: in_each_share(lambda ddp: [backward(ddp), backward(ddp)]),
+    "backward once for each share": lambda: in_each_share(lambda ddp: None),
+    "or have changed since": lambda: in_each_share(backward_twice),
+    "without `no_sync`": lambda: in_each_share(backward_without_sync),
+    "before all shares": lambda: in_each_share(backward, leaves_early=True),
+    "were computed. Step after the loop": lambda: in_each_share(backward_and_step),
+    "pass logical_ranks": lambda: next(iter(wrapped(logical_ranks=None).shares())),
+    "`logical_ranks` and `static_graph` exclude each other": lambda: wrapped(static_graph=True),
+    "exclude each other": lambda: wrapped().register_comm_hook(None, lambda state, bucket: None),
+    "every share counts the same": lambda: wrapped().weigh(2.0),
+    "1 or more": lambda: wrapped(logical_ranks=0),
+}
+
+
+def mistakes(_rank: int) -> dict[str, str]:
+    said = {}
+    for text, make in MISTAKES.items():
         try:
             make()
         except (RuntimeError, ValueError) as error:
-            said[name] = str(error)
-
-    def forward_outside() -> None:
-        backward(wrapped())
-
-    def two_forwards() -> None:
-        ddp = wrapped()
-        for _ in ddp.shares():
-            backward(ddp)
-            backward(ddp)
-
-    def no_backward() -> None:
-        ddp = wrapped()
-        for _ in ddp.shares():
-            pass
-
-    def two_backwards() -> None:
-        ddp = wrapped()
-        for _ in ddp.shares():
-            loss = ddp(torch.ones(2, 3)).sum()
-            loss.backward(retain_graph=True)
-            loss.backward()
-
-    def under_no_sync() -> None:
-        ddp = wrapped()
-        for _ in ddp.shares():
-            with ddp.no_sync():
-                backward(ddp)
-
-    def left_early() -> None:
-        ddp = wrapped()
-        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
-        for _ in ddp.shares():
-            backward(ddp)
-            break
-        optimizer.step()
-
-    def step_within() -> None:
-        ddp = wrapped()
-        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
-        for _ in ddp.shares():
-            backward(ddp)
-            optimizer.step()
-
-    for mistake in (
-        forward_outside,
-        two_forwards,
-        no_backward,
-        two_backwards,
-        under_no_sync,
-        left_early,
-        step_within,
-    ):
-        note(mistake.__name__, mistake)
-    note("no_shares", lambda: next(iter(wrapped(logical_ranks=None).shares())))
-    note("static_graph", lambda: wrapped(static_graph=True))
-    note("comm_hook", lambda: wrapped().register_comm_hook(None, lambda state, bucket: None))
-    note("weigh", lambda: wrapped().weigh(2.0))
-    note("zero", lambda: wrapped(logical_ranks=0))
+            said[text] = str(error)
     return said
-
-
-EXPECTED = {
-    "forward_outside": "outside of it",
-    "two_forwards": "the second one of its share",
-    "no_backward": "backward once for each share",
-    "two_backwards": "changed after backward had averaged them",
-    "under_no_sync": "without `no_sync`",
-    "left_early": "before all shares",
-    "step_within": "before all shares",
-    "no_shares": "pass logical_ranks",
-    "static_graph": "`logical_ranks` and `static_graph` exclude each other",
-    "comm_hook": "exclude each other",
-    "weigh": "every share counts the same",
-    "zero": "1 or more",
-}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_mistakes_are_named(ranks: Ranks, world_size: int) -> None:
     for said in ranks(world_size).run(mistakes):
-        assert said.keys() == EXPECTED.keys()
-        for name, text in EXPECTED.items():
-            assert text in said[name], name
+        assert said.keys() == MISTAKES.keys()
+        for text, message in said.items():
+            assert text in message
 
 
 def five_ranks(_rank: int) -> str:

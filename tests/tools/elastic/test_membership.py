@@ -15,25 +15,28 @@ from torch import nn
 
 import minddp
 from minddp.tools.elastic.connections import Connections
-from minddp.tools.elastic.membership import Generation, Membership, next_generation
+from minddp.tools.elastic.membership import Generation, JoinRequest, Membership, next_generation
 
-STEPS = st.dictionaries(st.integers(1, 9), st.integers(0, 3), max_size=5)
+STEPS = st.lists(st.integers(0, 3), max_size=5)
 
 
-@given(STEPS, STEPS, st.integers(1, 6))
+@given(STEPS, st.lists(st.booleans(), min_size=5, max_size=5), STEPS)
 def test_survivors_keep_their_order_and_the_furthest_member_is_the_source(
-    survivors: dict[int, int], joiners: dict[int, int], room: int
+    of_last: list[int], have_state: list[bool], of_new: list[int]
 ) -> None:
-    if not survivors and not joiners:
+    last = Generation(4, tuple(range(len(of_last) + 1)))  # the last one of them is lost
+    requests = {10 + place: JoinRequest(step, False) for place, step in enumerate(of_new)}
+    requests |= {place: JoinRequest(step, have_state[place]) for place, step in enumerate(of_last)}
+    if not requests:
         return
-    steps = {**joiners, **survivors}
-    found = next_generation(Generation(4), survivors, joiners, 7, room)
+    found = next_generation(last, requests, 6)
+    survivors = tuple(place for place in range(len(of_last)) if have_state[place])
     assert found.number == 5
-    assert found.num_knocks == 7
-    assert len(found.members) == min(room, len(steps))
-    assert found.members[: len(survivors)] == tuple(survivors)[:room]
-    assert found.step == steps[found.source] == max(steps[member] for member in found.members)
+    assert len(found.members) == min(6, len(requests))
+    assert found.members[: len(survivors)] == survivors
     assert set(found.joined) == set(found.members) - set(survivors)
+    assert found.source in (survivors or found.members)
+    assert requests[found.source].step == max(requests[member].step for member in survivors or found.members)
 
 
 @pytest.fixture
@@ -44,16 +47,19 @@ def store() -> dist.Store:
 def test_one_proposal_wins_and_all_read_it(store: dist.Store) -> None:
     one, other = Membership(store), Membership(store)
     assert (one.member, other.member) == (1, 2)
-    first = one.decide(Generation(1, (1,)))
-    assert other.decide(Generation(1, (2,))) == first == Generation(1, (1,))
-    one.decide(Generation(2, (1, 2)))
-    assert other.latest(Generation()) == Generation(2, (1, 2))
+    assert one.decided(1) is None
+    one.propose(Generation(1, (1,)))
+    other.propose(Generation(1, (2,)))
+    assert one.decided(1) == other.decided(1) == Generation(1, (1,))
 
 
-def test_a_member_that_asks_twice_is_found_at_its_last_place(store: dist.Store) -> None:
+def test_requests_to_join_are_found_in_order(store: dist.Store) -> None:
     one, other = Membership(store), Membership(store)
-    assert [one.knock(0), other.knock(3), one.knock(5)] == [1, 2, 3]
-    assert one.knocks() == [(1, 0), (2, 3), (1, 5)]
+    assert one.join_requests(1) == {}
+    other.request_join(1, 3, has_state=True)
+    one.request_join(1, 0, has_state=False)
+    one.request_join(2, 4, has_state=True)
+    assert list(one.join_requests(1).items()) == [(2, JoinRequest(3, True)), (1, JoinRequest(0, False))]
 
 
 def test_a_process_of_this_host_that_is_gone_is_known_and_one_elsewhere_is_not(store: dist.Store) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_two_die_at_once_and_another_one_while_the_rest_regroups() -> None:
 
 
 def test_what_has_died_is_started_again_and_gets_its_state_from_the_living() -> None:
-    events = train(2, fault(2, "forward", 3), restarts=1, steps=20, hold=10, until_knocks=3)
+    events = train(2, fault(2, "forward", 3), restarts=1, steps=20, hold=10, until_members=2)
     assert len(digests(events)) == 2
     assert [event["world"] for event in of(events, "step")][-1] == 2
     of_the_new = [event["step"] for event in of(events, "step") if event["member"] == 3]
@@ -93,13 +94,13 @@ def test_what_has_died_is_started_again_and_gets_its_state_from_the_living() -> 
 def test_a_source_dies_while_a_new_rank_receives_its_state() -> None:
     when_it_has_come = [fault(1, "receive", step) for step in (3, 4, 5)]
     faults = [fault(3, "forward", 3), *when_it_has_come]
-    events = train(3, *faults, restarts=2, steps=20, hold=5, until_knocks=4)
+    events = train(3, *faults, restarts=2, steps=20, hold=5, until_members=3)
     assert [event["moment"] for event in of(events, "fault")] == ["forward", "receive"]
 
 
 def test_a_stopped_process_counts_as_lost_and_joins_again_when_it_goes_on() -> None:
     stop = fault(2, "forward", 5, "SIGSTOP")
-    job = Job(3, faults=[stop], steps=30, hold=20, until_knocks=4, join={"silent_limit_s": 2.0})
+    job = Job(3, faults=[stop], steps=30, hold=20, until_members=3, join={"silent_limit_s": 2.0})
     job.wait_for(lambda events: any(event["world"] == 2 for event in of(events, "step")))
     pid = of(job.events(), "fault")[0]["pid"]
     job.kill(next(each for each in job.processes if each.pid == pid), signal.SIGCONT)
@@ -107,6 +108,18 @@ def test_a_stopped_process_counts_as_lost_and_joins_again_when_it_goes_on() -> N
     assert set(digests(events)) == {undisturbed(30)}, job.account()
     assert len(digests(events)) == 3
     assert of(events, "step")[-1]["world"] == 3
+
+
+def test_a_stop_of_the_whole_machine_loses_no_rank() -> None:
+    job = Job(3, steps=100, share_s=0.005, join={"silent_limit_s": 1.0})
+    job.wait_for(lambda _: job.highest_step() > 3)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in job.processes:
+            job.kill(process, number)
+        time.sleep(2.0)
+    events = job.wait()
+    assert {event["generation"] for event in of(events, "step")} == {1}
+    assert set(digests(events)) == {undisturbed(100)}, job.account()
 
 
 def test_a_process_that_comes_too_late_says_so_and_ends_in_order() -> None:
@@ -132,7 +145,7 @@ def test_nothing_is_left_behind() -> None:
         return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
     before = shared_memory()
-    events = train(3, fault(2, "backward", 4), restarts=1, steps=20, hold=10, until_knocks=4)
+    events = train(3, fault(2, "backward", 4), restarts=1, steps=20, hold=10, until_members=3)
     assert shared_memory() <= before
     [by_world] = [event["threads"] for event in of(events, "end") if event["member"] == 1]
     assert by_world["3"] <= by_world["2"] + 6, "generations leave threads behind"

@@ -31,13 +31,6 @@ def test_a_command_that_does_not_exist(capsys) -> None:
     assert capsys.readouterr().err == "minddp exec: no-such-command: No such file or directory.\n"
 
 
-def test_a_script_that_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    assert main(["exec", "train.py", "--name", "a b"]) == 127
-    assert capsys.readouterr().err.endswith("Type: minddp exec python train.py --name 'a b'\n")
-
-
 def test_no_command(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["exec"])

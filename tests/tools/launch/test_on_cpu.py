@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from minddp.tools.launch.execute import environment_of
 from minddp.tools.launch.run import make_parser
@@ -66,15 +65,6 @@ def test_a_script_for_gpus_ends_with_the_bits_of_torchs_ddp(name: str, tmp_path:
         assert any(expected in note for note in notes)
 
 
-@pytest.mark.slow
-def test_xray_records_a_script_for_gpus(tmp_path: Path) -> None:
-    options = ["--on-cpu", "--steps", "1:3", "--out", str(tmp_path / "out")]
-    done = minddp("xray", *options, str(SCRIPTS / "language_model.py"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "step.json").exists()
-    assert len(set(re.findall(r"digest (\w{64})", done.stdout))) == 1
-
-
 def test_the_flags_may_come_in_any_order_and_one_needs_the_other(tmp_path: Path) -> None:
     def asked_for(*arguments: str) -> set[str]:
         parser = make_parser("minddp run", "")
@@ -90,61 +80,37 @@ def test_the_flags_may_come_in_any_order_and_one_needs_the_other(tmp_path: Path)
         asked_for("--native")
 
 
-CUDA_IS_MISSING = "Found no NVIDIA driver" if torch.version.cuda else "not compiled with CUDA"
-
-
 def python(program: str, tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(program)
     return minddp("exec", *options, sys.executable, "train.py", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("program", "line", "reason"),
+    "program",
     [
-        ("import torch\nmodel = torch.nn.Linear(2, 2)\nmodel.cuda()\n", 3, CUDA_IS_MISSING),
-        ("import torch\nassert torch.cuda.is_available(), 'a GPU is needed'\n", 2, "a GPU is needed"),
-    ],
-)
-def test_without_the_flag_one_line_names_the_place_and_the_remedy(
-    program: str, line: int, reason: str, tmp_path: Path
-) -> None:
-    done = python(program, tmp_path)
-    assert done.returncode == 1
-    (said,) = done.stderr.strip().splitlines()
-    assert f"train.py:{line}: " in said
-    assert reason in said
-    assert "minddp run --on-cpu" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "line"),
-    [
-        (
+        "import torch\nmodel = torch.nn.Linear(2, 2)\nmodel.cuda()\n",
+        "import torch\nassert torch.cuda.is_available(), 'a GPU is needed'\n",
+        pytest.param(
             "import torch\nimport torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=1, "
             "init_method='tcp://localhost:0')\n",
-            3,
+            marks=pytest.mark.slow,
         ),
-        ("import torch\ntorch.zeros(2).to(0)\n", 2),
-        ("import torch\ntorch.cuda.set_device(0)\n", 2),
-        (
+        pytest.param(
             "import torch.multiprocessing as mp, torch\ndef work(i):\n    torch.cuda.Stream()\n"
             "if __name__ == '__main__':\n    mp.spawn(work, nprocs=1)\n",
-            3,
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_other_ways_to_ask_for_a_gpu(program: str, line: int, tmp_path: Path) -> None:
+def test_without_the_flag_a_line_names_the_remedy(program: str, tmp_path: Path) -> None:
     done = python(program, tmp_path)
     assert done.returncode == 1
-    assert f"train.py:{line}: " in done.stderr.splitlines()[-1]
+    assert "Traceback" in done.stderr
     assert "minddp run --on-cpu" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
-def test_other_errors_keep_their_traceback(tmp_path: Path) -> None:
+def test_other_errors_have_no_such_line(tmp_path: Path) -> None:
     done = python("import torch\nassert torch.zeros(1).item(), 'zero'\n", tmp_path)
-    assert done.stderr.startswith("Traceback")
     assert done.stderr.strip().endswith("AssertionError: zero")
 
 
@@ -152,8 +118,7 @@ ASK = """
 import torch
 from torch import nn
 
-half = torch.full((2,), 1.5, device="cuda:1", dtype=torch.half).type("torch.cuda.FloatTensor")
-assert isinstance(half, torch.cuda.FloatTensor)
+half = torch.full((2,), 1.5, device="cuda:1")
 assert torch.cuda.device_count() == 2 and torch.cuda.get_device_properties(0).total_memory > 0
 
 weights = nn.Parameter(torch.zeros(2, device=torch.device("cuda")))
@@ -206,24 +171,4 @@ def test_what_has_no_replacement_raises_and_what_has_one_means_what_it_does_on_a
     assert error == (
         "RuntimeError: This call needs CUDA itself, and --on-cpu has no replacement for it: leave it out."
     ), done.stderr
-    assert f"train.py:{len(ASK.splitlines())}: " in explained
-
-
-WARN = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("nccl", init_method="tcp://localhost:0", rank=0, world_size=1)
-model = torch.nn.Linear(2, 2).cuda()
-DistributedDataParallel(model, device_ids=[0], broadcast_buffers=False)
-torch.tensor(torch.zeros(2), device="cuda")
-torch.autocast("cuda", torch.float32)
-"""
-
-
-@pytest.mark.parametrize("options", [[], ["--native"]])
-def test_a_warning_names_the_line_of_the_script(options: list[str], tmp_path: Path) -> None:
-    done = python(WARN, tmp_path, "--on-cpu", *options)
-    assert done.returncode == 0, done.stderr
-    places = re.findall(r"^(.*): (?:Future|User)Warning: ", done.stderr, re.MULTILINE)
-    assert places == [str(tmp_path / f"train.py:{line}") for line in (7, 8, 9)], done.stderr
+    assert explained.startswith("minddp: Under --on-cpu, ")

@@ -143,23 +143,14 @@ def test_a_python_that_has_torch_but_not_minddp_says_so(packages: Path) -> None:
     assert f"{sys.executable} finds torch but not minddp. Install minddp there too." in done.stderr
 
 
-def test_another_missing_module_is_not_taken_for_minddp(packages: Path) -> None:
-    (packages / "minddp.py").write_text("import needed_by_minddp")
-    assert "No module named 'needed_by_minddp'" in python("import torch", packages).stderr
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (None, [str(STARTUP_FOLDER)]),
         ("", [str(STARTUP_FOLDER)]),
-        ("/a:/b", [str(STARTUP_FOLDER), "/a", "/b"]),
-        (f"/a:{STARTUP_FOLDER}", [str(STARTUP_FOLDER), "/a"]),
-        ("/a::/b", [str(STARTUP_FOLDER), "/a", "", "/b"]),
+        (f"/a:{STARTUP_FOLDER}::/b", [str(STARTUP_FOLDER), "/a", "", "/b"]),
     ],
 )
-def test_the_folder_goes_to_the_head_of_pythonpath(before: str | None, after: list[str]) -> None:
-    environment = {"HOME": "/h"} if before is None else {"HOME": "/h", "PYTHONPATH": before}
-    changed = installing(environment)
+def test_the_folder_goes_to_the_head_of_pythonpath(before: str, after: list[str]) -> None:
+    changed = installing({"HOME": "/h", "PYTHONPATH": before})
     assert changed.pop("PYTHONPATH").split(os.pathsep) == after
     assert changed == {"HOME": "/h"}

@@ -35,12 +35,6 @@ def test_steps_that_mean_nothing_are_refused(text: str, capsys: pytest.CaptureFi
     assert "is not FIRST:LAST" in capsys.readouterr().err
 
 
-def test_a_missing_script_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        xray(["no_such_script.py"])
-    assert "There is no script 'no_such_script.py'" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
     """Also when it fails later: what was recorded is saved, and the failure is the command's."""

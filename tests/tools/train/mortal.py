@@ -26,7 +26,7 @@ calls: Counter[tuple[int, str]] = Counter()
 
 
 def at(moment: str) -> None:
-    """Die here, if it is due; or wait until so many have asked to join."""
+    """Die here, if it is due; or wait until another process asks to join."""
     plan, world = json.loads(os.environ["MORTAL"]), dist.get_world_size()
     calls[world, moment] += 1
     here = [world, dist.get_rank(), moment, calls[world, moment]]
@@ -39,7 +39,12 @@ def at(moment: str) -> None:
     if here == plan.get("wait_at"):
         host, _, port = os.environ["MINDDP_ELASTIC_STORE"].rpartition(":")
         store, deadline = dist.TCPStore(host, int(port), is_master=False), time.monotonic() + LIMIT_S
-        while len(store.get("knocks").split()) < plan["knocks"] and time.monotonic() < deadline:
+        number = 1  # of the next generation
+        while time.monotonic() < deadline:
+            if store.check([f"members/generation/{number}"]):
+                number += 1
+            elif store.check([f"join_requests/{number}"]):
+                break
             time.sleep(0.01)
 
 

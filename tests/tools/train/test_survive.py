@@ -79,7 +79,7 @@ def test_ranks_die_in_a_step_between_steps_and_while_they_write_a_checkpoint(ran
 def test_a_rank_that_is_started_again_is_taken_back(ranks, tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", nproc=3, survive=True, max_restarts=1)
     death, wait_at = (3, 0, "training", 8), (2, 0, "training", 5)
-    process = start(settings, deaths=[death], wait_at=wait_at, knocks=4)
+    process = start(settings, deaths=[death], wait_at=wait_at)
     output = end_of(process)
     assert process.returncode == 0, output
     assert sizes(settings.folder) == [3, 2, 3], output
@@ -135,7 +135,7 @@ def test_one_of_two_hosts_is_taken_away(ranks, tmp_path: Path, monkeypatch: pyte
         inside = [["ip", "netns", "exec", host.namespace, sys.executable] for host in (first, second)]
         elastic = ["-m", "minddp.elastic", "--nproc", "1", "--store", f"{first.address}:29511"]
         # The first rank waits in its second step for the other one, which comes second, and later cuts the cable.
-        left = start(here, [*inside[0], *elastic], wait_at=(1, 0, "training", 10), knocks=2)
+        left = start(here, [*inside[0], *elastic], wait_at=(1, 0, "training", 10))
         wait_until(left, lambda: sizes(here.folder) == [1])
         taken = start(there, [*inside[1], *elastic, "--join"], cut_at=(2, 1, "training", 9))
         try:

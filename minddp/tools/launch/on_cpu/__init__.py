@@ -3,9 +3,8 @@
 `torch.device("cuda")` stays as it is, because scripts branch on `device.type`. It means the CPU where it is used.
 Tensors report the CPU as `.device`, and `.is_cuda` is false, since torch's own code reads both.
 
-Functions of torch are replaced, in all threads. A `TorchFunctionMode` would see the device of each call, too, but
-it exists per thread and is off while it handles a call, so it misses everything that `loss.backward()` runs, such
-as checkpoints and hooks. It also adds a call to each access of a tensor's attribute.
+Functions of torch are replaced, in all threads. A `TorchFunctionMode` exists per thread and is off while it handles
+a call, so it would miss everything that `loss.backward()` runs, such as checkpoints and hooks.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from minddp.tools.launch.on_cpu import calls, cuda
-from minddp.tools.launch.on_cpu.replacement import replace, show_warnings_at_the_caller
+from minddp.tools.launch.on_cpu.replacement import replace
 
 
 def install() -> None:
@@ -22,7 +21,6 @@ def install() -> None:
         calls.install_devices()
         calls.install_training()
         cuda.install()
-        show_warnings_at_the_caller()
         replace(torch.cuda, {"_lazy_init": _raise_unknown})
 
 

@@ -39,9 +39,8 @@ def install_devices() -> None:
     nothing, placed = always(None), with_arguments(device=place)
     made = with_arguments(device=place, pin_memory=always(False))
     makers = _device_constructors()  # cached, with the functions that a default device knows by identity
-    for owner in (torch, torch.fft, torch.nested):
-        names = [name for name, value in vars(owner).items() if callable(value) and value in makers]
-        replace(owner, dict.fromkeys(names, made))
+    names = [name for name, value in vars(torch).items() if callable(value) and value in makers]
+    replace(torch, dict.fromkeys(names, made))
     like = "empty_like full_like ones_like rand_like randint_like randn_like zeros_like normal"
     replace(torch, {like: made, "as_tensor asarray": Wrap(_copying), "Generator": Generator})
     of_tensors = {
@@ -51,11 +50,9 @@ def install_devices() -> None:
         "cpu": Wrap(lambda cpu: lambda *args, **kwargs: cpu(*args, **kwargs).clone()),
         "pin_memory": lambda self, device=None: self.clone(),
         "record_stream": nothing,
-        "type": Wrap(lambda type: lambda self, *names, **kwargs: type(self, *map(_of_cpu, names), **kwargs)),
     }
     replace(torch.Tensor, of_tensors)
-    for storage in (torch.UntypedStorage, torch.TypedStorage):
-        replace(storage, {"cuda": lambda self, *args, **kwargs: self})
+    replace(torch.UntypedStorage, {"cuda": lambda self, *args, **kwargs: self})
     of_modules = {
         "to": with_arguments(args=lambda args: map(place, args), device=place),
         "cuda": lambda self, device=None: self.to(CPU),
@@ -96,15 +93,6 @@ def install_training() -> None:
     replace(torch.autocast, {"__init__": Wrap(_autocast_on_cpu)})
     for kernel in ("flash", "math", "mem_efficient", "cudnn"):  # a GPU's: without flash and math the CPU has none
         replace(torch._C, {f"_set_sdp_use_{kernel}": nothing})
-    replace(torch.backends.cuda, {"is_built": always(True)})
-    of_cpu = with_arguments(use_cuda=always(False), use_device=lambda device: None if device == "cuda" else device)
-    replace(torch.autograd.profiler.profile, {"__init__": of_cpu})
-    replace(torch.cuda, {"make_graphed_callables": lambda callables, *args, **kwargs: _not_compiled(callables)})
-
-
-def _of_cpu(dtype: Any) -> Any:
-    """`torch.FloatTensor` for `torch.cuda.FloatTensor`, where types are given by name."""
-    return dtype.replace(".cuda", "") if isinstance(dtype, str) else dtype
 
 
 def _copying(original: Function) -> Function:

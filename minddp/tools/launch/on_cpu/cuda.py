@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
-from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +21,6 @@ NAME = "CPU (minddp --on-cpu)"
 class Stream:
     """Replaces torch.cuda.Stream and torch.Stream. Work on it runs at once."""
 
-    device_type = 1  # torch's number for CUDA
-    device_index = stream_id = cuda_stream = priority = 0
     device = torch.device("cuda")
     wait_event = wait_stream = synchronize = __init__ = __exit__ = always(None)
     query = always(True)
@@ -31,25 +29,18 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def record_event(self, event: CpuEvent | None = None) -> CpuEvent:
-        event = event or CpuEvent()
-        event.record(self)
-        return event
-
 
 class CpuEvent:
     """Replaces torch.cuda.Event and torch.Event by a point in time."""
 
     def __init__(self, *_: Any, **__: Any):
-        self._recorded_s: float | None = None
+        self._recorded_s = math.nan
 
     def record(self, stream: Any = None) -> None:
         self._recorded_s = time.perf_counter()
 
     def elapsed_time(self, end_event: CpuEvent) -> float:
-        """Milliseconds. Raises RuntimeError, as torch, if one of both was not recorded."""
-        if self._recorded_s is None or end_event._recorded_s is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        """Milliseconds, or NaN if one of both was not recorded."""
         return (end_event._recorded_s - self._recorded_s) * 1e3
 
     wait = synchronize = always(None)
@@ -78,18 +69,20 @@ class Current:
 def install() -> None:
     """Replace the functions in `answers`. The other ones still raise."""
     of_streams, answering = {"Stream ExternalStream": Stream, "Event": CpuEvent}, answers(Current())
-    types = {name: getattr(torch, name) for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))}
     replace(torch, of_streams)
     replace(torch.accelerator, answering)
     # This capability has bfloat16. The function of that name in torch.accelerator means something else.
-    replace(torch.cuda, types | of_streams | answering | {"get_device_capability": always((8, 0))})
-    replace(torch.cuda.nvtx, {"mark range_pop range_push range_start range_end": always(0)})
+    replace(torch.cuda, of_streams | answering | {"get_device_capability": always((8, 0))})
 
 
 def answers(current: Current) -> dict[str, Any]:
     """The functions of both modules. All devices are the same one, and all streams are the same one."""
     stream, context, nothing = Stream(), contextlib.nullcontext(), always(None)
-    properties = {"name": NAME, "total_memory": memory_info()[1], "multi_processor_count": os.cpu_count()}
+    properties = {
+        "name": NAME,
+        "total_memory": psutil.virtual_memory().total,
+        "multi_processor_count": os.cpu_count(),
+    }
     return {
         "is_available": lambda: num_devices() > 0,
         "device_count": num_devices,
@@ -98,28 +91,19 @@ def answers(current: Current) -> dict[str, Any]:
         "current_device current_device_index current_device_idx": lambda: current.device,
         "current_stream default_stream": always(stream),
         "device device_index device_of stream StreamContext": always(context),
-        "set_stream empty_cache synchronize init ipc_collect seed seed_all": nothing,
-        "set_per_process_memory_fraction set_sync_debug_mode": nothing,
-        "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached": nothing,
-        "reset_accumulated_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats": nothing,
-        "memory_allocated memory_reserved memory_cached device_memory_used": resident_bytes,
-        "max_memory_allocated max_memory_reserved max_memory_cached": resident_bytes,
-        "memory_stats": lambda device=None: defaultdict(int),
-        "memory_summary": lambda *_, **__: f"{NAME}: {resident_bytes()} bytes in use",
-        "mem_get_info get_memory_info": memory_info,
+        "set_stream empty_cache synchronize init ipc_collect": nothing,
+        "reset_peak_memory_stats reset_max_memory_allocated": nothing,
+        "memory_allocated memory_reserved max_memory_allocated max_memory_reserved": resident_bytes,
         "get_device_properties": always(SimpleNamespace(**properties, major=8, minor=0, warp_size=32)),
         "get_device_name": always(NAME),
-        "get_arch_list": always(["sm_80"]),
-        "can_device_access_peer is_initialized is_bf16_supported is_tf32_supported": always(True),
+        "is_initialized is_bf16_supported": always(True),
         "is_current_stream_capturing": always(False),
-        "get_sync_debug_mode utilization": always(0),
         "manual_seed manual_seed_all": current.seed,
         "initial_seed": torch.initial_seed,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
         "get_rng_state_all": lambda: [torch.get_rng_state()] * num_devices(),
         "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
-        "default_generators": (torch.default_generator,) * num_devices(),
     }
 
 
@@ -135,8 +119,3 @@ def resident_bytes(device: Any = None) -> int:
     """The memory of this process. It replaces a GPU's figures, including peaks."""
     say_once("memory figures are those of the whole process at present, and have no peaks.")
     return psutil.Process().memory_info().rss
-
-
-def memory_info(device: Any = None) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total

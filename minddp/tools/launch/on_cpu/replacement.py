@@ -6,10 +6,7 @@ import functools
 import inspect
 import os
 import sys
-import traceback
-import warnings
 from collections.abc import Callable, Mapping
-from itertools import dropwhile
 from typing import Any, NamedTuple
 
 import torch
@@ -69,20 +66,6 @@ def with_arguments(**changes: Function) -> Wrap:
         return changed
 
     return Wrap(make)
-
-
-def show_warnings_at_the_caller() -> None:
-    """Show warnings that torch attributes to a replacement at the line that has called the replacement."""
-    show, folder = warnings.showwarning, os.path.dirname(__file__)
-
-    def showwarning(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        place = (filename, lineno)
-        stack = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
-        callers = dropwhile(place.__ne__, stack)  # from the frame to which the warning is attributed
-        place = next((caller for caller in callers if os.path.dirname(caller[0]) != folder), place)
-        show(message, category, *place, *rest)
-
-    warnings.showwarning = showwarning  # type: ignore[assignment]
 
 
 @functools.cache

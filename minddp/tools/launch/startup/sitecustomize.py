@@ -1,10 +1,8 @@
 """Python's `site` module imports this file at the start of each process below `minddp run` or `exec`.
 
 They put this folder first on PYTHONPATH. It installs minddp when the process imports torch, in the ranks and in all
-processes that they start. Forked children inherit the effect.
-
-Unlike all other modules of minddp, this one acts when it is imported. Since any Python process may import it, it
-imports nothing of minddp before torch, takes this folder off `sys.path`, and runs the `sitecustomize` it hides.
+processes that they start. It imports nothing of minddp before torch, takes this folder off `sys.path`, and runs the
+`sitecustomize` it hides.
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ FROM_LAUNCHER = "MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT RANK WORLD_S
 
 
 class TorchFinder:
-    """Installs minddp after the import of torch. Torch and minddp themselves are found by the other finders.
+    """Installs minddp after the import of torch, or of a module of minddp that imports torch.
 
-    It stays until then, since transformers and Accelerate look for torch without importing it. If a module of
-    minddp imports torch, minddp is installed after the import of that module.
+    It stays until then, since transformers and Accelerate look for torch without importing it.
     """
 
     def __init__(self, launched: dict[str, str] | None):
