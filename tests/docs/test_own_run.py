@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -76,7 +75,7 @@ def values_of(ranks: int, buckets: int = 4) -> list[Values]:
 
 
 def plan_of_minddp() -> BucketPlan:
-    return minddp_result().recording.ranks[0].plan_at(0)
+    return minddp_result().recording.ranks[0].plan
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -101,13 +100,6 @@ def test_there_is_no_ring_without_values_of_all_ranks():
 def test_a_rank_that_was_not_recorded_is_an_error():
     with pytest.raises(ValueError, match=r"Rank 5 is not in the recording. There are \[0, 1\]"):
         own_run.page_of(minddp_result(), rank=5)
-
-
-def test_several_modules_are_refused():
-    result = minddp_result()
-    ranks = tuple(dataclasses.replace(rank, modules=("actor", "critic")) for rank in result.recording.ranks)
-    with pytest.raises(ValueError, match="several modules, actor, critic"):
-        own_run.page_of(Result(dataclasses.replace(result.recording, ranks=ranks)))
 
 
 SCRIPT = """
