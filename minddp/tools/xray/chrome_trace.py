@@ -39,9 +39,9 @@ def _of_rank(step: RecordedStep, rank: RankStep) -> Iterator[tuple[int, Json]]:
     """The begin of each event, and the rest of it. A slice precedes the events within it."""
     for name, spans in ((None, rank.spans), ("pack", rank.packs)):
         for span in spans:
-            args = {"step": step.number, **({"bucket": span.bucket} if span.bucket >= 0 else {})}
-            slice_ = {"ph": "X", "name": name or span.activity.value, "dur": span.length_ns / 1e3, "args": args}
-            yield span.begin_ns, slice_
+            about = {"step": step.number, **({"bucket": span.bucket} if span.bucket >= 0 else {})}
+            slice_ = {"ph": "X", "name": name or span.activity.value, "dur": span.length_ns / 1e3}
+            yield span.begin_ns, {**slice_, "args": about}
     for param, t_ns in rank.ready_ns.items():
         yield t_ns, {"ph": "i", "name": rank.plan.params[param].name}
     for bucket in rank.buckets:
