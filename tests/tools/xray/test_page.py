@@ -56,7 +56,7 @@ def test_the_axis_has_round_marks(length_ms: float) -> None:
     assert (len(seen) - 1) * CLOSEST < len(found) <= len(seen) * CLOSEST
     for mark in seen:
         assert mark.share == pytest.approx(float(mark.label.removesuffix(" ms")) / length_ms, abs=1e-3)
-        assert 0 <= mark.share < 1
+        assert 0 <= mark.share <= 1
 
 
 def test_the_panel_of_the_bucket_that_costs_most_is_seen_first() -> None:
