@@ -1,6 +1,6 @@
 """What does each rung of the reference ladder look like, beside torch's DDP and minddp?
 
-    python -m benchmarks ladder --out DIR     # ladder.html: all of them on one scale
+    python -m benchmarks ladder --out DIR     # ladder.png: all of them on one scale
 
 Every wrapper trains the same layers in the same process group, and some of its steps are recorded. A rung reports
 no events, so it is recorded from outside: `RungSource` is between it and its wire. docs/learning/ladder.md reads
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -40,7 +39,7 @@ class Config:
     """Record some steps of each rung, and show them side by side."""
 
     out: Path = Path("runs/ladder")
-    """Folder for ladder.html and ladder.json."""
+    """Folder for ladder.png, and for the page and the recording of each rung."""
     depth: int = 6
     width: int = 512
     """Width of each layer; 512 makes 1 MiB of gradients each."""
@@ -68,11 +67,15 @@ def main(config: Config) -> None:
 
 
 def record_all(rank: int, config: Config) -> None:
-    first, *others = results_of_all(rank, config)
-    comparison = first.compare(*others)
-    for suffix in (".html", ".json"):
-        comparison.save(config.out / f"ladder{suffix}")
-    comparison.explain(Console())
+    from benchmarks.picture import save_picture  # with matplotlib, which is optional
+
+    first, *others = results = results_of_all(rank, config)
+    for result in results:
+        for suffix in (".html", ".json"):
+            result.save(config.out / f"{result.recording.title}{suffix}")
+    first.compare(*others)
+    if rank == 0:
+        save_picture(results, config.out / "ladder.png")
 
 
 def results_of_all(rank: int, config: Config) -> list[Result]:

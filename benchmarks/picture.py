@@ -1,8 +1,6 @@
 """The typical step of an x-ray as a still picture, for a README: the first view of its page, drawn by matplotlib.
 
-    python -m benchmarks.picture step.json step.png    # what `minddp xray` or `x.save` has written
-
-Several recordings in one file lie one below the other on one scale.
+python -m benchmarks.picture step.json step.png    # what `minddp xray` or `x.save` has written
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from matplotlib.patches import Patch
 from minddp.platform.wording import size
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.result import Comparison, load
+from minddp.tools.xray.result import Result, load
 from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 
 # The colours of page.css. A bucket is solid while its bytes move, and hatched while it waits.
@@ -28,13 +26,11 @@ WIRE, EXPOSED, EXPOSED_PALE = "#17775f", "#c23b1e", "#fce8e1"
 FILL = {
     Activity.FORWARD: "#7093c4",
     Activity.BUFFERS: "#94aed3",
-    Activity.REBUILD: "#94aed3",
     Activity.LOSS: "#c9ced6",
     Activity.BACKWARD: "#34599a",
     Activity.EXPOSED: EXPOSED_PALE,
     Activity.COPY_BACK: "#c9ced6",
     Activity.OPTIMIZER: "#8f83ba",
-    Activity.DATA: "#c9a24a",
     Activity.OTHER: "#e6e6e1",
 }
 STYLES: dict[tuple[bool, bool], tuple[str, dict[str, Any]]] = {  # of a stretch: it moves, it is exposed
@@ -49,37 +45,38 @@ LETTER = 0.007  # of the picture's width
 
 
 def main(recording: Path, picture: Path) -> None:
-    """Draw the recordings in a .json file."""
-    save_picture(load(recording), picture)
+    """Draw the recording in a .json file."""
+    save_picture([load(recording)], picture)
 
 
-def save_picture(shown: Comparison, path: Path) -> None:
+def save_picture(shown: Sequence[Result], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn([result.analysis for result in shown.results]).savefig(path, dpi=120)
+    drawn([result.analysis for result in shown]).savefig(path, dpi=120)
 
 
 def drawn(analyses: Sequence[Analysis]) -> Figure:
     """The typical step of each recording, one below the other on one scale."""
     steps = [analysis.typical for analysis in analyses]
-    names = words.names([analysis.recording for analysis in analyses])
     rows = sum(len(step.ranks) for step in steps)
     height = INCHES_PER_ROW * (rows + 2)
     figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
     axes = figure.add_subplot(xlim=(0, max((step.end_ns - step.begin_ns) / 1e6 for step in steps)), ylim=(rows, 0))
     labels: list[str] = []
-    for name, step in zip(names, steps, strict=True):
+    for analysis, step in zip(analyses, steps, strict=True):
         for rank in step.ranks:
             _draw_rank(axes, step, rank, len(labels))
-            labels.append(f"rank {rank.rank}" if len(steps) == 1 else f"{name}\nrank {rank.rank}")
+            name = "" if len(steps) == 1 else f"{analysis.recording.title}\n"
+            labels.append(f"{name}rank {rank.rank}")
     axes.set_yticks([row + SENDS / 2 + BAR / 2 for row in range(rows)], labels)
     axes.tick_params(length=0)
     axes.set_xlabel("milliseconds")
     axes.set_frame_on(False)
     axes.grid(axis="x", color="#e2e2dd")
     axes.set_axisbelow(True)
-    setting = words.setting([analysis.recording for analysis in analyses])
-    title = words.headline(steps[0]) if len(steps) == 1 else "One step of each, on one scale"
-    axes.set_title(f"{title}\n{setting}", loc="left", wrap=True)
+    title = "One step of each, on one scale"
+    if len(steps) == 1:
+        title = f"{words.headline(steps[0])}\n{words.setting(analyses[0].recording)}"
+    axes.set_title(title, loc="left", wrap=True)
     figure.legend(handles=_key(), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return figure
 
@@ -102,8 +99,7 @@ def _draw_rank(axes: Axes, step: RecordedStep, rank: RankStep, top: float) -> No
         box(span.begin_ns, span.end_ns, 0, span.activity.value, "white" if dark else "black", style)
     ready = [at(t_ns) for t_ns in rank.ready_ns.values()]
     axes.vlines(ready, top + TICKS, top + SENDS - 0.05, "gray", linewidth=0.7)
-    if rank.gradients_complete_ns is not None:
-        axes.vlines(at(rank.gradients_complete_ns), top, top + SENDS + BAR, "black", linestyle="dotted")
+    axes.vlines(at(rank.gradients_complete_ns), top, top + SENDS + BAR, "black", linestyle="dotted")
     for bucket in rank.buckets:
         for begin_ns, end_ns, moves, exposed in step.stretches(bucket.index, rank):
             label = f"{bucket.index}: {size(bucket.nbytes)}" if moves else ""

@@ -5,9 +5,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from minddp.tools.xray import Comparison, Recording, Result, XRay, load
+from minddp.tools.xray import Recording, Result, XRay, load
 
-__all__ = ["Comparison", "Recording", "Result", "XRay", "load"]
+__all__ = ["Recording", "Result", "XRay", "load"]
 
 
 class _CallableModule(ModuleType):

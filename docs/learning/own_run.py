@@ -29,7 +29,7 @@ from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, BucketSpec
 from minddp.tools.xray import words
 from minddp.tools.xray.recording import RankRecording
-from minddp.tools.xray.result import Comparison, Result, load
+from minddp.tools.xray.result import Result, load
 from reference.ring import ring_all_reduce
 
 PAGE = Path(__file__).with_name("own_run.html")
@@ -52,9 +52,7 @@ def page_of(result: Result, values: Sequence[Values] = (), rank: int = 0) -> str
     seen = next((one for one in recording.ranks if one.rank == rank), None)
     if seen is None:
         raise ValueError(f"Rank {rank} is not in the recording. There are {[one.rank for one in recording.ranks]}.")
-    if seen.modules:
-        raise ValueError(f"The recording is of several modules, {', '.join(seen.modules)}. Record one of them.")
-    plan = seen.plan_at(0)
+    plan = seen.plan
     title = f"{recording.title or 'a recorded step'}, rank {rank} of {seen.world_size}"
     data = {
         "buckets": [
@@ -71,7 +69,7 @@ def page_of(result: Result, values: Sequence[Values] = (), rank: int = 0) -> str
 
 
 def moments(seen: RankRecording, plan: BucketPlan) -> Iterator[dict[str, Any]]:
-    for t_ns, kind, subject, _ in seen.events:
+    for t_ns, kind, subject in seen.events:
         if kind in ACTS:
             yield {
                 "ms": round(t_ns / 1e6, 3),
@@ -161,8 +159,8 @@ def main(arguments: Sequence[str]) -> None:
             raise SystemExit(
                 f"{options.script} never came to step {options.step}, so there is no page. Choose --step."
             )
-        loaded: Comparison = load(Path(folder, "step.json"))
-        options.page.write_text(page_of(loaded.results[0], values_in(folder, options.ranks)), encoding="utf-8")
+        result = load(Path(folder, "step.json"))
+        options.page.write_text(page_of(result, values_in(folder, options.ranks)), encoding="utf-8")
     print(f"{options.page}: open it in a browser.")
 
 

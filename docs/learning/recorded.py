@@ -1,6 +1,6 @@
 """Recorded steps: made here, kept in `recorded/`, and read again for pictures, tables and figures.
 
-Of each recording the typical step is kept, the one of median length. `minddp.xray.load` opens it.
+Of each recording the typical step is kept, the one of median length.
 `machine.json` describes the machine.
 
 [Note: what a recording has to show]
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from benchmarks import ladder as recorder
 from benchmarks.launch import run_ranks
@@ -28,8 +27,8 @@ from docs.learning.ladder import Config
 from docs.learning.small_net import FOLLOWED
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.recording import Layout, RankRecording, Recording
-from minddp.tools.xray.result import Comparison, Result, load
+from minddp.tools.xray.recording import RankRecording, Recording
+from minddp.tools.xray.result import Result
 from minddp.tools.xray.timeline import Activity, RecordedStep
 from reference.bucketed import MIB
 
@@ -139,7 +138,7 @@ def record() -> None:
             f"on an idle machine, or change the pages."
         )
     FOLDER.mkdir(exist_ok=True)
-    Comparison(kept).save(LADDER)
+    LADDER.write_text(json.dumps([result.recording.to_dict() for result in kept], separators=(",", ":")))
     results.cache_clear()
     MACHINE.write_text(json.dumps(describe(), indent=1) + "\n")
     draw()
@@ -161,18 +160,16 @@ def typical_step_of(recording: Recording) -> Recording:
         return dataclasses.replace(
             rank,
             host="one machine",
-            clock_identity="",
             events=tuple(
                 event._replace(t_ns=event.t_ns - step.begin_ns)
                 for event in rank.events
                 if begin_ns <= event.t_ns < end_ns
             ),
-            layouts=(Layout(rank.plan_at(begin_ns)),),
             stopped_ns=end_ns - step.begin_ns,
             first_step=step.number,
         )
 
-    ranks = tuple(cut(rank.on_the_clock_of_the_first_rank()) for rank in recording.ranks)
+    ranks = tuple(cut(rank) for rank in recording.ranks)
     note = f"The step of median length among {len(analysis.steps)}."
     return dataclasses.replace(recording, ranks=ranks, notes=(*recording.notes, note))
 
@@ -183,8 +180,8 @@ def draw() -> None:
 
     wanted = [result for result in results() if name_of(result) in PICTURES]
     for result in wanted:
-        save_picture(result, FOLDER.parent / "pictures" / f"{name_of(result)}.png")
-    save_picture(Comparison(wanted), FOLDER.parent / "pictures" / "all.png")
+        save_picture([result], FOLDER.parent / "pictures" / f"{name_of(result)}.png")
+    save_picture(wanted, FOLDER.parent / "pictures" / "all.png")
     collectives.draw(FOLDER.parent / "pictures" / "collectives.png")
 
 
@@ -193,8 +190,7 @@ def draw() -> None:
 
 @cache
 def results() -> tuple[Result, ...]:
-    comparison: Any = load(LADDER)
-    return comparison.results
+    return tuple(Result(Recording.from_dict(recording)) for recording in json.loads(LADDER.read_text()))
 
 
 def name_of(result: Result) -> str:

@@ -42,8 +42,6 @@ class EventKind(enum.Enum):
     BACKWARD_END = "backward ends"  # no subject
     OPTIMIZER_BEGIN = "optimizer begins"  # no subject: emitted by a recording, not by the reducer
     OPTIMIZER_END = "optimizer ends"  # no subject: as above
-    DATA_BEGIN = "a DataLoader is asked for a batch"  # no subject: as above
-    DATA_END = "a DataLoader has given a batch"  # no subject: as above
     ERROR = "error"  # no subject: a backward was cut short, or its gradients are missing
 
 

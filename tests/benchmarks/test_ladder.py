@@ -9,7 +9,7 @@ import torch.distributed as dist
 from benchmarks.ladder import Config, Rung, record_all, record_rung
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.result import Comparison, load
+from minddp.tools.xray.result import load
 from reference.automatic import Automatic
 from reference.bucketed import Bucketed
 from reference.flat import Flat
@@ -43,7 +43,6 @@ def test_a_rung_is_seen_as_it_describes_itself(
     ranks: Callable[[int], RankPool], make: Rung, messages: int, in_backward: int
 ) -> None:
     for step in steps_of(ranks(2).run(recorded, make)[0]):
-        assert step.complete
         for rank in step.ranks:
             assert len(rank.ready_ns) == 6
             assert len(rank.buckets) == messages
@@ -61,9 +60,9 @@ def all_recorded(rank: int, folder: str) -> None:
 
 
 def test_the_ladder_is_drawn_beside_both_wrappers(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     ranks(2).run(all_recorded, str(tmp_path))
-    ladder = load(tmp_path / "ladder.json")
-    assert isinstance(ladder, Comparison)
-    names = ["naive", "flat", "overlapped", "bucketed", "automatic", "torch's DDP", "minddp"]
-    page = (tmp_path / "ladder.html").read_text()
-    assert all(name in page for name in names)
+    for name in ("naive", "flat", "overlapped", "bucketed", "automatic", "torch's DDP", "minddp"):
+        assert load(tmp_path / f"{name}.json").recording.title == name
+        assert (tmp_path / f"{name}.html").exists()
+    assert (tmp_path / "ladder.png").exists()

@@ -67,7 +67,7 @@ def values_of(ranks: int, buckets: int = 4) -> list[Values]:
 
 
 def plan_of_minddp() -> BucketPlan:
-    return minddp_result().recording.ranks[0].plan_at(0)
+    return minddp_result().recording.ranks[0].plan
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

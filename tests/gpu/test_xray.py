@@ -42,7 +42,6 @@ def test_times_are_the_devices(world: str, transport: str, gpu_ranks: Callable[[
     steps = steps_of(recording)
     assert len(steps) == 3
     for step in steps:
-        assert step.complete
         for rank in step.ranks:
             assert rank.length_ns > 0
             for bucket in rank.buckets:

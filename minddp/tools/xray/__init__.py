@@ -8,7 +8,7 @@
 | question | file |
 |---|---|
 | how is it used? | `xray.py`, `result.py`; in a shell: `wrappers.py`, after `launch/run.py` |
-| what is recorded, and at what cost? | `record.py`, from `sources.py`; beside the wrapper: `host.py` |
+| what is recorded, and at what cost? | `record.py`, from `sources.py`; beside the wrapper: `core_time.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording, and a step? | `recording.py`; from its events `reading.py` makes the steps of `timeline.py` |
 | which change would make a step shorter? | `replay.py` simulates one, `what_if.py` lists them, `analysis.py`
@@ -17,7 +17,7 @@ chooses |
 """
 
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.result import Comparison, Result, load
+from minddp.tools.xray.result import Result, load
 from minddp.tools.xray.xray import XRay
 
-__all__ = ["Comparison", "Recording", "Result", "XRay", "load"]
+__all__ = ["Recording", "Result", "XRay", "load"]

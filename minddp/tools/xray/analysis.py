@@ -24,7 +24,7 @@ class Analysis:
     """Each property is computed once, when it is first read.
 
     Raises:
-        NoStep: any property, if no step was recorded.
+        NoStep: any property, if no whole step was recorded.
     """
 
     recording: Recording
@@ -34,47 +34,37 @@ class Analysis:
         if steps := steps_of(self.recording):
             return steps
         raise NoStep(
-            "No step was recorded: there must be a forward and a backward that is synchronised within the "
-            "recording. Put `with minddp.xray(ddp)` around at least one whole step."
+            "No whole step was recorded: there must be a forward and a synchronised backward within the recording. "
+            "Put `with minddp.xray(ddp)` around at least one whole step."
         )
 
     @cached_property
-    def comparable(self) -> list[RecordedStep]:
-        """The complete steps with the final plan; if none is complete, all with it."""
-        candidates = [step for step in self.steps if step.complete] or list(self.steps)
-        return [step for step in candidates if step.plan.buckets == candidates[-1].plan.buckets]
-
-    @cached_property
     def typical(self) -> RecordedStep:
-        """The step of median length among the `comparable` ones. It stands for all."""
-        median = statistics.median_low(step.length_ns for step in self.comparable)
-        return next(step for step in self.comparable if step.length_ns == median)
+        """The step of median length. It stands for all."""
+        median = statistics.median_low(step.length_ns for step in self.steps)
+        return next(step for step in self.steps if step.length_ns == median)
 
     @cached_property
     def noise_ns(self) -> int:
         """The range of the middle half of the steps' lengths."""
-        return spread_ns([step.length_ns for step in self.comparable])
+        return spread_ns([step.length_ns for step in self.steps])
 
     @cached_property
     def simulated(self) -> list[RecordedStep]:
         """The steps to simulate: those around the typical one that have its ranks."""
-        same = [step for step in self.comparable if len(step.ranks) == len(self.typical.ranks)]
+        same = [step for step in self.steps if len(step.ranks) == len(self.typical.ranks)]
         first = max(0, same.index(self.typical) - MOST_SIMULATED // 2)
         return same[first : first + MOST_SIMULATED]
 
     @cached_property
     def costs(self) -> Costs | None:
-        """The costs of messages; None if the steps cannot be simulated, as those of several modules."""
-        if not self.typical.complete or self.typical.ranks[0].has_several_modules:
-            return None
-        return costs_of([step for step in self.steps if step.complete])
+        """The costs of messages; None if there was none, so that steps cannot be simulated."""
+        return costs_of(self.steps)
 
     @cached_property
     def what_ifs(self) -> list[WhatIf]:
         """The steps unchanged, then with one thing changed. Empty if they cannot be simulated."""
-        if self.costs is None:
-            return []
-        return what_ifs(self.recording, self.simulated, self.simulated.index(self.typical), self.costs)
+        return [] if self.costs is None else what_ifs(self.recording, self.simulated, self.typical, self.costs)
 
     @cached_property
     def advice(self) -> list[WhatIf]:

@@ -26,13 +26,11 @@ class Row(NamedTuple):
 
 
 def rows_of(columns: Sequence[tuple[RecordedStep, RankStep]]) -> Iterator[Row]:
-    """Activities that take a notable time, their parts by module, their sum; then communication and memory."""
+    """Activities that take a notable time, and their sum; then the communication."""
     ranks = [rank for _, rank in columns]
-    modules = dict.fromkeys(span.module for rank in ranks for span in rank.spans if span.module)
     times: list[tuple[str, list[int], Activity | None]] = []
     for activity in Activity:
         times.append((activity.value, [rank.parts_ns[activity] for rank in ranks], activity))
-        times += [(f"  {name}", [rank.module_ns(activity, name) for rank in ranks], None) for name in modules]
         if activity is Activity.EXPOSED:
             times.append(("  waiting for a slower rank", [s.waits_for_last_ns(rank) for s, rank in columns], None))
     times.append(("step", [rank.length_ns for rank in ranks], None))
@@ -41,29 +39,27 @@ def rows_of(columns: Sequence[tuple[RecordedStep, RankStep]]) -> Iterator[Row]:
             yield Row(label, list(map(words.ms, times_ns)), kind)
     yield Row("communication hidden", [words.percent(step.overlap(rank)) for step, rank in columns])
     yield Row("buckets", [f"{len(rank.plan.buckets)}, {size(rank.plan.nbytes)}" for rank in ranks])
-    if all(rank.peak_bytes for rank in ranks):
-        shares = [words.percent(rank.plan.nbytes / rank.peak_bytes) for rank in ranks]
-        peaks = [f"{size(rank.peak_bytes)} ({share})" for rank, share in zip(ranks, shares, strict=True)]
-        yield Row("peak memory (share of buckets)", peaks)
 
 
-def explain(analyses: Sequence[Analysis], console: Console) -> None:
-    """The typical step of one recording on each rank, with predictions; of several, on the slowest rank of each."""
-    names = words.names([analysis.recording for analysis in analyses])
-    columns = [(name, one.typical, one.typical.slowest) for name, one in zip(names, analyses, strict=True)]
-    sentences: list[str] = []
-    if len(analyses) == 1:
-        (analysis,) = analyses
-        step = analysis.typical
-        columns = [(f"rank {rank.rank}", step, rank) for rank in step.ranks]
-        console.print(words.headline(step), style="bold", highlight=False)
-        if step.complete:
-            advice = [f"{k}. {sentence}" for k, sentence in enumerate(words.advice_sentences(analysis), 1)]
-            sentences += [words.noise_sentences(analysis), *advice, *words.model_sentences(analysis)]
-        which = f"This is step {step.number}, the median of {count(len(analysis.steps), 'step')}."
-        sentences.append(" ".join([which, *words.facts(analysis.recording)]))
-    if len(columns) > MOST_COLUMNS:
-        sentences.insert(0, f"And {len(columns) - MOST_COLUMNS} more columns, see the page.")
+def explain(analysis: Analysis, console: Console) -> None:
+    """Print the typical step on each rank, and the advice."""
+    step = analysis.typical
+    console.print(words.headline(step), style="bold", highlight=False)
+    _print_table([(f"rank {rank.rank}", step, rank) for rank in step.ranks], console)
+    advice = [f"{k}. {sentence}" for k, sentence in enumerate(words.advice_sentences(analysis), 1)]
+    which = f"This is step {step.number}, the median of {count(len(analysis.steps), 'step')}."
+    facts = f"{which} {words.facts(analysis.recording)}"
+    for sentence in [words.noise_sentence(analysis), *advice, *words.model_sentences(analysis), facts]:
+        console.print(sentence, markup=False, highlight=False)
+
+
+def compare(analyses: Sequence[Analysis], console: Console) -> None:
+    """Print the typical step of each recording on its slowest rank."""
+    steps = [(one.recording.title, one.typical) for one in analyses]
+    _print_table([(title, step, step.slowest) for title, step in steps], console)
+
+
+def _print_table(columns: Sequence[tuple[str, RecordedStep, RankStep]], console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("", style="dim")
     for name, _, _ in columns[:MOST_COLUMNS]:
@@ -71,5 +67,5 @@ def explain(analyses: Sequence[Analysis], console: Console) -> None:
     for label, cells, activity in rows_of([(step, rank) for _, step, rank in columns[:MOST_COLUMNS]]):
         table.add_row(label, *cells, style="red" if activity is Activity.EXPOSED else "")
     console.print(table)
-    for sentence in sentences:
-        console.print(sentence, markup=False, highlight=False)
+    if len(columns) > MOST_COLUMNS:
+        console.print(f"And {len(columns) - MOST_COLUMNS} more.")

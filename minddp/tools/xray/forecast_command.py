@@ -13,36 +13,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
+from minddp.platform import wording
 from minddp.tools.forecast.cluster import ALGORITHMS, Cluster, all_reduce, hop_of
 from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.scaling import Job, forecast
 from minddp.tools.xray.replay import busy
-from minddp.tools.xray.result import Result, load
+from minddp.tools.xray.result import load
 
-AS_IT_IS = "as it is"
 GBIT = 1e9 / 8
-COLUMNS = (
-    "algorithm",
-    "bucket MiB",
-    "buckets",
-    "ranks",
-    "hosts",
-    "ideal ms",
-    "predicted ms",
-    "exposed",
-    "efficiency",
-)
+COLUMNS = ["ranks", "hosts", "buckets", "ideal ms", "predicted ms", "exposed", "efficiency"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,19 +42,14 @@ def main(arguments: Sequence[str]) -> int:
     add("--hosts", type=int, nargs="+", default=[1], help="for all numbers of ranks, or for each (1)")
     add("--rate", type=positive, metavar="GBIT", help="Gbit/s of a host's network interface, in each direction")
     add("--latency", type=positive, metavar="US", help="microseconds of a hop between hosts (as inside)")
-    add("--cores", type=positive, help="of each host, if ranks compute and add on cores (messages need none)")
-    add("--algorithm", nargs="+", choices=ALGORITHMS, default=["ring"], help="of an all-reduce (ring)")
-    add("--bucket-mb", nargs="+", default=[AS_IT_IS], help='of each bucket, in MiB, or "auto" (as recorded)')
+    add("--algorithm", choices=ALGORITHMS, default="ring", help="of an all-reduce (ring)")
+    add("--bucket-mb", help='of each bucket, in MiB, or "auto" (as recorded)')
     options = parser.parse_args(arguments)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "algorithm" else "right")
     try:
-        for row in rows_of(options):
-            table.add_row(*row)
+        rows = list(rows_of(options))
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    Console().print(table)
+    print(wording.table([COLUMNS, *rows], ">" * len(COLUMNS)))
     return 0
 
 
@@ -78,14 +60,14 @@ def positive(text: str) -> float:
 
 
 def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
-    """A forecast for each algorithm, size of buckets and number of ranks, as cells of the `COLUMNS`.
+    """A forecast for each number of ranks, as cells of the `COLUMNS`.
 
     Raises:
         ValueError: options that contradict each other, or a hop of unknown cost.
     """
     if (options.plan is None) == (options.recording is None):
         raise ValueError("Pass either a recording or --plan.")
-    job, inside = planned(options.plan) if options.plan else recorded(options.recording, options.cores)
+    job, inside = planned(options.plan) if options.plan else recorded(options.recording)
     hosts = options.hosts * len(options.ranks) if len(options.hosts) == 1 else options.hosts
     if len(hosts) != len(options.ranks):
         raise ValueError(f"--hosts has {len(hosts)} numbers, --ranks {len(options.ranks)}: give one, or as many.")
@@ -93,19 +75,17 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
         raise ValueError("Pass --rate, that of a host's network interface.")
     latency_s = inside.latency_s if options.latency is None else options.latency / 1e6
     between = FREE if options.rate is None else Link(latency_s, options.rate * GBIT)
-    places = zip(options.ranks, hosts, strict=True)
-    for algorithm, bucket_mb, (ranks, on_hosts) in product(options.algorithm, options.bucket_mb, places):
-        cluster = Cluster(ranks, on_hosts, inside, between, options.cores)
-        link = all_reduce(cluster, algorithm)
+    for ranks, on_hosts in zip(options.ranks, hosts, strict=True):
+        cluster = Cluster(ranks, on_hosts, inside, between)
+        link = all_reduce(cluster, options.algorithm)
         changed = job
-        if bucket_mb == "auto":
+        if options.bucket_mb == "auto":
             changed = job.with_auto_buckets(cluster, link)
-        elif bucket_mb != AS_IT_IS:
-            changed = job.with_caps(BucketCaps.from_mib(positive(bucket_mb), None).after_rebuild())
+        elif options.bucket_mb is not None:
+            changed = job.with_caps(BucketCaps.from_mib(positive(options.bucket_mb), None).after_rebuild())
         found = forecast(changed, cluster, link)
         times = (f"{1e3 * seconds:.2f}" for seconds in (found.ideal_s, found.step_s, found.exposed_s))
-        numbers = map(str, (len(changed.plan.buckets), ranks, on_hosts))
-        yield [algorithm, bucket_mb, *numbers, *times, f"{found.efficiency:.1%}"]
+        yield [str(ranks), str(on_hosts), str(len(changed.plan.buckets)), *times, f"{found.efficiency:.1%}"]
 
 
 # ---------------------------------------------------------------------- measured jobs
@@ -128,22 +108,17 @@ def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: f
     return job.with_caps(BucketCaps.from_mib(None, None).after_rebuild())
 
 
-def recorded(path: Path, cores: float | None) -> tuple[Job, Link]:
+def recorded(path: Path) -> tuple[Job, Link]:
     """The median job of the recorded steps, and a hop, as if messages went round a ring.
 
     Raises:
-        ValueError: no complete step of one backward on several ranks was recorded, or they had no core each.
+        ValueError: no step was recorded, no message was seen to complete, or there was one rank.
     """
-    result = load(path)
-    analysis = result.analysis if isinstance(result, Result) else None
-    if analysis is None or analysis.costs is None:
-        raise ValueError(f"{path} does not hold one recording of whole steps with one synchronised backward each.")
+    analysis = load(path).analysis
+    if analysis.costs is None:
+        raise ValueError(f"{path} has no step in which a message was seen to complete.")
     hosts = {rank.host for rank in analysis.recording.ranks}
-    cluster = Cluster(analysis.recording.world_size, len(hosts), FREE, FREE, cores)
-    if cluster.crowding > 1:
-        raise ValueError(
-            f"{cluster.ranks} ranks were recorded on {cores:g} cores: record one for each core at most."
-        )
+    cluster = Cluster(analysis.recording.world_size, len(hosts), FREE, FREE)
     ranks = [rank for step in analysis.simulated for rank in step.ranks]
     alone_s = [sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in ranks]
     backwards = [[span for span, phase in busy(rank) if phase is WorkPhase.BACKWARD] for rank in ranks]

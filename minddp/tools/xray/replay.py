@@ -2,7 +2,7 @@
 
 [Note: how steps are simulated]
 A rank computes as recorded: one span after the other, each scaled by a factor
-(`Change.factors`). Its gradients are ready at their places in backward. A bucket is launched when its last
+for its phase. Its gradients are ready at their places in backward. A bucket is launched when its last
 gradient is packed and all buckets before it are launched. When all ranks have joined (see `timeline.py`) it
 travels, one at a time, by the model of `tools/forecast/step_model.py`. After backward a rank waits for each bucket
 and copies it back, then continues as recorded. Its next step begins when it is done, so a rank that is late in any
@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from minddp.core.plan import BucketPlan
@@ -33,19 +33,17 @@ from minddp.tools.xray.timeline import Activity, Interval, RankStep, RecordedSte
 
 SIZES_APART = 2  # times as large: nearer ones do not show a latency
 
-
 PHASE_OF = {
     Activity.FORWARD: WorkPhase.FORWARD,
     Activity.LOSS: WorkPhase.LOSS,
     Activity.BACKWARD: WorkPhase.BACKWARD,
     Activity.OPTIMIZER: WorkPhase.OPTIMIZER,
-    Activity.DATA: WorkPhase.DATA,
 }
+Factors = Mapping[tuple[int, int, WorkPhase], float]  # for the length of a phase, by step, rank and phase
 
 
 def busy(rank: RankStep) -> list[tuple[Span, WorkPhase]]:
-    """The spans of a complete step in which the rank neither waits for others nor copies."""
-    complete_ns = _complete_ns(rank)
+    """The spans in which the rank neither waits for others nor copies."""
     forwards = [span.begin_ns for span in rank.spans if span.activity is Activity.FORWARD]
     optimizers = [span.begin_ns for span in rank.spans if span.activity is Activity.OPTIMIZER]
     found = []
@@ -55,16 +53,12 @@ def busy(rank: RankStep) -> list[tuple[Span, WorkPhase]]:
         phase = PHASE_OF.get(span.activity, WorkPhase.BETWEEN)
         if span.begin_ns < forwards[-1] and span.activity in (Activity.LOSS, Activity.BACKWARD, Activity.OTHER):
             phase = WorkPhase.ACCUMULATION
-        elif phase is WorkPhase.BETWEEN and complete_ns <= span.begin_ns < max(optimizers, default=0):
+        elif phase is WorkPhase.BETWEEN and rank.gradients_complete_ns <= span.begin_ns < max(
+            optimizers, default=0
+        ):
             phase = WorkPhase.OPTIMIZER
         found.append((span, phase))
     return found
-
-
-def _complete_ns(rank: RankStep) -> int:
-    complete_ns = rank.gradients_complete_ns
-    assert complete_ns is not None, "a complete step has the end of its backward"
-    return complete_ns
 
 
 # ---------------------------------------------------------------------- costs, fitted to the recording
@@ -85,7 +79,7 @@ class Costs:
 
 
 def costs_of(steps: Sequence[RecordedStep]) -> Costs | None:
-    """Fitted to all buckets of complete steps. None if no message was seen to complete."""
+    """Fitted to all buckets. None if no message was seen to complete."""
     wires, packs, copies, wakes = _Samples(), _Samples(), _Samples(), [0.0]
     for step in steps:
         for rank in step.ranks:
@@ -143,21 +137,6 @@ class _Samples(dict[int, list[float]]):
 # ---------------------------------------------------------------------- the simulation
 
 
-@dataclass(frozen=True)
-class Change:
-    """A difference: other buckets, other costs, and factors for the length of a phase, by step, rank and phase.
-
-    `title` says it in words, `code` as arguments or calls; `ranks` are those that become quicker.
-    """
-
-    plan: BucketPlan | None = None
-    costs: Callable[[Costs], Costs] = lambda costs: costs
-    factors: Mapping[tuple[int, int, WorkPhase], float] = field(default_factory=dict)
-    title: str = "as recorded"
-    code: str = ""
-    ranks: tuple[int, ...] = ()
-
-
 class SimulatedRank(NamedTuple):
     """The times of one rank in a simulated step. It is blocked for `exposed_ns`."""
 
@@ -179,11 +158,6 @@ class SimulatedStep(NamedTuple):
         return max(rank.end_ns - rank.begin_ns for rank in self.ranks)
 
     @property
-    def exposed_ns(self) -> int:
-        """The cost of communication: see `timeline.py`."""
-        return max(self.ranks, key=lambda rank: rank.complete_ns).exposed_ns
-
-    @property
     def arrival_ns(self) -> int:
         return max((wire.end_ns for wire in self.wires), default=min(rank.begin_ns for rank in self.ranks))
 
@@ -195,22 +169,32 @@ class Replay(NamedTuple):
     step_ns: float
 
 
-def replay(steps: Sequence[RecordedStep], costs: Costs, change: Change = Change()) -> Replay:
-    """All `steps`, which must be complete and have the same plan and ranks, with one `change`."""
-    costs = change.costs(costs)
+def replay(
+    steps: Sequence[RecordedStep], costs: Costs, plan: BucketPlan | None = None, factors: Factors | None = None
+) -> Replay:
+    """All `steps`, which must have the same ranks, with these costs, with other buckets, and with `factors`."""
     begins = [rank.interval.begin_ns for rank in steps[0].ranks]
     simulated = []
     for t, step in [(0, steps[0]), *enumerate(steps)]:
-        simulated.append(_simulated(step, t, begins, costs, change))
+        of_ranks = [
+            {phase: (factors or {}).get((t, rank.rank, phase), 1.0) for phase in WorkPhase} for rank in step.ranks
+        ]
+        simulated.append(_simulated(step, begins, costs, plan or step.plan, of_ranks))
         begins = [rank.end_ns for rank in simulated[-1].ranks]
     return Replay(simulated[1:], (simulated[-1].arrival_ns - simulated[0].arrival_ns) / len(steps))
 
 
-def _simulated(step: RecordedStep, t: int, begins: Sequence[int], costs: Costs, change: Change) -> SimulatedStep:
-    plan, begin_ns = change.plan or step.plan, min(begins)
+def _simulated(
+    step: RecordedStep,
+    begins: Sequence[int],
+    costs: Costs,
+    plan: BucketPlan,
+    factors: Sequence[Mapping[WorkPhase, float]],
+) -> SimulatedStep:
+    begin_ns = min(begins)
     players: list[_Player] = []
-    for rank, own_ns in zip(step.ranks, begins, strict=True):
-        players.append(_Player(rank, t, own_ns, plan, costs, change, players[0].computed if players else []))
+    for rank, own_ns, of_rank in zip(step.ranks, begins, factors, strict=True):
+        players.append(_Player(rank, own_ns, plan, costs, of_rank, players[0].computed if players else []))
     messages = []
     for bucket, times_ns in zip(plan.buckets, zip(*(its.launches_ns for its in players), strict=True), strict=True):
         latest_ns = max(times_ns) + step.adds_after_ns
@@ -223,43 +207,42 @@ def _simulated(step: RecordedStep, t: int, begins: Sequence[int], costs: Costs, 
     return SimulatedStep([its.after_backward(wires) for its in players], wires)
 
 
-def _longer_ns(rank: RankStep, plan: BucketPlan, costs: Costs) -> float:
-    """By how much backward is longer with the buckets of `plan`."""
-    more = len(plan.buckets) - len(rank.plan.buckets)
-    then_s, recorded_s = (sum(costs.wire.seconds(b.nbytes) for b in one.buckets) for one in (plan, rank.plan))
-    crowded_ns = rank.crowded_ns * (then_s / recorded_s - 1) if recorded_s else 0.0
-    return more * (rank.launch_ns + 1e9 * costs.pack.latency_s) + crowded_ns
-
-
 class _Player:
     """One rank in a simulated step. `first` are the spans of the first rank, which sends the buffers."""
 
     def __init__(
         self,
         rank: RankStep,
-        t: int,
         begin_ns: int,
         plan: BucketPlan,
         costs: Costs,
-        change: Change,
+        factors: Mapping[WorkPhase, float],
         first: Sequence[tuple[Span, Interval]],
     ):
         self._rank, self._begin_ns, self._plan, self._costs = rank, begin_ns, plan, costs
         self._busy = busy(rank)
-        self._factors = {phase: change.factors.get((t, rank.rank, phase), 1.0) for phase in WorkPhase}
-        backward_ns = sum(span.length_ns for span, phase in self._busy if phase is WorkPhase.BACKWARD)
-        self._factors[WorkPhase.BACKWARD] *= max(0.0, 1 + _longer_ns(rank, plan, costs) / max(1, backward_ns))
-        self.computed = list(self._until_complete(first))  # spans until the gradients are complete, and their times
-        self._ends_ns = [span.end_ns for span, _ in self.computed]
+        self._factors = {**factors, WorkPhase.BACKWARD: factors[WorkPhase.BACKWARD] * self._longer()}
+        # The spans until the gradients are complete, with their simulated times
+        self.computed = list(self._until_complete(first))
         self.complete_ns = self.computed[-1][1].end_ns
         self.launches_ns = list(self._launches())
 
+    def _longer(self) -> float:
+        """The length of backward with these buckets, as a multiple of the recorded one."""
+        recorded, wire = self._rank.plan.buckets, self._costs.wire
+        more = len(self._plan.buckets) - len(recorded)
+        then_s, recorded_s = (sum(wire.seconds(b.nbytes) for b in one) for one in (self._plan.buckets, recorded))
+        crowded_ns = self._rank.crowded_ns * (then_s / recorded_s - 1) if recorded_s else 0.0
+        longer_ns = more * (self._rank.launch_ns + 1e9 * self._costs.pack.latency_s) + crowded_ns
+        backward_ns = sum(span.length_ns for span, phase in self._busy if phase is WorkPhase.BACKWARD)
+        return max(0.0, 1 + longer_ns / max(1, backward_ns))
+
     def _until_complete(self, first: Sequence[tuple[Span, Interval]]) -> Iterator[tuple[Span, Interval]]:
         phases = {span.begin_ns: phase for span, phase in self._busy}
-        sendings = iter([(old, new) for old, new in first if old.activity is Activity.BUFFERS])
         now_ns = self._begin_ns
+        sendings = iter([(old, new) for old, new in first if old.activity is Activity.BUFFERS])
         for span in self._rank.spans:
-            if span.end_ns > _complete_ns(self._rank):
+            if span.end_ns > self._rank.gradients_complete_ns:
                 return
             begin_ns, length_ns = now_ns, span.length_ns
             if (phase := phases.get(span.begin_ns)) is not None:
@@ -283,7 +266,7 @@ class _Player:
 
     def _simulated_ns(self, t_ns: int) -> int:
         """The simulated time of a recorded moment."""
-        place = bisect_left(self._ends_ns, t_ns)
+        place = bisect_left(self.computed, t_ns, key=lambda pair: pair[0].end_ns)
         if place == len(self.computed):
             return self.complete_ns
         old, new = self.computed[place]
@@ -297,6 +280,6 @@ class _Player:
             exposed_ns += waited_ns - now_ns
             now_ns = waited_ns + round(1e9 * self._costs.copy.seconds(bucket.nbytes))
         for span, phase in self._busy:
-            if span.begin_ns >= _complete_ns(self._rank):
+            if span.begin_ns >= self._rank.gradients_complete_ns:
                 now_ns += round(span.length_ns * self._factors[phase])
         return SimulatedRank(self._begin_ns, self.launches_ns, self.complete_ns, exposed_ns, now_ns)

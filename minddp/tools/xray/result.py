@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -11,36 +10,31 @@ from rich.console import Console
 
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.chrome_trace import trace_events
-from minddp.tools.xray.explain import explain
+from minddp.tools.xray.explain import compare, explain
 from minddp.tools.xray.page import render
 from minddp.tools.xray.recording import Recording
 
-RECORDINGS = "minddp"  # under this key in a .json file
+RECORDING = "minddp"  # under this key in a .json file
 
 
-def _dump(analyses: Sequence[Analysis]) -> str:
-    recordings = [analysis.recording.to_dict() for analysis in analyses]
-    return json.dumps({RECORDINGS: recordings, "traceEvents": trace_events(analyses)}, separators=(",", ":"))
+def _dump(analysis: Analysis) -> str:
+    content = {RECORDING: analysis.recording.to_dict(), "traceEvents": trace_events(analysis)}
+    return json.dumps(content, separators=(",", ":"))
 
 
-WRITERS: dict[str, Callable[[Sequence[Analysis]], str]] = {".html": render, ".json": _dump}
+WRITERS = {".html": render, ".json": _dump}
 
 
-class Comparison:
-    """Several recordings side by side. A single one is a `Result` or an `XRay`."""
+class Result:
+    """One recording. Only the rank that `is_first` writes and prints; other methods do nothing elsewhere."""
 
-    def __init__(self, results: Iterable[Result]):
-        self._results = tuple(results)
+    def __init__(self, recording: Recording, *, is_first: bool = True):
+        self.recording = recording
+        self.is_first = is_first
 
-    @property
-    def results(self) -> tuple[Result, ...]:
-        return self._results
-
-    @property
-    def _analyses(self) -> list[Analysis]:
-        """Empty on other ranks than the first one that recorded."""
-        is_first = all(result.is_first for result in self.results)
-        return [result.analysis for result in self.results] if is_first else []
+    @cached_property
+    def analysis(self) -> Analysis:
+        return Analysis(self.recording)
 
     def save(self, path: str | Path) -> None:
         """Write a page (.html) or the recording itself (.json), by the suffix; on the first rank only.
@@ -51,49 +45,40 @@ class Comparison:
             ValueError: another suffix, or no step was recorded.
         """
         path = Path(path)
-        if not (analyses := self._analyses):
+        if not self.is_first:
             return
         if path.suffix not in WRITERS:
             raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
-        text = WRITERS[path.suffix](analyses)
+        text = WRITERS[path.suffix](self.analysis)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
     def explain(self, console: Console | None = None) -> None:
-        """Print where the time goes, and of a single recording also predictions; on the first rank only.
+        """Print where the time goes and the changes that would make a step shorter; on the first rank only.
 
         Raises:
             ValueError: no step was recorded.
         """
-        if analyses := self._analyses:
-            explain(analyses, console or Console())
+        if self.is_first:
+            explain(self.analysis, console or Console())
 
-    def compare(self, *others: Comparison) -> Comparison:
-        """These recordings and others, on one scale."""
-        return Comparison(result for shown in (self, *others) for result in shown.results)
+    def compare(self, *others: Result, console: Console | None = None) -> None:
+        """Print the typical step of this and other recordings in one table; on the first rank only.
 
-
-class Result(Comparison):
-    """One recording. Only the rank that `is_first` writes and prints."""
-
-    def __init__(self, recording: Recording, *, is_first: bool = True):
-        super().__init__([self])
-        self.recording = recording
-        self.is_first = is_first
-
-    @cached_property
-    def analysis(self) -> Analysis:
-        return Analysis(self.recording)
+        Raises:
+            ValueError: no step was recorded.
+        """
+        if self.is_first:
+            compare([self.analysis, *(other.analysis for other in others)], console or Console())
 
 
-def load(path: str | Path) -> Result | Comparison:
-    """Read a .json file that `save` has written; a `Comparison` if it holds several recordings.
+def load(path: str | Path) -> Result:
+    """Read a .json file that `save` has written.
 
     Raises:
         ValueError: the file is something else.
     """
-    recordings = json.loads(Path(path).read_text()).get(RECORDINGS)
-    if not recordings:
+    recording = json.loads(Path(path).read_text()).get(RECORDING)
+    if not isinstance(recording, dict):
         raise ValueError(f"{path} holds no recording of minddp; pass a .json file that x-ray has saved.")
-    results = [Result(Recording.from_dict(recording)) for recording in recordings]
-    return results[0] if len(results) == 1 else Comparison(results)
+    return Result(Recording.from_dict(recording))

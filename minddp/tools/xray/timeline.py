@@ -44,28 +44,22 @@ class Activity(enum.Enum):
 
     FORWARD = "forward"
     BUFFERS = "buffers"  # broadcast from rank 0, within forward
-    REBUILD = "rebuild"  # of the buckets, within forward
     LOSS = "between forward and backward"
     BACKWARD = "backward"
     EXPOSED = "blocked in communication"
     COPY_BACK = "copy averages to .grad"
     OPTIMIZER = "optimizer"
-    DATA = "data loader"
-    OTHER = "other"  # without an event: zero_grad, logging
-
-
-OF_MODULES = (Activity.FORWARD, Activity.BACKWARD, Activity.EXPOSED, Activity.COPY_BACK)
+    OTHER = "other"  # without an event: batches, zero_grad, logging
 
 
 @dataclass(frozen=True)
 class Span:
-    """A time of one activity. `bucket` is waited for, copied back or packed, else -1; `module` is one of many."""
+    """A time of one activity. `bucket` is waited for, copied back or packed, else -1."""
 
     activity: Activity
     begin_ns: int
     end_ns: int
     bucket: int = -1
-    module: str = ""
 
     @property
     def length_ns(self) -> int:
@@ -77,28 +71,21 @@ class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if the event did not happen.
 
     `fills` lasts from its first gradient to its last, that of `last_param`. At `ready_ns` all gradients are packed.
-    The rank is blocked for `awaited_ns` until this bucket arrives.
+    The rank is blocked for `awaited_ns` until this bucket arrives. Where its completion was not seen, it counts as
+    complete when its wait is over.
     """
 
     index: int
     nbytes: int
-    fills: Interval | None = None
-    last_param: int | None = None
-    ready_ns: int | None = None
-    launched_ns: int | None = None
-    completed_ns: int | None = None
-    waited_ns: int | None = None
-    unpacked_ns: int | None = None
-    awaited_ns: int = 0
-    completion_was_seen: bool = True
-
-
-class ModuleBackward(NamedTuple):
-    """A synchronised backward of one module: its buckets, and when its gradients were complete."""
-
-    module: str
-    buckets: range
-    complete_ns: int | None
+    fills: Interval | None
+    last_param: int | None
+    ready_ns: int | None
+    launched_ns: int | None
+    completed_ns: int | None
+    waited_ns: int | None
+    unpacked_ns: int | None
+    awaited_ns: int
+    completion_was_seen: bool
 
 
 class Stretch(NamedTuple):
@@ -111,11 +98,11 @@ class Stretch(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """The causes that delay a bucket, in order; see the module's docstring. `wire` is None if it never arrived."""
+    """The causes that delay a bucket, in order; see the module's docstring."""
 
     queues: Interval
     waits_for_ranks: Interval
-    wire: Interval | None
+    wire: Interval
 
 
 @dataclass(frozen=True)
@@ -123,9 +110,7 @@ class RankStep:
     """One step on one rank. `spans` tile it without gap or overlap; `packs` lie within backward.
 
     `ready_ns` gives for each parameter when its gradient arrived. All gradients are computed at
-    `gradients_complete_ns`. A step is `complete` if the end of its synchronised backward was recorded. A step of
-    several modules has several `backwards`, and their buckets are numbered through. `peak_bytes`, `launch_ns` and
-    `crowded_ns` are those of the recording.
+    `gradients_complete_ns`. `launch_ns` and `crowded_ns` are those of the recording.
     """
 
     rank: int
@@ -134,28 +119,15 @@ class RankStep:
     spans: tuple[Span, ...]
     packs: tuple[Span, ...]
     ready_ns: Mapping[int, int]
-    gradients_complete_ns: int | None
+    gradients_complete_ns: int
     buckets: tuple[BucketHistory, ...]
     plan: BucketPlan
-    complete: bool
-    backwards: tuple[ModuleBackward, ...] = ()
-    peak_bytes: int = 0
-    launch_ns: float = 0.0
-    crowded_ns: float = 0.0
+    launch_ns: float
+    crowded_ns: float
 
     @property
     def length_ns(self) -> int:
         return self.interval.length_ns
-
-    @property
-    def has_several_modules(self) -> bool:
-        return any(backward.module for backward in self.backwards)
-
-    def backward_of(self, bucket: int) -> ModuleBackward:
-        return next(backward for backward in self.backwards if bucket in backward.buckets)
-
-    def module_ns(self, activity: Activity, module: str) -> int:
-        return sum(span.length_ns for span in self.spans if (span.activity, span.module) == (activity, module))
 
     @cached_property
     def parts_ns(self) -> dict[Activity, int]:
@@ -181,10 +153,6 @@ class RecordedStep:
     adds_after_ns: int = 0
 
     @property
-    def complete(self) -> bool:
-        return all(rank.complete for rank in self.ranks)
-
-    @property
     def slowest(self) -> RankStep:
         return max(self.ranks, key=lambda rank: rank.length_ns)
 
@@ -206,10 +174,8 @@ class RecordedStep:
 
     @property
     def last(self) -> RankStep:
-        """The rank that ends backward last; with several modules, the one that is blocked for the shortest time."""
-        if self.ranks[0].has_several_modules:
-            return min(self.ranks, key=lambda rank: rank.parts_ns[Activity.EXPOSED])
-        return max(self.ranks, key=lambda rank: rank.gradients_complete_ns or 0)
+        """The rank that ends backward last."""
+        return max(self.ranks, key=lambda rank: rank.gradients_complete_ns)
 
     def waits_for_last_ns(self, rank: RankStep) -> int:
         """How long a rank waits for the rank that ends backward last, rather than for communication."""
@@ -233,8 +199,7 @@ class RecordedStep:
             return None
         latest_ns = max(t_ns for t_ns, _ in launches) + self.adds_after_ns
         join_ns, _, last = max(
-            (max(t_ns, min(rank.backward_of(bucket).complete_ns or 0, latest_ns)), t_ns, rank.rank)
-            for t_ns, rank in launches
+            (max(t_ns, min(rank.gradients_complete_ns, latest_ns)), t_ns, rank.rank) for t_ns, rank in launches
         )
         return join_ns, last
 
@@ -245,18 +210,20 @@ class RecordedStep:
         """
         history, last = rank.buckets[bucket], self.last_join(bucket)
         launched_ns, completed_ns = history.launched_ns, history.completed_ns
-        if launched_ns is None:
+        if launched_ns is None or completed_ns is None:
             return None
-        end_ns = rank.interval.end_ns if completed_ns is None else completed_ns
         joined_ns = launched_ns if last is None else last[0]
         earlier = (rank.buckets[index].completed_ns or 0 for index in range(bucket))
-        free_ns = min(max([launched_ns, *earlier]), end_ns)  # it may overtake others
-        begin_ns = end_ns if completed_ns is None else min(max(joined_ns, free_ns), end_ns)
-        wire = None if completed_ns is None else Interval(begin_ns, end_ns)
-        return Passage(Interval(launched_ns, free_ns), Interval(free_ns, begin_ns), wire)
+        free_ns = min(max([launched_ns, *earlier]), completed_ns)  # it may overtake others
+        begin_ns = min(max(joined_ns, free_ns), completed_ns)
+        return Passage(
+            queues=Interval(launched_ns, free_ns),
+            waits_for_ranks=Interval(free_ns, begin_ns),
+            wire=Interval(begin_ns, completed_ns),
+        )
 
     def on_the_wire(self, bucket: int, rank: RankStep) -> Interval | None:
-        """When the bucket's bytes can have been moving; None if it was not launched, or never completed."""
+        """When the bucket's bytes can have been moving; None if it was not launched."""
         passage = self.passage(bucket, rank)
         return None if passage is None else passage.wire
 
@@ -265,10 +232,9 @@ class RecordedStep:
         passage = self.passage(bucket, rank)
         found = []
         for part, moves in ((passage.waits_for_ranks, False), (passage.wire, True)) if passage else ():
-            if part is not None:
-                exposed = rank.exposed([part])
-                edges = [part.begin_ns, *(t_ns for interval in exposed for t_ns in interval), part.end_ns]
-                found += [Stretch(*ends, moves, ends in exposed) for ends in pairwise(edges)]
+            exposed = rank.exposed([part])
+            edges = [part.begin_ns, *(t_ns for interval in exposed for t_ns in interval), part.end_ns]
+            found += [Stretch(*ends, moves, ends in exposed) for ends in pairwise(edges)]
         return [stretch for stretch in found if stretch.begin_ns < stretch.end_ns]
 
     def overlap(self, rank: RankStep) -> float:

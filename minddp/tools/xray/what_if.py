@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -21,66 +21,67 @@ from minddp.platform.wording import joined, ranks, size
 from minddp.tools.forecast.lateness import RankTimes, WorkPhase, costs_ns, late_ranks
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.replay import FREE, Change, Costs, busy, replay
-from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep, spread_ns
+from minddp.tools.xray.replay import FREE, Costs, Factors, busy, replay
+from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 
 LEAST_SHARE = 0.01  # of a step: gains below are not mentioned
 FASTER = 10  # the link
 STANDS_OUT = 0.1, 12.0  # a delay: more than this share of a step, and times the quartile of all costs
-EARLY = (WorkPhase.BETWEEN, WorkPhase.OPTIMIZER, WorkPhase.DATA)  # before a backward, they lie in the step before
-Factors = Mapping[tuple[int, int, WorkPhase], float]
+EARLY = (WorkPhase.BETWEEN, WorkPhase.OPTIMIZER)  # before a backward, they lie in the step before
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change in words and, if there is any, as code; the buckets it makes, and the ranks it makes quicker.
+    """A change: in words, as code if there is any, and as that which is simulated in place of the recording.
 
-    It makes a step shorter by `gain_ns` on average, and reduces the spread of the steps by `evens_ns`. The typical
-    step would take `typical_ns`.
+    `ranks` are those that become quicker. A step takes `step_ns` on average, shorter by `gain_ns`. The typical step
+    is simulated, unchanged, as `typical_ns`.
     """
 
     title: str
-    code: str
-    plan: BucketPlan | None
-    ranks: tuple[int, ...]
-    step_ns: float
-    gain_ns: float
-    evens_ns: float
-    typical_ns: int
+    code: str = ""
+    plan: BucketPlan | None = None
+    costs: Costs | None = None
+    factors: Factors = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+    step_ns: float = 0.0
+    gain_ns: float = 0.0
+    typical_ns: int = 0
 
 
-def what_ifs(recording: Recording, steps: Sequence[RecordedStep], typical: int, costs: Costs) -> list[WhatIf]:
-    """All changes, the best first; the first of all is none. `steps[typical]` is the typical one."""
+def what_ifs(
+    recording: Recording, steps: Sequence[RecordedStep], typical: RecordedStep, costs: Costs
+) -> list[WhatIf]:
+    """All changes, the best first; the first of all is none."""
     as_it_is = replay(steps, costs)
-    spread = spread_ns([step.length_ns for step in as_it_is.steps])
 
-    def outcome(change: Change) -> WhatIf:
-        then = replay(steps, costs, change)
-        lengths_ns = [step.length_ns for step in then.steps]
-        gain_ns, evens_ns = as_it_is.step_ns - then.step_ns, spread - spread_ns(lengths_ns)
-        about = (change.title, change.code, change.plan, change.ranks)
-        return WhatIf(*about, then.step_ns, gain_ns, evens_ns, lengths_ns[typical])
+    def outcome(change: WhatIf) -> WhatIf:
+        then = replay(steps, change.costs or costs, change.plan, change.factors)
+        return replace(change, step_ns=then.step_ns, gain_ns=as_it_is.step_ns - then.step_ns)
 
-    tried = [*_phases(steps), *_communication(recording, steps, costs)]
+    tried = [*_phases(steps), *_communication(recording, typical, costs)]
     if recording.has_plan:
-        tried += _plans(steps[typical], costs)
-    return [outcome(Change()), *sorted(map(outcome, tried), key=lambda one: one.gain_ns, reverse=True)]
+        tried += _plans(typical, costs)
+    typical_ns = as_it_is.steps[steps.index(typical)].length_ns
+    unchanged = WhatIf("as recorded", step_ns=as_it_is.step_ns, typical_ns=typical_ns)
+    return [unchanged, *sorted(map(outcome, tried), key=lambda one: one.gain_ns, reverse=True)]
 
 
 # ---------------------------------------------------------------------- the work of ranks
 
 
-def _phases(steps: Sequence[RecordedStep]) -> Iterator[Change]:
+def _phases(steps: Sequence[RecordedStep]) -> Iterator[WhatIf]:
     if len(steps[0].ranks) > 1:
         yield from _late(Cycles(steps))
-    loads = any(rank.parts_ns[Activity.DATA] for step in steps for rank in step.ranks)
-    data = (WorkPhase.DATA, "no wait for the loader") if loads else (WorkPhase.BETWEEN, "no time between steps")
-    for phase, title in (data, (WorkPhase.OPTIMIZER, "an optimizer that takes no time")):
+    for phase, title in (
+        (WorkPhase.BETWEEN, "data ready: no time between steps"),
+        (WorkPhase.OPTIMIZER, "an optimizer that takes no time"),
+    ):
         nothing = {(t, rank.rank, phase): 0.0 for t, step in enumerate(steps) for rank in step.ranks}
-        yield Change(factors=nothing, title=f"data ready: {title}" if phase is data[0] else title)
+        yield WhatIf(title, factors=nothing)
 
 
-def _late(cycles: Cycles) -> Iterator[Change]:
+def _late(cycles: Cycles) -> Iterator[WhatIf]:
     """Late ranks as quick as the others: in each phase, then in all; then no delays in single steps."""
     late = late_ranks(cycles.times, LEAST_SHARE)
     by_phase: dict[WorkPhase, Factors] = {}
@@ -100,20 +101,19 @@ def _late(cycles: Cycles) -> Iterator[Change]:
     yield from _delays(cycles, {one.rank for one in late})
 
 
-def _as_quick(cycles: Cycles, factors: Factors, places: Iterable[int], phases: Sequence[WorkPhase]) -> Change:
+def _as_quick(cycles: Cycles, factors: Factors, places: Iterable[int], phases: Sequence[WorkPhase]) -> WhatIf:
     late = tuple(cycles.steps[0].ranks[place].rank for place in places)
     title = f"{ranks(late)} as quick as the others {joined([phase.value for phase in phases])}"
-    return Change(factors=factors, title=title, ranks=late)
+    return WhatIf(title, factors=factors, ranks=late)
 
 
-def _delays(cycles: Cycles, known: set[int]) -> Iterator[Change]:
+def _delays(cycles: Cycles, known: set[int]) -> Iterator[WhatIf]:
     """No delays in single steps that stand out, of ranks that are not known to be late."""
-    by_rank = list(zip(*map(costs_ns, cycles.times), strict=True))
+    costs = {(t, place): cost for t, step in enumerate(cycles.times) for place, cost in enumerate(costs_ns(step))}
     share, quartiles = STANDS_OUT
-    quiet_ns = statistics.quantiles([abs(cost) for costs in by_rank for cost in costs], n=4)[0]
+    quiet_ns = statistics.quantiles(map(abs, costs.values()), n=4)[0]
     least_ns = max(share * cycles.step_ns, quartiles * quiet_ns)
-    places = [place for place in range(len(by_rank)) if place not in known]
-    found = [(t, place) for place in places for t, cost in enumerate(by_rank[place]) if cost > least_ns]
+    found = {where: cost for where, cost in costs.items() if cost > least_ns and where[1] not in known}
     if not found:
         return
     factors = dict(
@@ -121,13 +121,12 @@ def _delays(cycles: Cycles, known: set[int]) -> Iterator[Change]:
         for t, place in found
         for phase in WorkPhase
     )
-    worst, place = max(found, key=lambda where: by_rank[where[1]][where[0]])
-    most = max(WorkPhase, key=lambda phase: cycles.behind_ns(worst, place, phase)).value
-    step = cycles.steps[worst]
+    t, place = max(found, key=found.__getitem__)
+    step = cycles.steps[t]
     late = step.ranks[place].rank
-    which = f"rank {late} by {by_rank[place][worst] / 1e6:.1f} ms {most}, step {step.number}"
-    title = f"no delays in single steps ({len(found)} of {len(cycles.steps)}; the longest: {which})"
-    yield Change(factors=factors, title=title, ranks=(late,))
+    longest = f"rank {late} by {found[t, place] / 1e6:.1f} ms before the end of backward {step.number}"
+    title = f"no delays in single steps ({len(found)} of {len(cycles.steps)}; the longest: {longest})"
+    yield WhatIf(title, factors=factors, ranks=(late,))
 
 
 class Cycles:
@@ -179,7 +178,7 @@ def _by_phase(rank: RankStep) -> dict[WorkPhase, int]:
 
 def _rank_times(rank: RankStep, busy_ns: Mapping[WorkPhase, int]) -> RankTimes:
     return RankTimes(
-        between_ns=busy_ns[WorkPhase.BETWEEN] + busy_ns[WorkPhase.DATA],
+        between_ns=busy_ns[WorkPhase.BETWEEN],
         forward_ns=busy_ns[WorkPhase.FORWARD] + busy_ns[WorkPhase.LOSS],
         backward_ns=busy_ns[WorkPhase.BACKWARD],
         optimizer_ns=busy_ns[WorkPhase.OPTIMIZER],
@@ -191,37 +190,38 @@ def _rank_times(rank: RankStep, busy_ns: Mapping[WorkPhase, int]) -> RankTimes:
 # ---------------------------------------------------------------------- communication
 
 
-def _communication(recording: Recording, steps: Sequence[RecordedStep], costs: Costs) -> Iterator[Change]:
-    def times_as_fast(factor: float, title: str, code: str = "") -> Change:
-        wire = replace(costs.wire, bytes_per_s=factor * costs.wire.bytes_per_s)
-        return Change(costs=lambda c: replace(c, wire=wire), title=title, code=code)
+def _communication(recording: Recording, step: RecordedStep, costs: Costs) -> Iterator[WhatIf]:
+    def times_as_fast(factor: float) -> Costs:
+        return replace(costs, wire=replace(costs.wire, bytes_per_s=factor * costs.wire.bytes_per_s))
 
-    yield times_as_fast(FASTER, f"a wire {FASTER} times as fast")
+    yield WhatIf(f"a wire {FASTER} times as fast", costs=times_as_fast(FASTER))
+    if not recording.has_plan:
+        return
     has_hook = any(e.kind is EventKind.COMM_HOOK_RETURNED for rank in recording.ranks for e in rank.events)
-    if not has_hook and recording.has_plan and {p.dtype for p in steps[0].plan.params} == {torch.float32}:
+    if not has_hook and {p.dtype for p in step.plan.params} == {torch.float32}:
         code = "ddp.register_comm_hook(None, fp16_compress_hook)"
-        yield times_as_fast(2, "half the bytes, by a hook of lower precision", code)
-    if costs.copy is not FREE and recording.has_plan:
-        code = _wrapped("gradient_as_bucket_view=True")
-        yield Change(costs=lambda c: replace(c, copy=FREE), title="no copy back", code=code)
+        yield WhatIf("half the bytes, by a hook of lower precision", code, costs=times_as_fast(2))
+    if costs.copy is not FREE:
+        yield WhatIf("no copy back", _wrapped("gradient_as_bucket_view=True"), costs=replace(costs, copy=FREE))
 
 
 def _wrapped(arguments: str) -> str:
     return f"DistributedDataParallel({', '.join(filter(None, ['model', arguments]))})"
 
 
-def _plans(step: RecordedStep, costs: Costs) -> Iterator[Change]:
+def _plans(step: RecordedStep, costs: Costs) -> Iterator[WhatIf]:
     """Other buckets; each partition once."""
     seen = {_partition(step.plan)}
     for title, arguments, plan in [*_settings(step), _computed(step, costs)]:
         if _partition(plan) not in seen:
             seen.add(_partition(plan))
-            yield Change(plan, title=title, code=_wrapped(arguments))
+            yield WhatIf(title, _wrapped(arguments), plan)
 
 
 def _settings(step: RecordedStep) -> Iterator[tuple[str, str, BucketPlan]]:
     """Common settings, from one bucket to one per parameter, and an earlier first one."""
-    specs, order = step.plan.params, ready_order(step)
+    ready_ns = step.ranks[0].ready_ns
+    order = sorted(range(len(step.plan.params)), key=lambda param: ready_ns.get(param, math.inf))
     total_mib = step.plan.nbytes / MIB
     largest = math.floor(math.log2(max(total_mib, 2**-8) / 1.5))
     halves = [2.0**exponent for exponent in range(largest, largest - 5, -1)]
@@ -238,23 +238,17 @@ def _settings(step: RecordedStep) -> Iterator[tuple[str, str, BucketPlan]]:
         caps_bytes = BucketCaps.from_mib(cap_mb, None, first_mb).after_rebuild()
         named = {"bucket_cap_mb": cap_mb, "first_bucket_cap_mb": first_mb}
         code = ", ".join(f"{name}={value:.12g}" for name, value in named.items() if value is not None)
-        yield title, code, plan_from_readiness(specs, order, caps_bytes)
+        yield title, code, plan_from_readiness(step.plan.params, order, caps_bytes)
 
 
 def _computed(step: RecordedStep, costs: Costs) -> tuple[str, str, BucketPlan]:
     """The plan that `bucket_cap_mb="auto"` makes of these times."""
-    never_ns = max(rank.gradients_complete_ns or 0 for rank in step.ranks)
+    never_ns = max(rank.gradients_complete_ns for rank in step.ranks)
     ready_s = [
         (max(rank.ready_ns.get(param, never_ns) for rank in step.ranks) - step.begin_ns) / 1e9
         for param in range(len(step.plan.params))
     ]
     return "computed buckets", 'bucket_cap_mb="auto"', plan_buckets(step.plan.params, ready_s, costs.wire)
-
-
-def ready_order(step: RecordedStep) -> list[int]:
-    """The order in which gradients arrived on the first rank; missing ones come last."""
-    ready_ns = step.ranks[0].ready_ns
-    return sorted(range(len(step.plan.params)), key=lambda param: ready_ns.get(param, math.inf))
 
 
 def _partition(plan: BucketPlan) -> Sequence[frozenset[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from minddp.core.events import EventKind
 from minddp.platform.wording import count, size
@@ -14,7 +14,6 @@ from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Inte
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
 NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
-NOTABLE_NS = 50_000  # shorter waits need no explanation
 NOTABLE_MISS = 0.1  # of the step: a model with a larger error is no basis for a decision
 WHERE = {activity: phase.value for activity, phase in PHASE_OF.items()} | {Activity.OTHER: "in other work"}
 
@@ -35,8 +34,6 @@ def percent(share: float) -> str:
 
 def headline(step: RecordedStep) -> str:
     """Where the step's time goes: see the cost of communication in `timeline.py`."""
-    if not step.complete:
-        return f"This step is incomplete: it ended after {ms(step.length_ns)}."
     costs_ns, longest = step.last.parts_ns[Activity.EXPOSED], step.waits_longest
     sentences = [f"Step: {ms(step.length_ns)}."]
     if costs_ns >= NEGLIGIBLE * step.length_ns:
@@ -55,20 +52,12 @@ def headline(step: RecordedStep) -> str:
     return " ".join(sentences)
 
 
-def noise_sentences(analysis: Analysis) -> str:
-    """How far steps differ, and why there is no advice if there is none."""
-    number, noise_ns, late = len(analysis.comparable), analysis.noise_ns, analysis.typical.late_rank
-    if number < 2:
+def noise_sentence(analysis: Analysis) -> str:
+    """How far steps differ."""
+    if len(analysis.steps) < 2:
         return "Only one step was recorded, so the noise is not known."
-    share = percent(noise_ns / analysis.typical.length_ns)
-    sentences = [f"Noise: {ms(noise_ns)} ({share}), the range of the middle half of {number} steps."]
-    if analysis.typical.ranks[0].has_several_modules:
-        sentences.append("Steps of several modules are not simulated.")
-    if late is not None and analysis.what_ifs and not any(late in one.ranks for one in analysis.what_ifs):
-        sentences.append(f"Rank {late} is late in this step, but in too few others to distinguish that from noise.")
-    if analysis.advice and not any(_is_seen(analysis, change) for change in analysis.advice):
-        sentences.append("No change that was tried gains more than the noise.")
-    return " ".join(sentences)
+    share = percent(analysis.noise_ns / analysis.typical.length_ns)
+    return f"Noise: {ms(analysis.noise_ns)} ({share}), the range of the middle half of {len(analysis.steps)} steps."
 
 
 # ---------------------------------------------------------------------- the changes that would make it shorter
@@ -82,37 +71,30 @@ def advice_sentences(analysis: Analysis) -> list[str]:
 
 
 def change_sentence(analysis: Analysis, change: WhatIf) -> str:
-    code = f" `{change.code}`" if change.code else ""
-    return f"{change.title[:1].upper()}{change.title[1:]}: {gain(analysis, change)}.{code}"
-
-
-def gain(analysis: Analysis, change: WhatIf) -> str:
-    """How much shorter a step is by a change, and whether that is more than the noise that it leaves."""
+    """How much shorter a step is by a change, and whether that is more than the noise."""
     share = change.gain_ns / analysis.what_ifs[0].step_ns
-    if abs(share) < 0.005:
-        return "the same"
-    how = "shorter" if share > 0 else "longer"
-    noise = "" if _is_seen(analysis, change) else ", within the noise"
-    return f"{ms(abs(change.gain_ns))} ({percent(abs(share))}) {how}{noise}"
-
-
-def _is_seen(analysis: Analysis, change: WhatIf) -> bool:
-    return abs(change.gain_ns) >= analysis.noise_ns - max(0.0, change.evens_ns)
+    gain = "the same"
+    if abs(share) >= 0.005:
+        noise = "" if abs(change.gain_ns) >= analysis.noise_ns else ", within the noise"
+        gain = f"{ms(abs(change.gain_ns))} ({percent(abs(share))}) {'shorter' if share > 0 else 'longer'}{noise}"
+    code = f" `{change.code}`" if change.code else ""
+    return f"{change.title[:1].upper()}{change.title[1:]}: {gain}.{code}"
 
 
 def model_sentences(analysis: Analysis) -> list[str]:
     """The model behind the predictions, and its error for the typical step; empty without predictions."""
-    if analysis.costs is None or not analysis.what_ifs:
+    if analysis.costs is None:
         return []
-    wire, typical_ns = analysis.costs.wire, analysis.what_ifs[0].typical_ns
+    wire, predicted_ns = analysis.costs.wire, analysis.what_ifs[0].typical_ns
+    recorded_ns = analysis.typical.length_ns
     parts = [f"{1e3 * wire.latency_s:.2g} ms"] if wire.latency_s > 1e-6 else []
     parts += [f"its bytes at {size(wire.bytes_per_s)} a second"] if wire.bytes_per_s < NO_LIMIT else []
     said = (
         f"The model: a message takes {' + '.join(parts)}, fitted to {count(analysis.costs.messages, 'message')}; "
-        f"ranks compute as recorded. It predicts {ms(typical_ns)} for the typical step, which took "
-        f"{ms(analysis.typical.length_ns)}."
+        f"ranks compute as recorded. It predicts {ms(predicted_ns)} for the typical step, which took "
+        f"{ms(recorded_ns)}."
     )
-    if abs(typical_ns / analysis.typical.length_ns - 1) < NOTABLE_MISS:
+    if abs(predicted_ns / recorded_ns - 1) < NOTABLE_MISS:
         return [said]
     return [said, "Do not rely on these predictions: the model is wrong about the step as recorded."]
 
@@ -120,53 +102,25 @@ def model_sentences(analysis: Analysis) -> list[str]:
 # ---------------------------------------------------------------------- the recording
 
 
-def names(recordings: Sequence[Recording]) -> list[str]:
-    """Names of recordings side by side: by title; where that is not enough, by wrapper; then by number."""
-    titles = [recording.title for recording in recordings]
-    if len(set(titles)) < len(titles):
-        pairs = zip(titles, [recording.wrapper for recording in recordings], strict=True)
-        titles = [title if wrapper in title else f"{title} under {wrapper}" for title, wrapper in pairs]
-    return [
-        name if titles.count(name) == 1 else f"{name} ({1 + titles[:k].count(name)})"
-        for k, name in enumerate(titles)
-    ]
+def setting(recording: Recording) -> str:
+    """The recording and its place, in one line."""
+    title, wrapper, first = recording.title, recording.wrapper, recording.ranks[0]
+    device = "CPU" if first.device == "cpu" else first.device
+    place = f"{count(recording.world_size, 'rank')} on {device}"
+    return ", ".join([title, *([] if wrapper in title else [wrapper]), place, first.backend])
 
 
-def setting(recordings: Sequence[Recording]) -> str:
-    """One line: a single recording with its place; of several, which have their names, only the places."""
-    places = []
-    for recording in recordings:
-        first = recording.ranks[0]
-        device = "CPU" if first.device == "cpu" else first.device
-        places.append(f"{count(recording.world_size, 'rank')} on {device}, {first.backend}")
-    if len(recordings) > 1:
-        return "; ".join(dict.fromkeys(places))
-    title, wrapper = recordings[0].title, recordings[0].wrapper
-    return ", ".join([title, *([] if wrapper in title else [wrapper]), *places])
-
-
-def facts(recording: Recording) -> list[str]:
+def facts(recording: Recording) -> str:
     """Sentences about the recording itself."""
     hosts = sorted({rank.host for rank in recording.ranks})
     sentences = [f"Recorded on {listed_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
-    error_ns = recording.clock_error_ns
-    if error_ns is None:
-        sentences.append("The ranks' clocks were not compared: times of different ranks may be apart.")
-    elif error_ns:
-        sentences.append(f"The ranks' clocks agree within {ms(error_ns)}.")
-    if dropped := sum(rank.dropped for rank in recording.ranks):
-        kept, room = sum(len(rank.events) for rank in recording.ranks), recording.ranks[0].capacity
-        sentences.append(f"{kept:,} events; the {dropped:,} oldest did not fit the ring of {room:,}.")
+    if recording.clock_error_ns:
+        sentences.append(f"The ranks' clocks agree within {ms(recording.clock_error_ns)}.")
+    if any(rank.is_full for rank in recording.ranks):
+        sentences.append(f"Only the latest {len(recording.ranks[0].events):,} events of a rank are kept.")
     if not any(event.kind is EventKind.OPTIMIZER_END for rank in recording.ranks for event in rank.events):
         sentences.append("No optimizer of torch.optim was seen: other updates of parameters count as other.")
-    sentences += [
-        f"Rank {rank.rank} waited {ms(wait.ns)} for the device in {count(wait.times, 'call')} of `{wait.where}`."
-        for rank in recording.ranks
-        for wait in rank.host_waits
-        if wait.ns > NEGLIGIBLE * (rank.stopped_ns - rank.events[0].t_ns)
-    ]
-    errors = [f"Rank {rank.rank} ended with `{rank.error}`." for rank in recording.ranks if rank.error]
-    return [*sentences, *errors, *recording.notes]
+    return " ".join([*sentences, *recording.notes])
 
 
 # ---------------------------------------------------------------------- one bucket
@@ -181,13 +135,8 @@ def stages_of(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> Iter
     passage, last = step.passage(bucket.index, rank), step.last_join(bucket.index)
     if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
         return
-    held = Interval(bucket.ready_ns, bucket.launched_ns)
-    yield "held", held, "buckets leave in plan order" if held.length_ns > NOTABLE_NS else ""
-    if passage.queues.length_ns:
-        yield "queues", passage.queues, "one bucket travels at a time"
-    if passage.wire is None:
-        yield "waits for ranks", passage.waits_for_ranks, "it never arrived"
-        return
+    yield "held", Interval(bucket.ready_ns, bucket.launched_ns), "buckets leave in plan order"
+    yield "queues", passage.queues, "one bucket travels at a time"
     if last is not None:
         joins = "begins to wait" if step.adds_after_ns else "launches it"
         yield "waits for ranks", passage.waits_for_ranks, f"rank {last[1]} {joins} last"

@@ -13,7 +13,7 @@ import torch
 
 from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tools.xray.recording import ClockOffset, Layout, RankRecording, Recording, Stamped
+from minddp.tools.xray.recording import RankRecording, Recording, Stamped
 
 MS = 1_000_000  # nanoseconds
 MIB = 2**20
@@ -38,7 +38,6 @@ class Rank:
     pack_ms: float = 0
     copy_ms: float = 0.5
     optimizer_ms: float = 2
-    data_ms: float = 0
     other_ms: float = 1
     late_ms: float = 0
 
@@ -141,9 +140,6 @@ def _from_gradients_complete(rank: Rank, track: Track, completed: Sequence[int])
     track.emit(K.BACKWARD_END)
     track.emit(K.OPTIMIZER_BEGIN)
     track.emit(K.OPTIMIZER_END, after_ms=rank.optimizer_ms)
-    if rank.data_ms:
-        track.emit(K.DATA_BEGIN)
-        track.emit(K.DATA_END, after_ms=rank.data_ms)
     track.now_ns += round(rank.other_ms * MS)
 
 
@@ -155,8 +151,6 @@ def _rank_recording(rank: int, track: Track, plan: BucketPlan, world_size: int) 
         device="cpu",
         backend="gloo",
         events=tuple(sorted(track.events, key=lambda event: event.t_ns)),
-        layouts=(Layout(plan),),
+        plan=plan,
         stopped_ns=track.now_ns,
-        capacity=1000,
-        clock=ClockOffset(0, 0),
     )

@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.explain import explain
+from minddp.tools.xray.explain import compare, explain
 from minddp.tools.xray.timeline import Activity
 from tests.tools.xray.made_up import Rank, layout, recording
 
 
-def printed(*analyses: Analysis, width: int = 80) -> str:
+def printed(analysis: Analysis, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    explain(analyses, console)
+    explain(analysis, console)
     return console.file.getvalue()
 
 
@@ -37,18 +36,11 @@ def test_it_fits_a_terminal_of_80_columns() -> None:
 
 
 def test_many_ranks_are_cut_short_and_that_is_said() -> None:
-    assert "And 2 more columns" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
-
-
-def test_an_interrupted_step_is_explained_without_predictions() -> None:
-    made = recording([Rank()], layout([[1]]))
-    cut = replace(made.ranks[0], events=made.ranks[0].events[:4], stopped_ns=12 * 10**6)
-    text = printed(Analysis(replace(made, ranks=(cut,))))
-    assert "This step is incomplete" in text
-    assert "redicted" not in text
+    assert "And 2 more" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
 
 
 def test_several_recordings_share_a_table() -> None:
     one, other = (recording([Rank()], layout(sizes), title=str(len(sizes))) for sizes in ([[1]], [[0.5], [0.5]]))
-    text = printed(Analysis(one), Analysis(other))
-    assert re.search(r"buckets +1, 1 MiB +2, 1 MiB", text)
+    console = Console(file=io.StringIO(), width=80)
+    compare([Analysis(one), Analysis(other)], console)
+    assert re.search(r"buckets +1, 1 MiB +2, 1 MiB", console.file.getvalue())

@@ -14,7 +14,7 @@ from minddp.core.plan import BucketPlan, plan_from_groups
 from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import Link
 from minddp.tools.xray.reading import steps_of
-from minddp.tools.xray.replay import FREE, Change, Costs, busy, costs_of, replay
+from minddp.tools.xray.replay import FREE, Costs, busy, costs_of, replay
 from minddp.tools.xray.timeline import Activity, Interval, RecordedStep
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
@@ -113,7 +113,7 @@ def test_a_step_as_played_is_what_it_would_have_been(
     other = regrouped(plan, counts)
     ranks = [Rank(loss_ms=ms, copy_ms=0) for ms in loss_ms]
     *_, truth = made(ranks, other, steps=3)
-    again = replay(made(ranks, plan), COSTS, Change(other))
+    again = replay(made(ranks, plan), COSTS, other)
     (played,) = again.steps
     assert again.step_ns == pytest.approx(truth.length_ns, abs=100)
     for found, true in zip(played.ranks, truth.ranks, strict=True):
@@ -155,13 +155,13 @@ def test_a_rank_that_is_quicker_makes_the_step_shorter_by_as_much(phase: WorkPha
     usual_ns, late_ns = (sum(span.length_ns for span, of in busy(rank) if of is phase) for rank in steps[1].ranks)
     assert late_ns - usual_ns == pytest.approx(5 * MS, abs=10)
     factors = {(t, 1, phase): usual_ns / late_ns for t in range(4)}
-    gain_ns = replay(steps, costs).step_ns - replay(steps, costs, Change(factors=factors)).step_ns
+    gain_ns = replay(steps, costs).step_ns - replay(steps, costs, factors=factors).step_ns
     assert gain_ns == pytest.approx(5 * MS, abs=1000)
 
 
 def test_gradients_are_ready_at_their_places_in_a_backward_that_is_quicker() -> None:
     slow, quick = (made([Rank(backward_ms=ms)], layout([[2], [2]])) for ms in (20, 10))
-    played = replay(slow, COSTS, Change(factors={(0, 0, WorkPhase.BACKWARD): 0.5})).steps[0].ranks[0]
+    played = replay(slow, COSTS, factors={(0, 0, WorkPhase.BACKWARD): 0.5}).steps[0].ranks[0]
     expected = [t_ns - quick[0].begin_ns for t_ns in quick[0].ranks[0].ready_ns.values()]
     found = [t_ns - played.begin_ns for t_ns in played.launches_ns]  # of a bucket for each gradient
     assert found == pytest.approx(expected, abs=10)
@@ -187,7 +187,7 @@ def test_buffers_are_waited_for_as_long_as_rank_0_is_late() -> None:
     ranks = [replace(rank, spans=tuple(its)) for rank, its in zip(step.ranks, spans, strict=True)]
     step = replace(step, ranks=tuple(ranks))
     (played,) = replay([step], COSTS).steps
-    (quicker,) = replay([step], COSTS, Change(factors={(0, 0, WorkPhase.FORWARD): 0.0})).steps
+    (quicker,) = replay([step], COSTS, factors={(0, 0, WorkPhase.FORWARD): 0.0}).steps
     rest_ms = 1 + 20  # loss and backward
     for simulated, forwards_ms in ((played, [14, 10]), (quicker, [1, 2 + 4])):
         computed = [rank.complete_ns - rank.begin_ns for rank in simulated.ranks]
@@ -198,7 +198,7 @@ def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
     plan = layout([[1], [1]])
     steps = made([Rank()], plan)
     backwards = plan_from_groups(plan.params, [[1], [0]], "by hand")
-    (played,) = replay(steps, COSTS, Change(backwards)).steps
+    (played,) = replay(steps, COSTS, backwards).steps
     (rank,), (first, second) = played
     last_launch_ns = steps[0].ranks[0].buckets[1].launched_ns or 0
     assert first.begin_ns - rank.begin_ns == pytest.approx(last_launch_ns - steps[0].begin_ns, abs=100)
@@ -217,7 +217,7 @@ def test_more_buckets_take_time_of_backward() -> None:
     (step,) = made([Rank(copy_ms=0)], plan)
     steps = [replace(step, ranks=(replace(step.ranks[0], launch_ns=1 * MS, crowded_ns=2 * MS),))]
     costs = replace(COSTS, wire=FREE, pack=Link(0.5e-3, float("inf")))
-    others = Change(regrouped(plan, [1, 1, 1, 1]))
+    others = regrouped(plan, [1, 1, 1, 1])
     assert replay(steps, costs, others).step_ns - replay(steps, costs).step_ns == pytest.approx(4.5 * MS, abs=100)
     latency = replace(costs, wire=Link(1e-9, float("inf")))  # four messages crowd backward four times as much
     assert replay(steps, latency, others).step_ns - replay(steps, latency).step_ns == pytest.approx(

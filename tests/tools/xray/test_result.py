@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minddp.tools.xray.result import Comparison, Result, load
+from minddp.tools.xray.result import Result, load
 from tests.tools.xray.made_up import Rank, layout, recording
 
 MADE = recording([Rank(), Rank(late_ms=1)], layout([[1], [1]]))
@@ -18,7 +18,7 @@ def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
 
 def test_without_a_step_nothing_is_written(tmp_path: Path) -> None:
     empty = replace(MADE, ranks=(replace(MADE.ranks[0], events=()),))
-    with pytest.raises(ValueError, match="No step was recorded"):
+    with pytest.raises(ValueError, match="No whole step was recorded"):
         Result(empty).save(tmp_path / "step.html")
     assert list(tmp_path.iterdir()) == []
 
@@ -26,24 +26,20 @@ def test_without_a_step_nothing_is_written(tmp_path: Path) -> None:
 def test_what_was_saved_can_be_loaded_again(tmp_path: Path) -> None:
     Result(MADE).save(tmp_path / "step.json")
     loaded = load(tmp_path / "step.json")
-    assert isinstance(loaded, Result)
     assert loaded.recording == MADE
-    loaded.compare(Result(MADE)).save(tmp_path / "two.json")
-    both = load(tmp_path / "two.json")
-    assert isinstance(both, Comparison)
-    assert [result.recording for result in both.results] == [MADE, MADE]
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds no recording"):
-        load(tmp_path / "other.json")
+    for content in ("{}", '{"minddp": []}'):
+        (tmp_path / "other.json").write_text(content)
+        with pytest.raises(ValueError, match="holds no recording"):
+            load(tmp_path / "other.json")
 
 
 def test_only_the_first_rank_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere = Result(MADE, is_first=False)
     elsewhere.save(tmp_path / "step.html")
-    elsewhere.compare(elsewhere).save(tmp_path / "step.html")
+    elsewhere.compare(elsewhere)
     elsewhere.explain()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""

@@ -11,8 +11,8 @@ from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.reading import steps_of, steps_of_rank
-from minddp.tools.xray.recording import Layout, RankRecording, Recording, Stamped
-from minddp.tools.xray.timeline import Activity, Interval, Passage, RecordedStep
+from minddp.tools.xray.recording import RankRecording, Stamped
+from minddp.tools.xray.timeline import Activity, Interval, Passage
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients
@@ -43,13 +43,6 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
         "other": 1,
     }
     assert step.length_ns == sum(rank.parts_ns.values()) == 38.5 * MS
-
-
-def test_after_a_batch_the_step_goes_on_as_before() -> None:
-    events = [(0, K.FORWARD_BEGIN), (1, K.FORWARD_END), (2, K.DATA_BEGIN), (5, K.DATA_END), (6, K.BACKWARD_BEGIN)]
-    (step,) = steps_of_rank(alone([*events, (7, K.GRADIENTS_COMPLETE), (8, K.BACKWARD_END), (9, K.DATA_BEGIN)]))
-    spans = [(span.activity, span.begin_ns / MS, span.end_ns / MS) for span in step.spans]
-    assert spans[1:4] == [(Activity.LOSS, 1, 2), (Activity.DATA, 2, 5), (Activity.LOSS, 5, 6)]
 
 
 def test_the_history_of_a_bucket() -> None:
@@ -119,27 +112,10 @@ def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
     assert (of_late.queues.length_ns, of_late.waits_for_ranks.length_ns, of_late.wire) == (0, 0, now.wire)
 
 
-def test_a_bucket_that_was_never_through_waits_to_the_end() -> None:
-    made = recording([Rank(), Rank()], PLAN)
-    ends_ns = 32 * MS
-    unseen = (K.BUCKET_COMPLETED, K.BUCKET_WAITED)
-
-    def cut(rank: RankRecording) -> RankRecording:
-        events = tuple(e for e in rank.events if e.t_ns < ends_ns and (e.kind not in unseen or e.subject == 0))
-        return replace(rank, events=events, stopped_ns=ends_ns)
-
-    (step,) = steps_of(replace(made, ranks=tuple(map(cut, made.ranks))))
-    passage = step.passage(1, step.ranks[0])
-    assert passage is not None
-    assert passage.wire is None
-    assert passage.waits_for_ranks == Interval(step.ranks[0].buckets[1].launched_ns or 0, ends_ns)
-
-
 def test_steps_are_cut_at_the_forward_after_a_synchronised_backward() -> None:
     steps = steps_of(recording([Rank(), Rank(late_ms=1)], PLAN, steps=3))
     assert [step.number for step in steps] == [0, 1, 2]
     assert len({step.length_ns for step in steps}) == 1
-    assert all(step.complete for step in steps)
     for before, after in pairwise(steps):
         assert before.ranks[0].interval.end_ns == after.ranks[0].interval.begin_ns
 
@@ -148,7 +124,6 @@ def test_what_comes_before_the_first_forward_belongs_to_no_step() -> None:
     first = recording([Rank()], PLAN, steps=2).ranks[0]
     half = next(i for i, event in enumerate(first.events) if event.kind is K.BACKWARD_BEGIN)
     (step,) = steps_of_rank(replace(first, events=first.events[half:]))
-    assert step.complete
     assert step.spans[0].activity is Activity.FORWARD
 
 
@@ -178,12 +153,11 @@ def test_accumulation_makes_one_step_of_several_forwards() -> None:
 
 
 def test_parts_of_forward_are_distinguished() -> None:
-    forward = [(0, K.FORWARD_BEGIN), (1, K.REBUILD_BEGIN), (3, K.BUCKETS_REBUILT, 2), (4, K.BUFFERS_BEGIN)]
+    forward = [(0, K.FORWARD_BEGIN), (4, K.BUFFERS_BEGIN)]
     rest = [(6, K.BUFFERS_BROADCAST, 1), (9, K.FORWARD_END), (10, K.BACKWARD_BEGIN), (12, K.GRADIENTS_COMPLETE)]
     (step,) = steps_of_rank(alone([*forward, *rest, (12, K.BACKWARD_END), (13, K.OPTIMIZER_END)]))
     assert milliseconds(step.parts_ns) == {
-        "forward": 1 + 1 + 3,
-        "rebuild": 2,
+        "forward": 4 + 3,
         "buffers": 2,
         "between forward and backward": 1,
         "backward": 2,
@@ -191,23 +165,32 @@ def test_parts_of_forward_are_distinguished() -> None:
     }
 
 
-def test_a_rebuild_within_a_step_decides_the_layout_of_that_step() -> None:
-    other = layout([[1], [1], [2]])
-    events = [(0, K.FORWARD_BEGIN), (3, K.BUCKETS_REBUILT, 3), (4, K.FORWARD_END), (5, K.BACKWARD_BEGIN)]
-    (step,) = steps_of_rank(
-        replace(alone([*events, (6, K.BACKWARD_END)]), layouts=(Layout(PLAN), Layout(other, 3 * MS)))
-    )
-    assert step.plan == other
+def test_steps_before_the_last_rebuild_are_left_out() -> None:
+    made = recording([Rank()], PLAN, steps=3).ranks[0]
+    begins = [event.t_ns for event in made.events if event.kind is K.FORWARD_BEGIN]
+    rebuilt = Stamped(begins[1] + 1, K.BUCKETS_REBUILT, 2)
+    events = sorted([*made.events, rebuilt], key=lambda event: event.t_ns)
+    assert [step.number for step in steps_of_rank(replace(made, events=tuple(events)))] == [1, 2]
 
 
-def test_a_step_that_an_error_cut_short_is_there_up_to_the_error() -> None:
+def test_an_error_discards_its_step() -> None:
+    """Also where the next forward finds it."""
     whole = recording([Rank()], PLAN).ranks[0]
     cut = [event for event in whole.events if event.t_ns <= 20 * MS]
-    (step,) = steps_of_rank(replace(whole, events=(*cut, Stamped(21 * MS, K.ERROR)), stopped_ns=21 * MS))
-    assert not step.complete
-    assert step.interval.end_ns == 21 * MS
-    assert sum(span.length_ns for span in step.spans) == step.length_ns
-    assert step.buckets[0].launched_ns is None
+    again = [Stamped(event.t_ns + 40 * MS, *event[1:]) for event in whole.events]
+    at_once, found = Stamped(21 * MS, K.ERROR), (Stamped(30 * MS, K.FORWARD_BEGIN), Stamped(31 * MS, K.ERROR))
+    assert steps_of_rank(replace(whole, events=(*cut, at_once), stopped_ns=21 * MS)) == []
+    for error in ([at_once], found):
+        (step,) = steps_of_rank(replace(whole, events=(*cut, *error, *again), stopped_ns=80 * MS))
+        assert step.interval.begin_ns == again[0].t_ns
+        assert step.buckets[0].launched_ns == steps_of_rank(whole)[0].buckets[0].launched_ns + 40 * MS
+
+
+def test_the_typical_step_is_the_median() -> None:
+    steps = [steps_of(recording([Rank(forward_ms=ms)], PLAN))[0] for ms in (50, 20, 24, 22)]
+    analysis = Analysis(recording([Rank()], PLAN))
+    vars(analysis)["steps"] = tuple(steps)
+    assert analysis.typical is steps[3]
 
 
 def test_an_evaluation_after_the_last_step_is_no_step() -> None:
@@ -235,28 +218,9 @@ def test_a_completion_without_an_event_is_not_later_than_the_wait() -> None:
     assert bucket.completed_ns == bucket.waited_ns
 
 
-def typical_of(steps: list[RecordedStep]) -> RecordedStep:
-    analysis = Analysis(recording([Rank()], PLAN))
-    vars(analysis)["steps"] = tuple(steps)
-    return analysis.typical
-
-
-def test_the_typical_step_is_the_median_of_those_with_the_final_layout() -> None:
-    lengths = [50, 20, 24, 22]
-
-    def one(number: int, length_ms: float) -> Recording:
-        return recording([Rank(forward_ms=length_ms)], layout([[4]]) if number == 0 else PLAN)
-
-    steps = [
-        replace(steps_of(one(number, length_ms))[0], number=number) for number, length_ms in enumerate(lengths)
-    ]
-    assert typical_of(steps).number == 3
-    assert typical_of(steps[:1]).number == 0
-
-
 def test_no_step_is_an_error_that_says_what_to_do() -> None:
     made = recording([Rank()], PLAN)
-    with pytest.raises(ValueError, match=r"No step was recorded.*at least one whole step"):
+    with pytest.raises(ValueError, match=r"No whole step was recorded.*at least one whole step"):
         _ = Analysis(replace(made, ranks=(replace(made.ranks[0], events=()),))).typical
 
 
@@ -272,18 +236,6 @@ def test_spans_tile_the_steps_whatever_the_events(drawn: list[tuple[int, K, int]
         ends = [step.interval.begin_ns, *(span.end_ns for span in step.spans)]
         assert [span.begin_ns for span in step.spans] == ends[:-1]
         assert ends[-1] == step.interval.end_ns
-
-
-def test_an_interrupted_backward_and_the_next_attempt_are_two_steps() -> None:
-    whole = recording([Rank()], PLAN).ranks[0]
-    cut = [event for event in whole.events if event.t_ns <= 20 * MS]
-    again = [Stamped(event.t_ns + 40 * MS, *event[1:]) for event in whole.events]
-    found = Stamped(again[0].t_ns + 5, K.ERROR)  # the next forward finds it
-    events = (*cut, again[0], found, *again[1:])
-    first, second = steps_of_rank(replace(whole, events=events, stopped_ns=80 * MS))
-    assert (first.complete, second.complete) == (False, True)
-    assert first.interval.end_ns == second.interval.begin_ns == again[0].t_ns
-    assert second.buckets[0].launched_ns == steps_of_rank(whole)[0].buckets[0].launched_ns + 40 * MS
 
 
 def test_collectives_after_a_backward_belong_to_no_bucket_of_it() -> None:

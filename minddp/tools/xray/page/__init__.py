@@ -1,39 +1,93 @@
-"""The page: one HTML file that holds everything and needs no network.
+"""The page: one HTML file that shows the typical step and needs no network.
 
-`payload.py` prepares the data. `page.html` and `page.css` are the structure and the look. The scripts draw it.
+`page.html` is a Jinja template; `page.css` and `page.js` are put into it.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator
 from importlib.resources import files
+from typing import NamedTuple
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from minddp.platform.wording import size
+from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.page.payload import payload
+from minddp.tools.xray.explain import rows_of
+from minddp.tools.xray.timeline import Activity, RecordedStep
 
-# One script in the page: each file may use what the files before it define.
-SCRIPTS = ("elements.js", "state.js", "chart.js", "timeline.js", "panels.js")
+MARKS, CLOSEST = 8, 50  # marks on the axis of the whole step; how many times it can be magnified
+CLASSES = {  # in page.css, where they differ from the activity's name
+    Activity.BUFFERS: "forward",
+    Activity.LOSS: "quiet",
+    Activity.EXPOSED: "blocked",
+    Activity.COPY_BACK: "quiet",
+}
 
 
-def render(analyses: Sequence[Analysis]) -> str:
-    """The page that shows these recordings, one below the other.
+def render(analysis: Analysis) -> str:
+    """The page of a recording.
 
     Raises:
-        ValueError: one of them holds no step.
+        ValueError: it holds no step.
     """
-    data = payload(analyses)
-    parts = {
-        "TITLE": escape(" / ".join(exhibit["title"] for exhibit in data["exhibits"])),
-        "CSS": _text("page.css"),
-        # "</" would end the script element, whatever the JSON means by it.
-        "DATA": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
-        "JS": "\n".join(map(_text, SCRIPTS)),
+    step = analysis.typical
+    template = _environment(step).from_string(_text("page.html"))
+    return template.render(
+        analysis=analysis,
+        step=step,
+        css=Markup(_text("page.css")),  # part of minddp, as are the scripts
+        js=Markup(_text("page.js")),
+        others=[change for change in analysis.what_ifs[1:] if change not in analysis.advice],
+        rows=list(rows_of([(step, rank) for rank in step.ranks])),
+        worst=max(step.last.buckets, key=lambda bucket: bucket.awaited_ns, default=None),
+    )
+
+
+def _environment(step: RecordedStep) -> Environment:
+    """Escapes all text; knows the words of X-ray, and the places of times on the axis of `step`."""
+    begin_ns, length_ns = step.begin_ns, max(1, step.end_ns - step.begin_ns)
+
+    def at(begin: int, end: int | None = None) -> str:
+        share, width = (begin - begin_ns) / length_ns, ((end or begin) - begin) / length_ns
+        return f"left:{100 * share:.4f}%;width:{100 * width:.4f}%"
+
+    def ms_since(t_ns: int) -> str:
+        return words.ms(t_ns - begin_ns)
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.globals |= {"words": words, "size": size, "at": at, "ms_since": ms_since, "marks": marks(length_ns)}
+    environment.filters |= {
+        "prose": prose,
+        "class_of": lambda activity: CLASSES.get(activity, activity.value),
+        "unbroken": lambda text: text.replace(" ", "\u00a0"),
     }
-    # In one pass: a parameter may be called "{{JS}}".
-    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _text("page.html"))
+    return environment
+
+
+class Mark(NamedTuple):
+    share: float
+    label: str
+    is_seen: bool
+
+
+def marks(length_ns: int) -> Iterator[Mark]:
+    """The marks of the axis at the closest zoom; some are seen in the whole step."""
+    rough = length_ns / 1e6 / MARKS
+    power = 10 ** math.floor(math.log10(rough))
+    apart_ms = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    for k in range(math.ceil(length_ns / 1e6 / apart_ms * CLOSEST)):
+        at_ms = k * apart_ms / CLOSEST
+        yield Mark(1e6 * at_ms / length_ns, f"{at_ms:.6g} ms", k % CLOSEST == 0)
+
+
+def prose(text: str) -> Markup:
+    """Text with `names in backticks` as code."""
+    return Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _text(name: str) -> str:
