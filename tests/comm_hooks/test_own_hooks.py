@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.utils.checkpoint import checkpoint
 
 import minddp
 from minddp.comm_hooks import HOOKS
@@ -182,98 +181,7 @@ def test_what_int8_keeps_back_is_sent_later(ranks: Any) -> None:
     assert (total[1:BLOCK] > 0).all()
 
 
-def adasum_in_float64(gradients: list[torch.Tensor]) -> torch.Tensor:
-    vectors = [gradient.double() for gradient in gradients]
-    while len(vectors) > 1:
-        combined = []
-        for a, b in zip(vectors[::2], vectors[1::2], strict=False):
-            dot = (a * b).sum()
-            combined.append((1 - dot / (2 * a.square().sum())) * a + (1 - dot / (2 * b.square().sum())) * b)
-        vectors = combined + vectors[len(vectors) // 2 * 2 :]
-    return vectors[0]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_adasum_is_the_papers_tree(ranks: Any, num_ranks: int) -> None:
-    given = gradients(num_ranks, 2, 13, 7)
-    of_rank = ranks(num_ranks).run(_averaged, "adasum", given)
-    for step, on_ranks in enumerate(zip(*of_rank, strict=True)):
-        wanted = adasum_in_float64([given[rank][step] for rank in range(num_ranks)])
-        for result in on_ranks:
-            torch.testing.assert_close(result.double(), wanted, rtol=1e-5, atol=1e-6)
-
-
-# ------------------------------------------------------------------ errors of a backward that counts
-
-
-class Interrupted(Exception):
-    pass
-
-
-def _with_failed_backward(rank: int, fails: bool) -> list[torch.Tensor]:
-    ddp, _ = wrapped(minddp.DistributedDataParallel, Shuffled(7), "int8_wire", bucket_cap_mb=0.0001)
-    generator = torch.Generator().manual_seed(rank)
-    seen = []
-    first = ddp.module.layers[ddp.module.order.index(0)].weight  # its gradient is the last
-
-    def interrupt(_gradient: torch.Tensor) -> None:
-        raise Interrupted
-
-    for step in range(5):
-        ddp.zero_grad()
-        x = torch.randn(3, 8, generator=generator)
-        if fails and step == 2:
-            handle = first.register_hook(interrupt)
-            with pytest.raises(Interrupted):
-                ddp(torch.full((3, 8), 5.0)).backward()
-            handle.remove()
-            ddp.zero_grad()
-        ddp(x).backward()
-        seen.append(torch.cat([param.grad.flatten() for param in ddp.parameters()]))
-    return seen
-
-
-def test_a_failed_backward_leaves_no_errors(ranks: Any) -> None:
-    """Torch's class cannot go on after one here: its next forward raises."""
-    calm = ranks(2).run(_with_failed_backward, False)
-    failed = ranks(2).run(_with_failed_backward, True)
-    for rank in range(2):
-        for step, pair in enumerate(zip(calm[rank], failed[rank], strict=True)):
-            assert torch.equal(*pair), step
-
-
-class Checkpointed(nn.Module):
-    """A head, and a body that is computed again in backward: its buckets are launched in nested backwards."""
-
-    def __init__(self, how: str):
-        super().__init__()
-        torch.manual_seed(3)
-        self.bodies = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-        self.head, self.how = nn.Linear(8, 8), how
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for body in self.bodies:
-            x = torch.tanh(body(x) if self.how == "plain" else checkpoint(body, x, use_reentrant=True))
-        return self.head(x).square().mean()
-
-
-def _around_checkpoints(rank: int, how: str) -> list[torch.Tensor]:
-    ddp, state = wrapped(minddp.DistributedDataParallel, Checkpointed(how), "int8_wire", bucket_cap_mb=0.0001)
-    seen = []
-    for step in range(4):
-        ddp.zero_grad()
-        generator = torch.Generator().manual_seed(10 * step + rank)
-        ddp(torch.randn(3, 8, generator=generator).requires_grad_()).backward()
-        seen.append(torch.cat([param.grad.flatten() for param in ddp.parameters()]))
-    errors = state.state_dict()["errors"]
-    return [*seen, torch.cat([errors[name].flatten() for name in sorted(errors)])]
-
-
-def test_errors_of_nested_backwards_are_kept_to_the_end_of_the_outer_one(ranks: Any) -> None:
-    """The bucket of the head is launched in the outer backward, those of the body in nested ones."""
-    for plain, nested in zip(*(ranks(2).run(_around_checkpoints, how) for how in ("plain", "nested")), strict=True):
-        for step, pair in enumerate(zip(plain, nested, strict=True)):
-            assert torch.equal(*pair), step
+# ------------------------------------------------------------------ errors that are kept
 
 
 def _errors_around_no_sync(rank: int) -> list[bool]:
@@ -421,8 +329,6 @@ def _ran(rank: int, what: str, name: str) -> torch.Tensor:
     "what", ["a group of some ranks", "join", "bfloat16", "autocast", "two wrappers in a backward"]
 )
 def test_ranks_agree(ranks: Any, what: str, name: str) -> None:
-    if (what, name) == ("bfloat16", "adasum"):
-        pytest.skip("refused: see below")
     *_, first, second = ranks(3).run(_ran, what, name)
     assert first.isfinite().all()
     assert first.abs().max() > 0
@@ -482,7 +388,6 @@ def _refused(rank: int, what: str, name: str) -> None:
         *(("complex64", name) for name in NAMES),
         ("float64", "bf16_wire"),
         ("float64", "int8_wire"),
-        ("bfloat16", "adasum"),
     ],
 )
 def test_gradients_that_a_hook_cannot_take_are_refused(ranks: Any, what: str, name: str) -> None:
