@@ -4,14 +4,12 @@ Each rank describes its replica, and the ranks compare fingerprints of the descr
 is well. Only if fingerprints differ do they exchange the descriptions, so that every rank can name the ranks, the
 parameter or option, and both values.
 
-These may differ: names of parameters, gradient_as_bucket_view, batched_grad_copy, and, as in torch, the bucket
-capacities, of which rank 0's apply.
+These may differ: names of parameters, gradient_as_bucket_view, batched_grad_copy.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minddp.options import BucketCaps, Options
+from minddp.options import Options
 from minddp.platform import wording
 from minddp.platform.store import next_serial
 from minddp.transport.protocols import Transport
 
-_log = logging.getLogger(__name__)
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
@@ -47,14 +44,12 @@ class Replica:
     others: list[_TensorSpec] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
-    caps: BucketCaps = field(default_factory=lambda: BucketCaps(0, 0))
 
     @classmethod
     def of(
         cls, reduced: Named, others: Named, ignored: Collection[str], options: Options, **further: object
     ) -> Replica:
         """`further` options must be equal on all ranks, too."""
-        first_caps = options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
         return cls(
             reduced=[_spec_of(name, tensor) for name, tensor in reduced],
             others=[_spec_of(name, tensor) for name, tensor in others],
@@ -64,41 +59,30 @@ class Replica:
                 "static_graph": options.static_graph,
                 "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
                 "reduction": options.reduction,
-                "the buckets' first capacities in bytes": list(first_caps),
+                "the capacities of buckets": options.caps,
                 "DDP_SET_LAST_BUCKET_CAP": options.small_last_bucket,
                 **further,
             },
-            caps=options.caps,
         )
 
-    def fingerprint(self) -> int:
-        return _fingerprint_of(self)
 
-
-def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.device) -> Replica:
-    """Raise on every rank unless all agree. Returns rank 0's replica. Collective; sends small tensors on `device`.
+def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.device) -> None:
+    """Raise on every rank unless all agree. Collective; sends small tensors on `device`.
 
     Raises:
         RuntimeError: the replicas differ. The message begins with torch's wording where scripts match on it.
     """
     text = pickle.dumps(ours)
-    header = torch.tensor([ours.fingerprint(), len(text)], dtype=torch.int64, device=device)
+    header = torch.tensor([_fingerprint_of(ours), len(text)], dtype=torch.int64, device=device)
     headers = [header.tolist() for header in transport.all_gather(header)]
     if all(fingerprint == headers[0][0] for fingerprint, _ in headers):
-        return ours
+        return
     padded = torch.zeros(max(length for _, length in headers), dtype=torch.uint8, device=device)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     texts = zip(transport.all_gather(padded), headers, strict=True)
     replicas: list[Replica] = [pickle.loads(bytes(theirs[:length].tolist())) for theirs, (_, length) in texts]
-    disagreement = next(_disagreements(transport.rank, replicas), None)
-    if disagreement is not None:
+    for disagreement in _disagreements(transport.rank, replicas):
         raise RuntimeError(disagreement)
-    if ours.caps != replicas[0].caps:
-        _log.warning(
-            f"The bucket capacities on rank {transport.rank} are not those on rank 0, which apply (as in torch): "
-            f"{replicas[0].caps}."
-        )
-    return replicas[0]
 
 
 def are_equal_everywhere(transport: Transport, value: object, device: torch.device) -> bool:
@@ -140,9 +124,9 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     differing = []
     for other, theirs in enumerate(options):
         for name in {**options[0], **theirs}:
-            zeros, others = (repr(each[name]) if name in each else "not given" for each in (options[0], theirs))
+            zeros, others = (each.get(name, "not given") for each in (options[0], theirs))
             if zeros != others:
-                differing.append(f"`{name}` is {zeros} on rank 0, but {others} on rank {other}.")
+                differing.append(f"`{name}` is {zeros!r} on rank 0, but {others!r} on rank {other}.")
     if differing:
         yield "\n".join(["The ranks disagree. Use the same arguments on every rank:", *differing])
 
