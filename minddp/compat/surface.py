@@ -234,10 +234,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         else:
             self.move_to_group(new_process_group)
 
-    def move_to_group(self, process_group: dist.ProcessGroup) -> None:
-        super().move_to_group(process_group)
-        self.logger.set_group(process_group)
-
     _has_rebuilt_buckets = property(attrgetter("_reducer.store.has_rebuilt"))
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
