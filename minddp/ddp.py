@@ -273,6 +273,7 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
 
         Raises:
             ValueError: a weight that is negative or not finite, or an option that divides in another way.
+            RuntimeError: all weights are zero.
         """
         others = {
             "mixed_precision": self._mixed_precision is not None,

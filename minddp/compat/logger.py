@@ -92,7 +92,8 @@ class Logger(dist.Logger):
     def begin_iteration(self) -> None:
         self._note_unused()
         events = self._ddp._reducer.events
-        events.unwatch(self._observe)
+        if self._is_sampled:
+            events.unwatch(self._observe)
         self._counterpart.prepare_for_forward()
         self.iteration += 1
         self._is_sampled = self.iteration <= ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0

@@ -64,7 +64,13 @@ BREAKS = (
     ),
     Misorder(
         *("not wait for the sum of weights", "modes/divisor.py"),
-        *("                work.wait()\n", "", "weigh", "race: .*allreduce.*_local_scalar_dense"),
+        *(
+            *("self._transport.all_reduce(weights).wait()", "self._transport.all_reduce(weights)"),
+            *("weigh", "race: .*allreduce.*_local_scalar_dense"),
+            "self._transport.all_reduce(weights)",
+            "weigh",
+            "race: .*allreduce.*_local_scalar_dense",
+        ),
     ),
     Misorder(
         *("not wait for NCCL", "transport/nccl/communicator.py"),
@@ -181,11 +187,6 @@ BREAKS = (
         *("read the marks though all are used", "core/usage_map.py"),
         "        self._work.wait()\n        if all(self._marks):\n            return None\n",
         *("        self._work.wait()\n", "unused, all used", "tolist"),
-    ),
-    Misorder(
-        *("read the weights behind the forward", "modes/divisor.py"),
-        "        if not streams.has_streams(device):\n",
-        *("        if True:\n", "weigh", "_local_scalar_dense"),
     ),
     Misorder(
         *("read the clock in each step", "tools/forecast/gradient_clock.py"),
