@@ -47,7 +47,6 @@ from minddp.replicas import placement
 from minddp.replicas.agreement import Replica, are_equal_everywhere, verify_replicas_agree
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.module_change_check import ModuleChangeCheck
-from minddp.replicas.synchronization import SynchronizedReplicas
 from minddp.strategies import Strategies
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
@@ -66,7 +65,7 @@ CONNECTED = (
 )
 
 
-class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalization, UnevenInputs):
+class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
     """Data parallelism for one module: every rank's `.grad` is the mean over the ranks when backward returns.
 
     A drop-in for torch 2.15's, with the same results to the bit. minddp's own parameters are keyword-only.

@@ -1,12 +1,11 @@
 """Putting minddp's class in the place of torch's, in a running Python process.
 
-`from torch.nn.parallel import DistributedDataParallel` binds a name in the importing module. For modules that are
-imported later it is enough to change `torch.nn.parallel`. Modules that have bound the name already, such as
-torch.distributed.checkpoint and Lightning's strategies, have to be changed one by one.
+For modules that are imported later it is enough to change `torch.nn.parallel`. Modules that have bound the name
+already, such as Lightning's strategies, have to be changed one by one.
 
 Frameworks check `isinstance(ddp, DistributedDataParallel)` before they strip `module.` from a checkpoint, unwrap a
-model or use `no_sync`; see docs/frameworks.md. minddp's class does not derive from torch's. But torch's is an
-abstract class by its metaclass (it derives from `Joinable`), so minddp's can be registered as a virtual subclass.
+model or use `no_sync`. Torch's class is an abstract class by its metaclass (it derives from `Joinable`), so
+minddp's can be registered as a virtual subclass.
 """
 
 from __future__ import annotations
@@ -31,11 +30,8 @@ def install() -> ExitStack:
     """Replace torch's DistributedDataParallel by minddp's under all its names, and `register`.
 
     This changes each global variable, under any name, that is torch's class, in each module in `sys.modules`
-    outside of minddp, such as `torch.nn.parallel.DistributedDataParallel`, which later imports read.
-
-    It does not change existing instances; classes that were derived from torch's before the call; references in
-    default arguments, closures and containers. Code with such references that only checks `isinstance` works with
-    the registration.
+    outside of minddp. It does not change existing instances, classes that were derived from torch's before, and
+    references in default arguments, closures and containers.
 
     Returns:
         An object that gives the changed variables torch's class again, by `.close()` or at the end of a `with`

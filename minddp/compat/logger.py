@@ -72,14 +72,8 @@ class Logger(dist.Logger):
     def _log_construction(self, ddp: Any) -> None:
         output_device = -1 if ddp.output_device is None else ddp.output_device
         has_sync_bn = any(isinstance(child, nn.SyncBatchNorm) for child in ddp.module.modules())
-        self.set_construction_data_and_log(
-            type(ddp.module).__name__,
-            ddp.device_ids or [],
-            output_device,
-            bool(ddp.forward_sync_buffers),
-            has_sync_bn,
-            ddp.static_graph,
-        )
+        flags = (bool(ddp.forward_sync_buffers), has_sync_bn, ddp.static_graph)
+        self.set_construction_data_and_log(type(ddp.module).__name__, ddp.device_ids or [], output_device, *flags)
         if self._strs["backend_name"] == "gloo":
             for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
                 self._strs[name.lower()] = os.environ.get(name, "N/A")
@@ -103,8 +97,7 @@ class Logger(dist.Logger):
 
     def _observe(self, event: Event) -> None:
         kind, device = event.kind, self._ddp.device
-        # In a recorded backward, parameters are also marked ready after GRADIENTS_COMPLETE, in no order that
-        # counts.
+        # In a recorded backward, parameters are also marked ready after GRADIENTS_COMPLETE, in any order.
         if kind is EventKind.PARAM_READY and EventKind.GRADIENTS_COMPLETE not in self._moments:
             self._params_ready.append(event.subject)
         if kind is EventKind.BUCKET_LAUNCHED:

@@ -33,7 +33,7 @@ from minddp.replicas.placement import copies_on_side_stream, reduced_parameters,
 
 
 class _ActiveModule:
-    """The module whose forward is running, or `None`, as stored in torch's class. See `_inside_ddp_forward`."""
+    """The module whose forward is running, or `None`. See `_inside_ddp_forward`."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         return TorchDDP._active_ddp_module
@@ -92,8 +92,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def _inside_ddp_forward(self) -> Iterator[None]:
         """Make this the active data-parallel module for dynamo; an inner wrapper replaces it during its forward.
 
-        Only torch's class stores it, and minddp's class reads it there. Setting an attribute of minddp's class
-        would invalidate Python's caches of all its methods, twice in every forward.
+        Only torch's class stores it: setting an attribute of minddp's would invalidate Python's caches of its
+        methods.
         """
         before = TorchDDP._active_ddp_module
         TorchDDP._active_ddp_module = self  # type: ignore[assignment]
@@ -106,8 +106,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def _get_active_ddp_module(cls) -> Any:
         """Asked by torch.compile. Some code sets it on the class that it finds under torch's name."""
         return cls._active_ddp_module or TorchDDP._active_ddp_module
-
-    # ------------------------------------------------------------------ logging data and errors
 
     @contextmanager
     def _noting_errors(self) -> Iterator[None]:

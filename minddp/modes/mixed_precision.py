@@ -8,16 +8,11 @@ Optimizers and checkpoints see full precision. Buffers are cast once, at constru
     end of backward    param.data is the original again; gradients are cast back, and receive the averages
 
 A parameter whose dtype changes gets a new accumulator, so hooks are installed again (`GradientHooks.renew`).
-Autograd saves the parameter, not its data. So a backward after `restore`, such as a second one through the same
-graph, lowers the parameters again.
+Autograd saves the parameter, not its data. So a backward after `restore` lowers the parameters again.
 
-torch 2.13's implementation has errors, which are not reproduced:
-  - Here every backward reduces gradients. Torch's first one reduces uninitialised memory, because the buckets are
-    converted and the views into them are not; so does the second one of a static graph. With
-    gradient_as_bucket_view, all backwards from the third on repeat the averages of the second.
-  - `find_unused_parameters`, tied parameters, `no_sync` and evaluation under `torch.no_grad()` work; torch's raise.
-  - Only floating-point buffers are cast, as torch documents: a count of batches stays exact.
-  - `param_dtype=None` means each parameter's own, and `reduce_dtype=None` means `param_dtype`, as torch documents.
+Errors of torch 2.13 are not reproduced: its first backward, and the second of a static graph, reduce uninitialised
+memory; with gradient_as_bucket_view all backwards from the third on repeat the averages of the second;
+`find_unused_parameters`, tied parameters, `no_sync` and evaluation raise; counts in buffers are cast, too.
 With gradient_as_bucket_view `.grad` still has memory of its own, because its dtype is not the bucket's.
 """
 
@@ -38,8 +33,7 @@ from minddp.core.mode import Mode
 class MixedPrecision(Mode):
     """Lowers and restores the floating-point parameters of `module`, except those named in `ignored`.
 
-    As in torch, each parameter has two attributes: `_fp_param` is its data in full precision, `_mp_param` the copy,
-    which is empty while the parameter is not lowered.
+    As in torch, a parameter's `_fp_param` is its data in full precision, and `_mp_param` the copy, or empty.
 
     Raises:
         TypeError: `config` has not the fields of torch's `_MixedPrecision`, or a dtype that is not floating-point.

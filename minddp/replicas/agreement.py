@@ -1,10 +1,8 @@
 """A check at construction that the ranks agree on what they have wrapped, and with which options.
 
-Each rank describes its replica, and the ranks compare fingerprints of the descriptions: one small all-gather if all
-is well. Only if fingerprints differ do they exchange the descriptions, so that every rank can name the ranks, the
-parameter or option, and both values.
-
-These may differ: names of parameters, gradient_as_bucket_view, batched_grad_copy.
+Each rank describes its replica, and the ranks compare fingerprints of the descriptions. If these differ, they
+exchange the descriptions, so that every rank can name the ranks, the parameter or option, and both values. Names of
+parameters, gradient_as_bucket_view and batched_grad_copy may differ.
 """
 
 from __future__ import annotations
@@ -134,14 +132,13 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _different_tensors(
     rank: int, lists: Sequence[list[_TensorSpec]], noun: str, aspects: Sequence[str], remedy: str
 ) -> Iterator[str]:
-    here = len(lists[rank])
     for other, theirs in enumerate(lists):
         if len(theirs) != len(lists[0]):
-            peer = next(i for i, specs in enumerate(lists) if len(specs) != here)
+            peer = next(i for i, specs in enumerate(lists) if len(specs) != len(lists[rank]))
             not_shared = {spec.name for spec in lists[0]} ^ {spec.name for spec in theirs}
             yield (
-                f"DDP expects same model across all ranks, but Rank {rank} has {here} {noun}, while rank {peer} "
-                f"has inconsistent {len(lists[peer])} {noun}.\nRank 0 and rank {other} do not share: "
+                f"DDP expects same model across all ranks, but Rank {rank} has {len(lists[rank])} {noun}, while "
+                f"rank {peer} has inconsistent {len(lists[peer])} {noun}.\nRank 0 and rank {other} do not share: "
                 f"{', '.join(sorted(not_shared)) or 'none by name'}. {remedy}"
             )
     for other, theirs in enumerate(lists):
@@ -165,8 +162,7 @@ def _ignored_elsewhere(replicas: Sequence[Replica]) -> Iterator[str]:
         for other, elsewhere in enumerate(replicas):
             names = {spec.name for spec in replica.reduced}.intersection(elsewhere.ignored)
             if names:
-                it = "them" if len(names) > 1 else "it"
                 yield (
                     f"The ranks disagree on what to ignore (`_ddp_params_and_buffers_to_ignore`): rank {rank} "
-                    f"reduces {wording.names(sorted(names))}, but rank {other} ignores {it}."
+                    f"reduces {wording.names(sorted(names))}, which rank {other} ignores."
                 )

@@ -6,14 +6,13 @@ that trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from minddp.replicas.broadcast import CoalescedBroadcast
-from minddp.replicas.module_change_check import are_same
 from minddp.transport.protocols import Transport
 
 KEPT_BYTES = 4 * 1024 * 1024  # of the memory of a broadcast, from step to step
@@ -35,7 +34,6 @@ class Buffers:
         self._ignored = ignored
         self.hook: BufferHook | None = None
         self.named: dict[str, torch.Tensor] = {}
-        self._members: list[tuple[nn.Module, Sequence[object]]] = []  # by submodule
         self._coalesced: CoalescedBroadcast | None = None
         self.collect()
 
@@ -44,10 +42,7 @@ class Buffers:
 
     def collect(self) -> None:
         """Update `named`: modules may have assigned new tensors, or have other submodules."""
-        if self._members and all(are_same(_members_of(submodule), members) for submodule, members in self._members):
-            return
         self.named = {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
-        self._members = [(submodule, _members_of(submodule)) for submodule in self._module.modules()]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -67,8 +62,3 @@ class Buffers:
                 self._coalesced = coalesced if coalesced.nbytes <= KEPT_BYTES else None
             coalesced.broadcast(transport, source)
             return []
-
-
-def _members_of(submodule: nn.Module) -> Sequence[object]:
-    """Its submodules and buffers, without names, which would take five times as long to compare."""
-    return (*submodule._modules.values(), *submodule._buffers.values())

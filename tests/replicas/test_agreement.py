@@ -121,7 +121,7 @@ def test_what_one_ignores_the_other_must_not_reduce() -> None:
     """Although it has the size of the other rank's, with which it would be summed."""
     one, other = side(Named(a=2, b=2), ["a"]), side(Named(a=2, b=2), ["b"])
     for text in outcomes(one, other):
-        assert "rank 0 reduces `b`, but rank 1 ignores it" in text
+        assert "rank 0 reduces `b`, which rank 1 ignores" in text
         assert "_ddp_params_and_buffers_to_ignore" in text
 
 

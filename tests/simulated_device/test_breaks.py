@@ -64,13 +64,8 @@ BREAKS = (
     ),
     Misorder(
         *("not wait for the sum of weights", "modes/divisor.py"),
-        *(
-            *("self._transport.all_reduce(weights).wait()", "self._transport.all_reduce(weights)"),
-            *("weigh", "race: .*allreduce.*_local_scalar_dense"),
-            "self._transport.all_reduce(weights)",
-            "weigh",
-            "race: .*allreduce.*_local_scalar_dense",
-        ),
+        *("self._transport.all_reduce(weights).wait()", "self._transport.all_reduce(weights)"),
+        *("weigh", "race: .*allreduce.*_local_scalar_dense"),
     ),
     Misorder(
         *("not wait for NCCL", "transport/nccl/communicator.py"),
