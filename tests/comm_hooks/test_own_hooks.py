@@ -184,24 +184,6 @@ def test_what_int8_keeps_back_is_sent_later(ranks: Any) -> None:
 # ------------------------------------------------------------------ errors that are kept
 
 
-def _errors_around_no_sync(rank: int) -> list[bool]:
-    ddp, state = wrapped(minddp.DistributedDataParallel, Shuffled(7), "int8_wire")
-    x = torch.full((3, 8), 1.0 + rank)
-    ddp(x).backward()
-    before = copy.deepcopy(state.state_dict()["errors"])
-    with ddp.no_sync():
-        ddp(x).backward()
-    between = copy.deepcopy(state.state_dict()["errors"])
-    ddp(x).backward()
-    after = state.state_dict()["errors"]
-    alike = [torch.equal(before[name], between[name]) for name in before]
-    return [all(alike), any(not torch.equal(before[name], after[name]) for name in before)]
-
-
-def test_no_sync_leaves_the_errors_alone(ranks: Any) -> None:
-    assert ranks(2).run(_errors_around_no_sync) == [[True, True]] * 2
-
-
 def _saved_and_loaded(rank: int) -> bool:
     ddp, state = wrapped(minddp.DistributedDataParallel, Shuffled(7), "int8_wire", bucket_cap_mb=0.001)
     list(gradients_of_steps(ddp, rank, 3))
