@@ -29,7 +29,6 @@ class ReducerFacade:
 
     prepare_for_forward = property(attrgetter("_ddp.logger.begin_iteration"))
     _delay_all_reduce = property(attrgetter("_reducer.reduce_recorded"))
-    _autograd_hook = property(attrgetter("_reducer.hooks.handler"))
     _install_post_backward_futures = property(attrgetter("_reducer.futures.extend"))
     _check_reducer_finalized = property(attrgetter("_reducer.ensure_finished"))
 

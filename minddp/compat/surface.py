@@ -169,9 +169,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     modules_buffers = property(attrgetter("_buffers_in_step.tensors"))
     _sync_buffers = core.DistributedDataParallel._synchronize_buffers
 
-    def _sync_module_buffers(self, authoritative_rank: int) -> None:
-        self._reducer.futures += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
-
     def _distributed_broadcast_coalesced(
         self, tensors: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
@@ -246,7 +243,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     skip_all_reduce_unused_params = property(attrgetter("_options.skip_all_reduce_unused_params"))
     use_side_stream_for_tensor_copies = property(lambda _: copies_on_side_stream())
     bucket_bytes_cap_list = property(lambda self: list(self._options.caps.each_bytes))
-    bucket_bytes_cap_default = property(lambda self: self._options.caps.first_bytes < self.bucket_bytes_cap)
     is_multi_device_module = property(lambda self: len({param.device for param in self._module_parameters}) > 1)
 
     # ------------------------------------------------------------------ methods of torch's class that fit this one
@@ -257,7 +253,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     _set_ddp_runtime_logging_sample_rate: Any = TorchDDP._set_ddp_runtime_logging_sample_rate
     _register_fused_optim: Any = TorchDDP._register_fused_optim
     _default_broadcast_coalesced: Any = TorchDDP._default_broadcast_coalesced
-    _distributed_rank: Any = TorchDDP._distributed_rank
     _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
     _build_debug_param_to_name_mapping: Any = TorchDDP._build_debug_param_to_name_mapping
     _check_reducer_finalized: Any = TorchDDP._check_reducer_finalized

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from minddp.replicas.broadcast import CoalescedBroadcast
+from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.transport.protocols import Transport
-
-KEPT_BYTES = 4 * 1024 * 1024  # of the memory of a broadcast, from step to step
 
 
 class BufferHook(NamedTuple):
@@ -34,11 +32,7 @@ class Buffers:
         self._ignored = ignored
         self.hook: BufferHook | None = None
         self.named: dict[str, torch.Tensor] = {}
-        self._coalesced: CoalescedBroadcast | None = None
         self.collect()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coalesced": None}
 
     def collect(self) -> None:
         """Update `named`: modules may have assigned new tensors, or have other submodules."""
@@ -56,9 +50,5 @@ class Buffers:
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
             if self.hook is not None:
                 return list(self.hook.function(self.hook.state, self.named) or ())
-            coalesced = self._coalesced
-            if coalesced is None or not coalesced.is_of(tensors):
-                coalesced = CoalescedBroadcast(tensors)
-                self._coalesced = coalesced if coalesced.nbytes <= KEPT_BYTES else None
-            coalesced.broadcast(transport, source)
+            broadcast_coalesced(transport, tensors, source)
             return []
