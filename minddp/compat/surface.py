@@ -90,11 +90,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
-        """Make this the active data-parallel module for dynamo; an inner wrapper replaces it during its forward.
-
-        Only torch's class stores it: setting an attribute of minddp's would invalidate Python's caches of its
-        methods.
-        """
+        """Make this the active data-parallel module for dynamo; an inner wrapper replaces it during its forward."""
+        # In torch's class: setting an attribute of minddp's would invalidate Python's caches of its methods.
         before = TorchDDP._active_ddp_module
         TorchDDP._active_ddp_module = self  # type: ignore[assignment]
         try:

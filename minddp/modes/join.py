@@ -52,8 +52,8 @@ class UnevenInputs(SynchronizedReplicas, Joinable):
         """A context for a training loop in which ranks exhaust their inputs at different times.
 
         Args:
-            divide_by_initial_world_size: divide gradients by the number of all ranks, so that every sample has
-                the same weight; else by the number of ranks that still have inputs.
+            divide_by_initial_world_size: divide gradients by the number of all ranks, else by the number of ranks
+                that still have inputs.
             enable: False makes the context do nothing.
             throw_on_early_termination: all ranks raise `RuntimeError` when the first one has no more inputs.
         """

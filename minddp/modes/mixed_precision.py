@@ -48,7 +48,7 @@ class MixedPrecision(Mode):
         self.grad_dtypes = GradDtypes(config.param_dtype, config.reduce_dtype or config.param_dtype)
         self._is_lowered = False
         self._awaits_backward = False  # the parameters stay lowered until it ends
-        self._versions: list[int] = []  # of the parameters, when they were lowered
+        self._versions: dict[str, int] = {}  # of the parameters, when they were lowered
         self._params: dict[str, Any] = {
             name: param
             for name, param in module.named_parameters()
@@ -92,7 +92,7 @@ class MixedPrecision(Mode):
         for param, original, low in zip(self._params.values(), originals, copies, strict=True):
             self._keep(param, original, low)
             param.data = low
-        self._versions = [param._version for param in self._params.values()]
+        self._versions = {name: param._version for name, param in self._params.items()}
         self._is_lowered = True
         return True
 
@@ -106,19 +106,17 @@ class MixedPrecision(Mode):
         """
         if not self._is_lowered:
             return
-        versions = [param._version for param in self._params.values()]
+        written = [name for name, param in self._params.items() if param._version != self._versions[name]]
         for param in self._params.values():
             param.data = param._fp_param
             self._keep(param, param._fp_param, None)
         _cast_grads(self._params.values())
         self._is_lowered = self._awaits_backward = False
-        if versions != self._versions:
-            pairs = zip(self._params, versions, self._versions, strict=True)
-            names = [name for name, now, then in pairs if now != then]
+        if written:
             raise RuntimeError(
                 f"Parameters were written to between a forward and the end of its backward, while mixed_precision "
                 f"had replaced them by copies in {self.param_dtype}, so the new values are lost: "
-                f"{', '.join(names)}. Load checkpoints and step optimizers after backward; evaluate under "
+                f"{', '.join(written)}. Load checkpoints and step optimizers after backward; evaluate under "
                 f"torch.no_grad()."
             )
 
