@@ -55,7 +55,7 @@ BREAKS = (
     ),
     Misorder(
         *("not wait for buffers", "replicas/broadcast.py"),
-        *("            work.wait()\n", "", "buffers", "race: .*broadcast"),
+        *("        work.wait()\n", "", "buffers", "race: .*broadcast"),
     ),
     Misorder(
         *("not wait for rank 0's order", "core/bucket_store.py"),
