@@ -2,12 +2,14 @@
 
 Each rank describes its replica, and the ranks compare fingerprints of the descriptions. If these differ, they
 exchange the descriptions, so that every rank can name the ranks, the parameter or option, and both values. Names of
-parameters, gradient_as_bucket_view and batched_grad_copy may differ.
+parameters, gradient_as_bucket_view and batched_grad_copy may differ, and, as in torch, the capacities of rebuilt
+buckets, of which rank 0's apply.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minddp.options import Options
+from minddp.options import BucketCaps, Options
 from minddp.platform import wording
 from minddp.platform.store import next_serial
 from minddp.transport.protocols import Transport
 
+_log = logging.getLogger(__name__)
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
@@ -42,12 +45,14 @@ class Replica:
     others: list[_TensorSpec] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    caps: BucketCaps = field(default_factory=lambda: BucketCaps(0, 0))
 
     @classmethod
     def of(
         cls, reduced: Named, others: Named, ignored: Collection[str], options: Options, **further: object
     ) -> Replica:
         """`further` options must be equal on all ranks, too."""
+        first_caps = options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
         return cls(
             reduced=[_spec_of(name, tensor) for name, tensor in reduced],
             others=[_spec_of(name, tensor) for name, tensor in others],
@@ -57,15 +62,16 @@ class Replica:
                 "static_graph": options.static_graph,
                 "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
                 "reduction": options.reduction,
-                "the capacities of buckets": options.caps,
+                "the buckets' first capacities in bytes": first_caps,
                 "DDP_SET_LAST_BUCKET_CAP": options.small_last_bucket,
                 **further,
             },
+            caps=options.caps,
         )
 
 
-def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.device) -> None:
-    """Raise on every rank unless all agree. Collective; sends small tensors on `device`.
+def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.device) -> Replica:
+    """Raise on every rank unless all agree. Returns rank 0's replica. Collective; sends small tensors on `device`.
 
     Raises:
         RuntimeError: the replicas differ. The message begins with torch's wording where scripts match on it.
@@ -74,13 +80,19 @@ def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.dev
     header = torch.tensor([_fingerprint_of(ours), len(text)], dtype=torch.int64, device=device)
     headers = [header.tolist() for header in transport.all_gather(header)]
     if all(fingerprint == headers[0][0] for fingerprint, _ in headers):
-        return
+        return ours
     padded = torch.zeros(max(length for _, length in headers), dtype=torch.uint8, device=device)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     texts = zip(transport.all_gather(padded), headers, strict=True)
     replicas: list[Replica] = [pickle.loads(bytes(theirs[:length].tolist())) for theirs, (_, length) in texts]
     for disagreement in _disagreements(transport.rank, replicas):
         raise RuntimeError(disagreement)
+    if ours.caps != replicas[0].caps:
+        _log.warning(
+            f"The bucket capacities on rank {transport.rank} are not those on rank 0, which apply (as in torch): "
+            f"{replicas[0].caps}."
+        )
+    return replicas[0]
 
 
 def are_equal_everywhere(transport: Transport, value: object, device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class SynchronizedReplicas:
             mixed_precision=repr(self.mixed_precision),
             **{name: value for extension in self.extensions for name, value in extension.agreed().items()},
         )
-        verify_replicas_agree(self._transport, ours, self.device)
+        agreed = verify_replicas_agree(self._transport, ours, self.device)
+        self._options = replace(options, caps=agreed.caps)
 
     def synchronize(
         self, source: int = 0, *, buffers: bool = True, optimizer: torch.optim.Optimizer | None = None

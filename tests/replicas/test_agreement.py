@@ -14,6 +14,7 @@ from torch import nn
 
 from minddp.replicas.agreement import Replica, _fingerprint_of, verify_replicas_agree
 from tests.fakes import FakeTransport, options
+from tests.logs import must_log
 
 CPU = torch.device("cpu")
 
@@ -105,7 +106,7 @@ def test_what_may_differ(one: Replica, other: Replica) -> None:
         (side(find_unused_parameters=True), ["`find_unused_parameters` is False on rank 0, but True on rank 2"]),
         (side(static_graph=True), ["`static_graph` is False on rank 0, but True on rank 2"]),
         (side(reduction="sum"), ["`reduction` is 'mean' on rank 0, but 'sum' on rank 2"]),
-        (side(bucket_cap_mb_list=[1, 2]), ["`the capacities of buckets`", "(1048576, 2097152)) on rank 2"]),
+        (side(bucket_cap_mb_list=[1, 2]), ["first capacities", "(1048576, 2097152) on rank 2"]),
         (side(skip_all_reduce_unused_params=True, static_graph=True), ["`skip_all_reduce", "`static_graph`"]),
         (side(nn.Linear(3, 3)), ["appears not to match sizes", "`weight` has sizes [2, 3] on rank 0", "[3, 3]"]),
         (side(nn.Linear(3, 2, bias=False)), ["inconsistent", "do not share: bias"]),
@@ -141,9 +142,16 @@ def test_what_is_broadcast_must_fit(other: Replica, words: list[str]) -> None:
             assert word in text
 
 
+def test_capacities_are_those_of_rank_0() -> None:
+    sides = [side(bucket_cap_mb=1), side(bucket_cap_mb=7)]
+    with must_log("rank 1 are not those on rank 0"):
+        agreed = on_all_ranks(sides)
+    assert [replica.caps for replica in agreed] == [options(bucket_cap_mb=1).caps] * 2
+
+
 def test_a_fingerprint_covers_every_field() -> None:
     ours = side()
-    changes = {"reduced": [], "others": [["x"]], "ignored": ["x"], "options": {}}
+    changes = {"reduced": [], "others": [["x"]], "ignored": ["x"], "options": {}, "caps": [1]}
     prints = {
         _fingerprint_of(each)
         for each in (ours, *(replace(ours, **{name: value}) for name, value in changes.items()))
