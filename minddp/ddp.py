@@ -266,9 +266,10 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
     def weigh(self, weight: float) -> None:
         """Weight this rank's gradients in the next backward by `weight`, such as its number of samples.
 
-        Call it on every rank, before or after the forward; between two forwards it applies to the second. Gradients
-        accumulated under `no_sync` get the weight of the backward that reduces them. A rank of weight 0 contributes
-        nothing, not even a NaN. A weight given before an earlier forward is an error in backward.
+        Call it at the same place on every rank, before or after the forward: it waits for the sum over the ranks.
+        Between two forwards it applies to the second. Gradients accumulated under `no_sync` get the weight of the
+        backward that reduces them. A rank of weight 0 contributes nothing, not even a NaN. A weight given before an
+        earlier forward is an error in backward.
 
         Raises:
             ValueError: a weight that is negative or not finite, or an option that divides in another way.

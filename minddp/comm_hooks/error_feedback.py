@@ -4,8 +4,8 @@ Seide et al., "1-Bit Stochastic Gradient Descent", 2014, section 3. Training the
 Karimireddy et al., "Error Feedback Fixes SignSGD", 2019, arXiv 1901.09847.
 
 As in torch's PowerSGD, an error is kept when its bucket has been rounded, even if the step is not taken after all
-(an exception in backward, or a step that a GradScaler skips). After a change of a GradScaler's scale the errors
-keep the old one. Under `no_sync` no hook runs, and the errors stay.
+(an exception in backward, or a step that a GradScaler skips): load the `state_dict` from before it to undo that.
+After a change of a GradScaler's scale the errors keep the old one. Under `no_sync` no hook runs: the errors stay.
 """
 
 from collections.abc import Sequence

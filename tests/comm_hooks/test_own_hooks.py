@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.checkpoint import checkpoint
 
 import minddp
 from minddp.comm_hooks import HOOKS
@@ -184,6 +185,78 @@ def test_what_int8_keeps_back_is_sent_later(ranks: Any) -> None:
 # ------------------------------------------------------------------ errors that are kept
 
 
+class Interrupted(Exception):
+    pass
+
+
+def _with_failed_backward(rank: int, fails: bool) -> list[torch.Tensor]:
+    ddp, state = wrapped(minddp.DistributedDataParallel, Shuffled(7), "int8_wire", bucket_cap_mb=0.0001)
+    generator = torch.Generator().manual_seed(rank)
+    seen = []
+    first = ddp.module.layers[ddp.module.order.index(0)].weight  # its gradient is the last
+
+    def interrupt(_gradient: torch.Tensor) -> None:
+        raise Interrupted
+
+    for step in range(5):
+        ddp.zero_grad()
+        x = torch.randn(3, 8, generator=generator)
+        if fails and step == 2:
+            before = state.state_dict()
+            handle = first.register_hook(interrupt)
+            with pytest.raises(Interrupted):
+                ddp(torch.full((3, 8), 5.0)).backward()
+            handle.remove()
+            state.load_state_dict(before)
+            ddp.zero_grad()
+        ddp(x).backward()
+        seen.append(torch.cat([param.grad.flatten() for param in ddp.parameters()]))
+    return seen
+
+
+def test_a_failed_backward_can_be_undone(ranks: Any) -> None:
+    """Torch's class cannot go on after one here: its next forward raises."""
+    calm = ranks(2).run(_with_failed_backward, False)
+    failed = ranks(2).run(_with_failed_backward, True)
+    for rank in range(2):
+        for step, pair in enumerate(zip(calm[rank], failed[rank], strict=True)):
+            assert torch.equal(*pair), step
+
+
+class Checkpointed(nn.Module):
+    """A head, and a body that is computed again in backward: its buckets are launched in nested backwards."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        torch.manual_seed(3)
+        self.bodies = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for body in self.bodies:
+            x = torch.tanh(body(x) if self.how == "plain" else checkpoint(body, x, use_reentrant=True))
+        return self.head(x).square().mean()
+
+
+def _around_checkpoints(rank: int, how: str) -> list[torch.Tensor]:
+    ddp, state = wrapped(minddp.DistributedDataParallel, Checkpointed(how), "int8_wire", bucket_cap_mb=0.0001)
+    seen = []
+    for step in range(4):
+        ddp.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        ddp(torch.randn(3, 8, generator=generator).requires_grad_()).backward()
+        seen.append(torch.cat([param.grad.flatten() for param in ddp.parameters()]))
+    errors = state.state_dict()["errors"]
+    return [*seen, torch.cat([errors[name].flatten() for name in sorted(errors)])]
+
+
+def test_nested_backwards_neither_lose_nor_repeat_errors(ranks: Any) -> None:
+    """The bucket of the head is launched in the outer backward, those of the body in nested ones."""
+    for plain, nested in zip(*(ranks(2).run(_around_checkpoints, how) for how in ("plain", "nested")), strict=True):
+        for step, pair in enumerate(zip(plain, nested, strict=True)):
+            assert torch.equal(*pair), step
+
+
 def _saved_and_loaded(rank: int) -> bool:
     ddp, state = wrapped(minddp.DistributedDataParallel, Shuffled(7), "int8_wire", bucket_cap_mb=0.001)
     list(gradients_of_steps(ddp, rank, 3))
@@ -224,6 +297,28 @@ def test_errors_of_other_ranks_or_models_are_refused(ranks: Any) -> None:
     assert "rank 1 of 2, but this is rank 0 of 2. Parameters of another shape here: none" in other_rank
     assert "by rank 0 of 5" in other_number
     assert "of another shape here: weight, scale" in other_model
+
+
+def _accounts_under_join(rank: int) -> list[torch.Tensor]:
+    """Rank 0 has one input, rank 1 has two. What came in, what was sent and what is kept back, on this rank."""
+    torch.manual_seed(0)
+    ddp, state = wrapped(minddp.DistributedDataParallel, nn.Linear(40, 30), "int8_wire")
+    weight = ddp.module.weight
+    came, sent = torch.zeros(30, 40), torch.zeros(30, 40)
+    with ddp.join():
+        for step in range(1 + rank):
+            x = torch.randn(3, 40, generator=torch.Generator().manual_seed(10 * rank + step))
+            came += torch.autograd.grad(ddp.module(x).square().sum(), weight)[0]
+            ddp.zero_grad()
+            ddp(x).square().sum().backward()
+            sent += 2 * weight.grad
+    return [came, sent, state.state_dict()["errors"]["weight"]]
+
+
+def test_what_is_sent_and_what_is_kept_back_add_up_under_join(ranks: Any) -> None:
+    (came_0, _, kept_0), (came_1, sent, kept_1) = ranks(2).run(_accounts_under_join)
+    assert kept_0.abs().max() > 1e-3
+    torch.testing.assert_close(sent + kept_0 + kept_1, came_0 + came_1, rtol=0, atol=1e-4)
 
 
 def _after_nan(rank: int, name: str) -> tuple[bool, bool]:
