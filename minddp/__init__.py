@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Imported on demand: `minddp --help` and `minddp exec` need no torch.
 ON_DEMAND = {
     "minddp.tools.wrapper": ["DistributedDataParallel"],
-    "minddp.compat.install": ["install", "register", "unregister"],
+    "minddp.compat.install": ["install", "register"],
     "minddp.core.plan": ["BucketPlan", "BucketSpec", "ParamSpec", "Slot"],
     "minddp.platform.ranks": ["RankFailure", "launch"],
 }

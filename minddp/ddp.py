@@ -47,7 +47,6 @@ from minddp.replicas import placement
 from minddp.replicas.agreement import Replica, are_equal_everywhere, verify_replicas_agree
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.module_change_check import ModuleChangeCheck
-from minddp.replicas.synchronization import SynchronizedReplicas
 from minddp.strategies import Strategies
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
@@ -66,7 +65,7 @@ CONNECTED = (
 )
 
 
-class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalization, UnevenInputs):
+class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
     """Data parallelism for one module: every rank's `.grad` is the mean over the ranks when backward returns.
 
     A drop-in for torch 2.15's, with the same results to the bit. minddp's own parameters are keyword-only.
@@ -265,12 +264,14 @@ class DistributedDataParallel(nn.Module, SynchronizedReplicas, ManualFinalizatio
     def weigh(self, weight: float) -> None:
         """Weight this rank's gradients in the next backward by `weight`, such as its number of samples.
 
-        Call it on every rank, before or after the forward; between two forwards it applies to the second. Gradients
-        accumulated under `no_sync` get the weight of the backward that reduces them. A rank of weight 0 contributes
-        nothing, not even a NaN. A weight given before an earlier forward is an error in backward.
+        Call it at the same place on every rank, before or after the forward: it waits for the sum over the ranks.
+        Between two forwards it applies to the second. Gradients accumulated under `no_sync` get the weight of the
+        backward that reduces them. A rank of weight 0 contributes nothing, not even a NaN. A weight given before an
+        earlier forward is an error in backward.
 
         Raises:
             ValueError: a weight that is negative or not finite, or an option that divides in another way.
+            RuntimeError: all weights are zero.
         """
         others = {
             "mixed_precision": self._mixed_precision is not None,

@@ -1,9 +1,8 @@
-"""Communication hooks: the contract of a hook, and three hooks that torch does not have. See docs/hooks.md.
+"""Communication hooks: the contract of a hook, and two hooks that torch does not have. See docs/hooks.md.
 
-The three use only torch's `GradBucket`, so they also run with torch's own `DistributedDataParallel`.
+The two use only torch's `GradBucket`, so they also run with torch's own `DistributedDataParallel`.
 """
 
-from minddp.comm_hooks.adasum import adasum_hook
 from minddp.comm_hooks.bf16_compression import bf16_compression_hook
 from minddp.comm_hooks.error_feedback import ErrorFeedback
 from minddp.comm_hooks.hook_collectives import HookCollectives
@@ -13,6 +12,5 @@ from minddp.comm_hooks.registered import CommHook, GradBucket, HookStrategy
 HOOKS = {
     "bf16_wire": (HookCollectives, bf16_compression_hook),
     "int8_wire": (ErrorFeedback, int8_compression_hook),
-    "adasum": (HookCollectives, adasum_hook),
 }
 __all__ = ["HOOKS", "CommHook", "ErrorFeedback", "GradBucket", "HookStrategy"]

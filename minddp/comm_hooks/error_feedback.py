@@ -3,11 +3,9 @@
 Seide et al., "1-Bit Stochastic Gradient Descent", 2014, section 3. Training then converges as without rounding:
 Karimireddy et al., "Error Feedback Fixes SignSGD", 2019, arXiv 1901.09847.
 
-Errors are valid once their backward has ended. An exception drops the averages of a backward, and the errors with
-them. Under `no_sync` no hook runs, and the errors stay. A rank that has joined (`join`) runs its hook outside of
-any backward, on zeros: its errors are sent, and the new ones are valid at once. The average of a parameter that no
-rank has used is dropped, and so is its error. A change of a GradScaler's scale is not noticed: the error keeps the
-old scale.
+As in torch's PowerSGD, an error is kept when its bucket has been rounded, even if the step is not taken after all
+(an exception in backward, or a step that a GradScaler skips): load the `state_dict` from before it to undo that.
+After a change of a GradScaler's scale the errors keep the old one. Under `no_sync` no hook runs: the errors stay.
 """
 
 from collections.abc import Sequence
@@ -17,9 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from minddp.comm_hooks.hook_collectives import HookCollectives, Job
-from minddp.core import autograd
-from minddp.core.backward_end import AwaitedEnds
+from minddp.comm_hooks.hook_collectives import HookCollectives
 
 
 class ErrorFeedback(HookCollectives):
@@ -29,27 +25,6 @@ class ErrorFeedback(HookCollectives):
         super().__init__(module, group)
         self._params = dict(module.named_parameters())
         self._errors: dict[torch.Tensor, torch.Tensor] = {}  # by parameter
-        self._next: dict[torch.Tensor, torch.Tensor] = {}  # those of the backward that is running
-        self._ends = AwaitedEnds(self._on_end, self._drop)
-
-    def run(self, buffer: torch.Tensor, job: Job) -> torch.futures.Future[torch.Tensor]:
-        in_backward = autograd.current_backward() >= 0
-        if in_backward:
-            if not self._ends.is_any_awaited():
-                self._drop()  # the errors of a backward that an exception has ended
-            self._ends.await_end()
-        future = super().run(buffer, job)
-        if not in_backward:
-            self.enqueue(self._commit)
-        return future
-
-    def _on_end(self, backward: int) -> None:
-        """Buckets may be launched in a backward and in others that are nested in it: all their errors are valid."""
-        if not self._ends.is_any_awaited(but=backward):
-            self.enqueue(self._commit)
-
-    def _drop(self) -> None:
-        self.enqueue(self._next.clear)
 
     def errors_of(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The errors to add to the gradients of `params`. To be called in a job, like `keep`."""
@@ -57,11 +32,7 @@ class ErrorFeedback(HookCollectives):
 
     def keep(self, params: Sequence[torch.Tensor], errors: Sequence[torch.Tensor]) -> None:
         """Keep the new errors, without NaN and infinity, which would spoil all later steps."""
-        self._next |= zip(params, (error.nan_to_num(0.0, 0.0, 0.0) for error in errors), strict=True)
-
-    def _commit(self) -> None:
-        self._errors |= self._next
-        self._next.clear()
+        self._errors |= zip(params, (error.nan_to_num(0.0, 0.0, 0.0) for error in errors), strict=True)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's errors by name. Each rank saves its own, between steps."""

@@ -62,7 +62,7 @@ class HookCollectives:
 
     def drain(self) -> None:
         """Wait for the jobs of earlier calls."""
-        HookCollectives.run(self, torch.empty(0), lambda: None).wait()
+        self.run(torch.empty(0), lambda: None).wait()
 
     def all_to_all(self, shards: torch.Tensor) -> torch.Tensor:
         """`[size, ...]` in, `[size, ...]` out: shard `rank` of every rank, in the order of the ranks. Any dtype.

@@ -1,9 +1,8 @@
 """Cutting gradients into shards: which rank sums which elements.
 
 Each gradient is cut by itself, into blocks, and the blocks into one run of equal length per rank; rank r sums run
-r. So the parameter alone decides which elements share a block and which rank sums them. A hook that computes by
-block, by parameter or by owner therefore has the same bits in any buckets, before and after the rebuild. The last
-runs are padded with zeros, on average by half as many blocks as there are ranks.
+r. So the parameter alone decides which elements share a block and which rank sums them, and the bits are the same
+in any buckets, before and after the rebuild. The last runs are padded with zeros.
 """
 
 import functools

@@ -1,18 +1,13 @@
 """torch.compile: dynamo sees the wrapped module, splits its graph at the buckets, and skips minddp's own code.
 
-Dynamo compiles frame by frame, and has special rules for torch's class, which it needs for this one, too:
-
-- It must not trace minddp's frames, which communicate with other processes. Dynamo leaves out the files in its skip
-list,
-  but still compiles the functions that they call, such as the forward of the wrapped module.
-- During that forward a data-parallel module is *active*. Dynamo asks torch's class for it, and then splits the
-graph
+- Dynamo must not trace minddp's frames, which communicate. It leaves out the files in its skip list, but compiles
+  the functions that they call, such as the forward of the wrapped module.
+- During that forward a data-parallel module is *active*. Dynamo asks torch's class for it, and splits the graph
   where a bucket is full (`DDPOptimizer`), so that the backward of each part ends with a bucket that can be
-  launched. The backward of a single graph would deliver all gradients at the very end.
+  launched.
 
-With optimize_ddp="python_reducer", compiled autograd traces the backward, including its hooks, into one graph, in
-which inductor buckets and schedules the collectives. As in torch's class, each parameter then has a hook that
-averages its gradient by traceable operations, and the reducer is not used.
+With optimize_ddp="python_reducer", compiled autograd traces the backward into one graph, in which inductor buckets
+the collectives. As in torch's class, each parameter then has a traceable hook, and the reducer is not used.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ them through `ddp._get_ddp_logging_data()`.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -17,151 +18,123 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import DDPLoggingData
 
-from minddp.compat.sampled_iteration import SPANS, SampledIteration
-from minddp.core.events import EventKind
+from minddp.core.events import Event, EventKind
+from minddp.platform import streams
 
 ALWAYS_SAMPLED = 10  # iterations; afterwards one in `sample_rate`
-CPP_NAMES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "c10::Half",
-    torch.bfloat16: "c10::BFloat16",
-    torch.complex64: "c10::complex<float>",
-    torch.complex128: "c10::complex<double>",
+# As in torch, backward "begins" when forward has ended: it includes the loss.
+MOMENTS = {
+    "forward_compute_time_start": EventKind.FORWARD_BEGIN,
+    "backward_compute_time_start": EventKind.FORWARD_END,
+    "backward_comm_time_start": EventKind.BUCKET_LAUNCHED,
+    "backward_compute_time_end": EventKind.GRADIENTS_COMPLETE,
+    "backward_comm_time_end": EventKind.BACKWARD_END,
 }
-# Environment variables whose values are logged, under their names in lower case.
-VARIABLES = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
-BACKEND_VARIABLES = {
-    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
-    "nccl": (
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_BLOCKING_WAIT",
-        "NCCL_ASYNC_ERROR_HANDLING",
-        "NCCL_DEBUG",
-        "NCCL_NTHREADS",
-        "NCCL_IB_TIMEOUT",
-    ),
+SPANS = {
+    "forward_compute_time": (EventKind.FORWARD_BEGIN, EventKind.FORWARD_END),
+    "backward_compute_time": (EventKind.FORWARD_END, EventKind.GRADIENTS_COMPLETE),
+    "backward_comm_time": (EventKind.BUCKET_LAUNCHED, EventKind.BACKWARD_END),
+    "backward_compute_comm_overlap_time": (EventKind.BUCKET_LAUNCHED, EventKind.GRADIENTS_COMPLETE),
 }
-RENAMED = (
-    "NCCL_BLOCKING_WAIT",
-    "NCCL_ASYNC_ERROR_HANDLING",
-)  # TORCH_NCCL_... takes precedence
 
 
 class Logger(dist.Logger):
     """Collects the logging data of `ddp`.
 
-    An iteration begins with a forward whose backward will be synchronised. The first `ALWAYS_SAMPLED` iterations
-    are sampled, and then every `sample_rate`-th. Only a sampled iteration watches the reducer's events.
+    An iteration begins with a forward whose backward will be synchronised. Only a sampled one watches the reducer's
+    events. As in torch, it cannot be captured in a CUDA graph.
 
-    Helpers in C++, such as `dist._compute_bucket_assignment_by_size`, note errors in a logger, which must be
-    torch's. So this class derives from torch's logger. That needs a reducer of torch's: one with a dummy parameter,
-    which only counts iterations. The base class holds the errors noted in C++, the name of the communication hook,
-    and `join`.
+    Helpers in C++, such as `dist._compute_bucket_assignment_by_size`, note errors in a logger of torch's. So this
+    class derives from it, and it logs the construction of a reducer of torch's, whose parameters have no memory.
     """
 
     def __init__(self, ddp: Any):
-        # Hazard: with a real group, a C++ reducer that held its last reference would wait for the group's threads
-        # while it holds the GIL, and these threads may be waiting for the GIL.
-        group = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
-        self._counterpart = dist.Reducer([nn.Parameter(torch.zeros(1))], [[0]], [1], group)
+        self._counterpart = _counterpart_of(ddp)
         super().__init__(self._counterpart)
         self._ddp = weakref.proxy(ddp)
-
-        # The logging data, by name.
-        self._strs: dict[str, str] = {}
-        self._ints: dict[str, int] = {}
-        self._totals_ns: Counter[str] = Counter()  # of the spans, over all sampled iterations
-        self._num_spans: Counter[str] = Counter()
-
-        self._unused_seen: set[tuple[int, ...]] = set()  # at most two: the graph is static if there is one
         self.iteration = 0
         self.sample_rate = 100
-        self.sampled: SampledIteration | None = None
-        self._set_construction_data(ddp)
+        self._unused_seen: set[tuple[int, ...]] = set()  # at most two: the graph is static if there is one
 
-    def _set_construction_data(self, ddp: Any) -> None:
-        plan = ddp._reducer.plan
-        dtypes = {CPP_NAMES.get(param.dtype, str(param.dtype).removeprefix("torch.")) for param in plan.params}
-        if ddp.static_graph:
-            self._set_static_graph()
-        self._strs |= {
-            "module_name": type(ddp.module).__name__,
-            "device_ids": _listed(ddp.device_ids or ()),
-            "dtypes": _listed(sorted(dtypes)),
-            "bucket_sizes": _listed(bucket.nbytes for bucket in plan.buckets),
-            "initial_bucket_size_limits": _listed(bucket.cap_bytes for bucket in plan.buckets),
-        }
-        self._ints |= {
-            "iteration": 0,
-            "num_parameter_tensors": len(plan.params),
-            "total_parameter_size_bytes": sum(param.nbytes for param in plan.params),
-            "is_multi_device_module": int(ddp.is_multi_device_module),
-            "output_device": -1 if ddp.output_device is None else ddp.output_device,
-            "broadcast_buffers": int(ddp.forward_sync_buffers),
-            "has_sync_bn": int(any(isinstance(child, nn.SyncBatchNorm) for child in ddp.module.modules())),
-            "bucket_cap_bytes": ddp.bucket_bytes_cap,
-            "find_unused_parameters": int(ddp.find_unused_parameters),
-            "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
-        }
-        self.set_group(ddp.process_group)
+        # The sampled iteration. The first event of each kind counts.
+        self._is_sampled = False
+        self._moments: dict[EventKind, tuple[int, Any]] = {}  # nanoseconds since 1970, and an event of the device
+        self._params_ready: list[int] = []  # in the order of their gradients
+        self._num_buckets_reduced = 0
 
-    # ------------------------------------------------------------------ called by the wrapper
+        # The logging data, by name, that torch's logger does not have.
+        self._strs: dict[str, str] = {"backend_name": ddp.process_group.name()}
+        self._ints: dict[str, int] = {"is_multi_device_module": int(ddp.is_multi_device_module)}
+        self._totals_ns: Counter[str] = Counter()  # of the spans, over all sampled iterations
+        self._num_spans: Counter[str] = Counter()
+        self._log_construction(ddp)
 
-    def set_group(self, group: dist.ProcessGroup) -> None:
-        """Log the group, and the environment variables of its backend."""
-        backend = group.name()
-        for name in (*VARIABLES, *BACKEND_VARIABLES.get(backend, ())):
-            value = os.environ.get(f"TORCH_{name}") if name in RENAMED else None
-            self._strs[name.lower()] = os.environ.get(name, "N/A") if value is None else value
-        self._strs["backend_name"] = backend
-        self._ints |= {"world_size": group.size(), "rank": group.rank()}
-        if backend == "gloo":
-            gloo: Any = group._get_backend(torch.device("cpu"))
+    def _log_construction(self, ddp: Any) -> None:
+        output_device = -1 if ddp.output_device is None else ddp.output_device
+        has_sync_bn = any(isinstance(child, nn.SyncBatchNorm) for child in ddp.module.modules())
+        flags = (bool(ddp.forward_sync_buffers), has_sync_bn, ddp.static_graph)
+        self.set_construction_data_and_log(type(ddp.module).__name__, ddp.device_ids or [], output_device, *flags)
+        if self._strs["backend_name"] == "gloo":
+            for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
+                self._strs[name.lower()] = os.environ.get(name, "N/A")
+            gloo = ddp.process_group._get_backend(torch.device("cpu"))
             unwrapped = getattr(gloo, "wrapped_pg", gloo)  # wrapped under TORCH_DISTRIBUTED_DEBUG=DETAIL
             self._ints["gloo_num_threads"] = unwrapped.options._threads
 
+    # ------------------------------------------------------------------ called by the wrapper
+
     def begin_iteration(self) -> None:
         self._note_unused()
-        if self.sampled is not None:
-            self._ddp._reducer.events.unwatch(self.sampled.observe)
-            self.sampled = None
+        events = self._ddp._reducer.events
+        if self._is_sampled:
+            events.unwatch(self._observe)
         self._counterpart.prepare_for_forward()
         self.iteration += 1
-        if self.iteration <= ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0:
-            self.sampled = SampledIteration(self._ddp.device)
-            self._ddp._reducer.events.watch(self.sampled.observe)
+        self._is_sampled = self.iteration <= ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0
+        if self._is_sampled:
+            self._moments, self._params_ready, self._num_buckets_reduced = {}, [], 0
+            events.watch(self._observe)
+
+    def _observe(self, event: Event) -> None:
+        kind, device = event.kind, self._ddp.device
+        # In a recorded backward, parameters are also marked ready after GRADIENTS_COMPLETE, in any order.
+        if kind is EventKind.PARAM_READY and EventKind.GRADIENTS_COMPLETE not in self._moments:
+            self._params_ready.append(event.subject)
+        if kind is EventKind.BUCKET_LAUNCHED:
+            self._num_buckets_reduced += 1
+        if kind in MOMENTS.values() and kind not in self._moments:
+            on_device = streams.timed_event(device) if streams.has_streams(device) else None
+            self._moments[kind] = (time.time_ns(), on_device)
 
     def set_runtime_stats_and_log(self) -> None:
         """Log the last iteration, if it was sampled. Called before the next one begins."""
-        if self.sampled is None:
+        if not self._is_sampled:
             return
-        sampled, reducer = self.sampled, self._ddp._reducer
-        is_complete = EventKind.BACKWARD_END in sampled.moments
+        reducer, moments = self._ddp._reducer, self._moments
+        is_complete = EventKind.BACKWARD_END in moments
         unused = set(reducer.usage_tracker.last_unused or ()) if is_complete else set()
         self._ints |= {
             "iteration": self.iteration,
             "unused_parameter_size": sum(reducer.plan.params[param].nbytes for param in unused),
-            "num_buckets_reduced": sampled.num_buckets_reduced,
+            "num_buckets_reduced": self._num_buckets_reduced,
             "has_rebuilt_buckets": int(reducer.store.has_rebuilt),
-            **sampled.unix_ns(),
+            **{name: moments[kind][0] if kind in moments else 0 for name, kind in MOMENTS.items()},
         }
         if reducer.store.has_rebuilt:
             buckets = reducer.plan.buckets
             params = (" ".join(str(slot.param) for slot in bucket.slots) for bucket in buckets)
-            self._strs |= {
-                "rebuilt_bucket_sizes": _listed(bucket.nbytes for bucket in buckets),
-                "rebuilt_bucket_size_limits": _listed(bucket.cap_bytes for bucket in buckets),
-                "rebuilt_per_bucket_param_indices": _listed(params),
-            }
-        arrived = [param for param in dict.fromkeys(sampled.params_ready) if param not in unused]
+            self._strs["rebuilt_bucket_sizes"] = _listed(bucket.nbytes for bucket in buckets)
+            self._strs["rebuilt_per_bucket_param_indices"] = _listed(params)
+        arrived = [param for param in dict.fromkeys(self._params_ready) if param not in unused]
         if arrived:
             self._strs["prev_iteration_grad_ready_order_indices"] = _listed(arrived)
-        spans_ns = sampled.spans_ns()
-        self._totals_ns.update(spans_ns)
-        self._num_spans.update(spans_ns.keys())
-        for name in SPANS:  # 0 if there was none
-            self._ints[name] = spans_ns.get(name, 0)
+        for name, (begin, end) in SPANS.items():
+            ended = begin in moments and end in moments
+            span = _nanoseconds_between(moments[begin], moments[end]) if ended else -1
+            if span >= 0:  # the first backward of a static graph has no overlap
+                self._totals_ns[name] += span
+                self._num_spans[name] += 1
+            self._ints[name] = max(span, 0)
             self._ints[f"avg_{name}"] = self._totals_ns[name] // max(self._num_spans[name], 1)
 
     def _note_unused(self) -> None:
@@ -176,17 +149,49 @@ class Logger(dist.Logger):
         return len(self._unused_seen) < 2
 
     def _set_static_graph(self) -> None:
-        self._ints["static_graph"] = int(self._ddp.static_graph)
+        self._counterpart._set_static_graph()
+        super()._set_static_graph()
 
     def _get_ddp_logging_data(self) -> DDPLoggingData:
         """The current values. Sizes are bytes, times nanoseconds, flags 0 or 1. Errors stay in later samples."""
         data = super()._get_ddp_logging_data()
         ints = {**data.ints_map, **self._ints}
-        ints["iteration"] = max(data.ints_map.get("iteration", 0), self._ints["iteration"])
+        ints["iteration"] = max(data.ints_map["iteration"], self._ints.get("iteration", 0))
         if self.iteration > 1 and not self._ddp.static_graph:
             ints["can_set_static_graph"] = int(self.graph_is_static)
         data.strs_map, data.ints_map = {**data.strs_map, **self._strs}, ints
         return data
+
+
+def _counterpart_of(ddp: Any) -> dist.Reducer:
+    """A reducer in C++ with the plan and the options of `ddp`, of parameters without memory."""
+    # Hazard: with a real group, a C++ reducer that held its last reference would wait for the group's threads while
+    # it holds the GIL, and these threads may be waiting for the GIL.
+    group = dist.ProcessGroup(ddp.process_group.rank(), ddp.process_group.size())  # type: ignore[call-arg]
+    if ddp.process_group.name() == "nccl":  # its environment is logged
+        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+    plan = ddp._reducer.plan
+    shapes = [(param.numel, param.dtype) for param in plan.params] or [(1, torch.float32)]  # if all are delayed
+    counterpart = dist.Reducer(
+        [torch.empty(numel, dtype=dtype, device="meta", requires_grad=True) for numel, dtype in shapes],
+        [[slot.param for slot in bucket.slots] for bucket in plan.buckets] or [[0]],
+        [bucket.cap_bytes for bucket in plan.buckets] or [1],
+        group,
+        bucket_bytes_cap=ddp.bucket_bytes_cap,
+        find_unused_parameters=ddp.find_unused_parameters,
+        gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+    )
+    if ddp.static_graph:
+        counterpart._set_static_graph()
+    return counterpart
+
+
+def _nanoseconds_between(begin: tuple[int, Any], end: tuple[int, Any]) -> int:
+    """Measured on the device if it has streams, since the host runs ahead of it. Then waits for the device."""
+    if begin[1] is None or end[1] is None:
+        return end[0] - begin[0]
+    end[1].synchronize()
+    return int(begin[1].elapsed_time(end[1]) * 1e6)
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -1,7 +1,6 @@
 """`torch.distributed.optim._apply_optimizer_in_backward`: optimizers that belong to one parameter each.
 
-As in torch, a communication hook reduces the buckets. Torch's hook also steps the optimizers; here a mode does,
-once the averages are in `.grad`, like `modes/optimizer_overlap.py`. So a step waits only for its own bucket.
+As in torch, a communication hook reduces the buckets. Torch's hook also steps the optimizers; here a mode does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`ddp.reducer`: the methods of torch's `dist.Reducer`.
 
-Accelerate, Lightning and torch's pipelining call `prepare_for_backward` and `_rebuild_buckets`; torch's
-communication hooks call `_run_allreduce_hook`; torch's tests call `_get_local_used_map`. Names and meanings are
-torch's (`torch/csrc/distributed/c10d/reducer.cpp`). minddp's own reducer does not use these methods.
+Accelerate, Lightning, and torch's pipelining, communication hooks and tests call them. Names and meanings are
+torch's (`torch/csrc/distributed/c10d/reducer.cpp`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ class ReducerFacade:
 
     prepare_for_forward = property(attrgetter("_ddp.logger.begin_iteration"))
     _delay_all_reduce = property(attrgetter("_reducer.reduce_recorded"))
-    _autograd_hook = property(attrgetter("_reducer.hooks.handler"))
     _install_post_backward_futures = property(attrgetter("_reducer.futures.extend"))
     _check_reducer_finalized = property(attrgetter("_reducer.ensure_finished"))
 

@@ -33,7 +33,7 @@ from minddp.replicas.placement import copies_on_side_stream, reduced_parameters,
 
 
 class _ActiveModule:
-    """The module whose forward is running, or `None`, as stored in torch's class. See `_inside_ddp_forward`."""
+    """The module whose forward is running, or `None`. See `_inside_ddp_forward`."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         return TorchDDP._active_ddp_module
@@ -90,11 +90,8 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
-        """Make this the active data-parallel module for dynamo; an inner wrapper replaces it during its forward.
-
-        Only torch's class stores it, and minddp's class reads it there. Setting an attribute of minddp's class
-        would invalidate Python's caches of all its methods, twice in every forward.
-        """
+        """Make this the active data-parallel module for dynamo; an inner wrapper replaces it during its forward."""
+        # In torch's class: setting an attribute of minddp's would invalidate Python's caches of its methods.
         before = TorchDDP._active_ddp_module
         TorchDDP._active_ddp_module = self  # type: ignore[assignment]
         try:
@@ -106,8 +103,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def _get_active_ddp_module(cls) -> Any:
         """Asked by torch.compile. Some code sets it on the class that it finds under torch's name."""
         return cls._active_ddp_module or TorchDDP._active_ddp_module
-
-    # ------------------------------------------------------------------ logging data and errors
 
     @contextmanager
     def _noting_errors(self) -> Iterator[None]:
@@ -171,9 +166,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     modules_buffers = property(attrgetter("_buffers_in_step.tensors"))
     _sync_buffers = core.DistributedDataParallel._synchronize_buffers
 
-    def _sync_module_buffers(self, authoritative_rank: int) -> None:
-        self._reducer.futures += self._buffers_in_step.synchronize(self._transport, authoritative_rank)
-
     def _distributed_broadcast_coalesced(
         self, tensors: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
@@ -234,10 +226,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         else:
             self.move_to_group(new_process_group)
 
-    def move_to_group(self, process_group: dist.ProcessGroup) -> None:
-        super().move_to_group(process_group)
-        self.logger.set_group(process_group)
-
     _has_rebuilt_buckets = property(attrgetter("_reducer.store.has_rebuilt"))
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
@@ -252,7 +240,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     skip_all_reduce_unused_params = property(attrgetter("_options.skip_all_reduce_unused_params"))
     use_side_stream_for_tensor_copies = property(lambda _: copies_on_side_stream())
     bucket_bytes_cap_list = property(lambda self: list(self._options.caps.each_bytes))
-    bucket_bytes_cap_default = property(lambda self: self._options.caps.first_bytes < self.bucket_bytes_cap)
     is_multi_device_module = property(lambda self: len({param.device for param in self._module_parameters}) > 1)
 
     # ------------------------------------------------------------------ methods of torch's class that fit this one
@@ -263,7 +250,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
     _set_ddp_runtime_logging_sample_rate: Any = TorchDDP._set_ddp_runtime_logging_sample_rate
     _register_fused_optim: Any = TorchDDP._register_fused_optim
     _default_broadcast_coalesced: Any = TorchDDP._default_broadcast_coalesced
-    _distributed_rank: Any = TorchDDP._distributed_rank
     _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
     _build_debug_param_to_name_mapping: Any = TorchDDP._build_debug_param_to_name_mapping
     _check_reducer_finalized: Any = TorchDDP._check_reducer_finalized

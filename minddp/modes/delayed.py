@@ -7,8 +7,7 @@ apply to them.
 
 As in torch, the buffer is divided by the number of ranks, also under `no_sync`: averages of earlier backward
 passes are equal on all ranks, and averaging them again does not change them. Unlike in torch, the end of
-backward waits for the all-reduce, a gradient that was moved elsewhere is copied back, and a gradient that
-arrives too late, or is never reduced, is an error.
+backward waits for the all-reduce, and a gradient that arrives too late, or is never reduced, is an error.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ def delayed_parameters(
         if known.get(name) is not param:
             raise ValueError(f"delay_all_reduce_named_params: the module has no such parameter `{name}`.")
         if param is trigger:
-            raise ValueError(
-                f"`{name}` is both `param_to_hook_all_reduce` and one of `delay_all_reduce_named_params`. Delay "
-                f"the others only."
-            )
+            raise ValueError(f"`{name}` is `param_to_hook_all_reduce`, and so cannot be delayed itself.")
     kinds = {(param.dtype, param.device): name for name, param in delayed.items()}
     if len(kinds) > 1:
         listed = ", ".join(f"`{name}` is {dtype} on {device}" for (dtype, device), name in kinds.items())

@@ -1,9 +1,8 @@
 """Uneven inputs: a rank without inputs takes part in the other ranks' collectives with zeros.
 
 The protocol is that of `torch.distributed.algorithms.Join`: an active rank calls `notify_join_context` in each
-forward; a joined rank, which has exhausted its inputs, calls `main_hook` as long as any rank notifies; all ranks
-call `post_hook` at the end. A joined rank *shadows* the active ones: it starts the same collectives in the same
-order.
+forward; a joined rank calls `main_hook` as long as any rank notifies; all ranks call `post_hook` at the end. A
+joined rank *shadows* the active ones: it starts the same collectives in the same order.
 
     a step      of an active rank          of its shadow
 
@@ -17,7 +16,6 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,30 +24,19 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from minddp.core.events import EventKind
 from minddp.core.reducer import Reducer
-from minddp.modes.delayed import DelayedAllReduce
 from minddp.modes.divisor import Divisor
-from minddp.options import Options, exclude
+from minddp.options import exclude
 from minddp.replicas.placement import Placement
+from minddp.replicas.synchronization import SynchronizedReplicas
 from minddp.transport.protocols import Transport
 
 
-class UnevenInputs(Joinable):
+class UnevenInputs(SynchronizedReplicas, Joinable):
     """The wrapper's part in `join`, with declarations of the attributes that it uses."""
 
-    process_group: dist.ProcessGroup
-    forward_sync_buffers: bool
     require_backward_grad_sync: bool
-    require_forward_param_sync: bool
-    _options: Options
-    _transport: Transport
-    _reducer: Reducer
     _divisor: Divisor
     _placement: Placement
-    _delayed: DelayedAllReduce | None
-
-    synchronize: Callable[..., None]
-    _synchronizes_buffers: Callable[..., bool]
-    _synchronize_buffers: Callable[[], None]
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,8 +52,8 @@ class UnevenInputs(Joinable):
         """A context for a training loop in which ranks exhaust their inputs at different times.
 
         Args:
-            divide_by_initial_world_size: divide gradients by the number of all ranks, so that every sample has
-                the same weight; else by the number of ranks that still have inputs.
+            divide_by_initial_world_size: divide gradients by the number of all ranks, else by the number of ranks
+                that still have inputs.
             enable: False makes the context do nothing.
             throw_on_early_termination: all ranks raise `RuntimeError` when the first one has no more inputs.
         """

@@ -42,8 +42,8 @@ class ManualFinalization:
     def finalize_backward(self) -> None:
         """Wait for the reductions of the last backward and put the averages into `.grad`.
 
-        With `require_manual_backward_finalization` the caller of backward calls it: after backward, or within it as
-        soon as all gradients of this module have arrived; but see `should_finalize_after_backward`.
+        Call it after backward, or within it as soon as all gradients of this module have arrived; but see
+        `should_finalize_after_backward`.
 
         Raises:
             RuntimeError: it is not required, there is nothing to finalize, or some gradients have not arrived.

@@ -8,16 +8,11 @@ Optimizers and checkpoints see full precision. Buffers are cast once, at constru
     end of backward    param.data is the original again; gradients are cast back, and receive the averages
 
 A parameter whose dtype changes gets a new accumulator, so hooks are installed again (`GradientHooks.renew`).
-Autograd saves the parameter, not its data. So a backward after `restore`, such as a second one through the same
-graph, lowers the parameters again.
+Autograd saves the parameter, not its data. So a backward after `restore` lowers the parameters again.
 
-torch 2.13's implementation has errors, which are not reproduced:
-  - Here every backward reduces gradients. Torch's first one reduces uninitialised memory, because the buckets are
-    converted and the views into them are not; so does the second one of a static graph. With
-    gradient_as_bucket_view, all backwards from the third on repeat the averages of the second.
-  - `find_unused_parameters`, tied parameters, `no_sync` and evaluation under `torch.no_grad()` work; torch's raise.
-  - Only floating-point buffers are cast, as torch documents: a count of batches stays exact.
-  - `param_dtype=None` means each parameter's own, and `reduce_dtype=None` means `param_dtype`, as torch documents.
+Errors of torch 2.13 are not reproduced: its first backward, and the second of a static graph, reduce uninitialised
+memory; with gradient_as_bucket_view all backwards from the third on repeat the averages of the second;
+`find_unused_parameters`, tied parameters, `no_sync` and evaluation raise; counts in buffers are cast, too.
 With gradient_as_bucket_view `.grad` still has memory of its own, because its dtype is not the bucket's.
 """
 
@@ -38,8 +33,7 @@ from minddp.core.mode import Mode
 class MixedPrecision(Mode):
     """Lowers and restores the floating-point parameters of `module`, except those named in `ignored`.
 
-    As in torch, each parameter has two attributes: `_fp_param` is its data in full precision, `_mp_param` the copy,
-    which is empty while the parameter is not lowered.
+    As in torch, a parameter's `_fp_param` is its data in full precision, and `_mp_param` the copy, or empty.
 
     Raises:
         TypeError: `config` has not the fields of torch's `_MixedPrecision`, or a dtype that is not floating-point.
@@ -54,7 +48,7 @@ class MixedPrecision(Mode):
         self.grad_dtypes = GradDtypes(config.param_dtype, config.reduce_dtype or config.param_dtype)
         self._is_lowered = False
         self._awaits_backward = False  # the parameters stay lowered until it ends
-        self._versions: list[int] = []  # of the parameters, when they were lowered
+        self._versions: dict[str, int] = {}  # of the parameters, when they were lowered
         self._params: dict[str, Any] = {
             name: param
             for name, param in module.named_parameters()
@@ -98,7 +92,7 @@ class MixedPrecision(Mode):
         for param, original, low in zip(self._params.values(), originals, copies, strict=True):
             self._keep(param, original, low)
             param.data = low
-        self._versions = [param._version for param in self._params.values()]
+        self._versions = {name: param._version for name, param in self._params.items()}
         self._is_lowered = True
         return True
 
@@ -112,19 +106,17 @@ class MixedPrecision(Mode):
         """
         if not self._is_lowered:
             return
-        versions = [param._version for param in self._params.values()]
+        written = [name for name, param in self._params.items() if param._version != self._versions[name]]
         for param in self._params.values():
             param.data = param._fp_param
             self._keep(param, param._fp_param, None)
         _cast_grads(self._params.values())
         self._is_lowered = self._awaits_backward = False
-        if versions != self._versions:
-            pairs = zip(self._params, versions, self._versions, strict=True)
-            names = [name for name, now, then in pairs if now != then]
+        if written:
             raise RuntimeError(
                 f"Parameters were written to between a forward and the end of its backward, while mixed_precision "
                 f"had replaced them by copies in {self.param_dtype}, so the new values are lost: "
-                f"{', '.join(names)}. Load checkpoints and step optimizers after backward; evaluate under "
+                f"{', '.join(written)}. Load checkpoints and step optimizers after backward; evaluate under "
                 f"torch.no_grad()."
             )
 

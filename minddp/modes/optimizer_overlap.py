@@ -1,11 +1,7 @@
 """Step each bucket's parameters as soon as their averages are there, while later buckets are still in flight.
 
-At the end of backward only communication and the optimizer's step are left. Most optimizers treat each parameter by
-itself, so the step of one bucket need not wait for the next one. Its result does not depend on the other parameters
-of a step: the bits are those of `optimizer.step()` after backward.
-
-Steps that need all gradients at once cannot be overlapped, such as clipping by the norm; nor can loss scaling,
-which checks that all gradients are finite before any parameter changes.
+Most optimizers treat each parameter by itself, so the bits are those of `optimizer.step()` after backward. Steps
+that need all gradients at once, such as clipping by the norm or loss scaling, cannot be overlapped.
 """
 
 from __future__ import annotations
@@ -50,11 +46,10 @@ class OverlappedOptimizer(Mode):
 
     def post_forward(self) -> None:
         """Refuse parameters without a bucket; groups may have been added since the last forward."""
-        groups = enumerate(self._optimizer.param_groups)
-        places = [(index, param) for index, group in groups for param in group["params"]]
-        if left := [(i, param) for i, param in places if param.requires_grad and id(param) not in self._params]:
+        stepped = [param for group in self._optimizer.param_groups for param in group["params"]]
+        if left := [param for param in stepped if param.requires_grad and id(param) not in self._params]:
             names = {id(param): f"`{name}`" for name, param in self._module.named_parameters()}
-            listed = [names.get(id(p), f"a parameter of shape {tuple(p.shape)} in group {i}") for i, p in left]
+            listed = [names.get(id(param), f"a parameter of shape {tuple(param.shape)}") for param in left]
             raise ValueError(
                 f"`overlap_optimizer` steps the parameters of each bucket. These have no bucket, so they would "
                 f"never be stepped: {', '.join(listed)}. Give them an optimizer of their own."

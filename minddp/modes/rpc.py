@@ -1,9 +1,7 @@
 """Gradients under torch's distributed autograd (RPC), which are not in `.grad`.
 
-`dist_autograd.backward(context, ...)` may serve several contexts at once, so it keeps the gradients in the context.
-All of minddp uses `.grad`. So during such a backward `.grad` is set to the context's tensor when it is packed. The
-tensor is reduced in place, and at the end `.grad` is restored. Torch's reducer handles both places instead
-(`runGradCallbackForVariable`).
+`dist_autograd.backward(context, ...)` keeps the gradients in the context, and all of minddp uses `.grad`. So during
+such a backward `.grad` is set to the context's tensor when it is packed, and restored at the end.
 """
 
 from __future__ import annotations

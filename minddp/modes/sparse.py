@@ -1,10 +1,8 @@
 """The bucket of one sparse gradient, without a buffer: a copy of the gradient itself is reduced.
 
-A sparse gradient (of `nn.Embedding(sparse=True)`, for example) has indices and a row of values for each; their
-number differs in each backward. So its memory cannot be allocated in advance, nor shared with other gradients.
-
-Torch scales the gradient in place. But autograd lets gradients share memory: two embeddings whose outputs are added
-have the same values tensor in their gradients, which would be scaled twice. So a copy is scaled here.
+The number of its rows differs in each backward, so its memory cannot be allocated in advance. Torch scales the
+gradient in place. But two embeddings whose outputs are added have the same values tensor in their gradients, which
+would be scaled twice. So a copy is scaled here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A check at construction that the ranks agree on what they have wrapped, and with which options.
 
-Each rank describes its replica, and the ranks compare fingerprints of the descriptions: one small all-gather if all
-is well. Only if fingerprints differ do they exchange the descriptions, so that every rank can name the ranks, the
-parameter or option, and both values.
-
-These may differ: names of parameters, gradient_as_bucket_view, batched_grad_copy, and, as in torch, the bucket
-capacities, of which rank 0's apply.
+Each rank describes its replica, and the ranks compare fingerprints of the descriptions. If these differ, they
+exchange the descriptions, so that every rank can name the ranks, the parameter or option, and both values. Names of
+parameters, gradient_as_bucket_view and batched_grad_copy may differ, and, as in torch, the capacities of rebuilt
+buckets, of which rank 0's apply.
 """
 
 from __future__ import annotations
@@ -63,15 +61,12 @@ class Replica:
                 "find_unused_parameters": options.finds_unused_each_pass,
                 "static_graph": options.static_graph,
                 "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
-                "the buckets' first capacities in bytes": list(first_caps),
+                "the buckets' first capacities in bytes": first_caps,
                 "DDP_SET_LAST_BUCKET_CAP": options.small_last_bucket,
                 **further,
             },
             caps=options.caps,
         )
-
-    def fingerprint(self) -> int:
-        return _fingerprint_of(self)
 
 
 def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.device) -> Replica:
@@ -81,7 +76,7 @@ def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.dev
         RuntimeError: the replicas differ. The message begins with torch's wording where scripts match on it.
     """
     text = pickle.dumps(ours)
-    header = torch.tensor([ours.fingerprint(), len(text)], dtype=torch.int64, device=device)
+    header = torch.tensor([_fingerprint_of(ours), len(text)], dtype=torch.int64, device=device)
     headers = [header.tolist() for header in transport.all_gather(header)]
     if all(fingerprint == headers[0][0] for fingerprint, _ in headers):
         return ours
@@ -89,8 +84,7 @@ def verify_replicas_agree(transport: Transport, ours: Replica, device: torch.dev
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     texts = zip(transport.all_gather(padded), headers, strict=True)
     replicas: list[Replica] = [pickle.loads(bytes(theirs[:length].tolist())) for theirs, (_, length) in texts]
-    disagreement = next(_disagreements(transport.rank, replicas), None)
-    if disagreement is not None:
+    for disagreement in _disagreements(transport.rank, replicas):
         raise RuntimeError(disagreement)
     if ours.caps != replicas[0].caps:
         _log.warning(
@@ -139,9 +133,9 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     differing = []
     for other, theirs in enumerate(options):
         for name in {**options[0], **theirs}:
-            zeros, others = (repr(each[name]) if name in each else "not given" for each in (options[0], theirs))
+            zeros, others = (each.get(name, "not given") for each in (options[0], theirs))
             if zeros != others:
-                differing.append(f"`{name}` is {zeros} on rank 0, but {others} on rank {other}.")
+                differing.append(f"`{name}` is {zeros!r} on rank 0, but {others!r} on rank {other}.")
     if differing:
         yield "\n".join(["The ranks disagree. Use the same arguments on every rank:", *differing])
 
@@ -149,14 +143,13 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _different_tensors(
     rank: int, lists: Sequence[list[_TensorSpec]], noun: str, aspects: Sequence[str], remedy: str
 ) -> Iterator[str]:
-    here = len(lists[rank])
     for other, theirs in enumerate(lists):
         if len(theirs) != len(lists[0]):
-            peer = next(i for i, specs in enumerate(lists) if len(specs) != here)
+            peer = next(i for i, specs in enumerate(lists) if len(specs) != len(lists[rank]))
             not_shared = {spec.name for spec in lists[0]} ^ {spec.name for spec in theirs}
             yield (
-                f"DDP expects same model across all ranks, but Rank {rank} has {here} {noun}, while rank {peer} "
-                f"has inconsistent {len(lists[peer])} {noun}.\nRank 0 and rank {other} do not share: "
+                f"DDP expects same model across all ranks, but Rank {rank} has {len(lists[rank])} {noun}, while "
+                f"rank {peer} has inconsistent {len(lists[peer])} {noun}.\nRank 0 and rank {other} do not share: "
                 f"{', '.join(sorted(not_shared)) or 'none by name'}. {remedy}"
             )
     for other, theirs in enumerate(lists):
@@ -180,8 +173,7 @@ def _ignored_elsewhere(replicas: Sequence[Replica]) -> Iterator[str]:
         for other, elsewhere in enumerate(replicas):
             names = {spec.name for spec in replica.reduced}.intersection(elsewhere.ignored)
             if names:
-                it = "them" if len(names) > 1 else "it"
                 yield (
                     f"The ranks disagree on what to ignore (`_ddp_params_and_buffers_to_ignore`): rank {rank} "
-                    f"reduces {wording.names(sorted(names))}, but rank {other} ignores {it}."
+                    f"reduces {wording.names(sorted(names))}, which rank {other} ignores."
                 )

@@ -17,12 +17,7 @@ def broadcast_coalesced(
     source: int = 0,
     coalesce_bytes: int = COALESCE_BYTES,
 ) -> None:
-    """Overwrite `tensors` on every rank with those of rank `source`. Any dtypes, shapes and strides."""
-    CoalescedBroadcast(tensors, coalesce_bytes).broadcast(transport, source)
-
-
-class CoalescedBroadcast:
-    """Tensors that are broadcast together, any number of times.
+    """Overwrite `tensors` on every rank with those of rank `source`. Any dtypes, shapes and strides.
 
     The tensors of a device share messages of up to `coalesce_bytes`; a larger tensor has a message of its own. All
     messages are in flight at the same time.
@@ -30,39 +25,21 @@ class CoalescedBroadcast:
     Raises:
         RuntimeError: a tensor cannot be overwritten. On every rank, before anything is sent.
     """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], coalesce_bytes: int = COALESCE_BYTES):
-        for tensor in tensors:
-            if tensor.layout != torch.strided or torch._debug_has_internal_overlap(tensor) == 1:
-                raise RuntimeError(
-                    f"A broadcast cannot overwrite a {tensor.layout} tensor of shape {tuple(tensor.shape)} that is "
-                    f"sparse or expanded. Register a dense copy instead (`.to_dense()`, `.clone()`)."
-                )
-        self._tensors = list(tensors)
-        self._types = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        self._messages = [_FlatMessage(chunk) for chunk in _chunks(tensors, coalesce_bytes)]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(message.buffer.numel() for message in self._messages)
-
-    def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """True if these are the tensors of this broadcast, with unchanged dtypes and shapes."""
-        return (
-            len(tensors) == len(self._tensors)
-            and all(one is other for one, other in zip(tensors, self._tensors, strict=True))
-            and [(tensor.dtype, tensor.shape) for tensor in tensors] == self._types
-        )
-
-    def broadcast(self, transport: Transport, source: int) -> None:
-        if transport.rank == source:
-            for message in self._messages:
-                message.fill()
-        works = [transport.broadcast(message.buffer, source) for message in self._messages]
-        for message, work in zip(self._messages, works, strict=True):
-            work.wait()
-            if transport.rank != source:
-                message.unpack()
+    for tensor in tensors:
+        if tensor.layout != torch.strided or torch._debug_has_internal_overlap(tensor) == 1:
+            raise RuntimeError(
+                f"A broadcast cannot overwrite a {tensor.layout} tensor of shape {tuple(tensor.shape)} that is "
+                f"sparse or expanded. Register a dense copy instead (`.to_dense()`, `.clone()`)."
+            )
+    messages = [_FlatMessage(chunk) for chunk in _chunks(tensors, coalesce_bytes)]
+    if transport.rank == source:
+        for message in messages:
+            message.fill()
+    works = [transport.broadcast(message.buffer, source) for message in messages]
+    for message, work in zip(messages, works, strict=True):
+        work.wait()
+        if transport.rank != source:
+            message.unpack()
 
 
 class _FlatMessage:
@@ -72,12 +49,9 @@ class _FlatMessage:
         sizes = [tensor.nbytes for tensor in tensors]
         self._tensors = tensors
         self._are_plain = not any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
-        with torch.inference_mode(False):  # it may be reused outside of inference mode
-            self.buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
-            self._copies = [
-                piece.view(tensor.dtype).view(tensor.shape)
-                for tensor, piece in zip(tensors, self.buffer.split(sizes), strict=True)
-            ]
+        self.buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+        pieces = zip(tensors, self.buffer.split(sizes), strict=True)
+        self._copies = [piece.view(tensor.dtype).view(tensor.shape) for tensor, piece in pieces]
 
     def fill(self) -> None:
         torch._foreach_copy_(self._copies, self._tensors)

@@ -6,17 +6,14 @@ that trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from minddp.replicas.broadcast import CoalescedBroadcast
-from minddp.replicas.module_change_check import are_same
+from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.transport.protocols import Transport
-
-KEPT_BYTES = 4 * 1024 * 1024  # of the memory of a broadcast, from step to step
 
 
 class BufferHook(NamedTuple):
@@ -35,19 +32,11 @@ class Buffers:
         self._ignored = ignored
         self.hook: BufferHook | None = None
         self.named: dict[str, torch.Tensor] = {}
-        self._members: list[tuple[nn.Module, Sequence[object]]] = []  # by submodule
-        self._coalesced: CoalescedBroadcast | None = None
         self.collect()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coalesced": None}
 
     def collect(self) -> None:
         """Update `named`: modules may have assigned new tensors, or have other submodules."""
-        if self._members and all(are_same(_members_of(submodule), members) for submodule, members in self._members):
-            return
         self.named = {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
-        self._members = [(submodule, _members_of(submodule)) for submodule in self._module.modules()]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -61,14 +50,5 @@ class Buffers:
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
             if self.hook is not None:
                 return list(self.hook.function(self.hook.state, self.named) or ())
-            coalesced = self._coalesced
-            if coalesced is None or not coalesced.is_of(tensors):
-                coalesced = CoalescedBroadcast(tensors)
-                self._coalesced = coalesced if coalesced.nbytes <= KEPT_BYTES else None
-            coalesced.broadcast(transport, source)
+            broadcast_coalesced(transport, tensors, source)
             return []
-
-
-def _members_of(submodule: nn.Module) -> Sequence[object]:
-    """Its submodules and buffers, without names, which would take five times as long to compare."""
-    return (*submodule._modules.values(), *submodule._buffers.values())

@@ -1,11 +1,9 @@
 """A check in each forward that the module still has the parameters that it was wrapped with.
 
-The constructor decides which parameters are reduced: all that require grad at that time. Each rank would train a
-parameter that is added or unfrozen later by itself, and replicas would diverge silently (torch does not notice).
-Looking at every parameter in every step would cost about as much as all hooks together. So a forward checks `FEW`
-submodules, in turn. It notices a change of the whole model, such as unfreezing it, at once, and a change of one
-among n submodules within n / FEW forwards. The first two forwards check all submodules, because most changes are
-made before training.
+Each rank would train a parameter that is added or unfrozen after construction by itself, and replicas would diverge
+silently, as in torch. Looking at every parameter in every step would cost about as much as all hooks together. So a
+forward checks `FEW` submodules, in turn, but the first two check all. A change of the whole model, such as
+unfreezing it, is noticed at once, and a change of one among n submodules within n / FEW forwards.
 
 A parameter that is removed, or frozen, needs no check. Its gradient is missing at the end of backward, which is an
 error, see [Note: unfinished reduction]; with find_unused_parameters it counts as unused.
@@ -34,12 +32,8 @@ class _Snapshot:
     def is_unchanged(self) -> bool:
         members = (*self.submodule._modules.values(), *self.submodule._parameters.values())
         are_trained = map(operator.attrgetter("requires_grad"), self.unknown)
-        return are_same(members, self.members) and not any(are_trained)
-
-
-def are_same(objects: Sequence[object], others: Sequence[object]) -> bool:
-    """True if both sequences hold identical objects."""
-    return len(objects) == len(others) and all(map(operator.is_, objects, others))
+        are_same = len(members) == len(self.members) and all(map(operator.is_, members, self.members))
+        return are_same and not any(are_trained)
 
 
 class ModuleChangeCheck:

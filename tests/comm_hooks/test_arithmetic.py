@@ -1,4 +1,4 @@
-"""The arithmetic of minddp's own hooks, without ranks: rounding to 8 bits, cutting into shards, adasum of two."""
+"""The arithmetic of minddp's own hooks, without ranks: rounding to 8 bits, and cutting into shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.comm_hooks.adasum import _combined, _dots
 from minddp.comm_hooks.int8_compression import BLOCK, LARGEST, decode, encode
 from minddp.comm_hooks.shards import blocks_per_rank, cut, reassemble, sum_in_rank_order
 
@@ -102,32 +101,3 @@ def test_a_gradient_is_cut_alike_whatever_is_beside_it(
 def test_ranks_are_added_in_their_order() -> None:
     addends = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
     assert sum_in_rank_order(addends).item() == 1.0  # 1e8 + 1 is 1e8 in float32
-
-
-# ------------------------------------------------------------------ adasum
-
-
-def adasum(a: torch.Tensor, b: torch.Tensor, widths: list[int]) -> torch.Tensor:
-    return _combined((a, b), _dots((a, b), widths), widths)
-
-
-def test_equal_gradients_become_their_mean_and_orthogonal_ones_their_sum() -> None:
-    a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 5.0])
-    assert torch.equal(adasum(a, a.clone(), [2]), a)
-    assert torch.equal(adasum(a, 3 * a, [2]), 2 * a)
-    assert torch.equal(adasum(a, b, [2]), a + b)
-
-
-def test_a_gradient_of_zeros_adds_nothing() -> None:
-    a = normal(4)
-    assert torch.equal(adasum(a, torch.zeros(4), [4]), a)
-    assert torch.equal(adasum(torch.zeros(4), torch.zeros(4), [4]), torch.zeros(4))
-
-
-def test_each_parameter_has_dot_products_of_its_own() -> None:
-    a, b = torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.0, 1.0, 2.0])
-    assert torch.equal(adasum(a, b, [2, 1]), torch.tensor([1.0, 1.0, 2.0]))
-
-
-def test_nan_stays_nan() -> None:
-    assert adasum(torch.tensor([math.nan, 1.0]), torch.ones(2), [2]).isnan().all()

@@ -121,11 +121,11 @@ SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
     [
         ("find_unused_parameters", ["`find_unused_parameters` is False on rank 0, but True on rank 1"]),
         ("static_graph", ["`static_graph` is True on rank 0, but False on rank 1"]),
-        ("bucket_cap_mb_list", ["first capacities", "on rank 0, but [1048576, 2097152] on rank 1"]),
+        ("bucket_cap_mb_list", ["first capacities", "on rank 0, but (1048576, 2097152) on rank 1"]),
         ("skip", ["`skip_all_reduce_unused_params` is False on rank 0, but True on rank 1"]),
         ("forward_sync_buffers", ["`forward_sync_buffers` is True on rank 0, but False on rank 1"]),
         ("broadcast_buffers", ["`broadcast_buffers` is False on rank 0, but True on rank 1"]),
-        ("ignored", ["rank 0 reduces `right.bias`, `right.weight`, but rank 1 ignores them"]),
+        ("ignored", ["rank 0 reduces `right.bias`, `right.weight`, which rank 1 ignores"]),
         ("buffers", ["1 buffers and frozen params", "2 buffers and frozen params", "do not share: more"]),
         ("larger buffer", ["`seen` has sizes [3] on rank 0; it has [5] on rank 1"]),
         ("transport", ["`transport` is 'auto' on rank 0, but 'shared_memory' on rank 1"]),

@@ -99,33 +99,6 @@ def test_no_wait_that_torch_knows_of(
     gpu_ranks(world).run(step_under_guard, chosen, timeout_s=60)
 
 
-def weighed_behind_a_long_kernel(rank: int, transport: str) -> bool:
-    """True if the device was still busy with an earlier kernel when the host had done a whole step."""
-    ddp = minddp.DistributedDataParallel(model(), bucket_cap_mb=0.1, transport=transport)
-    x = torch.randn(32, 128, device=DEVICE)
-
-    def step() -> None:
-        ddp.weigh(3.0)
-        ddp(x).square().mean().backward()
-
-    for _ in range(5):
-        step()
-    if REHEARSAL:
-        return True
-    torch.cuda.synchronize()
-    torch.cuda._sleep(4 * 10**9)  # cycles: some two seconds
-    passed = torch.cuda.current_stream().record_event()
-    step()
-    return not passed.query()
-
-
-@pytest.mark.parametrize("transport", ["process_group", "nccl"])
-def test_a_weight_is_read_without_waiting_for_forward(transport: str, gpu_ranks: Callable[[str], GpuPool]) -> None:
-    """See `modes/divisor.py`. One rank: a peer's device would have to share the card with that kernel."""
-    chosen = "process_group" if REHEARSAL else transport
-    assert gpu_ranks("nccl1").run(weighed_behind_a_long_kernel, chosen, timeout_s=60) == [True]
-
-
 @pytest.mark.parametrize("transport", ["process_group", "nccl"])
 @pytest.mark.parametrize("options", ["default", "views"])
 def test_no_wait_in_a_profile(transport: str, options: str, gpu_ranks: Callable[[str], GpuPool]) -> None:

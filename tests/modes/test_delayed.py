@@ -240,7 +240,7 @@ def test_its_hooks_do_nothing_once_it_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["first.weight", "second.weight"], "`first.weight` is both"),
+        (["first.weight", "second.weight"], "`first.weight` is `param_to_hook"),
         (["second.weight", "other"], "`other` is torch.float64"),
     ],
 )

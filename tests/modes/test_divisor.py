@@ -1,56 +1,14 @@
-"""What the divisor runs on a device, and on which stream. The means themselves: tests/features/test_mean.py."""
+"""The divisor of each backward. The means themselves: tests/features/test_mean.py."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minddp.modes.divisor import Divisor
-from minddp.platform import streams
 from tests.fakes import FakeTransport, FakeWork
 
 CPU = torch.device("cpu")
-
-
-def test_weights_are_summed_and_read_on_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading them on the current stream would wait for a whole forward."""
-    entered = []
-
-    @contextmanager
-    def aside(self: Divisor, device: torch.device) -> Iterator[None]:
-        entered.append("in")
-        yield
-        entered.append("out")
-
-    class Transport(FakeTransport):
-        def all_reduce(self, tensor: torch.Tensor) -> FakeWork:
-            entered.append("all-reduce")
-            return FakeWork(lambda: entered.append("waited"))
-
-    monkeypatch.setattr(Divisor, "_on_side_stream", aside)
-    divisor = Divisor(Transport())
-    divisor.weigh(4.0, CPU)
-    assert entered == ["in", "all-reduce", "out"]
-    entered.clear()
-    assert divisor.for_this_backward() == 1.0
-    assert entered == ["in", "waited", "out"]
-
-
-def test_on_a_gpu_aside_is_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    module = SimpleNamespace(
-        Stream=lambda device: made.append(f"of {device}") or made[-1], stream=lambda stream: f"on a stream {stream}"
-    )
-    monkeypatch.setattr(torch, "get_device_module", lambda _device: module)
-    monkeypatch.setattr(streams, "has_streams", lambda _device: True)
-    divisor = Divisor(FakeTransport())
-    for _ in range(2):
-        assert divisor._on_side_stream(torch.device("cuda", 1)) == "on a stream of cuda:1"
-    assert len(made) == 1, "each stream has memory of its own in torch's allocator"
 
 
 def test_without_weights_nothing_is_communicated() -> None:
@@ -81,9 +39,8 @@ def test_a_rank_of_weight_zero_divides_by_infinity() -> None:
 
 def test_weights_cannot_all_be_zero() -> None:
     divisor = Divisor(FakeTransport())
-    divisor.weigh(0.0, CPU)
     with pytest.raises(RuntimeError, match="the weight 0"):
-        divisor.for_this_backward()
+        divisor.weigh(0.0, CPU)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])

@@ -107,27 +107,6 @@ def test_bits_are_torchs_where_torch_reduces_gradients(ranks: Any, world_size: i
     ranks(world_size).run(_play, case)
 
 
-def _torch_averages(rank: int, options: dict[str, Any], step: int) -> bool:
-    with streams_of_a_cpu():
-        torch.manual_seed(0)
-        net = Net()
-        averages = averages_of(net, BF16, lambda model, rank: train(model, rank, step))
-        ddp = nn.parallel.DistributedDataParallel(net, mixed_precision=_MixedPrecision(**BF16), **options)
-        for before in range(step):
-            train(ddp, rank, before)
-            ddp.zero_grad()
-        train(ddp, rank, step)
-    return has_grads(ddp, averages)
-
-
-@pytest.mark.parametrize(("options", "step"), [({}, 0), ({"gradient_as_bucket_view": True}, 2)])
-def test_torch_does_not_average_in_the_steps_that_parity_leaves_out(
-    ranks: Any, options: dict[str, Any], step: int
-) -> None:
-    """If this fails, torch has been fixed: extend the parity test above."""
-    assert not any(ranks(2).run(_torch_averages, options, step))
-
-
 # ------------------------------------------------------------------ beside the arithmetic
 
 Run = Callable[[nn.Module, int], object]
@@ -575,30 +554,6 @@ def lowered() -> tuple[nn.Module, MixedPrecision]:
     module = nn.Linear(2, 2)
     config = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return module, MixedPrecision(config, module, ignored=(), sparse=())
-
-
-def test_parameters_are_low_from_forward_to_the_end_of_backward_and_so_are_gradients() -> None:
-    module, mode = lowered()
-    full = module.weight.data
-    module.weight.grad = torch.ones(2, 2)
-    renewed: list[str] = []
-    (x,), _ = mode.begin_forward((torch.ones(1, 2),), {}, lambda: renewed.append("hooks"))
-    output = module(x)
-    mode.end_forward(output)
-    assert {t.dtype for t in (x, output, module.weight, module.weight.grad)} == {torch.bfloat16}
-    assert renewed == ["hooks"]
-    output.sum().backward()
-    assert {t.dtype for t in (module.weight, module.weight.grad, module.bias.grad)} == {torch.float32}
-    assert module.weight.data_ptr() == full.data_ptr()
-    assert torch.equal(module.weight.grad, torch.full((2, 2), 2.0))
-
-
-def test_without_gradients_parameters_are_full_again_after_forward() -> None:
-    module, mode = lowered()
-    with torch.no_grad():
-        (x,), _ = mode.begin_forward((torch.ones(1, 2),), {}, lambda: None)
-        mode.end_forward(module(x))
-    assert module.weight.dtype is torch.float32
 
 
 def test_what_is_written_to_a_low_parameter_is_an_error() -> None:

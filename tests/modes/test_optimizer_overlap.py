@@ -181,9 +181,7 @@ def test_a_parameter_outside_of_the_wrapper_is_refused() -> None:
     """It would never be stepped, and `step` is refused."""
     ddp, head = FakeDDP(layers()), nn.Linear(8, 3)
     optimizer = torch.optim.SGD([{"params": ddp.module.parameters()}, {"params": head.parameters()}], lr=0.1)
-    with pytest.raises(
-        ValueError, match=r"a parameter of shape \(3, 8\) in group 1, .* of shape \(3,\) in group 1"
-    ):
+    with pytest.raises(ValueError, match=r"a parameter of shape \(3, 8\), .* of shape \(3,\)"):
         overlapped_in(ddp, optimizer)
     optimizer.step()  # is not refused
     assert not [mode for mode in ddp.reducer.modes if isinstance(mode, OverlappedOptimizer)]
@@ -206,7 +204,7 @@ def test_a_group_that_is_added_later_is_refused_by_the_next_forward() -> None:
     overlapped_in(ddp, optimizer)
     ddp.step(torch.ones(2, 8))
     optimizer.add_param_group({"params": head.weight})
-    with pytest.raises(ValueError, match=r"a parameter of shape \(3, 8\) in group 1"):
+    with pytest.raises(ValueError, match=r"a parameter of shape \(3, 8\)"):
         ddp(torch.ones(2, 8))
 
 

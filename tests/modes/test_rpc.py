@@ -194,25 +194,6 @@ class Context:
             self.gradients[self.params[param]] = torch.full((2,), float(param))
 
 
-def test_gradients_of_the_context_are_shown_from_packing_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(monkeypatch)
-    mode, params = context.mode, context.params
-    before = params[1].grad = torch.full((2,), 9.0)
-    context.bring(0, 1)
-    mode.post_forward()
-    mode.first_gradient(0)
-    mode.before_pack([0, 1])
-    assert [param.grad.tolist() for param in params[:2]] == [[0.0, 0.0], [1.0, 1.0]]
-    params[0].grad = torch.full((2,), 5.0)  # the average, as another tensor
-    params[1].grad.fill_(6)  # and in place
-    mode.post_backward()
-    assert params[0].grad is None
-    assert params[1].grad is before
-    assert [grad.tolist() for grad in context.gradients.values()] == [[5.0, 5.0], [6.0, 6.0]]
-    mode.post_backward()
-    assert params[1].grad is before, "there is nothing left to restore"
-
-
 def test_an_average_of_other_ranks_alone_has_no_place_in_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(monkeypatch)
     context.bring(0)
@@ -223,16 +204,3 @@ def test_an_average_of_other_ranks_alone_has_no_place_in_the_context(monkeypatch
     with pytest.raises(RuntimeError, match="only other ranks have used: c"):
         context.mode.post_backward()
     assert all(param.grad is None for param in context.params)
-
-
-@pytest.mark.parametrize("is_entered", [True, False])
-def test_an_ordinary_backward_is_left_alone(is_entered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a context, where its gradient is not one of the context's."""
-    context = Context(monkeypatch, is_entered=is_entered)
-    context.params[0].grad = grad = torch.ones(2)
-    context.mode.post_forward()
-    context.mode.first_gradient(0)
-    context.mode.before_pack([0, 1, 2])
-    assert context.params[0].grad is grad
-    context.mode.post_backward()
-    assert context.params[0].grad is grad

@@ -14,9 +14,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 
 import minddp
-from minddp.core.packing import Scaling
-from minddp.core.plan import ParamSpec, plan_from_registration
-from minddp.modes.sparse import SparseBucket
 from tests.features.beside import Trail, Wrap, play, play_over, random, snapshot
 
 ROWS, WIDTH = 12, 5
@@ -224,51 +221,3 @@ def test_a_gradient_of_the_wrong_kind_names_its_parameter(ranks: Any, kind: str,
 
 
 # ------------------------------------------------------------------ the bucket by itself
-
-
-def sparse_bucket() -> SparseBucket:
-    param = nn.Parameter(torch.zeros(ROWS, WIDTH))
-    spec = ParamSpec("words", param.numel(), param.dtype, param.device, sparse=True)
-    [bucket] = plan_from_registration([spec], [0]).buckets
-    return SparseBucket(bucket, [param], ["words"])
-
-
-def rows(*indices: int, value: float = 1.0) -> torch.Tensor:
-    values = torch.full((len(indices), WIDTH), value)
-    return torch.sparse_coo_tensor([list(indices)], values, (ROWS, WIDTH), check_invariants=True)
-
-
-def test_a_copy_of_the_gradient_is_divided_and_travels() -> None:
-    bucket = sparse_bucket()
-    bucket.params[0].grad = grad = rows(0, 2, value=6.0)
-    bucket.begin_pass()
-    bucket.pack(0, Scaling(3))
-    assert torch.equal(bucket.wire.to_dense(), rows(0, 2, value=2.0).to_dense())
-    assert torch.equal(grad.to_dense(), rows(0, 2, value=6.0).to_dense())
-    bucket.pack(0, Scaling())
-    assert torch.equal(bucket.wire.to_dense(), grad.to_dense())
-    bucket.wire._values().zero_()
-    assert grad.to_dense().any(), "a sum in place must not reach the gradient"
-
-
-def test_a_missing_gradient_travels_without_rows() -> None:
-    bucket = sparse_bucket()
-    bucket.params[0].grad = rows(0)
-    bucket.pack(0, Scaling())
-    bucket.params[0].grad = None
-    bucket.begin_pass()
-    bucket.pack(0, Scaling(2))
-    assert bucket.wire._nnz() == 0
-    assert bucket.wire.shape == (ROWS, WIDTH)
-
-
-def test_the_average_becomes_the_gradient_or_is_copied_into_it() -> None:
-    bucket = sparse_bucket()
-    average = rows(1)
-    bucket.unpack(average)
-    assert bucket.params[0].grad is average
-    bucket.unpack(rows(2))
-    assert bucket.params[0].grad is average
-    assert torch.equal(average.to_dense(), rows(2).to_dense())
-    bucket.unpack(rows(3), [True])
-    assert torch.equal(average.to_dense(), rows(2).to_dense()), "no rank has used it"

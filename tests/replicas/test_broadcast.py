@@ -226,17 +226,6 @@ def test_a_subgroup_has_a_rank_0_of_its_own(ranks: Any) -> None:
     assert one[1] == [1.5, 1.5]
 
 
-def test_a_coalesced_broadcast_is_used_again_only_for_the_same_tensors_of_the_same_kind() -> None:
-    one, two = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
-    coalesced = replicas.CoalescedBroadcast([one, two])
-    assert coalesced.is_of([one, two])
-    assert not coalesced.is_of([two, one])
-    assert not coalesced.is_of([one])
-    assert not coalesced.is_of([one.clone(), two])
-    one.data = torch.zeros(3, dtype=torch.float64)
-    assert not coalesced.is_of([one, two])
-
-
 class Changing(nn.Module):
     """Its buffers are filled in place, swapped for other memory, and replaced."""
 

@@ -40,11 +40,8 @@ MAY_CHANGE_BUFFERS_AFTER_FORWARD = "_unsafe_preserve_version_counter" in inspect
 
 
 def register(ddp: Any, hook: Any, state: Any, *, after_forward: bool) -> None:
-    if isinstance(ddp, TorchDDP) and not isinstance(ddp, minddp.DistributedDataParallel):
-        location = _BufferCommHookLocation.POST_FORWARD if after_forward else _BufferCommHookLocation.PRE_FORWARD
-        ddp._register_buffer_comm_hook(state, hook, location)
-    else:
-        ddp.register_buffer_hook(state, hook, after_forward=after_forward)
+    location = _BufferCommHookLocation.POST_FORWARD if after_forward else _BufferCommHookLocation.PRE_FORWARD
+    ddp._register_buffer_comm_hook(state, hook, location)
 
 
 def average_now(_state: object, buffers: dict[str, torch.Tensor]) -> None:

@@ -143,6 +143,10 @@ def test_every_rank_ends_with_the_sources_state_alone(ranks: Any) -> None:
     assert ranks(2).run(_forgets) == [0, 0]
 
 
+class Own(torch.Tensor):
+    pass
+
+
 def _fails(rank: int) -> list[str]:
     ddp = minddp.DistributedDataParallel(Net())
     params = list(ddp.parameters())
@@ -150,11 +154,11 @@ def _fails(rank: int) -> list[str]:
     reordered = torch.optim.SGD(params if rank == 0 else params[::-1], lr=0.1)
     unsendable = torch.optim.SGD(params, lr=0.1)
     unsendable.param_groups[0]["closure"] = lambda: None
-    expanded = torch.optim.SGD(params, lr=0.1)
-    expanded.state[params[0]]["wide"] = torch.zeros(1).expand(3)
+    subclassed = torch.optim.SGD(params, lr=0.1)
+    subclassed.state[params[0]]["own"] = torch.zeros(3).as_subclass(Own)
     texts = []
     sharded = ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
-    for optimizer in (other, reordered, unsendable, expanded, sharded, object()):
+    for optimizer in (other, reordered, unsendable, subclassed, sharded, object()):
         with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
             ddp.synchronize(optimizer=optimizer)
         texts.append(str(error.value))
@@ -164,10 +168,10 @@ def _fails(rank: int) -> list[str]:
 def test_every_rank_raises_what_cannot_be_done(ranks: Any) -> None:
     of_rank = ranks(2).run(_fails)
     assert of_rank[0] == of_rank[1]
-    differ, reordered, closure, wide, sharded, none = of_rank[0]
+    differ, reordered, closure, own, sharded, none = of_rank[0]
     assert "`optimizer` is 'SGD with groups of 4 parameters' on rank 0, but 'SGD with groups of 3" in differ
     assert "`the hash of their order` is" in reordered
     assert closure.startswith("Rank 0 cannot send the state of its SGD: ")
-    assert "sparse or expanded" in wide
+    assert "it holds a Own" in own
     assert "each rank holds a different part" in sharded
     assert none == "`optimizer` takes a torch.optim.Optimizer, but got object."

@@ -284,7 +284,7 @@ MODES: dict[str, Mode] = {
     "buffer hook": Mode(
         normalizes=True, prepare=lambda training: training.ddp.register_buffer_hook(None, _count_of_all)
     ),
-    "weigh": Mode(step=_weighed_step),
+    "weigh": Mode(step=_weighed_step, waits=("modes/divisor.py",)),
     "overlap_optimizer": Mode(
         prepare=lambda training: training.ddp.overlap_optimizer(training.optimizer),
         step=_step_without_optimizer,
@@ -324,7 +324,7 @@ MODES: dict[str, Mode] = {
     "wrapped elsewhere, views, resident": Mode(_VIEWS, step=_zeroed_step, aside="steps"),
     "wrapped elsewhere, unused": Mode(_UNUSED, branches=True, aside="steps", waits=("finish_exchange",)),
     "wrapped elsewhere, fp16 hook": _hooked(default_hooks.fp16_compress_hook, aside="steps"),
-    "wrapped elsewhere, weigh": Mode(step=_weighed_step, aside="steps"),
+    "wrapped elsewhere, weigh": Mode(step=_weighed_step, aside="steps", waits=("modes/divisor.py",)),
     "wrapped elsewhere, buffers": Mode(normalizes=True, aside="steps"),
 }
 

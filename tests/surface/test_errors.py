@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minddp
-from minddp.core.events import EventKind
 from tests.surface.models import TwoLayers, batch
 
 
@@ -71,11 +70,6 @@ def ready_twice(rank: int) -> dict[str, Any]:
     return data_after(ddp, RuntimeError, lambda: step(ddp, rank))
 
 
-def test_a_parameter_that_is_ready_twice_is_noted(ranks) -> None:
-    for data in ranks(2).run(ready_twice):
-        assert "Expected to mark a variable ready only once" in data["error"]
-
-
 def wrong_dtype(rank: int) -> dict[str, Any]:
     ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
 
@@ -85,11 +79,6 @@ def wrong_dtype(rank: int) -> dict[str, Any]:
 
     ddp.module.first.bias.register_post_accumulate_grad_hook(widen)
     return data_after(ddp, RuntimeError, lambda: step(ddp, rank))
-
-
-def test_a_gradient_that_does_not_fit_is_noted(ranks) -> None:
-    for data in ranks(2).run(wrong_dtype):
-        assert "Expected torch.float32, got torch.float64" in data["error"]
 
 
 def failing_reduction(rank: int) -> dict[str, Any]:
@@ -103,9 +92,17 @@ def failing_reduction(rank: int) -> dict[str, Any]:
     return data_after(ddp, ValueError, lambda: step(ddp, rank))
 
 
-def test_a_reduction_that_fails_is_noted(ranks) -> None:
-    for data in ranks(2).run(failing_reduction):
-        assert "the cable is out" in data["error"]
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (ready_twice, "Expected to mark a variable ready only once"),
+        (wrong_dtype, "Expected torch.float32, got torch.float64"),
+        (failing_reduction, "the cable is out"),
+    ],
+)
+def test_an_error_in_backward_is_noted(ranks, act: Any, words: str) -> None:
+    for data in ranks(2).run(act):
+        assert words in data["error"]
 
 
 # ------------------------------------------------------------------ of calls
@@ -189,17 +186,3 @@ def goes_on(rank: int) -> dict[str, Any]:
 def test_an_error_stays_noted_while_iterations_go_on(ranks) -> None:
     for data in ranks(2).run(goes_on):
         assert (data["has_error"], data["iteration"]) == (1, 2)
-
-
-def errors_end_no_watch(rank: int) -> list[str]:
-    """Another sink hears the same events as before."""
-    ddp = minddp.DistributedDataParallel(TwoLayers())
-    heard: list[Any] = []
-    ddp._reducer.events.watch(heard.append)
-    for _ in range(12):
-        step(ddp, rank)
-    return [str(event) for event in heard if event.kind is EventKind.BACKWARD_END]
-
-
-def test_another_sink_is_not_disturbed(ranks) -> None:
-    assert ranks(2).run(errors_end_no_watch) == [["backward ends"] * 12] * 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,15 +18,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.compat.sampled_iteration import MOMENTS, SPANS, Moment, SampledIteration
-from minddp.core.events import Event, EventKind
+from minddp.compat.logger import MOMENTS, SPANS, Logger
+from minddp.core.events import EventKind
 from minddp.platform import streams
+from tests.fakes import FakeDDP
 from tests.ranks import RankPool
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
 TIMES = {*MOMENTS, *SPANS, *(f"avg_{name}" for name in SPANS)}
 # Torch sets the first when a logger dies or sees the graph change, but for the first logger of a process only.
-WITHOUT_COUNTERPART = {"can_set_static_graph", "initial_bucket_size_limits", "rebuilt_bucket_size_limits"}
+WITHOUT_COUNTERPART = {"can_set_static_graph"}
 
 
 def logged(ddp: nn.Module) -> dict[str, Any]:
@@ -93,23 +96,6 @@ def test_static_graph_as_torch_but_for_its_first_iteration(ranks) -> None:
             assert "can_set_static_graph" not in ours
 
 
-class ManyDtypes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-        self.weights = nn.ParameterList(torch.zeros(3, dtype=dtype) for dtype in dtypes)
-
-
-def dtypes(rank: int) -> tuple[str, str]:
-    return logged(TorchDDP(ManyDtypes()))["dtypes"], logged(minddp.DistributedDataParallel(ManyDtypes()))["dtypes"]
-
-
-def test_dtypes_have_their_names_in_cpp(ranks) -> None:
-    for theirs, ours in ranks(2).run(dtypes):
-        assert ours == theirs
-        assert "c10::Half" in ours
-
-
 def environment(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["MASTER_PORT"] = "12345"
@@ -169,21 +155,6 @@ def test_only_forwards_that_train_count(ranks) -> None:
     assert data["num_buckets_reduced"] == 0
 
 
-def unwatched(rank: int) -> list[int]:
-    """The iterations, from 0, that nothing watches: hooks then only count."""
-    ddp = minddp.DistributedDataParallel(TwoLayers())
-    seen = []
-    for step in range(12):
-        run(ddp, rank, step)
-        if ddp._reducer.events.sink is None:
-            seen.append(step)
-    return seen
-
-
-def test_an_iteration_that_is_not_sampled_costs_nothing(ranks) -> None:
-    assert ranks(2).run(unwatched) == [[10, 11]] * 2
-
-
 # ------------------------------------------------------------------ one sampled iteration, event by event
 
 STEP = (
@@ -195,70 +166,6 @@ STEP = (
     EventKind.GRADIENTS_COMPLETE,
     EventKind.BACKWARD_END,
 )
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Ten nanoseconds pass with each reading."""
-    now = [1000]
-
-    def read() -> int:
-        now[0] += 10
-        return now[0]
-
-    monkeypatch.setattr("time.perf_counter_ns", read)
-    monkeypatch.setattr("time.time_ns", lambda: 5_000_000)
-    return now
-
-
-def observed(kinds: tuple[EventKind, ...], device: str = "cpu") -> SampledIteration:
-    iteration = SampledIteration(torch.device(device))
-    for kind in kinds:
-        iteration.observe(Event(kind, 7))
-    return iteration
-
-
-def test_spans_lie_between_their_moments(clock: list[int]) -> None:
-    iteration = observed(STEP)
-    assert iteration.spans_ns() == {
-        "forward_compute_time": 10,
-        "backward_compute_time": 20,
-        "backward_comm_time": 20,
-        "backward_compute_comm_overlap_time": 10,
-    }
-    assert iteration.params_ready == [7]
-    assert iteration.num_buckets_reduced == 1
-    unix_ns = iteration.unix_ns()
-    assert unix_ns["forward_compute_time_start"] == 5_000_000 + 10
-    assert unix_ns["backward_comm_time_end"] - unix_ns["backward_comm_time_start"] == 20
-
-
-def test_a_later_forward_does_not_move_the_moments(clock: list[int]) -> None:
-    iteration = observed(STEP)
-    before = iteration.unix_ns()
-    iteration.observe(Event(EventKind.FORWARD_BEGIN))
-    iteration.observe(Event(EventKind.FORWARD_END))
-    assert iteration.unix_ns() == before
-
-
-def test_what_has_not_happened_has_no_span(clock: list[int]) -> None:
-    iteration = observed(STEP[:2])
-    assert iteration.spans_ns() == {"forward_compute_time": 10}
-    assert iteration.unix_ns()["backward_comm_time_end"] == 0
-
-
-def test_communication_after_the_gradients_overlaps_nothing(clock: list[int]) -> None:
-    recorded = (
-        EventKind.FORWARD_BEGIN,
-        EventKind.FORWARD_END,
-        EventKind.GRADIENTS_COMPLETE,
-        EventKind.PARAM_READY,
-        EventKind.BUCKET_LAUNCHED,
-        EventKind.BACKWARD_END,
-    )
-    iteration = observed(recorded)
-    assert "backward_compute_comm_overlap_time" not in iteration.spans_ns()
-    assert iteration.params_ready == []
 
 
 class DeviceEvent:
@@ -279,16 +186,50 @@ class DeviceEvent:
         return end.ms - self.ms
 
 
-def test_an_accelerator_times_itself(clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def observed(monkeypatch: pytest.MonkeyPatch, kinds: tuple[EventKind, ...], device: str = "cpu") -> dict[str, Any]:
+    """What is logged of these events. Ten nanoseconds pass with each reading of the clock."""
+    clock = itertools.count(1000, 10)
+    monkeypatch.setattr("time.time_ns", lambda: next(clock))
     monkeypatch.setattr(streams, "timed_event", DeviceEvent)
-    iteration = observed(STEP, device="cuda")
-    assert iteration.spans_ns()["forward_compute_time"] == 1_000_000
-    assert iteration.spans_ns()["backward_compute_time"] == 2_000_000
-    assert iteration.unix_ns()["forward_compute_time_start"] == 5_000_000 + 10  # the host's clock
+    fake = FakeDDP(nn.Linear(2, 2))
+    options = {"device_ids": None, "output_device": None, "forward_sync_buffers": True, "static_graph": False}
+    options |= {"find_unused_parameters": False, "gradient_as_bucket_view": False, "bucket_bytes_cap": 1}
+    ddp = Mock(
+        module=fake.module,
+        process_group=dist.ProcessGroup(0, 1),
+        is_multi_device_module=False,
+        device=torch.device(device),
+        _reducer=fake.reducer,
+        **options,
+    )
+    logger = Logger(ddp)
+    logger.begin_iteration()
+    for kind in kinds:
+        fake.reducer.events.emit(kind, 0)
+    logger.set_runtime_stats_and_log()
+    data = logger._get_ddp_logging_data()
+    return {**data.strs_map, **data.ints_map}
 
 
-def test_a_moment_is_a_reading_of_the_clock(clock: list[int]) -> None:
-    assert Moment.now(torch.device("cpu")).ns_until(Moment.now(torch.device("cpu"))) == 10
+def test_spans_lie_between_the_first_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = observed(monkeypatch, (*STEP, EventKind.FORWARD_BEGIN, EventKind.FORWARD_END))
+    spans = {"forward_compute_time": 10, "backward_compute_time": 20, "backward_comm_time": 20}
+    assert data.items() >= (spans | {"backward_compute_comm_overlap_time": 10, "num_buckets_reduced": 1}).items()
+    assert data["prev_iteration_grad_ready_order_indices"] == "0"
+    assert data["backward_comm_time_end"] - data["backward_comm_time_start"] == 20
+
+
+def test_communication_after_the_gradients_overlaps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = (*STEP[:2], STEP[5], EventKind.PARAM_READY, EventKind.BUCKET_LAUNCHED, EventKind.BACKWARD_END)
+    data = observed(monkeypatch, recorded)
+    assert data["backward_compute_comm_overlap_time"] == 0
+    assert "prev_iteration_grad_ready_order_indices" not in data
+
+
+def test_an_accelerator_times_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = observed(monkeypatch, STEP, device="cuda")
+    assert (data["forward_compute_time"], data["backward_compute_time"]) == (1_000_000, 2_000_000)
+    assert data["backward_compute_time_start"] - data["forward_compute_time_start"] == 10  # the host's clock
 
 
 # ------------------------------------------------------------------ whether the graph is static

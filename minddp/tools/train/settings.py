@@ -115,10 +115,8 @@ class Settings:
     """Which DistributedDataParallel."""
     ddp_options: tuple[str, ...] = ()
     """NAME=VALUE ...: arguments of its constructor, such as bucket_cap_mb=5 static_graph=True."""
-    comm_hook: Literal[
-        "none", "fp16_compress", "bf16_compress", "power_sgd", "bf16_wire", "int8_wire", "adasum"
-    ] = "none"
-    """A communication hook: three of torch's, and minddp's bf16_wire, int8_wire and adasum. Checkpoints contain the
+    comm_hook: Literal["none", "fp16_compress", "bf16_compress", "power_sgd", "bf16_wire", "int8_wire"] = "none"
+    """A communication hook: three of torch's, and minddp's bf16_wire and int8_wire. Checkpoints contain the
     errors that int8_wire has not sent yet, but not the errors of power_sgd."""
     compile: Literal["no", "inductor", "aot_eager", "eager"] = "no"
     """torch.compile the wrapped model with this backend; inductor needs a C++ compiler for the CPU."""
