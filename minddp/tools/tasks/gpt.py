@@ -37,7 +37,7 @@ def task(
             f"--task-options: context={context} is longer than the held-out text of {len(held_out.text):,} bytes; "
             f"lower it or raise corpus_mib."
         )
-    return Task(training, held_out, lambda: GPT(layers, heads, width, context, dropout))
+    return Task(training, held_out, lambda: GPT(layers, heads, width, context, dropout), targets_are="bytes")
 
 
 class GPT(nn.Module):

@@ -112,20 +112,25 @@ def report_training(trainer: Trainer, log: MetricsLog) -> None:
         "elapsed_s": trainer.elapsed_s,
     }
     trainer.training_s = 0.0
-    text = "step {step}  loss {loss:.3f}  lr {learning_rate:.2e}  {targets_per_s:,.0f} targets/s  {memory_mib} MiB"
+    text = "step {step}  loss {loss:.3f}  lr {learning_rate:.2e}  {targets_per_s:,.0f} {unit}/s  {memory_mib} MiB"
     done = trainer.settings.progress(trainer.step, trainer.elapsed_s)
-    log.append(f"{done:4.0%}  " + text.format(**record), kind="training", **record)
+    log.append(f"{done:4.0%}  " + text.format(unit=trainer.task.targets_are, **record), kind="training", **record)
 
 
 def report_validation(trainer: Trainer, log: MetricsLog) -> None:
     """Validate, and report the result. Collective."""
     step, means = trainer.step, trainer.validate()
-    text = f"validation loss {means.loss:.3f}  accuracy {means.accuracy:.1%} of {means.targets:,} targets"
-    log.append(f"step {step}  {text}", kind="validation", step=step, **dataclasses.asdict(means))
+    text = (
+        f"step {step}  validation loss {means.loss:.3f}  perplexity {math.exp(min(means.loss, 700)):.2f}  "
+        f"accuracy {means.accuracy:.1%} of {means.targets:,} {trainer.task.targets_are}"
+    )
+    log.append(text, kind="validation", step=step, **dataclasses.asdict(means))
 
 
 def report_end(trainer: Trainer, log: MetricsLog, reason: str) -> None:
     step, seconds = trainer.step, trainer.elapsed_s
     stopped = f"Stopped by {reason} after step {step}. Continue with --resume auto."
-    finished = f"Finished after {step} steps in {seconds:.0f} s; checkpoints in {trainer.settings.folder}."
+    finished = (
+        f"Finished after {step} steps in {seconds:.0f} s; checkpoints in {trainer.settings.folder / 'checkpoints'}."
+    )
     log.append(finished if reason == "finished" else stopped, kind="end", step=step, reason=reason)
