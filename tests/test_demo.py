@@ -42,7 +42,7 @@ def change_one_bit(folder: Path) -> None:
     state = load(files.paths()[0])
     state["model"]["head.weight"].view(torch.int32)[0, 0] ^= 1
     files.discard()
-    files.write(state, is_best=False)
+    files.write(state)
 
 
 def test_another_loss_is_a_difference(finished: Path) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig
 
 GRACE_S = 30  # the launcher's default between SIGTERM and SIGKILL
 
@@ -47,13 +46,24 @@ def launch(nproc: int, module: str, arguments: Sequence[str], max_restarts: int 
     Raises:
         RanksFailed: a rank failed or was killed. Stopped: the launcher received a signal.
     """
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",  # port 0: any free port
+        local_addr="localhost",
+        max_restarts=max_restarts,
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    )
     disabled = logging.root.manager.disable
     logging.disable()  # torch's launcher logs what `RanksFailed` and `Stopped` say
     try:
         with torch_errors_translated():
-            elastic_launch(local_config(nproc, max_restarts), sys.executable)("-m", module, *arguments)
+            elastic_launch(config, sys.executable)("-m", module, *arguments)
     finally:
         logging.disable(disabled)
 
@@ -74,22 +84,6 @@ def torch_errors_translated() -> Iterator[None]:
         raise Stopped(signal.SIGINT) from None
 
 
-def local_config(nproc: int, max_restarts: int = 0) -> LaunchConfig:
-    from torch.distributed.launcher.api import LaunchConfig
-
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # port 0: any free port
-        local_addr="localhost",
-        max_restarts=max_restarts,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-    )
-
-
 def ranks_failed(error: ChildFailedError) -> RanksFailed:
     """Names the rank to look at first: one failure causes others, and their times are known to the second only.
 
@@ -97,16 +91,15 @@ def ranks_failed(error: ChildFailedError) -> RanksFailed:
     after its 30 s of grace, kill those that hang.
     """
     first = min(failure.timestamp for failure in error.failures.values())
-    hung = [rank for rank, failure in error.failures.items() if failure.timestamp - first > GRACE_S / 2]
 
     def is_consequence(rank: int) -> tuple[bool, bool]:
-        exitcode = error.failures[rank].exitcode
-        return rank in hung or exitcode == -signal.SIGTERM, exitcode > 0
+        failure = error.failures[rank]
+        was_hanging = failure.timestamp - first > GRACE_S / 2
+        return was_hanging or failure.exitcode == -signal.SIGTERM, failure.exitcode > 0
 
     cause = min(error.failures, key=is_consequence)
     failure = error.failures[cause]
     how = f"failed with exit status {failure.exitcode}; its error is above"
     if failure.exitcode < 0:
         how = f"was killed by {failure.signal_name()}"
-    hanging = "".join(f" Rank {rank} did not respond and was killed later." for rank in hung)
-    return RanksFailed(f"Rank {cause} (pid {failure.pid}) {how}.{hanging}", failure.exitcode)
+    return RanksFailed(f"Rank {cause} (pid {failure.pid}) {how}.", failure.exitcode)

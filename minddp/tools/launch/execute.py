@@ -41,8 +41,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def environment_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, str]:
     """The environment that passes these options to `startup`. Invalid ones exit with status 2 and a message."""
-    from minddp.tools.train.settings import step_range
-
     environment = installing(os.environ)
     if options.native and not (options.on_cpu or options.xray):
         parser.error("--native is for comparing with --on-cpu; for torch's own DDP on GPUs there is torchrun.")
@@ -58,6 +56,14 @@ def environment_of(parser: argparse.ArgumentParser, options: argparse.Namespace)
             parser.error(str(error))
         environment["MINDDP_XRAY"] = f"{options.steps}:{options.xray.resolve()}"
     return environment
+
+
+def step_range(text: str) -> range:
+    """`FIRST:LAST` as a range of steps. Raises ValueError for anything else."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise ValueError(f"{text} is not FIRST:LAST, two step numbers with FIRST smaller than LAST.")
+    return range(int(first), int(last))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -29,13 +29,6 @@ def task(
 
     A sample has `context` bytes. At most `corpus_mib` MiB are read.
     """
-    if min(layers, heads, width, context, corpus_mib) < 1 or not 0 <= dropout < 1:
-        raise SettingsError(
-            "--task-options: layers, heads, width, context and corpus_mib must be at least 1, and dropout between "
-            "0 and 1, 1 excluded."
-        )
-    if width % heads:
-        raise SettingsError(f"--task-options: width={width} is not divisible by heads={heads}.")
     root = Path(folder).expanduser() if folder else corpus.STANDARD_LIBRARY
     texts = corpus.load_corpus(root, corpus_mib * 2**20, suffix)
     training, held_out = (corpus.ByteWindows(text, context) for text in texts)

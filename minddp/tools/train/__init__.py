@@ -2,18 +2,15 @@
 
 | file            | which question it answers |
 |-----------------|---------------------------|
-| `settings.py`   | Which settings does a run have, and which ones contradict each other? |
-| `launch.py`     | What does `minddp train` do before and after the ranks run? |
-| `cluster.py`    | Which rank is this process, and how does SLURM start and requeue a run? |
-| `checks.py`     | Do the settings fit this machine, the ranks and the data? |
+| `settings.py`   | Which settings does a run have? |
+| `launch.py`     | How are ranks started, and which rank is this process under torchrun or SLURM? |
 | `world.py`      | How does a rank join the group, and how do ranks agree on an error? |
 | `task.py`       | Which data, model and loss? (built in: `minddp/tools/tasks/`) |
 | `batches.py`    | Which rank gets which samples, and how does a run resume its position? |
 | `optimizer.py`  | Which optimizer, and which learning rate does a step have? |
 | `trainer.py`    | What does one rank do in a step, in low precision, too, and what is its state? |
 | `loop.py`       | What happens before, between and after the steps? |
-| `survive.py`    | How does a run continue when ranks are lost? |
 | `stop.py`       | How do all ranks end at the same step? |
 | `checkpoint.py` | How are checkpoints written, verified and found again? |
-| `metrics.py`    | How are averages taken over ranks, and where are they reported? |
+| `metrics.py`    | How are averages taken over ranks, and where are they written? |
 """

@@ -7,30 +7,36 @@ that a launcher (this command, torchrun or srun) has started. Torch is imported 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tyro
 
 from minddp.tools.job.launcher import RanksFailed, Stopped, launch
-from minddp.tools.train.cluster import REQUEUE_SIGNALS, REQUEUE_STATUS, place_of_rank, sbatch_file, world_sizes
 from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
+
+DEFAULT_NPROC = 2
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+REQUEUE_SIGNALS = ("SIGUSR1", "SIGTERM")
+REQUEUE_STATUS = os.EX_TEMPFAIL
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp train` with these arguments; returns the exit status. docs/training.md lists them."""
-    place = place_of_rank(os.environ)
+    variables = rank_variables(os.environ)
+    rank = variables.get("RANK", "0")
     try:
         settings = parse(arguments)
-        if settings.print_sbatch:
-            print(sbatch_file(settings, arguments), end="")
-            return 0
-        return start_ranks(settings, arguments) if place is None else run_rank(settings)
-    except (SettingsError, RunError, AgreedError) as error:
-        if place is None or place.rank == 0:
+        if not variables:
+            return start_ranks(settings, arguments)
+        os.environ.update(variables)
+        return run_rank(settings)
+    except RunError as error:
+        if rank == "0":
             print(f"minddp train: {error}", file=sys.stderr)
         elif not isinstance(error, AgreedError):  # rank 0 does not know of it
-            print(f"minddp train (rank {place.rank}): {error}", file=sys.stderr)
+            print(f"minddp train (rank {rank}): {error}", file=sys.stderr)
         return error.exit_status
 
 
@@ -40,34 +46,74 @@ def parse(arguments: Sequence[str]) -> Settings:
     return tyro.cli(Settings, prog="minddp train", args=list(arguments), config=style)
 
 
-def run_rank(settings: Settings) -> int:
-    """Be the rank that a launcher has started; returns the exit status."""
-    from minddp.tools.train.checks import check_folder
-    from minddp.tools.train.loop import train
-    from minddp.tools.train.world import open_world
+def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a rank under torchrun's names; empty if this process starts the ranks.
 
-    check_folder(settings)
-    with open_world(settings) as world:
-        return REQUEUE_STATUS if train(settings, world) in REQUEUE_SIGNALS else 0
+    In SLURM's notation, `2(x3),1` is two tasks on each of three nodes and one task on the next, and
+    `node[07-09,12],login1` is a list of hosts.
+    """
+    if all(name in environment for name in TORCHRUN_VARIABLES):
+        return {name: environment[name] for name in TORCHRUN_VARIABLES}
+    num_tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if num_tasks == "1":
+        return {}
+    job, step, node = (int(environment[f"SLURM_{name}"]) for name in ("JOB_ID", "STEP_ID", "NODEID"))
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])
+    tasks_by_node = [tasks for tasks, times in groups for _ in range(int(times or 1))]
+    first_host = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", environment["SLURM_STEP_NODELIST"])
+    assert first_host is not None
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": num_tasks,
+        "LOCAL_WORLD_SIZE": tasks_by_node[node],
+        "MASTER_ADDR": "".join(first_host.groups(default="")),
+        # Equal for all tasks of a step, and different for other steps, which may share the host.
+        "MASTER_PORT": str(20000 + (7 * job + step) % 10000),
+    }
 
 
 def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
     """Start this command once per rank and wait for all; returns the exit status."""
-    from minddp.tools.train.checks import check_before_start
+    from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint
+    from minddp.tools.train.task import load_task
 
-    check_before_start(settings)
-    nproc, _ = world_sizes(settings, os.environ)
+    files = CheckpointFiles(settings.folder, settings.keep)
+    find_checkpoint(settings, files)  # this and the next line raise an error once, instead of on every rank
+    load_task(settings)
+    if settings.overwrite:
+        files.discard()
     # --resume and --overwrite have been checked and carried out; restarted ranks must continue.
     words = ["train", *(word for word in arguments if word != "--overwrite"), "--resume", "auto"]
-    if settings.survive:
-        from minddp.tools.elastic.launcher import main as start
-
-        restarts = str(settings.max_restarts)
-        return start(["--nproc", str(nproc), "--max-restarts", restarts, "-m", "minddp", *words])
     try:
-        launch(nproc, "minddp", words, settings.max_restarts)
+        launch(settings.nproc or DEFAULT_NPROC, "minddp", words, settings.max_restarts)
     except RanksFailed as error:
         raise RunError(f"{error} Continue from the newest checkpoint with --resume auto.") from error
     except Stopped as stopped:
         return REQUEUE_STATUS if stopped.signal_name in REQUEUE_SIGNALS else 128 + stopped.signal_number
     return 0
+
+
+def run_rank(settings: Settings) -> int:
+    """Be the rank that a launcher has started; returns the exit status."""
+    from minddp.tools.train.loop import train
+    from minddp.tools.train.world import open_world
+
+    with open_world(settings) as world:
+        world.agreed(lambda: check_launcher(settings, os.environ))
+        return REQUEUE_STATUS if train(settings, world) in REQUEUE_SIGNALS else 0
+
+
+def check_launcher(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Raise SettingsError if the settings contradict the launcher that has started this rank."""
+    if settings.nproc not in (None, int(local_size := environment["LOCAL_WORLD_SIZE"])):
+        raise SettingsError(
+            f"--nproc {settings.nproc} differs from the {local_size} ranks that the launcher has started on this "
+            f"machine; remove --nproc, and set torchrun --nproc-per-node or srun --ntasks-per-node."
+        )
+    restarts = ("TORCHELASTIC_MAX_RESTARTS", "SLURM_RESTART_COUNT")
+    if settings.resume == "no" and any(environment.get(name, "0") != "0" for name in restarts):
+        raise SettingsError(
+            "This launcher restarts ranks, and restarted ranks must continue: pass --resume auto. To discard an "
+            "old run, remove its folder or pass another --out."
+        )

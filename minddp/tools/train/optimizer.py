@@ -29,7 +29,6 @@ FINAL = 0.02  # the fraction of the peak at which cosine and wsd end
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: FINAL + (1 - FINAL) * (1 + math.cos(math.pi * done)) / 2,
     "wsd": lambda done: 1 - (1 - FINAL) * max(0.0, 5 * done - 4),  # Hu et al. 2024, "MiniCPM"
-    "step": lambda done: 0.1 ** ((done >= 0.5) + (done >= 0.75)),  # as He et al. 2016 for ImageNet
     "constant": lambda done: 1.0,
 }
 

@@ -41,7 +41,7 @@ class Task:
     build_model: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     accuracy: Callable[[Tensor, Tensor], Tensor] | None = top1_accuracy
-    targets_are: str = "targets"  # in the plural, for reports: "bytes", "images"
+    targets_are: str = "targets"  # the unit in progress lines
 
 
 def load_task(settings: Settings) -> Task:

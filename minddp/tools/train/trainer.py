@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +13,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, register_ddp_comm_hook
 from torch.utils.data import default_collate
-from torch.utils.flop_counter import FlopCounterMode
 
 import minddp
 from minddp.comm_hooks import HOOKS, ErrorFeedback
 from minddp.platform import streams
 from minddp.tools.elastic.random_state import random_state_is_kept
-from minddp.tools.train.batches import Batch, Batches, Position, validation_batches
-from minddp.tools.train.checkpoint import State, decisive_settings
+from minddp.tools.train.batches import Batch, Batches, validation_batches
+from minddp.tools.train.checkpoint import DECISIVE, State
 from minddp.tools.train.metrics import Averages, Means
 from minddp.tools.train.optimizer import learning_rate, make_optimizer
 from minddp.tools.train.settings import Settings, SettingsError, arguments_for
-from minddp.tools.train.task import Task, load_task
+from minddp.tools.train.task import Task
 from minddp.tools.train.world import World
 
 WRAPPERS: dict[str, type[nn.Module]] = {
@@ -35,53 +33,39 @@ WRAPPERS: dict[str, type[nn.Module]] = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass
-class Progress:
-    step: int = 0  # optimizer steps taken
-    elapsed_s: float = 0.0  # by rank 0's clock, as of the last agreement
-    best_loss: float = math.inf  # over all validations
-
-
 class Trainer:
     """One rank's part of a run. Every rank must call the methods marked *collective* in the same order.
 
     Without --logical-ranks, each rank is one logical rank.
     """
 
-    def __init__(self, settings: Settings, world: World, task: Task | None = None):
-        self.settings, self.world = settings, world
-        self.task = task or load_task(settings)
+    def __init__(self, settings: Settings, world: World, task: Task):
+        self.settings, self.world, self.task = settings, world, task
         self.num_logical_ranks = settings.logical_ranks or world.size
         torch.manual_seed(settings.seed)  # the same weights on every rank
-        self.model = self.task.build_model().to(world.device)
+        self.model = task.build_model().to(world.device)
         self.ddp: Any = wrap(self.model, settings, world)
         self.hook_errors = register_hook(self.ddp, settings)
         torch.manual_seed(settings.seed + 1 + world.rank)  # but not the same dropout
-        self.forward: Any = (
-            self.ddp if settings.compile == "no" else torch.compile(self.ddp, backend=settings.compile)
-        )
         self.optimizer = make_optimizer(self.model, settings)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=settings.precision == "fp16")
         pin_memory = streams.has_streams(world.device)
-        self.batches = Batches(self.task.training, settings, self.num_logical_ranks, pin_memory)
-        self.averages = Averages(self.num_logical_ranks, world.device)  # since the last training record
+        self.batches = Batches(task.training, settings, self.num_logical_ranks, pin_memory)
+        self.step = 0  # optimizer steps taken
+        self.elapsed_s = 0.0  # by rank 0's clock, as of the last vote
+        # Since the last training record
+        self.averages = Averages(world.device)
+        self.training_s = 0.0
         self.gradient_norm = torch.zeros(())
-        self.progress = Progress()
-        self.flops_per_target = self._rehearse()
-
-    @property
-    def logical_ranks(self) -> range:
-        """The logical ranks that this rank computes."""
-        if self.settings.logical_ranks is None:
-            return range(self.world.rank, self.world.rank + 1)
-        return self.ddp.logical_ranks.here
+        self._rehearse()
 
     def _micro_batches(self) -> Iterable[int]:
         """The logical rank of each pass; with --logical-ranks, DDP decides here which pass communicates."""
-        return self.logical_ranks if self.settings.logical_ranks is None else self.ddp.shares()
+        return [self.world.rank] if self.settings.logical_ranks is None else self.ddp.shares()
 
     def optimizer_step(self) -> None:
         """Run forward and backward for all samples of a step, then update the parameters. Collective."""
+        began = time.monotonic()
         passes = self.settings.accumulate
         for i in range(passes):
             for logical_rank in self._micro_batches():
@@ -89,12 +73,12 @@ class Trainer:
                 # Only the last pass communicates. The forward must be inside no_sync, too: there DDP decides
                 # whether the coming backward communicates.
                 with self.ddp.no_sync() if i < passes - 1 else nullcontext():
-                    loss = self._loss(self.forward, batch, logical_rank, self.averages)
+                    loss = self._loss(self.ddp, batch, self.averages)
                     self.scaler.scale(loss / passes).backward()
-                if self.settings.survive and logical_rank == self.logical_ranks[-1]:
-                    self.averages.reduce()
             self.batches.advance()
         self._update()
+        self.step += 1
+        self.training_s += time.monotonic() - began
 
     def _update(self) -> None:
         """Clip the averaged gradients and step the optimizer.
@@ -103,18 +87,17 @@ class Trainer:
         scale. It divides the gradients again before clipping, skips the step if one has overflowed, and lowers the
         scale then. Averaged gradients are equal on all ranks, so all ranks skip the same steps.
         """
-        done = self.settings.progress(self.progress.step, self.progress.elapsed_s)
+        done = self.settings.progress(self.step, self.elapsed_s)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.settings, self.num_logical_ranks, self.progress.step, done)
+            group["lr"] = learning_rate(self.settings, self.num_logical_ranks, self.step, done)
         self.scaler.unscale_(self.optimizer)
         limit = math.inf if self.settings.clip_norm is None else self.settings.clip_norm
         self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.progress.step += 1
 
-    def _loss(self, model: nn.Module, batch: Batch, logical_rank: int, averages: Averages | None) -> Tensor:
+    def _loss(self, model: nn.Module, batch: Batch, averages: Averages | None) -> Tensor:
         """The loss of one batch, which is added to `averages`.
 
         Autocast runs matrix products in 16 bits and keeps parameters, gradients and sums in 32. It covers forward
@@ -126,29 +109,27 @@ class Trainer:
             outputs = model(inputs)
             loss = self.task.loss(outputs, targets)
         if averages is not None:
-            averages.add(logical_rank, self.task, loss.detach(), outputs.detach(), targets)
+            averages.add(self.task, loss.detach(), outputs.detach(), targets)
         return loss
 
     @torch.no_grad()
     def validate(self) -> Means:
-        """Averages over the held-out data, which the logical ranks share. Collective.
+        """Averages over the held-out data, which the ranks share. Collective.
 
         This runs the model without its wrapper: ranks may have different numbers of batches, and DDP's forward can
         be a collective. BatchNorm statistics may differ between ranks; those of rank 0 are used.
         """
         for buffer in self.model.buffers():
             dist.broadcast(buffer, src=0)
-        averages = Averages(self.num_logical_ranks, self.world.device)
+        averages = Averages(self.world.device)
         self.model.eval()
-        for logical_rank in self.logical_ranks:
-            data, count = self.task.validation, self.num_logical_ranks
-            for batch in validation_batches(data, self.settings, logical_rank, count):
-                self._loss(self.model, batch, logical_rank, averages)
+        for batch in validation_batches(self.task.validation, self.settings, self.world):
+            self._loss(self.model, batch, averages)
         self.model.train()
         return averages.over_ranks()
 
-    def _rehearse(self) -> float:
-        """Run one forward and backward and discard the results; returns their FLOPs per target. Collective.
+    def _rehearse(self) -> None:
+        """Run one forward and backward and discard the results. Collective.
 
         DDP has a state that no checkpoint contains. The first backward shows the order in which gradients become
         ready, and the buckets of all later steps are made in this order. From three ranks on, the rounding of a sum
@@ -156,12 +137,11 @@ class Trainer:
         without it, the first step of a resumed run would round differently.
         """
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        with random_state_is_kept(self.world.device), FlopCounterMode(display=False) as counter:
+        with random_state_is_kept(self.world.device):
             first, data = self.world.rank * self.settings.batch_size, self.task.training  # others on every rank
             samples = [data[(first + i) % len(data)] for i in range(self.settings.batch_size)]  # type: ignore[arg-type]
-            batch = default_collate(samples)
-            for logical_rank in self._micro_batches():
-                self._loss(self.ddp, batch, logical_rank, None).backward()
+            for _ in self._micro_batches():
+                self._loss(self.ddp, default_collate(samples), averages=None).backward()
         self.optimizer.zero_grad(set_to_none=True)
         if self.hook_errors is not None:
             self.hook_errors.load_state_dict(self.hook_errors.state_dict() | {"errors": {}})
@@ -169,74 +149,71 @@ class Trainer:
             for buffer, before in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
         self._set_step_of_logical_ranks()
-        return counter.get_total_flops() / (len(self.logical_ranks) * batch[1].numel())
 
     def _set_step_of_logical_ranks(self) -> None:
         if self.settings.logical_ranks is not None:
-            self.ddp.logical_ranks.step = self.progress.step  # random states follow from it
+            self.ddp.logical_ranks.step = self.step  # random states follow from it
 
     def state(self) -> State | None:
-        """Everything that determines how the run continues, on rank 0; None on other ranks. Collective.
-
-        It contains the random state and the unsent errors of the communication hook of every rank. With logical
-        ranks there is neither: random states follow from the step.
-        """
+        """Everything that determines how the run continues, on rank 0; None on other ranks. Collective."""
         if self.settings.zero:
             self.optimizer.consolidate_state_dict(to=0)  # type: ignore[attr-defined]
-        states: list[Any] = [None] * self.world.size
-        if self.settings.logical_ranks is None:
-            ours: list[Any] = [torch.get_rng_state()]  # models draw from this one only; data has states of its own
-            if (device := self.world.device).type != "cpu":
-                ours.append(streams.random_state(device))
-            if self.hook_errors is not None:
-                ours.append(self.hook_errors.state_dict())
-            dist.gather_object(ours, states if self.world.is_main else None, dst=0, group=self.world.control)
+        ours: State = {"random": torch.get_rng_state()}  # of models; samples have random states of their own
+        if self.world.device.type != "cpu":
+            ours["random_on_device"] = streams.random_state(self.world.device)
+        if self.hook_errors is not None:
+            ours["hook_errors"] = self.hook_errors.state_dict()
+        of_ranks: list[Any] = [None] * self.world.size
+        dist.gather_object(ours, of_ranks if self.world.is_main else None, dst=0, group=self.world.control)
         if not self.world.is_main:
             return None
         return {
-            "decisive": decisive_settings(self.settings),
-            **dataclasses.asdict(self.progress),
-            "position": dataclasses.asdict(self.batches.position),
+            "decisive": {name: getattr(self.settings, name) for name in DECISIVE},
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+            "epoch": self.batches.epoch,
+            "samples": self.batches.samples,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "random_states": states if self.settings.logical_ranks is None else [],
+            "of_ranks": of_ranks if self.settings.logical_ranks is None else [],
         }
 
     def restore(self, state: State) -> None:
         """Continue from `state`; with the same bits if the number of ranks is the same, or with logical ranks."""
+        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+        self.batches.epoch, self.batches.samples = state["epoch"], state["samples"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self.batches.position = Position(**state["position"])
-        self.progress = Progress(**{field.name: state[field.name] for field in dataclasses.fields(Progress)})
         self._set_step_of_logical_ranks()
-        if len(state["random_states"]) == self.world.size:
-            of_cpu, *others = state["random_states"][self.world.rank]
-            torch.set_rng_state(of_cpu)
-            if self.hook_errors is not None and others and isinstance(others[-1], dict):
-                self.hook_errors.load_state_dict(others.pop())
-            if others and self.world.device.type != "cpu":
-                streams.set_random_state(others[0], self.world.device)
-        else:  # random numbers that the run has not drawn before
-            torch.manual_seed(self.settings.seed + 1 + self.world.rank + self.world.size * (1 + self.progress.step))
-
-
-def wrapper_options(settings: Settings) -> dict[str, Any]:
-    """Keyword arguments for the wrapper. Raises SettingsError if it does not have them."""
-    options = arguments_for(WRAPPERS[settings.ddp], settings.ddp_options, f"--ddp {settings.ddp} --ddp-options")
-    if settings.logical_ranks is not None:
-        options["logical_ranks"] = settings.logical_ranks
-    return options
+        if len(state["of_ranks"]) != self.world.size:  # random numbers that the run has not drawn before
+            torch.manual_seed(self.settings.seed + 1 + self.world.rank + self.world.size * (1 + self.step))
+            return
+        ours = state["of_ranks"][self.world.rank]
+        torch.set_rng_state(ours["random"])
+        if "random_on_device" in ours and self.world.device.type != "cpu":
+            streams.set_random_state(ours["random_on_device"], self.world.device)
+        if "hook_errors" in ours and self.hook_errors is not None:
+            self.hook_errors.load_state_dict(ours["hook_errors"])
 
 
 def wrap(model: nn.Module, settings: Settings, world: World) -> nn.Module:
-    """The data-parallel model. Raises SettingsError for options that exclude each other."""
+    """The data-parallel model. Raises SettingsError for options that it refuses."""
+    wrapper, flag = WRAPPERS[settings.ddp], f"--ddp {settings.ddp} --ddp-options"
+    options = arguments_for(wrapper, settings.ddp_options, flag)
+    if settings.logical_ranks is not None:
+        if settings.logical_ranks < world.size:
+            raise SettingsError(
+                f"--logical-ranks {settings.logical_ranks} is less than the {world.size} ranks; raise it, or start "
+                f"fewer ranks."
+            )
+        options["logical_ranks"] = settings.logical_ranks
     device_ids = [world.device.index] if world.device.type != "cpu" else None
     try:
-        return WRAPPERS[settings.ddp](model, device_ids=device_ids, **wrapper_options(settings))
+        return wrapper(model, device_ids=device_ids, **options)
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"--ddp-options {' '.join(settings.ddp_options)}: {error}") from error
+        raise SettingsError(f"{flag} {' '.join(settings.ddp_options)}: {error}") from error
 
 
 def register_hook(ddp: Any, settings: Settings) -> ErrorFeedback | None:

@@ -10,7 +10,6 @@ TORCHRUN = {
     "RANK": "3",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "node1",
     "MASTER_PORT": "29500",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -23,8 +22,8 @@ BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT"
     ("environment", "place"),
     [
         ({"MASTER_ADDR": "left over", "PATH": "/bin"}, None),
-        (TORCHRUN, Place(3, 4, "node1", 29500, 1, restarts=2, local_world_size=2)),
-        ({**TORCHRUN, "RANK": "0"}, Place(0, 4, "node1", 29500, 1, restarts=2, local_world_size=2)),
+        (TORCHRUN, Place(3, 4, "node1", 29500, 1, restarts=2)),
+        ({**TORCHRUN, "RANK": "0"}, Place(0, 4, "node1", 29500, 1, restarts=2)),
         (BY_HAND, Place(0, 2, "node1", 29500, hosts_store=True)),
         ({**BY_HAND, "RANK": "1"}, Place(1, 2, "node1", 29500)),
     ],

@@ -109,8 +109,8 @@ def wait_until(launcher: subprocess.Popen[bytes], condition: Callable[[], bool])
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:
-    """The events that the starts of the ranks have left."""
-    return [event for event in records(folder, "event") if event["what"] == "start"]
+    """The records that the starts of the ranks have left."""
+    return records(folder, "start")
 
 
 def main() -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from minddp.tools.train.batches import Batches, Position, validation_batches
+from minddp.tools.train.batches import Batches, validation_batches
 from minddp.tools.train.settings import Settings, SettingsError
+from minddp.tools.train.world import World
 
 
 def numbers(n: int) -> TensorDataset:
@@ -16,6 +17,10 @@ def numbers(n: int) -> TensorDataset:
 
 
 SETTINGS = Settings(batch_size=3, seed=5, validation_samples=10)
+
+
+def world(rank: int, size: int) -> World:
+    return World(rank, size, torch.device("cpu"), None)  # type: ignore[arg-type]
 
 
 def stream(samples: int = 23, world_size: int = 2, dataset: Dataset[Any] | None = None, **changes: Any) -> Batches:
@@ -47,7 +52,7 @@ def test_a_stream_finds_its_place_again(taken: int) -> None:
     whole = take(stream(), 12, rank=1)
     before, after = stream(), stream()
     assert take(before, taken, rank=1) == whole[:taken]
-    after.position = before.position
+    after.epoch, after.samples = before.epoch, before.samples
     assert take(after, 12 - taken, rank=1) == whole[taken:]
 
 
@@ -56,16 +61,12 @@ def test_another_number_of_ranks_goes_on_behind_the_samples_that_were_seen() -> 
     before, after = stream(samples=60), stream(samples=60, world_size=3)
     seen = [i for rank in (0, 1) for batch in take(stream(samples=60), 2, rank) for i in batch]
     take(before, 2)
-    after.position = before.position
-    assert after.position == Position(epoch=0, samples=12)
-    rest = [i for rank in range(3) for i in take_at(after, rank)]
+    assert (before.epoch, before.samples) == (0, 12)
+    after.samples = before.samples
+    rest = [i for rank in range(3) for i in after.of(rank)[0].tolist()]
     assert not set(seen) & set(rest)
     after.advance()
-    assert after.position == Position(epoch=0, samples=27)
-
-
-def take_at(batches: Batches, rank: int) -> list[int]:
-    return batches.of(rank)[0].tolist()
+    assert after.samples == 27
 
 
 class Noisy(Dataset[Any]):
@@ -82,25 +83,16 @@ class Noisy(Dataset[Any]):
 def test_augmentation_does_not_depend_on_workers_or_on_a_restart(workers: int) -> None:
     whole = take(stream(dataset=Noisy()), 8)
     other = stream(dataset=Noisy(), workers=workers)
-    other.position = Position(epoch=0, samples=6)
+    other.samples = 6
     assert take(other, 6) == whole[1:7]
     assert whole[0] != whole[4]
-
-
-def test_the_position_counts_batches_of_the_epoch() -> None:
-    batches = stream()
-    assert batches.position == Position(epoch=0, samples=0)
-    take(batches, 3)
-    assert batches.position == Position(epoch=0, samples=18)
-    take(batches, 1)
-    assert batches.position == Position(epoch=1, samples=6)
 
 
 def test_reading_batches_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     take(stream(), 7)
-    list(validation_batches(numbers(9), SETTINGS, 0, 1))
+    list(validation_batches(numbers(9), SETTINGS, world(0, 1)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -111,11 +103,11 @@ def test_too_few_samples_are_an_error_not_an_endless_loop() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_validation_shares_cover_each_sample_once(world_size: int) -> None:
-    shares = [validation_batches(numbers(14), SETTINGS, rank, world_size) for rank in range(world_size)]
+    shares = [validation_batches(numbers(14), SETTINGS, world(rank, world_size)) for rank in range(world_size)]
     seen = [i for share in shares for inputs, _ in share for i in inputs.tolist()]
     assert sorted(seen) == [0, 1, 2, 4, 5, 7, 8, 9, 11, 12]  # evenly spread
 
 
 def test_a_small_set_is_validated_whole() -> None:
-    (batch,) = validation_batches(numbers(3), SETTINGS, 0, 1)
+    (batch,) = validation_batches(numbers(3), SETTINGS, world(0, 1))
     assert batch[0].tolist() == [0, 1, 2]

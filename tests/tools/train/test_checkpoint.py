@@ -4,19 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from minddp.tools.train.checkpoint import (
-    CheckpointFiles,
-    Damaged,
-    load,
-    write_atomically,
-)
-from minddp.tools.train.settings import RunError
+from minddp.tools.train.checkpoint import DAMAGES, CheckpointFiles, load, write_atomically
+from tests.tools.train.runs import assert_same_bits
 
 # Writes half of the new content, says so, and waits to be killed.
 WRITER = """
@@ -75,66 +69,36 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
 
 
-def test_a_full_disk_is_named_though_torch_says_something_else(tmp_path: Path) -> None:
-    state = {"weights": torch.zeros(100_000)}
-    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space left on device"):
-        write_atomically(tmp_path / "x", lambda file: torch.save(state, full))
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = CheckpointFiles(tmp_path, keep=2)
     for step in (3, 5):
-        files.write({"step": step}, is_best=False)
+        files.write({"step": step})
     newest, before = files.paths()
     newest.write_bytes(newest.read_bytes()[:-1])
     found = files.newest()
     assert found == (before, {"step": 3})
-    assert f"{newest} is skipped: its bytes have changed since it was written" in caplog.text
+    assert f"{newest} is skipped: " in caplog.text
 
 
-def test_a_change_of_any_byte_is_noticed(tmp_path: Path) -> None:
-    files = CheckpointFiles(tmp_path, keep=2)
-    files.write({"step": 3, "weights": torch.arange(10.0)}, is_best=False)
+def test_a_change_of_any_byte_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
+    """Some bytes are padding."""
+    files, state, noticed = CheckpointFiles(tmp_path, keep=2), {"step": 3, "weights": torch.arange(10.0)}, 0
+    files.write(state)
     (path,) = files.paths()
     whole = path.read_bytes()
-    for place in range(0, len(whole), 97):
+    for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(Damaged, match="have changed since"):
-            load(path)
-    path.write_bytes(whole)
-    assert load(path)["weights"].tolist() == list(range(10))
+        try:
+            assert_same_bits(load(path), state)
+        except DAMAGES:
+            noticed += 1
+    assert noticed > 10
 
 
-def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_last_few_are_kept(tmp_path: Path) -> None:
     files = CheckpointFiles(tmp_path, keep=2)
     for step in range(5):
-        files.write({"step": step}, is_best=step == 1)
+        files.write({"step": step})
     assert [load(path)["step"] for path in files.paths()] == [4, 3]
-    assert load(tmp_path / "checkpoints" / "best.pt")["step"] == 1
     files.discard()
     assert list(files.folder.iterdir()) == []
-
-
-def test_what_is_written_in_the_background_is_the_state_at_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, may_write = CheckpointFiles(tmp_path, keep=1), threading.Event()
-    write = files.write
-    monkeypatch.setattr(files, "write", lambda *a, **kw: (may_write.wait(30), write(*a, **kw)))
-    weights = torch.zeros(1000)
-    files.save({"step": 1, "weights": weights}, is_best=False)
-    weights += 1
-    may_write.set()
-    files.wait()
-    assert not load(files.paths()[0])["weights"].any()
-
-
-def test_a_failed_checkpoint_raises_nothing(tmp_path: Path) -> None:
-    """Only rank 0 writes: an error there would leave the other ranks waiting."""
-    (tmp_path / "checkpoints").write_text("in the way")
-    files = CheckpointFiles(tmp_path, keep=1)
-    for step in (1, 2):
-        files.save({"step": step}, is_best=False)
-    assert isinstance(files.failure, RunError)
-    assert "Cannot write a checkpoint" in str(files.failure)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from minddp.tools.train.settings import Settings
-from tests.tools.job.test_store_connection import free_port
 from tests.tools.train.kills import kill_at_random
 from tests.tools.train.runs import assert_same_bits, command_line, final_bits, records, tiny, train_here
 
@@ -110,9 +109,7 @@ def test_ranks_whose_launcher_is_killed_save_and_leave(tmp_path: Path) -> None:
     assert final_bits(tmp_path)["step"] >= 3
 
 
-@pytest.mark.parametrize(
-    "words", [["--steps", "0"], ["--resume", "yes"], ["--task", "chess"], ["--nproc", "two"], ["--track", "wandb"]]
-)
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--resume", "yes"], ["--task", "chess"], ["--nproc", "two"]])
 def test_bad_settings_end_before_a_process_is_started(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,21 +122,6 @@ def test_bad_settings_end_before_a_process_is_started(
         status = leaving.code
     assert status == 2
     assert words[0] in "".join(capsys.readouterr())
-
-
-def test_ranks_that_do_not_come_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from minddp.cli import main
-
-    values = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"}
-    for name, value in {**values, "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("minddp.tools.train.world.log_with_rank", lambda *_: None)
-    assert main(["train", "--out", str(tmp_path), "--start-timeout-s", "0.5", "--deterministic", "off"]) == 1
-    said = capsys.readouterr().err
-    missing = "Ranks 1 and 2 have not come within 0.5 s."
-    assert said.startswith(f"minddp train: Not all 3 ranks have started: {missing} Check the output of their hosts")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75)])
@@ -172,7 +154,6 @@ def test_a_warning_of_any_rank_is_shown_with_its_number(tmp_path: Path) -> None:
     output = start(settings).communicate(timeout=PATIENCE_S)[0]
     for rank in (0, 1):
         assert re.search(rf"^rank {rank}: .*UserWarning: this is rank {rank}", output, re.MULTILINE), output
-        assert f"this is rank {rank}" in (settings.folder / "logs" / f"rank-{rank}.log").read_text()
 
 
 @pytest.mark.timeout(300)
@@ -185,20 +166,3 @@ def test_a_run_whose_ranks_are_killed_ends_with_the_same_bits(ranks, tmp_path: P
     assert_same_bits(final_bits(found.settings.folder), final_bits(tmp_path / "whole"))
     whole = records(tmp_path / "whole", "training")
     assert records(found.settings.folder, "training") == whole
-
-
-def test_a_run_whose_output_is_no_longer_read_saves_and_ends(tmp_path: Path) -> None:
-    settings = dataclasses.replace(long_run(tmp_path), checkpoint_every=100_000)
-    command = [sys.executable, "-m", "minddp", "train", *command_line(settings)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        wait_for_records(tmp_path, 3, process)
-        process.stdout.close()
-        errors = process.stderr.read()
-        status = process.wait(PATIENCE_S)
-    finally:
-        process.kill()
-    assert (status, errors) == (0, "")
-    assert final_bits(tmp_path)["step"] >= 3

@@ -18,7 +18,7 @@ TASK = Task(NOTHING, NOTHING, nn.Identity)
 
 def _average_unequal_batches(rank: int) -> tuple[Means, Means]:
     """Rank 0 counts batches of 1 and 2 targets, rank 1 a batch of 5; then both one target each."""
-    add = partial((averages := Averages(2, torch.device("cpu"))).add, rank, TASK)
+    add = partial((averages := Averages(torch.device("cpu"))).add, TASK)
     right, wrong = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
     if rank == 0:
         add(torch.tensor(1.0), torch.stack([right]), torch.tensor([1]))
@@ -43,21 +43,21 @@ def test_targets_of_any_shape_count_one_by_one(ranks) -> None:
 
 
 def _average_a_sequence(rank: int) -> Means:
-    add = partial((averages := Averages(2, torch.device("cpu"))).add, rank, TASK)
+    add = partial((averages := Averages(torch.device("cpu"))).add, TASK)
     logits = torch.eye(2).repeat(3, 1).reshape(2, 3, 2)  # predicts 0 1 0, 1 0 1
     add(torch.tensor(1.0), logits, torch.zeros(2, 3, dtype=torch.int64))
     return averages.over_ranks()
 
 
 def test_a_resumed_log_forgets_what_will_be_written_again(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log = MetricsLog(path := tmp_path / "metrics.jsonl")
     for step in (10, 20, 30):
-        log.append(kind="training", step=step)
-    log.append(kind="validation", step=20)
-    with log.path.open("a") as file:
+        log.append("", kind="training", step=step)
+    log.append("", kind="validation", step=20)
+    with path.open("a") as file:
         file.write('{"kind": "training", "st')  # killed while writing
     log.forget_after(20)
-    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [10, 20, 20]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 20]
     assert [record["step"] for record in log.records("training")] == [10, 20]
     log.forget_after(-1)
-    assert log.path.read_text() == ""
+    assert path.read_text() == ""

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 from minddp.tools.job.launcher import Stopped
-from minddp.tools.train import checks, launch
+from minddp.tools.train import launch
 from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint, share_newest
 from minddp.tools.train.metrics import Averages, Means
-from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
+from minddp.tools.train.settings import AgreedError, Settings, SettingsError
+from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
 from minddp.tools.train.world import World
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, tiny
@@ -31,7 +32,8 @@ def world() -> Iterator[World]:
 
 
 def after_a_step(world: World, out: Path, **changes: Any) -> Trainer:
-    trainer = Trainer(tiny(out, **{"ddp": "torch", "task_options": TINY_GPT, **changes}), world)
+    settings = tiny(out, **{"ddp": "torch", "task_options": TINY_GPT, **changes})
+    trainer = Trainer(settings, world, load_task(settings))
     trainer.optimizer_step()
     return trainer
 
@@ -67,16 +69,16 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     assert state is not None
     state = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)
     whole.optimizer_step()
-    resumed = Trainer(whole.settings, world)
+    resumed = Trainer(whole.settings, world, whole.task)
     resumed.restore(state)
     resumed.optimizer_step()
     assert_same_bits(resumed.state(), whole.state())
 
 
 def test_a_mean_counts_targets(world: World) -> None:
-    averages = Averages(1, world.device)
+    averages = Averages(world.device)
     for loss, targets in ((1.0, 3), (5.0, 1)):
-        averages.add(0, TASK, torch.tensor(loss), torch.zeros(targets, 2), torch.zeros(targets))
+        averages.add(TASK, torch.tensor(loss), torch.zeros(targets, 2), torch.zeros(targets))
     assert averages.over_ranks() == Means(loss=2.0, accuracy=1.0, targets=4)
 
 
@@ -128,12 +130,11 @@ def test_an_old_run_is_neither_continued_nor_discarded_unasked(tmp_path: Path) -
     settings = Settings(out=tmp_path)
     files = CheckpointFiles(tmp_path, keep=1)
     assert find_checkpoint(settings, files) is None
-    with pytest.raises(SettingsError, match="contains no undamaged checkpoint"):
-        find_checkpoint(dataclasses.replace(settings, resume="yes"), files)
-    files.write({"step": 3, "decisive": {}}, is_best=False)
+    files.folder.mkdir()
+    (files.folder / "step-00000003.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(SettingsError, match="already contains a run"):
         find_checkpoint(settings, files)
-    with pytest.raises(SettingsError, match="belongs to a run with other settings: task None is now gpt"):
+    with pytest.raises(SettingsError, match=r"All checkpoints in .* are damaged"):
         find_checkpoint(dataclasses.replace(settings, resume="auto"), files)
     assert find_checkpoint(dataclasses.replace(settings, overwrite=True), files) is None
 
@@ -148,14 +149,13 @@ def test_the_status_says_whether_to_start_the_run_again(
         if name != "finished":
             raise Stopped(signal.Signals[name])
 
-    monkeypatch.setattr(checks, "check_before_start", lambda settings: None)
     monkeypatch.setattr(launch, "launch", launched)
-    assert launch.main(["--out", str(tmp_path)]) == status
+    assert launch.main(["--out", str(tmp_path), "--task-options", *TINY_GPT]) == status
 
 
 def test_ranks_that_are_started_again_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old run is discarded once, before any rank starts: a restart does not do so again, nor find it."""
-    CheckpointFiles(tmp_path, keep=1).write({"step": 3}, is_best=True)
+    CheckpointFiles(tmp_path, keep=1).write({"step": 3})
     started = []
     monkeypatch.setattr(launch, "launch", lambda *words: started.append(words))
     arguments = ["--out", str(tmp_path), "--overwrite", "--max-restarts", "2"]
@@ -164,14 +164,3 @@ def test_ranks_that_are_started_again_continue(tmp_path: Path, monkeypatch: pyte
     ((_, _, (_, *words), max_restarts),) = started
     assert launch.parse(words).resume == "auto"
     assert max_restarts == 2
-
-
-def test_a_run_that_cannot_write_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def cannot_write(settings: Settings) -> None:
-        raise RunError("Cannot write: the disk is full.")
-
-    monkeypatch.setattr(checks, "check_before_start", cannot_write)
-    assert launch.main(["--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "minddp train: Cannot write: the disk is full.\n"

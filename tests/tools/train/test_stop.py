@@ -4,8 +4,7 @@ import os
 import signal
 import time
 
-from minddp.tools.train.settings import Settings
-from minddp.tools.train.stop import CANNOT_WRITE, StopSignals, Verdict, vote
+from minddp.tools.train.stop import StopSignals, Verdict, vote
 from tests.tools.train.runs import world_here
 
 
@@ -20,24 +19,14 @@ def _vote(rank: int) -> list[Verdict]:
                 os.kill(os.getpid(), comes[rank, step])
                 while not signals.received:
                     time.sleep(0.001)
-            verdicts.append(vote(world, signals.pending, elapsed_s=step + 100.0 * rank)())
+            verdicts.append(vote(world, signals.pending, elapsed_s=step + 100.0 * rank))
     assert signal.getsignal(signal.SIGTERM) == before
     return verdicts
 
 
 def test_a_signal_to_one_rank_stops_every_rank(ranks) -> None:
-    expected = [Verdict(0, 0.0), Verdict(signal.SIGTERM, 1.0), Verdict(signal.SIGTERM, 2.0)]
+    expected = [Verdict(None, 0.0), Verdict("SIGTERM", 1.0), Verdict("SIGTERM", 2.0)]
     assert ranks(2).run(_vote) == [expected, expected]
-
-
-def test_reasons_to_end() -> None:
-    go_on = Verdict(0, 59.0)
-    assert Verdict(0, 1e9).reason_to_end(Settings(steps=10), 9) is None
-    assert go_on.reason_to_end(Settings(steps=10), 10) == "finished"
-    assert go_on.reason_to_end(Settings(minutes=1.0), 10**9) is None
-    assert Verdict(0, 60.0).reason_to_end(Settings(minutes=1.0), 1) == "finished"
-    assert Verdict(signal.SIGINT, 0.0).reason_to_end(Settings(steps=10), 1) == "SIGINT"
-    assert Verdict(CANNOT_WRITE, 0.0).reason_to_end(Settings(steps=10), 1) == "cannot write"
 
 
 def test_a_launcher_that_is_gone_counts_as_a_hang_up(monkeypatch) -> None:

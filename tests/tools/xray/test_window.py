@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 
 import minddp
 from minddp.tools.xray.reading import steps_of
-from minddp.tools.xray.result import load
 from minddp.tools.xray.wrappers import Wrappers
 from tests.ranks import RankPool
 
@@ -83,15 +81,3 @@ def found(rank: int, kind: str) -> tuple[Loop, int]:
 def test_the_first_wrapper_that_trains_is_found(ranks: Callable[[int], RankPool], kind: str) -> None:
     """A step that accumulates begins with its first forward."""
     assert ranks(2).run(found, kind)[0] == ([2, 3], 2)
-
-
-def test_minddp_train_records_steps_of_a_real_run(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    from minddp.tools.train.launch import main
-
-    run = ["--task", "digits", "--nproc", "2", "--steps", "6", "--validation-samples", "16", "--device", "cpu"]
-    assert main([*run, "--out", str(tmp_path), "--xray", "3:5"]) == 0
-    result = load(tmp_path / "xray.json")
-    assert [step.number for step in steps_of(result.recording)] == [3, 4]
-    assert len(result.recording.ranks) == 2
-    assert (tmp_path / "xray.html").exists()
