@@ -61,18 +61,6 @@ def carries(held: Sequence[Node], share: int, num_shares: int) -> int:
     return len(held) + 1 - len(wanted)
 
 
-def steps_between(nodes: Sequence[Node], num_shares: int) -> tuple[tuple[int, int], ...]:
-    """The additions (place of left, place of right) that reduce `nodes`, which cover all shares, to the root."""
-    steps: list[tuple[int, int]] = []
-
-    def add(left: int, right: int) -> int:
-        steps.append((left, right))
-        return left
-
-    add_up({node: place for place, node in enumerate(nodes)}, num_shares, add)
-    return tuple(steps)
-
-
 def add_up(sums: Mapping[Node, T], num_shares: int, add: Callable[[T, T], T]) -> T:
     """The sum of all shares, from any `sums` that cover them. `add(left, right)` may reuse its operands."""
 

@@ -15,16 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
-from minddp.core.reduction import PendingAllReduce, PendingReduction
-from minddp.tools.elastic.addition_tree import add_up, deal, steps_between, sums_of
-from minddp.transport.protocols import AdditionOrder, Transport, Work
+from minddp.core.reduction import PendingReduction
+from minddp.tools.elastic.addition_tree import add_up, deal, sums_of
+from minddp.transport.protocols import Transport, Work
 
 
 class TreeSums:
-    """The tree sums of one backward, times `factor`. Call `launch` in the same order on every rank.
-
-    If each rank has one sum, and the transport can add in a given order, the transport does it all.
-    """
+    """The tree sums of one backward, times `factor`. Call `launch` in the same order on every rank."""
 
     def __init__(self, transport: Transport, num_shares: int, factor: float):
         self._transport = transport
@@ -33,19 +30,12 @@ class TreeSums:
         self._sums = [sums_of(block, num_shares) for block in deal(num_shares, transport.world_size)]  # by rank
         self._nodes = [node for of_rank in self._sums for node in of_rank]
         self._under_way: list[TreeSum] = []
-        self._order: AdditionOrder | None = None
-        if 1 < len(self._nodes) == transport.world_size:
-            self._order = AdditionOrder(steps_between(self._nodes, num_shares), factor)
 
     def begin_pass(self) -> None:
         self._under_way = []
 
     def launch(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> PendingReduction:
         """`parts`: this rank's sums, flat and in order. The last one, `total`, becomes the sum over all shares."""
-        if self._order is not None:
-            work = self._transport.sum_in_order(total, self._order)
-            if work is not None:
-                return PendingAllReduce(work, total)
         if self._transport.world_size == 1:
             return TreeSum(self, total, parts)
         self._under_way.append(self._send_to_owners(parts, total))
