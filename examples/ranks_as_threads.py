@@ -77,9 +77,6 @@ class ThreadTransport(Transport):
     def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         return self._send([tensor] * self.world_size)()
 
-    def sum_in_order(self, tensor: torch.Tensor, order: object) -> None:
-        return None
-
     def when_group_ends(self, end: object) -> None:
         return None
 

@@ -1,8 +1,8 @@
 """The environment variable MINDDP_ACCELERATION disables optimisations, for benchmarks and debugging.
 
-With MINDDP_ACCELERATION=off a waiting rank sleeps at once instead of polling first ([Note: spin wait]), and every
-gradient is copied into and out of its bucket instead of aliasing it. Results have the same bits either way. Ranks
-may set it differently.
+With MINDDP_ACCELERATION=off a rank that waits for gloo sleeps at once instead of polling first ([Note: spin wait]),
+and every gradient is copied into and out of its bucket instead of aliasing it. Results have the same bits either
+way. Ranks may set it differently.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed.constants import default_pg_timeout
 
-from minddp.transport.protocols import AdditionOrder, Work
+from minddp.transport.protocols import Work
 from minddp.transport.spin_wait import SpinWait, spin_wait_among
 
 _Group = dist.ProcessGroup
@@ -76,9 +76,6 @@ class ProcessGroupTransport:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         _Group.allgather(self.group, [gathered], [tensor]).wait()
         return gathered
-
-    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
-        return None
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-
-
-class AdditionOrder(NamedTuple):
-    """In which order the ranks' tensors are added: in each of `steps`, (target, source), source is added to target.
-
-    The last target contains the sum of all, which is multiplied by `factor`.
-    """
-
-    steps: tuple[tuple[int, int], ...]
-    factor: float = 1.0
 
 
 class Work(Protocol):
@@ -64,9 +54,6 @@ class Transport(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         """Begin to replace `tensor` on each rank by the one of rank `source` of the group. Returns at once."""
-
-    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
-        """`all_reduce` in this order of addition. `None`, on every rank, if the transport has its own order."""
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]

@@ -22,7 +22,7 @@ from minddp.transport import Transport, open_transport
 from minddp.transport.hierarchical import connect_hosts
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import SharedMemoryTransport
-from minddp.transport.shared_memory.messages import DTYPES
+from minddp.transport.shared_memory.shared_memory_transport import DTYPES
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")

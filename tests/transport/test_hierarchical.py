@@ -25,7 +25,6 @@ from minddp.transport.hierarchical import (
     hierarchical_transport,
     multi_host_communicator,
 )
-from minddp.transport.hierarchical.multi_host_communicator import pieces_of
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import SharedMemoryTransport, rendezvous
 from minddp.transport.shared_memory.addition_order import (
@@ -35,7 +34,7 @@ from minddp.transport.shared_memory.addition_order import (
     reduce_in_order,
     ring_order,
 )
-from minddp.transport.shared_memory.messages import DTYPES
+from minddp.transport.shared_memory.shared_memory_transport import DTYPES
 from tests.ranks import RankFailure, RankPool
 from tests.transport.places import (
     CPU,
@@ -66,16 +65,6 @@ def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
     assert [Hosts.grouped("aaabb").lane(seat) for seat in range(2)] == [[0, 3], [1, 4]]
 
 
-@pytest.mark.parametrize("itemsize", [1, 2, 8])
-def test_pieces_cover_a_chunk_and_none_is_too_large(itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_host_communicator, "PIECE_BYTES", 100)
-    bounds = list(pieces_of(7, 1000, itemsize))
-    assert [first for first, _ in bounds] == [7, *(stop for _, stop in bounds[:-1])]
-    assert bounds[-1][1] == 1000
-    assert max((stop - first) * itemsize for first, stop in bounds) <= 100
-    assert list(pieces_of(7, 7, itemsize)) == []
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 5])
 def test_a_host_adds_up_as_shared_memory_alone_does(num_ranks: int) -> None:
     for owner in range(num_ranks):
@@ -104,20 +93,18 @@ def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.
         return reduce(torch.add, tensors)
 
     for seat in range(hosts.num_lanes):
-        for first, stop in pieces_of(*chunk_bounds(seat, hosts.num_lanes, total.numel(), itemsize), itemsize):
-            of_host = [
-                add(addends[ranks[stop_at]][first:stop] for stop_at in route(seat, len(ranks)))
-                for ranks in hosts.ranks
-            ]
-            for chunk in range(len(of_host)):
-                part = slice(*chunk_bounds(chunk, len(of_host), stop - first, itemsize))
-                total[first:stop][part] = add(of_host[host][part] for host in route(chunk, len(of_host)))
+        first, stop = chunk_bounds(seat, hosts.num_lanes, total.numel(), itemsize)
+        of_host = [
+            add(addends[ranks[stop_at]][first:stop] for stop_at in route(seat, len(ranks))) for ranks in hosts.ranks
+        ]
+        for chunk in range(len(of_host)):
+            part = slice(*chunk_bounds(chunk, len(of_host), stop - first, itemsize))
+            total[first:stop][part] = add(of_host[host][part] for host in route(chunk, len(of_host)))
     return total
 
 
 def differing(rank: int, letters: str, cases: list[Case]) -> list[Case]:
     """The cases in which a sum is not that of the documented order. All are under way at the same time."""
-    multi_host_communicator.PIECE_BYTES = 128 * 1024
     transport, hosts = opened_on(letters), Hosts.grouped(letters)
     assert isinstance(transport, HierarchicalTransport)
     under_way = []
@@ -258,14 +245,14 @@ def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> No
 def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
     """A rank cannot do something."""
     opening = hierarchical_transport
-    saved = rendezvous._prove_that_memory_is_shared, opening.Lane, opening.CONNECT_TIMEOUT_S
+    saved = rendezvous._peer, opening.Lane, opening.CONNECT_TIMEOUT_S
 
     def fail(*_: object) -> None:
         raise (OSError if obstacle == "memory" else RuntimeError)("for no reason")
 
     opening.CONNECT_TIMEOUT_S = 2.0
     if rank == 1 and obstacle == "memory":
-        rendezvous._prove_that_memory_is_shared = fail
+        rendezvous._peer = fail
     if rank == 0 and obstacle == "lane":
         opening.Lane = fail
     name = "" if obstacle == "system" and rank == 1 else "aab"[rank]
@@ -278,7 +265,7 @@ def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
         assert tensor.sum().item() == 9
         return type(transport).__name__, lines
     finally:
-        rendezvous._prove_that_memory_is_shared, opening.Lane, opening.CONNECT_TIMEOUT_S = saved
+        rendezvous._peer, opening.Lane, opening.CONNECT_TIMEOUT_S = saved
         hierarchical.connect_hosts = connect_hosts
 
 
@@ -360,7 +347,7 @@ def stop_at_last(rank: int) -> None:
 def test_a_stopped_rank_is_named_with_its_host_at_the_time_limit() -> None:
     with mortal_ranks(group_timeout_s=4.0, grace_s=3.0) as pool, pytest.raises(RankFailure) as failure:
         pool.run(stop_at_last)
-    expected = "Ranks 1 and 2 have begun it, all ranks of this host. So a rank on another"
+    expected = "Rank 1 has begun it and not finished: a process is stopped, or waits for another host"
     assert all(expected in failure.value.reports[rank] for rank in (1, 2))
 
 

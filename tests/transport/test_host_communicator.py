@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from minddp.transport.protocols import AdditionOrder
 from minddp.transport.shared_memory import host_communicator, messages, segments
+from minddp.transport.shared_memory.addition_order import AdditionOrder
 from minddp.transport.shared_memory.host_communicator import HostCommunicator
 from minddp.transport.shared_memory.messages import SegmentCreated, SegmentDropped
 from minddp.transport.shared_memory.segments import Segment
@@ -119,11 +119,11 @@ def test_done_is_sent_again_when_there_is_room(start: Start, monkeypatch: pytest
     ranks, send = start(2), messages.send
     refused: set[int] = set()
 
-    def send_at_second_try(peer, encoded, descriptors=(), timeout_s=0.0) -> bool:
+    def send_at_second_try(peer, message, descriptors=(), timeout_s=0.0) -> bool:
         if timeout_s == 0.0 and peer.fileno() not in refused:
             refused.add(peer.fileno())
             return False
-        return send(peer, encoded, descriptors, timeout_s)
+        return send(peer, message, descriptors, timeout_s)
 
     monkeypatch.setattr(messages, "send", send_at_second_try)
     for work in [rank.launch() for rank in ranks]:
@@ -187,7 +187,7 @@ def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others
     adding: dict[int, str] = {}
 
     def note_thread(addends: list, order: AdditionOrder) -> None:
-        adding[order.steps[-1][0]] = threading.current_thread().name
+        adding[order[-1][0]] = threading.current_thread().name
 
     monkeypatch.setattr(host_communicator, "all_reduce_chunk", note_thread)
     monkeypatch.setattr(HostCommunicator, "progress_delay_s", 0.2)
@@ -249,7 +249,7 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
 
 def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_on_rank_0(addends: list, order: AdditionOrder) -> None:
-        if order.steps[-1][0] == 0:
+        if order[-1][0] == 0:
             raise MemoryError("é" * 5000)
 
     monkeypatch.setattr(host_communicator, "all_reduce_chunk", fail_on_rank_0)

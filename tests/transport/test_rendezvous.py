@@ -9,12 +9,12 @@ import pytest
 from minddp.transport.shared_memory import messages, rendezvous, segments
 from minddp.transport.shared_memory.messages import ChunksDone
 from minddp.transport.shared_memory.peer_sockets import Peer
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, require_one_host
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_hosts, name_of_host
 from tests.transport.threads import ThreadGroup, on_ranks
 
 
 def connected_by(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer]:
-    require_one_host(group.of(rank))
+    gather_hosts(group.of(rank), name_of_host())
     return connect(group.of(rank), range(group.world_size), timeout_s)
 
 
@@ -35,21 +35,11 @@ def test_every_rank_is_connected_with_every_other() -> None:
     for rank, others in enumerate(peers):
         assert sorted(others) == [other for other in range(4) if other != rank]
         for other, peer in others.items():
-            messages.send(peer.socket, messages.encode(ChunksDone(10 * rank + other)))
+            messages.send(peer.socket, ChunksDone(10 * rank + other))
     for rank, others in enumerate(peers):
         for other, peer in others.items():
-            assert messages.receive(peer.socket) == (ChunksDone(10 * other + rank), [])
+            assert next(messages.receive(peer.socket)) == (ChunksDone(10 * other + rank), [])
             peer.close()
-
-
-def test_ranks_on_different_hosts_agree_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = iter(["one", "another"])
-    monkeypatch.setattr(rendezvous, "name_of_host", lambda: next(names))
-    before, group = num_descriptors(), ThreadGroup(2)
-    outcomes = on_ranks(2, lambda rank: outcome(group, rank))
-    assert outcomes[0] == outcomes[1]
-    assert "rank 1 is on another host than rank 0" in outcomes[0]
-    assert num_descriptors() == before
 
 
 def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,43 +65,44 @@ def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> N
     assert num_descriptors() == before
 
 
-def test_what_only_one_rank_notices_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    attach, calls = segments.attach, []
+def test_a_process_without_the_token_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, strangers = rendezvous.gather_json, []
 
-    def attach_but_once(descriptor: int, nbytes: int) -> segments.Segment:
-        segment = attach(descriptor, nbytes)
-        calls.append(segment)
-        if len(calls) == 2:
-            raise OSError(12, "Cannot allocate memory")
-        return segment
+    def gather_after_strangers(group: Any, value: Any) -> list[Any]:
+        if "token" in value:
+            for greeting in (b"", b"hello", b"? 1", f"{'0' * len(value['token'])} 1".encode()):
+                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                stranger.connect(bytes.fromhex(value["address"]))
+                stranger.send(greeting) if greeting else stranger.close()
+                strangers.append(stranger)
+        return gather(group, value)
 
-    monkeypatch.setattr(segments, "attach", attach_but_once)
-    group = ThreadGroup(2)
-    outcomes = on_ranks(2, lambda rank: outcome(group, rank))
-    assert outcomes[0] == outcomes[1]
-    assert "Cannot allocate memory" in outcomes[0]
-
-
-def test_a_process_without_the_secret_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    describe = rendezvous._describe
-    strangers = []
-
-    def describe_after_strangers(listener: socket.socket) -> Any:
-        for greeting in (b"", b"hello", rendezvous._GREETING.pack(b"?" * rendezvous.SECRET_BYTES, 1)):
-            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stranger.connect(listener.getsockname())
-            stranger.send(greeting) if greeting else stranger.close()
-            strangers.append(stranger)
-        return describe(listener)
-
-    monkeypatch.setattr(rendezvous, "_describe", describe_after_strangers)
+    monkeypatch.setattr(rendezvous, "gather_json", gather_after_strangers)
     group = ThreadGroup(2)
     for others in on_ranks(2, lambda rank: connected_by(group, rank)):
         assert len(others) == 1
         [peer] = others.values()
         peer.close()
+    assert len(strangers) == 8
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_rank_that_reaches_another_process_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather = rendezvous.gather_json
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other_job:
+        other_job.bind("")
+        other_job.listen()
+
+        def gather_a_wrong_address(group: Any, value: Any) -> list[Any]:
+            if "token" in value:
+                value = {**value, "address": other_job.getsockname().hex()}
+            return gather(group, value)
+
+        monkeypatch.setattr(rendezvous, "gather_json", gather_a_wrong_address)
+        group = ThreadGroup(2)
+        for obstacle in on_ranks(2, lambda rank: outcome(group, rank, timeout_s=0.5)):
+            assert "rank 0 cannot share memory with the others: timed out" in obstacle
 
 
 def test_processes_can_be_watched() -> None:
@@ -120,4 +111,13 @@ def test_processes_can_be_watched() -> None:
     for others in peers:
         for peer in others.values():
             assert (peer.process is not None) == hasattr(os, "pidfd_open")
+            peer.close()
+
+
+def test_processes_that_cannot_be_watched_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    group = ThreadGroup(2)
+    for others in on_ranks(2, lambda rank: connected_by(group, rank)):
+        for peer in others.values():
+            assert peer.process is None
             peer.close()

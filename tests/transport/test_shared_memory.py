@@ -231,18 +231,23 @@ def test_death_while_connecting_is_an_error(mortal: RankPool) -> None:
         assert "RuntimeError" in failure.value.reports[rank]
 
 
-def kill_everybody(rank: int) -> None:
+def kill_everybody(rank: int, directory: Path) -> None:
     transport = opened()
     transport.all_reduce(ones(transport, 1000)).wait()
+    sockets = [peer.socket for peer in transport._communicator._sockets._peers.values()]
+    inodes = [str(os.fstat(connection.fileno()).st_ino) for connection in sockets]
+    (directory / str(rank)).write_text("\n".join(inodes))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_nothing_is_left_behind_when_all_are_killed(mortal: RankPool) -> None:
+def test_nothing_is_left_behind_when_all_are_killed(mortal: RankPool, tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     with pytest.raises(RankFailure):
-        mortal.run(kill_everybody)
+        mortal.run(kill_everybody, tmp_path)
     assert {name for name in set(os.listdir("/dev/shm")) - before if "minddp" in name} == set()
-    assert "minddp" not in Path("/proc/net/unix").read_text()
+    inodes = {inode for report in tmp_path.iterdir() for inode in report.read_text().split()}
+    assert len(inodes) == 6  # three ranks with two peers each
+    assert inodes.isdisjoint(Path("/proc/net/unix").read_text().split())
 
 
 # ---------------------------------------------------------------------- memory

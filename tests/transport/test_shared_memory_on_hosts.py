@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.transport.hierarchical import multi_host_communicator
 from minddp.transport.process_group import ProcessGroupTransport
 from tests.transport.places import Ranks, default_group, footprint, ones, opened_on
 
@@ -64,7 +63,6 @@ def test_waiting_can_be_given_up_and_taken_up_again(ranks: Ranks, letters: str, 
 
 def wait_in_different_orders(rank: int, letters: str) -> bool:
     """Two transports and the user's own collectives, launched in one order, waited for in different ones."""
-    multi_host_communicator.PIECE_BYTES = 64 * 1024
     first, second, group = opened_on(letters), opened_on(letters), default_group()
     for _ in range(20):
         tensors = [ones(first, 100_000), ones(second, 50_000), torch.ones(10)]

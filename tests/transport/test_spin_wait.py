@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections import deque
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +16,6 @@ from minddp.platform import acceleration_switch
 from minddp.tools.watchdog import WatchedTransport
 from minddp.transport import process_group, spin_wait
 from minddp.transport.process_group import MAX_SPIN_BYTES, ProcessGroupTransport, _SpinningWork
-from minddp.transport.shared_memory.host_communicator import HostCommunicator
 from minddp.transport.spin_wait import (
     MAX_WAITS_WITHOUT_SPIN,
     PREEMPTED_S,
@@ -25,7 +23,6 @@ from minddp.transport.spin_wait import (
     SpinWait,
     spin_wait_among,
 )
-from tests.transport.threads import TIMEOUT_S, connected
 
 POLL_S = PREEMPTED_S / 10  # one poll on a core that no other process wants
 GAP_S = 0.003  # a time slice of another process
@@ -270,32 +267,6 @@ def test_an_error_of_the_work_is_raised(
     Clock().put_in(monkeypatch)
     with pytest.raises(RuntimeError, match="peer is gone"):
         spinning_work(FakeWork(error="peer is gone")).wait(timeout)
-
-
-class RecordingSpinWait(SpinWait):
-    """Records for how long it might have spun, and does not."""
-
-    def __init__(self) -> None:
-        super().__init__(SPIN_LIMIT_S)
-        self.limits: list[float] = []
-
-    def spin(self, is_over: Callable[[], object], limit_s: float = NEVER) -> None:
-        self.limits.append(limit_s)
-
-
-def test_a_communicator_spins_no_longer_than_it_may_wait() -> None:
-    [peers, others] = connected(2)
-    ours = RecordingSpinWait()
-    communicator, other = (
-        HostCommunicator(0, peers, TIMEOUT_S, spin_wait=ours),
-        HostCommunicator(1, others, TIMEOUT_S),
-    )
-    communicator.make_progress(0)
-    communicator.make_progress(0.001)
-    assert ours.limits == [0, 0.001]
-    for each in (communicator, other):
-        each.close()
-        each.leave()
 
 
 # ------------------------------------------------------------------ real ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ def connected(world_size: int) -> list[dict[int, Peer]]:
     peers: list[dict[int, Peer]] = [{} for _ in range(world_size)]
     for low, high in itertools.combinations(range(world_size), 2):
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        peers[low][high], peers[high][low] = Peer(ends[0], None), Peer(ends[1], None)
+        peers[low][high], peers[high][low] = (Peer(end, os.pidfd_open(os.getpid())) for end in ends)
     return peers
 
 

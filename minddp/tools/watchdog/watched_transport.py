@@ -38,7 +38,7 @@ from minddp.extension import Extension
 from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.tools.watchdog.inquiry import Inquiry
 from minddp.tools.watchdog.rank_state import RankState, state_of, where_is_main_thread
-from minddp.transport.protocols import AdditionOrder, Transport, Work
+from minddp.transport.protocols import Transport, Work
 
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
@@ -102,13 +102,6 @@ class WatchedTransport:
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
         self._record(f"broadcast from rank {source}", tensor)
         return _WatchedWork(self._transport.broadcast(tensor, source), self)
-
-    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
-        work = self._transport.sum_in_order(tensor, order)
-        if work is None:
-            return None
-        self._record("sum in order", tensor)
-        return _WatchedWork(work, self)
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]

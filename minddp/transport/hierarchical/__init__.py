@@ -25,7 +25,7 @@ are as deterministic, equal on all ranks, and depend only on the placement of th
 
     first     the ranks of each host, in the order of gloo in a group of these ranks; in chunk i the last one added
               is the host's local rank i (see `shared_memory/addition_order.py`)
-    then      the hosts, in the order of their lowest ranks, in the order of gloo for a piece among as many ranks
+    then      the hosts, in the order of their lowest ranks, in the order of gloo for a chunk among as many ranks
 """
 
 from minddp.transport.hierarchical.hierarchical_transport import HierarchicalTransport, connect_hosts

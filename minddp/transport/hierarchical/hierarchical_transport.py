@@ -25,9 +25,6 @@ from minddp.transport.shared_memory.shared_memory_transport import (
 class HierarchicalTransport(SharedMemoryTransport):
     """All-reduces in the memory of each host and between the hosts. The process group does the rest."""
 
-    broadcast = ProcessGroupTransport.broadcast
-    sum_in_order = ProcessGroupTransport.sum_in_order
-
 
 def connect_hosts(
     group: ProcessGroupTransport, device: torch.device, name_of_host: Callable[[], str] = rendezvous.name_of_host

@@ -1,8 +1,7 @@
 """The communicator of a host's ranks, extended by a lane that adds the sums of the other hosts.
 
-A chunk is cut into pieces of at most `PIECE_BYTES`. While one crosses, the next is reduced and the one before it is
-copied: the network, the slowest of the three, waits for the other two only at the first piece and the last. Gloo
-sends two at a time. Each lane sends its pieces in one order on every host, since all ranks launch in one order.
+While one chunk crosses, those of later all-reduces are reduced. Gloo sends two at a time. Each lane sends its
+chunks in one order on every host, since all ranks launch in one order.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import ctypes
 import datetime
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,14 +27,13 @@ from minddp.transport.shared_memory.addition_order import (
     ring_order,
 )
 from minddp.transport.shared_memory.host_communicator import HostCommunicator
-from minddp.transport.shared_memory.messages import DTYPES, AddendReady
+from minddp.transport.shared_memory.messages import AddendReady
 from minddp.transport.shared_memory.peer_sockets import Peer
 
-PIECE_BYTES = 4 * 1024 * 1024
-GRACE_S = 2.0  # for pieces in flight when a lane is closed
+GRACE_S = 2.0  # for chunks in flight when a lane is closed
 HEAD_START_S = 5.0  # shared memory times out before gloo, since it knows which rank is missing
 
-Crossing = torch.futures.Future[Any]  # done once a piece has crossed
+GlooFuture = torch.futures.Future[Any]
 
 
 @dataclass(frozen=True)
@@ -84,22 +82,22 @@ class Lane:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         self._options = dist.AllreduceOptions()
         self._options.timeout = datetime.timedelta(seconds=timeout_s + HEAD_START_S)
-        self._in_flight: list[Crossing] = []
+        self._in_flight: list[GlooFuture] = []
 
-    def all_reduce(self, tensor: torch.Tensor, when_done: Callable[[], None]) -> Crossing:
+    def all_reduce(self, tensor: torch.Tensor, when_done: Callable[[], None]) -> GlooFuture:
         """Begin, in place. Another thread calls `when_done`; call `finish` after that."""
         assert self._group is not None, "the lane has been closed"
         work = self._group.allreduce([tensor], self._options)  # type: ignore[attr-defined]
-        crossing: Crossing = work.get_future()
-        self._in_flight.append(crossing)
-        crossing.add_done_callback(lambda _: when_done())
-        return crossing
+        future: GlooFuture = work.get_future()
+        self._in_flight.append(future)
+        future.add_done_callback(lambda _: when_done())
+        return future
 
-    def finish(self, crossing: Crossing) -> None:
+    def finish(self, future: GlooFuture) -> None:
         """Release an all-reduce that is done, and its memory. Raises a RuntimeError if it has failed."""
-        self._in_flight = [other for other in self._in_flight if other is not crossing]
+        self._in_flight = [other for other in self._in_flight if other is not future]
         try:
-            crossing.wait()
+            future.wait()
         except RuntimeError as error:
             raise RuntimeError(
                 f"The all-reduce between hosts, of {wording.ranks(self.ranks)}, has failed: {error} One of them "
@@ -120,14 +118,14 @@ class Lane:
             self._group = None
 
     def _is_idle(self) -> bool:
-        return all(crossing.done() for crossing in self._in_flight)
+        return all(future.done() for future in self._in_flight)
 
 
-class Piece(NamedTuple):
-    """A part of our chunk that crosses: `parts[r]` is its memory in the bucket of the host's local rank r."""
+class Crossing(NamedTuple):
+    """Our chunk of an all-reduce on its way: `parts[r]` is its memory in the bucket of the host's local rank r."""
 
     parts: Sequence[torch.Tensor]
-    crossing: Crossing
+    sum: GlooFuture
 
 
 class MultiHostCommunicator(HostCommunicator):
@@ -136,11 +134,10 @@ class MultiHostCommunicator(HostCommunicator):
     progress_delay_s = 0.001  # the network should be busy while backward computes
 
     def __init__(self, hosts: Hosts, rank: int, peers: Mapping[int, Peer], timeout_s: float, lane: Lane | None):
-        global_ranks = hosts.ranks_beside(rank)
-        super().__init__(global_ranks.index(rank), peers, timeout_s, global_ranks)
+        super().__init__(rank, peers, timeout_s)
         self._lane = lane
         self.hosts = hosts
-        self._crossing: deque[deque[Piece]] = deque()  # the pieces of each all-reduce that this rank has not done
+        self._crossing: deque[Crossing | None] = deque()  # of each all-reduce that this rank has not done
 
     def leave(self) -> None:
         super().leave()
@@ -148,46 +145,39 @@ class MultiHostCommunicator(HostCommunicator):
             self._lane.close(GRACE_S)
 
     def _reduce(self) -> None:
-        """Send the pieces of every all-reduce with all addends, and copy the pieces that have crossed."""
+        """Send our chunk of every all-reduce with all addends, and copy the chunks that have crossed."""
         while (addends := self._tracker.next_to_reduce(ahead=len(self._crossing))) is not None:
-            self._crossing.append(deque(self._send(addends)))
-        while self._crossing and self._all_have_crossed(self._crossing[0]):
+            self._crossing.append(self._send(addends))
+        while self._crossing and self._has_crossed(self._crossing[0]):
             self._crossing.popleft()
             self._tracker.mark_reduced()
             self._announce_chunks_done()
 
-    def _send(self, addends: Sequence[AddendReady]) -> Iterator[Piece]:
-        """Reduce our chunk within the host, piece by piece, and begin the all-reduce of each piece."""
-        if self._lane is None:
-            return
-        numel, itemsize = addends[0].numel, DTYPES[addends[0].dtype].itemsize
-        bounds = chunk_bounds(self._rank, self.hosts.num_lanes, numel, itemsize)
-        order = ring_order(self._rank, len(addends))
-        for start, stop in pieces_of(*bounds, itemsize):
-            parts = self._chunks(addends, start, stop)
-            for blocks in in_blocks(parts):
-                reduce_in_order(blocks, order)
-            yield Piece(parts, self._lane.all_reduce(parts[self._rank], self._sockets.wake))
+    def _send(self, addends: Sequence[AddendReady]) -> Crossing | None:
+        """Reduce our chunk within the host, and begin its all-reduce between the hosts, if we have one."""
+        numel, itemsize = addends[0].numel, addends[0].dtype.itemsize
+        start, stop = chunk_bounds(self._chunk, self.hosts.num_lanes, numel, itemsize)
+        if self._lane is None or start == stop:
+            return None
+        parts = self._parts(addends, start, stop)
+        for blocks in in_blocks(parts):
+            reduce_in_order(blocks, ring_order(self._chunk, len(addends)))
+        return Crossing(parts, self._lane.all_reduce(parts[self._chunk], self._sockets.wake))
 
-    def _all_have_crossed(self, pieces: deque[Piece]) -> bool:
-        """Copy the pieces that have crossed; True if these were all."""
-        while pieces and pieces[0].crossing.done():
-            assert self._lane is not None, "without a lane there are no pieces"
-            piece = pieces.popleft()
-            self._lane.finish(piece.crossing)
-            for blocks in in_blocks(piece.parts):
-                copy_to_all(blocks, self._rank)
-        return not pieces
+    def _has_crossed(self, crossing: Crossing | None) -> bool:
+        """Copy the sum to the ranks of this host if it has come; False if it has not."""
+        if crossing is None:
+            return True
+        if not crossing.sum.done():
+            return False
+        assert self._lane is not None, "it has sent the chunk"
+        self._lane.finish(crossing.sum)
+        for blocks in in_blocks(crossing.parts):
+            copy_to_all(blocks, self._chunk)
+        return True
 
     def _fail(self, error: str, reason_for_peers: str | None = None) -> None:
         super()._fail(error, reason_for_peers)
         self._crossing.clear()
         if self._lane is not None:
             self._lane.close()
-
-
-def pieces_of(start: int, stop: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """First and last-plus-one element of each piece of a chunk."""
-    numel = PIECE_BYTES // itemsize
-    for first in range(start, stop, numel):
-        yield first, min(first + numel, stop)

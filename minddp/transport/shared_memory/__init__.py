@@ -18,7 +18,7 @@ read. The owner processes one block of all buckets at a time that fits into the 
 operands are still there when they are overwritten.
 
 The order in which an owner adds decides the bits: `addition_order.py`. How ranks wait, and notice that one has
-died: `host_communicator.py`. Which thread adds: `shared_work.py`. Broadcasts of buffers: `collective.py`.
+died: `host_communicator.py`. Which thread adds: `shared_work.py`.
 """
 
 from minddp.transport.shared_memory.rendezvous import CannotConnect

@@ -20,12 +20,12 @@ from itertools import pairwise
 
 import torch
 
-from minddp.transport.protocols import AdditionOrder
-
 MAX_SEGMENT_BYTES = 1024 * 1024  # gloo's kMaxSegmentSize
 BLOCK_NUMEL = 32 * 1024  # torch adds up to so many elements in the calling thread, without waking others
 
 Tensors = Sequence[torch.Tensor]
+#: In each step (target, source) the addend of rank `source` is added to that of rank `target`.
+AdditionOrder = Sequence[tuple[int, int]]
 
 
 def chunk_bounds(chunk: int, world_size: int, numel: int, itemsize: int) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def chunk_bounds(chunk: int, world_size: int, numel: int, itemsize: int) -> tupl
 def ring_order(chunk: int, world_size: int) -> AdditionOrder:
     """Gloo's order for a chunk. The last target is the rank `chunk`, which owns it."""
     ring = [(chunk - step) % world_size for step in range(1, world_size + 1)]
-    return AdditionOrder(tuple((target, source) for source, target in pairwise(ring)))
+    return [(target, source) for source, target in pairwise(ring)]
 
 
 def all_reduce_chunk(addends: Tensors, order: AdditionOrder) -> None:
@@ -58,10 +58,8 @@ def in_blocks(tensors: Tensors) -> Iterator[Tensors]:
 def reduce_in_order(blocks: Tensors, order: AdditionOrder) -> int:
     """Returns the index of the block that contains the sum. The others are undefined afterwards."""
     target = 0
-    for target, source in order.steps:
+    for target, source in order:
         blocks[target].add_(blocks[source])
-    if order.factor != 1:
-        blocks[target].mul_(order.factor)
     return target
 
 

@@ -10,11 +10,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from minddp.transport.shared_memory import messages
-from minddp.transport.shared_memory.messages import Message, WakeUp
+from minddp.transport.shared_memory.messages import Ended, Message, WakeUp
 
 
 class Peer(NamedTuple):
-    """Another rank. `process` is a descriptor that becomes readable when its process ends, if there is one."""
+    """Another rank. `process` is a descriptor that becomes readable when its process ends, if there is one.
+
+    The socket does so as well, unless a forked child of the process keeps it open.
+    """
 
     socket: socket.socket
     process: int | None
@@ -56,10 +59,9 @@ class PeerSockets:
         Raises:
             RuntimeError: a peer has not received its messages within the time limit.
         """
-        encoded = messages.encode(message)
         connections = [peer.socket for peer in self._peers.values()]
         for connection in [*connections, self._to_self] if also_to_self else connections:
-            if not messages.send(connection, encoded, descriptors, timeout_s=self._timeout_s):
+            if not messages.send(connection, message, descriptors, timeout_s=self._timeout_s):
                 raise RuntimeError(
                     f"A rank has not received its messages for {self._timeout_s:g} s. Its process may be stopped: "
                     f"let it continue, or start all ranks again."
@@ -68,45 +70,34 @@ class PeerSockets:
     def wake(self) -> None:
         """End `poll` and `sleep`. Does nothing if the rank has messages to read, or the sockets are closed."""
         with suppress(OSError):
-            messages.send(self._to_self, messages.encode(WakeUp()))
+            messages.send(self._to_self, WakeUp())
 
     def shut_down(self) -> None:
-        """End the messages of this rank to itself. No effect in a forked child, which has copies of the sockets."""
+        """Send `Ended` to this rank itself. No effect in a forked child, which has copies of the sockets."""
         if os.getpid() == self._process:
             with suppress(OSError):  # closed before
                 self._to_self.shutdown(socket.SHUT_RDWR)
 
     # ------------------------------------------------------------------ for one thread at a time
 
-    def receive(self, events: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Message | None, list[int]]]:
-        """The next message, if any, of each rank with an event, and its descriptors.
-
-        `None` is the end: of this rank, by `shut_down`, or of a peer's process, after its last message.
-        """
+    def receive(self, events: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Message, list[int]]]:
+        """The messages of each rank with an event, and their descriptors. A rank's last message is `Ended`."""
         for descriptor, _ in events:
-            if descriptor not in self._rank_of:  # disconnected by an earlier event: its process has ended
+            if descriptor not in self._rank_of:  # disconnected by an earlier event
                 continue
             rank = self._rank_of[descriptor]
             connection = self._from_self if rank == self._rank else self._peers[rank].socket
-            has_ended = descriptor != connection.fileno()
-            message: Message | None
-            while True:
-                try:
-                    message, attached = messages.receive(connection)
-                except BlockingIOError:
-                    if not has_ended:  # the event: there is room to send again
-                        break
-                    message, attached = None, []
+            for message, attached in messages.receive(connection):
                 yield rank, message, attached
-                if message is None or not has_ended:
-                    break
+            if descriptor in self._rank_of and descriptor != connection.fileno():  # the process has ended
+                yield rank, Ended(), []
 
     def try_to_send(self, rank: int, message: Message) -> bool:
         """False if there is no room now. Then the next `poll` also ends when there is room."""
         connection = self._peers[rank].socket
         if connection.fileno() not in self._rank_of:
             return True  # it has ended
-        is_sent = messages.send(connection, messages.encode(message))
+        is_sent = messages.send(connection, message)
         for poll in self._polls:
             poll.modify(connection, select.POLLIN if is_sent else select.POLLIN | select.POLLOUT)
         return is_sent

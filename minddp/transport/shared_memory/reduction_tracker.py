@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minddp.platform import wording
-from minddp.transport.shared_memory.messages import AddendReady
+from minddp.transport.shared_memory.messages import AddendReady, Ended, Leaving
 
 SAME_CALLS = "All ranks must make the same calls in the same order."
 
 
 class ReductionTracker:
-    """The knowledge of rank `rank`. All-reduces are numbered from 0 in the order in which each rank launches them.
+    """The knowledge of rank `rank` about the `ranks` of its host.
 
-    `global_ranks` are the numbers of these ranks in the whole group, if they are only some of it.
+    All-reduces are numbered from 0 in the order in which each rank launches them.
     """
 
-    def __init__(self, rank: int, world_size: int, global_ranks: Sequence[int] | None = None):
+    def __init__(self, rank: int, ranks: Sequence[int]):
         self.rank = rank
-        self.global_ranks = range(world_size) if global_ranks is None else global_ranks
-        self.spans_hosts = global_ranks is not None
-
-        # By rank: how many all-reduces, the first ones, it has reduced its chunk of
-        self.num_done = [0] * world_size
-        # Ranks that join no further collective: those that said so, with the error if there was one, and the others
-        self.left: dict[int, str] = {}
-        self.killed: set[int] = set()
-        # By number of the all-reduce, then by rank
-        self._addends: dict[int, dict[int, AddendReady]] = {}
+        self.num_done = dict.fromkeys(ranks, 0)  # how many all-reduces a rank has reduced its chunk of
+        self.ended: dict[int, Leaving | Ended] = {}  # ranks that join no further all-reduce
+        self._addends: dict[int, dict[int, AddendReady]] = {}  # by number of the all-reduce, then by rank
 
     def add_addend(self, rank: int, addend: AddendReady) -> None:
         self._addends.setdefault(addend.reduction, {})[rank] = addend
@@ -40,15 +33,14 @@ class ReductionTracker:
         addends = self._addends.get(self.num_done[self.rank] + ahead, {})
         if len(addends) < len(self.num_done):
             return None
-        in_order = [addends[rank] for rank in range(len(addends))]
-        first = in_order[0]
-        for rank, other in zip(self.global_ranks, in_order, strict=True):
+        first_rank, first = min(addends.items())
+        for rank, other in addends.items():
             if (other.numel, other.dtype) != (first.numel, first.dtype):
                 raise RuntimeError(
-                    f"In all-reduce {first.reduction} rank {self.global_ranks[0]} has {first}, but rank {rank} has "
-                    f"{other}. {SAME_CALLS}"
+                    f"In all-reduce {first.reduction} rank {first_rank} has {first}, but rank {rank} has {other}. "
+                    f"{SAME_CALLS}"
                 )
-        return in_order
+        return [addends[rank] for rank in self.num_done]
 
     def mark_reduced(self) -> None:
         """This rank has reduced its chunk of `next_to_reduce`."""
@@ -57,50 +49,38 @@ class ReductionTracker:
 
     def is_done(self, reduction: int) -> bool:
         """True once every rank has reduced its chunk. From then on no other rank touches that memory."""
-        return min(self.num_done) > reduction
+        return min(self.num_done.values()) > reduction
 
-    def missing(self, reduction: int) -> list[int]:
-        """The other ranks that have not reduced their chunks of an all-reduce yet."""
-        return [rank for rank, count in enumerate(self.num_done) if count <= reduction and rank != self.rank]
-
-    def mark_ended(self, rank: int) -> None:
-        """No more messages come from a rank."""
-        if rank not in self.left:
-            self.killed.add(rank)
-
-    def reason_for_failure(self, name: str, missing: Sequence[int]) -> str | None:
-        """Why the collective `name`, which needs ranks `missing`, can never complete; `None` if it still can.
-
-        All ranks return the message of the rank that failed first, if there is one.
-        """
-        if killed := [rank for rank in missing if rank in self.killed]:
-            return (
-                f"{self._subject(killed, 'was', 'were')} killed before {name} was done. Look for the cause there "
-                f"(a crash, out of memory, a signal), and start all ranks again."
-            )
-        if not (left := [rank for rank in missing if rank in self.left]):
-            return None
-        return next(
-            (self.left[rank] for rank in left if self.left[rank]),
-            f"{self._subject(left, 'has', 'have')} left before {name} was done: the process has ended, or its "
-            f"wrapper was dropped. {SAME_CALLS}",
-        )
+    def reason_for_failure(self, reduction: int) -> str | None:
+        """Why an all-reduce can never be done; `None` if it still can."""
+        for rank, last_message in self.ended.items():
+            if self.num_done[rank] > reduction:
+                continue
+            match last_message:
+                case Ended():
+                    return (
+                        f"Rank {rank} was killed before all-reduce {reduction} was done. Look for the cause there "
+                        f"(a crash, out of memory, a signal), and start all ranks again."
+                    )
+                case Leaving(""):
+                    return (
+                        f"Rank {rank} has left before all-reduce {reduction} was done: the process has ended, or "
+                        f"its wrapper was dropped. {SAME_CALLS}"
+                    )
+                case Leaving(reason):  # the failure of that rank, or one that it has heard of
+                    return reason
+        return None
 
     def timeout_error(self, reduction: int, timeout_s: float) -> str:
         """Names the ranks that the all-reduce waits for."""
-        missing = self.missing(reduction)
+        missing = [rank for rank, count in self.num_done.items() if count <= reduction]
         # Once this rank has reduced its chunk, all ranks have begun, and `_addends` has no entry any more.
         begun = missing if self.num_done[self.rank] > reduction else self._addends.get(reduction, {})
         if not_begun := [rank for rank in missing if rank not in begun]:
-            state = f"{self._subject(not_begun, 'has', 'have')} not begun it."
-        elif self.spans_hosts:
-            state = (
-                f"{self._subject(range(len(self.global_ranks)), 'has', 'have')} begun it, all ranks of this host. "
-                f"So a rank on another host has not begun or is stopped, or the network between them is blocked."
-            )
+            state = f"{wording.subject(not_begun, 'has', 'have')} not begun it."
         else:
-            state = f"{self._subject(missing, 'has', 'have')} begun it and not finished."
+            state = (
+                f"{wording.subject(missing, 'has', 'have')} begun it and not finished: a process is stopped, or "
+                f"waits for another host."
+            )
         return f"All-reduce {reduction} was not done within {timeout_s:g} s: {state} {SAME_CALLS}"
-
-    def _subject(self, ranks: Sequence[int], singular: str, plural: str) -> str:
-        return wording.subject([self.global_ranks[rank] for rank in ranks], singular, plural)

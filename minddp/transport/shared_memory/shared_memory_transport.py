@@ -1,4 +1,4 @@
-"""The transport: memory for the buckets, all-reduces in it, small broadcasts. The process group does the rest."""
+"""The transport: memory for the buckets, and all-reduces in it. The process group does the rest."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ import torch
 import torch.distributed as dist
 
 from minddp.transport.process_group import ProcessGroupTransport, backend_for, time_limit_s
-from minddp.transport.protocols import AdditionOrder, Work
-from minddp.transport.shared_memory import segments
+from minddp.transport.protocols import Work
+from minddp.transport.shared_memory import rendezvous, segments
 from minddp.transport.shared_memory.host_communicator import HostCommunicator
-from minddp.transport.shared_memory.messages import DTYPES, MAX_BROADCAST_BYTES, SegmentCreated, SegmentDropped
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, require_one_host
+from minddp.transport.shared_memory.messages import SegmentCreated, SegmentDropped
+from minddp.transport.shared_memory.rendezvous import CannotConnect
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
-from minddp.transport.spin_wait import spin_wait_among
 
 CONNECT_TIMEOUT_S = 30.0
+DTYPES = (  # of tensors that can be added in shared memory
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
 
 
 def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedMemoryTransport:
@@ -30,10 +39,15 @@ def connect_ranks(group: ProcessGroupTransport, device: torch.device) -> SharedM
     require_gloo(group, device)
     if group.world_size == 1:
         raise CannotConnect("there is only one rank")
-    require_one_host(group)
-    peers = connect(group, range(group.world_size), CONNECT_TIMEOUT_S)
-    timeout_s, spin_wait = time_limit_s(group.group, device), spin_wait_among(group.world_size)
-    return SharedMemoryTransport(group, HostCommunicator(group.rank, peers, timeout_s, spin_wait=spin_wait))
+    hosts = rendezvous.gather_hosts(group, rendezvous.name_of_host())
+    for rank, host in enumerate(hosts):
+        if host != hosts[0]:
+            raise CannotConnect(
+                f"rank {rank} is on another host than rank 0, or in a container with its own network"
+            )
+    peers = rendezvous.connect(group, range(group.world_size), CONNECT_TIMEOUT_S)
+    communicator = HostCommunicator(group.rank, peers, time_limit_s(group.group, device))
+    return SharedMemoryTransport(group, communicator)
 
 
 def require_gloo(group: ProcessGroupTransport, device: torch.device) -> None:
@@ -48,7 +62,7 @@ def require_gloo(group: ProcessGroupTransport, device: torch.device) -> None:
 
 
 class SharedMemoryTransport(ProcessGroupTransport):
-    """All-reduces tensors of `allocate` in place, and others as copies. Small broadcasts go through sockets.
+    """All-reduces tensors of `allocate` in place, and others as copies.
 
     Its threads end with the group. Later calls use the group's backend, which may still work, as in torch.
     """
@@ -74,47 +88,42 @@ class SharedMemoryTransport(ProcessGroupTransport):
             return segments.tensor_over(self._create_segment(numel * dtype.itemsize), dtype, numel)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        return self._reduce_in_memory(tensor) or super().all_reduce(tensor)
-
-    def sum_in_order(self, tensor: torch.Tensor, order: AdditionOrder) -> Work | None:
-        return self._reduce_in_memory(tensor, order)
-
-    def _reduce_in_memory(self, tensor: torch.Tensor, order: AdditionOrder | None = None) -> Work | None:
-        """`None` if the tensor is not supported."""
-        if not (self._supports(tensor) and tensor.dtype in DTYPES and tensor.numel() > 0):
-            return None
+        if not self._supports(tensor):
+            return super().all_reduce(tensor)
         while self._dropped:
             self._communicator.announce(SegmentDropped(self._dropped.popleft()))
+        tensor = tensor.detach()
         address = tensor.untyped_storage().data_ptr()
         segment = self._segments.get(address)
         if segment is None or not tensor.is_contiguous():
-            return self._all_reduce_copy(tensor.detach(), order)
-        offset_bytes = tensor.data_ptr() - address
-        pending = self._communicator.launch(tensor.detach().view(-1), segment, offset_bytes, order=order)
-        return SharedWork(pending, self._engine)
-
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        is_plain = self._supports(tensor) and not tensor.is_quantized
-        if not (is_plain and 0 < tensor.nbytes <= MAX_BROADCAST_BYTES):
-            return super().broadcast(tensor, source)
-        if self.rank == source:
-            return SharedWork(self._communicator.broadcast(tensor.detach()), self._engine)
-        return SharedWork(self._communicator.receive_broadcast(tensor.detach(), source), self._engine)
+            return self._all_reduce_copy(tensor)
+        all_reduce = self._communicator.launch(tensor.view(-1), segment, tensor.data_ptr() - address)
+        return SharedWork(all_reduce, self._engine)
 
     def _supports(self, tensor: torch.Tensor) -> bool:
         """Equal on every rank, since it depends only on properties that any collective requires to be equal."""
-        return tensor.layout is torch.strided and tensor.device.type == "cpu" and self._engine.end.alive
+        is_dense_here = tensor.layout is torch.strided and tensor.device.type == "cpu" and self._engine.end.alive
+        return is_dense_here and tensor.dtype in DTYPES and tensor.numel() > 0
 
-    def _all_reduce_copy(self, tensor: torch.Tensor, order: AdditionOrder | None) -> Work:
+    def _all_reduce_copy(self, tensor: torch.Tensor) -> Work:
         segment = self._idle_segment(tensor.nbytes)
-        with torch.inference_mode(False):
-            flat = segments.tensor_over(segment, tensor.dtype, tensor.numel())
-        flat.view(tensor.shape).copy_(tensor)
+        with torch.inference_mode(False):  # so that the progress thread may write to it
+            addend = segments.tensor_over(segment, tensor.dtype, tensor.numel())
+        addend.view(tensor.shape).copy_(tensor)
+        all_reduce = self._communicator.launch(addend, segment, 0, copy_to=tensor)
+        idle = self._idle  # a reference to `self` would keep the transport alive while the all-reduce is in flight
+        all_reduce.future.add_done_callback(lambda _: idle.append(segment))
+        return SharedWork(all_reduce, self._engine)
 
-        pending = self._communicator.launch(flat, segment, 0, copy_to=tensor, order=order)
-        idle = self._idle  # a reference to `self` would keep the transport alive while the collective is in flight
-        pending.future.add_done_callback(lambda _: idle.append(segment))
-        return SharedWork(pending, self._engine)
+    def _idle_segment(self, nbytes: int) -> Segment:
+        """The smallest idle segment that is large enough, or a new one, which replaces one that is too small."""
+        large_enough = [segment for segment in self._idle if len(segment) >= nbytes]
+        if not large_enough:
+            del self._idle[:1]
+            return self._create_segment(nbytes)
+        smallest = min(large_enough, key=len)
+        self._idle.remove(smallest)
+        return smallest
 
     def _create_segment(self, nbytes: int) -> Segment:
         """A new segment, known to all peers. When it is freed here, they unmap it."""
@@ -132,13 +141,3 @@ class SharedMemoryTransport(ProcessGroupTransport):
         self._segments[segments.tensor_over(segment, torch.uint8, 1).data_ptr()] = segment
         weakref.finalize(segment, self._dropped.append, created.number).atexit = False
         return segment
-
-    def _idle_segment(self, nbytes: int) -> Segment:
-        """The smallest idle segment that is large enough, or a new one, which replaces one that is too small."""
-        large_enough = [segment for segment in self._idle if len(segment) >= nbytes]
-        if not large_enough:
-            del self._idle[:1]
-            return self._create_segment(nbytes)
-        smallest = min(large_enough, key=len)
-        self._idle.remove(smallest)
-        return smallest
