@@ -29,6 +29,7 @@ class Place:
     local_rank: int | None = None
     hosts_store: bool = False
     restarts: int = 0
+    local_world_size: int = 1
 
     @property
     def endpoint(self) -> str:
@@ -64,4 +65,5 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
         int(environment["LOCAL_RANK"]) if "LOCAL_RANK" in environment else None,
         hosts_store=rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
     )
