@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minddp.tools.forecast.lateness import PHASES, LateRank, RankTimes, WorkPhase, late_ranks
-from minddp.tools.watchdog.check import Check, Finding, Notes
+from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
 
 WARM_UP_STEPS = 10  # memory is allocated, code compiled, buckets are rebuilt
 LEAST_LATE_NS = 1_000_000  # a shorter delay is scheduling noise
@@ -27,8 +27,8 @@ WAITS = None  # the training thread waits for other ranks, and is in no phase
 class Window(NamedTuple):
     """Rank 0 compares windows of at least `steps` sampled steps and `seconds`.
 
-    A rank is reported if it is late in the same phase in at least `in_a_row` windows and for `lasts_s`, or for
-    three times `lasts_s` if it is late in some steps only: threads share a core for some ten seconds at a time.
+    A rank is reported if it is late in the same phase in at least `in_a_row` windows and for `lasts_s`: threads
+    share a core for some ten seconds at a time.
     """
 
     steps: int = 20
@@ -56,16 +56,12 @@ class SlowRank(Check):
         # Of rank 0: the steps of this window, its beginning, and since when and in how many windows a rank is late.
         self._compared: list[list[RankTimes]] = []
         self._first_step = self._began_ns = 0
-        self._late_since: dict[tuple[int, str, bool], tuple[int, int]] = {}
+        self._late_since: dict[tuple[int, str], tuple[int, int]] = {}
 
     def _reset(self) -> None:
         self._times: dict[WorkPhase | None, int] = dict.fromkeys((*PHASES, WAITS), 0)
         self._step: int | None = None
         self._is_computed = False
-
-    def step_begins(self) -> None:
-        self._turn_to(WorkPhase.BETWEEN)
-        self._reset()
 
     def pre_forward(self) -> None:
         if self._phase is WorkPhase.BACKWARD:  # the last forward had none
@@ -78,8 +74,8 @@ class SlowRank(Check):
     def post_forward(self, synchronises: bool) -> None:
         self._turn_to(WorkPhase.BACKWARD if synchronises else WorkPhase.ACCUMULATION)
 
-    def first_gradient(self, step: int, optimizer_steps: int) -> None:
-        self._step = step
+    def first_gradient(self, step: int) -> None:
+        self._step = step if is_sampled(step) else None
 
     def before_unpack(self) -> None:
         self._turn_to(WAITS)
@@ -131,9 +127,8 @@ class SlowRank(Check):
         known, self._late_since = self._late_since, {}
         for late in late_ranks(steps):
             if late.late_ns >= LEAST_LATE_NS:
-                kind = late.rank, late.phase, late.in_steps == 1
+                kind = late.rank, late.phase
                 since_ns, windows = known.get(kind, (self._began_ns, 0))
                 self._late_since[kind] = since_ns, windows + 1
-                lasts_s = self.window.lasts_s * (1 if late.in_steps == 1 else 3)
-                if windows + 1 >= self.window.in_a_row and now_ns - since_ns >= 1e9 * lasts_s:
+                if windows + 1 >= self.window.in_a_row and now_ns - since_ns >= 1e9 * self.window.lasts_s:
                     yield late
