@@ -2,7 +2,8 @@
 
 [Note: sampled steps]
 To look closely at every step would cost some percent of it. So checks sample the first `FIRST` steps, in which
-most causes show, and then every `EVERY`-th step. `EVERY` shares no divisor with the periods in which scripts log or save.
+most causes show, and then every `EVERY`-th step. `EVERY` shares no divisor with the periods in which scripts log or
+save.
 """
 
 from __future__ import annotations
