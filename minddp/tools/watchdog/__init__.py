@@ -16,7 +16,7 @@ hour later. All ranks together know the reason, and the store through which they
 | how do notes reach rank 0, and findings all ranks? | `comparison.py` |
 """
 
-from minddp.tools.watchdog.rank_state import RankState, state_of
-from minddp.tools.watchdog.watched_transport import Stuck, WatchedTransport, watched
+from minddp.tools.watchdog.rank_state import RankState
+from minddp.tools.watchdog.watched_transport import Stuck, WatchedTransport
 
-__all__ = ["RankState", "Stuck", "WatchedTransport", "state_of", "watched"]
+__all__ = ["RankState", "Stuck", "WatchedTransport"]

@@ -1,10 +1,9 @@
 """The interface of a guard check: it takes notes on every rank; rank 0 compares them and reports findings.
 
 [Note: sampled steps]
-Checking every step would cost some percent of it. So the guard samples the first `FIRST` steps, in which most
-causes show, and then every `EVERY`-th step. `EVERY` shares no divisor with the periods in which scripts log or
-save. A sampled step begins at the end of the previous backward, and ends with the optimizer steps after its own
-backward. Between sampled steps no check is called, unless optimizers step without synchronised backwards.
+To look closely at every step would cost some percent of it. So checks sample the first `FIRST` steps, in which
+most causes show, and then every `EVERY`-th step. `EVERY` shares no divisor with the periods in which scripts log or
+save.
 """
 
 from __future__ import annotations
@@ -21,10 +20,6 @@ Notes = list[tuple[int, Any]]  # numbered, in rising order
 
 def is_sampled(step: int) -> bool:
     return step % EVERY == 0 or step < FIRST
-
-
-def num_sampled_before(step: int) -> int:
-    return step if step < FIRST else FIRST + (step - 1) // EVERY - (FIRST - 1) // EVERY
 
 
 class ReplicasDrift(RuntimeError):
@@ -52,23 +47,20 @@ class Finding:
 class Check:
     """Looks for one kind of problem. A check implements those of these methods that it needs.
 
-    The training thread calls the methods of this table in the given order, in each sampled step. They must be
-    cheap. Their names are those of the same moments in `Extension`, `Mode` and `StepWatcher`.
+    The training thread calls the methods of this table in the given order, in each step. They must be cheap.
 
     | method | when |
     |---|---|
-    | `step_begins()` | the backward of the previous step, which was not sampled, has ended |
     | `pre_forward()` | the wrapper is called with grad enabled, before it communicates |
     | `before_module(step, inputs, kwargs)` | before the wrapper runs the module on these inputs |
     | `post_forward(synchronises)` | the module has returned; whether its backward will be reduced |
-    | `first_gradient(step, optimizer_steps)` | the first gradient of a synchronised backward has arrived; the \
-largest number of steps that one optimizer has made since the last call |
+    | `first_gradient(step)` | the first gradient of a synchronised backward has arrived |
     | `before_unpack()` | all gradients are computed; reductions have not been waited for |
     | `post_backward()` | the averages are in `.grad`, or an exception has ended the backward |
-    | `before_step(optimizer)`, `after_step(optimizer)` | around steps on the module's parameters |
+    | `before_step(optimizer)`, `after_step(optimizer)` | around steps on the module's parameters, after backward |
 
-    `communication_hook(name, state)` is called when such a hook is registered, in any step. `step` counts
-    synchronised backwards and is equal on all ranks.
+    `communication_hook(name, state)` is called when such a hook is registered. `step` counts synchronised backwards
+    and is equal on all ranks.
     """
 
     def take_notes(self, is_last: bool = False) -> Notes:

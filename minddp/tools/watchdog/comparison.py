@@ -11,6 +11,7 @@ notes, and rank 0 waits for them up to `LAST_S` seconds, if it has notes to comp
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Mapping
@@ -20,13 +21,12 @@ from typing import Any
 import torch.distributed as dist
 
 from minddp.platform.repeating_thread import RepeatingThread
-from minddp.platform.store import Messages, own_connection
+from minddp.platform.store import POLL_S, Messages, own_connection
 from minddp.tools.watchdog.check import Check, Finding, Notes, ReplicasDrift
 
 _log = logging.getLogger("minddp.tools.watchdog")
 EVERY_S = 1.0
 LAST_S = 0.3
-POLL_S = 0.01
 RAISES_AFTER_TURNS = 3  # by then all ranks have read the finding
 MOST_KEPT = 1024  # incomplete numbers of a check
 
@@ -82,51 +82,41 @@ class NotesComparison:
             raise ReplicasDrift(pending.text)
 
     def turn(self, is_last: bool = False) -> None:
-        if self._rank == 0:
-            self._compare_all(is_last)
-        else:
-            self._send_and_receive(is_last)
-        if is_last:
-            self._messages.leave("notes", "last", *(f"finding/{number}" for number in range(len(self.found))))
-
-    def _send_and_receive(self, is_last: bool) -> None:
-        """On the other ranks: receive findings, and send notes if rank 0 has taken the previous ones."""
-        while (finding := self._messages.read(0, "finding", len(self.found))) is not None:
+        while self._rank != 0 and (finding := self._messages.read(0, "finding", len(self.found))) is not None:
             self._add(finding)
         key = "last" if is_last else "notes"
-        if self._messages.read(self._rank, key) is None and (notes := self._take_notes(is_last)):
-            self._messages.post(notes, key)
+        if self._messages.read(self._rank, key) is None:
+            notes = {name: notes for name, check in self._checks.items() if (notes := check.take_notes(is_last))}
+            if notes:
+                self._messages.post(notes, key)
+        if self._rank == 0:
+            self._compare_all(is_last)
+        if is_last:
+            self._messages.leave("notes", "last", *(f"finding/{number}" for number in range(len(self.found))))
 
     def _compare_all(self, is_last: bool) -> None:
         """On rank 0."""
         steps_per_turn, self._previous_step = self.step - self._previous_step, self.step
         raises_in_step = self.step + RAISES_AFTER_TURNS * steps_per_turn + 2
-        self._compare(0, notes := self._take_notes(is_last), raises_in_step)
-        self._compare_others("notes", raises_in_step)
+        keys = ("notes", "last") if is_last else ("notes",)
+        absent = set(range(self._world_size)) if self._messages.read(0, "last") is not None else set()
         deadline = time.monotonic() + LAST_S
-        absent = set(range(1, self._world_size)) if is_last and notes else set()
-        while absent and time.monotonic() < deadline:
-            absent -= self._compare_others("last", raises_in_step)
-            time.sleep(POLL_S if absent else 0)
-
-    def _compare_others(self, key: str, raises_in_step: int) -> set[int]:
-        """Returns the ranks that have sent notes under `key`."""
-        present = set()
-        for rank in range(1, self._world_size):
-            if (notes := self._messages.take(rank, key)) is not None:
-                self._compare(rank, notes, raises_in_step)
-                present.add(rank)
-        return present
+        while True:
+            for rank, key in itertools.product(range(self._world_size), keys):
+                if (notes := self._messages.take(rank, key)) is not None:
+                    self._compare(rank, notes, raises_in_step)
+                    absent -= {rank} if key == "last" else set()
+            if not absent or time.monotonic() > deadline:
+                return
+            time.sleep(POLL_S)
 
     def _compare(self, rank: int, notes: Mapping[str, Notes], raises_in_step: int) -> None:
-        """Compare each number for which the notes of all ranks are present. Lower ones stay incomplete."""
+        """Compare each number for which the notes of all ranks are present."""
         for name, number, note in ((check, *numbered) for check in notes for numbered in notes[check]):
             received = self._received.setdefault(name, {})
             of_rank = received.setdefault(number, {})
             of_rank[rank] = note
             if len(of_rank) == self._world_size:
-                while (oldest := next(iter(received))) != number:
-                    del received[oldest]
                 del received[number]
                 for finding in self._checks[name].compare(number, [note for _, note in sorted(of_rank.items())]):
                     if self._add(finding := replace(finding, raises_in_step=raises_in_step)):
@@ -134,9 +124,6 @@ class NotesComparison:
                         self._messages.post(finding, "finding", len(self.found) - 1)
             elif len(received) > MOST_KEPT:
                 del received[min(received)]
-
-    def _take_notes(self, is_last: bool) -> dict[str, Notes]:
-        return {name: notes for name, check in self._checks.items() if (notes := check.take_notes(is_last))}
 
     def _add(self, finding: Finding) -> bool:
         """Returns False for a repetition."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -28,38 +27,31 @@ class Diagnosis(NamedTuple):
     text: str
     is_certain: bool
 
-    @property
-    def picture(self) -> str:
-        """The text without waiting times and lines of scripts, which change every second."""
-        return re.sub(r"waiting for \d+ s|\S+:\d+ in \S+", "", self.text)
-
 
 def diagnose(states: States) -> Diagnosis:
     """Explain the wait. At least one rank must have answered."""
-    present = {rank: state for rank, state in states.items() if not state.absence}
-    furthest = max(state.backward for state in present.values())
-    found = [*_steps_dropped_by_some(states), *_ranks_gone(states, furthest), *_different_collectives(states)]
-    is_certain = bool(found)
-    found = found or [*_missing_gradients(present)] or [*_ranks_elsewhere(states, furthest)]
-    found = [*(found or _all_wait(present, furthest)), *_waiting_ranks(present)]
+    furthest = max(state.backward for state in states.values())
+    certain = [*_steps_dropped_by_some(states), *_ranks_gone(states, furthest), *_different_collectives(states)]
+    found = certain or [*_missing_gradients(states)] or [*_ranks_elsewhere(states, furthest)]
+    if not found:
+        found = ["All ranks wait: the network between them is stuck, or a machine is overloaded."]
     table = [f"  rank {rank}: {_line(state)}" for rank, state in sorted(states.items())]
-    return Diagnosis("\n".join([" ".join(found), *table]), is_certain)
+    return Diagnosis("\n".join([" ".join([*found, *_waiting_ranks(states)]), *table]), bool(certain))
 
 
 def _steps_dropped_by_some(states: States) -> Iterator[str]:
     """Ranks that drop a backward in which others have launched more collectives: later ones would not match."""
     furthest = max(state.number for state in states.values())
-    dropping = {rank: state for rank, state in states.items() if state.drops and state.number < furthest}
-    for rank, state in dropping.items():
-        missing = [name for _, names in sorted(state.missing.items()) for name in names]
-        ahead = [other for other in states if states[other].number > state.number]
-        yield (
-            f"{interrupted(state.backward, rank, missing)}. Its script has caught the exception and goes on, "
-            f"{state.where}, but {wording.ranks(ahead)} {'has' if len(ahead) == 1 else 'have'} launched further "
-            f"collectives of that backward, so later ones would not match."
-        )
-    if dropping:
-        yield "Let an exception in backward end the script, or raise it on every rank."
+    for rank, state in states.items():
+        if state.drops and state.number < furthest:
+            missing = [name for _, names in sorted(state.missing.items()) for name in names]
+            ahead = [other for other in states if states[other].number > state.number]
+            yield (
+                f"{interrupted(state.backward, rank, missing)}. Its script has caught the exception and goes on, "
+                f"{state.where}, but {wording.ranks(ahead)} {'has' if len(ahead) == 1 else 'have'} launched "
+                f"further collectives of that backward, so later ones would not match. Let an exception in "
+                f"backward end the script, or raise it on every rank."
+            )
 
 
 def _ranks_gone(states: States, furthest: int) -> Iterator[str]:
@@ -80,15 +72,15 @@ def _different_collectives(states: States) -> Iterator[str]:
         if odd:
             launches = [f"{wording.ranks(ranks)} launched {what}" for what, ranks in [*odd, common]]
             yield (
-                f"Collective {number} is not the same everywhere: {'; '.join(launches[:-1])}, {launches[-1]}. "
+                f"Collective {number} is not the same everywhere: {', '.join(launches)}. "
                 f"The ranks differ in model, options or control flow."
             )
             return
 
 
-def _missing_gradients(present: States) -> Iterator[str]:
+def _missing_gradients(states: States) -> Iterator[str]:
     """Ranks whose backward has ended with gradients missing, so the buckets of these were not launched."""
-    for rank, state in present.items():
+    for rank, state in states.items():
         if state.phase == "INCOMPLETE" and state.missing:
             bucket, names = min(state.missing.items())
             yield (
@@ -103,32 +95,25 @@ def _ranks_elsewhere(states: States, furthest: int) -> Iterator[str]:
     for rank, state in states.items():
         if state.waiting_s is None and not state.absence:
             doing = "accumulates under no_sync" if state.accumulates else _PHASES[state.phase]
-            if state.backward < furthest:
-                doing += f", at backward {state.backward} of {furthest}"
-            yield f"Rank {rank} {doing}, {state.where}."
+            behind = f", at backward {state.backward} of {furthest}" if state.backward < furthest else ""
+            yield f"Rank {rank} {doing}{behind}, {state.where}."
     if silent := [rank for rank, state in states.items() if state.absence == SILENT]:
         yield f"{wording.subject(silent, 'does', 'do')} not answer: the host may be down or cut off."
 
 
-def _all_wait(present: States, furthest: int) -> Iterator[str]:
-    """All ranks wait. A rank that is a backward behind waits for data that others have received."""
-    if behind := [rank for rank, state in present.items() if state.backward < furthest]:
-        yield (
-            f"{wording.subject(behind, 'waits', 'wait')} for a collective that other ranks have completed: its "
-            f"machine is overloaded, or the network to it is stuck."
-        )
-    else:
-        yield "All ranks wait in the same collective: the network between them is stuck."
-
-
-def _waiting_ranks(present: States) -> Iterator[str]:
-    if waiting := [rank for rank, state in present.items() if state.waiting_s is not None]:
-        [last, *different] = {present[rank].last for rank in waiting}
-        where = "" if different or not present[waiting[0]].recent else f" in {last}"
+def _waiting_ranks(states: States) -> Iterator[str]:
+    if waiting := [rank for rank, state in states.items() if state.waiting_s is not None]:
+        collectives = {states[rank].last for rank in waiting if states[rank].recent}
+        where = f" in {collectives.pop()}" if len(collectives) == 1 else ""
         yield f"{wording.subject(waiting, 'waits', 'wait')}{where}."
 
 
 def _line(state: RankState) -> str:
+    if not state.where:
+        return state.absence
     wait = "" if state.waiting_s is None else f", waiting for {state.waiting_s:.0f} s"
-    place = f"{state.phase.lower()}, backward {state.backward}; {state.last}{wait}; {state.where} ({state.process})"
-    return "; before that: ".join(filter(None, [state.absence, place if state.where else ""]))
+    absence = f"{state.absence}; before that: " if state.absence else ""
+    return (
+        f"{absence}{state.phase.lower()}, backward {state.backward}; {state.last}{wait}; {state.where} "
+        f"({state.process})"
+    )

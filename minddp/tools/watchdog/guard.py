@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import weakref
-from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,10 @@ from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.extension import Extension
 from minddp.platform import streams
-from minddp.tools.watchdog.check import ALONE, Check, Finding, is_sampled
+from minddp.tools.watchdog.check import ALONE, Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
-from minddp.tools.watchdog.drift import checks_of_drift
+from minddp.tools.watchdog.drift import DriftCheck
+from minddp.tools.watchdog.misuse import BypassCheck, SameDataCheck
 from minddp.tools.watchdog.slow_rank import SlowRank
 from minddp.transport.protocols import Transport
 
@@ -34,8 +34,7 @@ class Guard(Mode, StepWatcher):
 
     Notes are compared from the first synchronised backward on, in which all ranks take part: a copy of the wrapper
     on one rank, which never trains, must not take the place of another rank's. This ends with `close`, or when the
-    guard is collected. `num_passes`: the backwards that the reducer has synchronised before. The wrapper need not
-    call the guard unless `looks`; see [Note: sampled steps].
+    guard is collected. `num_passes`: the backwards that the reducer has synchronised before.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Guard(Mode, StepWatcher):
         num_passes: int = 0,
     ):
         assert transport.store is not None
-        self.looks = True
         self.checks = checks
         self._failed: list[Check] = []
         self._name = hashlib.blake2b(repr([name for name, _ in params]).encode(), digest_size=8).hexdigest()
@@ -63,7 +61,6 @@ class Guard(Mode, StepWatcher):
         self._step = 0
         self._in_backward = False
         self._steps_alone = 0  # optimizer steps since the last synchronised backward
-        self._optimizer_steps: Counter[int] = Counter()  # since the last sampled step, by id of the optimizer
         self.watch_steps()
         weakref.finalize(self, self._comparison.abandon).atexit = False
         self._group_end = transport.when_group_ends(weakly(self.close))
@@ -90,23 +87,15 @@ class Guard(Mode, StepWatcher):
     def first_gradient(self, param: int) -> None:
         step, self._steps_alone, self._in_backward = self._step, 0, True
         self._step = self._comparison.step = step + 1
-        self.looks = is_sampled(step)
-        if self.looks:
-            self.shadow_begins()
-            self.call("first_gradient", step, max(self._optimizer_steps.values(), default=0))
-            self._optimizer_steps.clear()
+        self.shadow_begins()
+        self.call("first_gradient", step)
 
     def before_unpack(self) -> None:
-        if self.looks:
-            self.call("before_unpack")
+        self.call("before_unpack")
 
     def post_backward(self) -> None:
         self._in_backward = False
-        if self.looks:
-            self.call("post_backward")
-        elif self._comparison.pending is not None or is_sampled(self._step):
-            self.looks = True
-            self.call("step_begins")
+        self.call("post_backward")
 
     def call(self, method: str, *args: Any) -> None:
         """Call a method of the checks that have it. A check that fails is left out from then on."""
@@ -120,19 +109,15 @@ class Guard(Mode, StepWatcher):
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not steps_on(optimizer, self._guarded):
+        if self._in_backward or not steps_on(optimizer, self._guarded):  # in backward each bucket has its own step
             return
-        if not self._in_backward:  # in backward each bucket has a step of its own
-            self._optimizer_steps[id(optimizer)] += 1
-            self._steps_alone += 1
-            self.looks = self.looks or self._steps_alone > 1
-        if self.looks:
-            self.call("before_step", optimizer)
-            if self._steps_alone == ALONE:
-                self._comparison.start(f"{self._name}/alone")
+        self.call("before_step", optimizer)
+        self._steps_alone += 1
+        if self._steps_alone == ALONE:
+            self._comparison.start(f"{self._name}/alone")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.looks and steps_on(optimizer, self._guarded):
+        if not self._in_backward and steps_on(optimizer, self._guarded):
             self.call("after_step", optimizer)
 
 
@@ -153,7 +138,12 @@ class Guarded(Extension):
         if transport.world_size == 1 or transport.store is None:
             return
         named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
-        checks = checks_of_drift(named, starts_equal=starts_equal)
+        here = [(name, param) for name, param in named if param.device == named[0][1].device]
+        checks: dict[str, Check] = {
+            "drift": DriftCheck(here, starts_equal=starts_equal),
+            "bypass": BypassCheck(here),
+            "same data": SameDataCheck(),
+        }
         if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of shares
             checks["slow_rank"] = SlowRank()
         self.guard = Guard(named, transport, checks, raises=self.raises, num_passes=reducer.num_passes)
@@ -169,18 +159,16 @@ class Guarded(Extension):
         self.attach(ddp, starts_equal=False)
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:
-        if (guard := self._looking(ddp)) is not None:
-            guard.call("pre_forward")
+        if self.guard is not None and self._looks_at(ddp):
+            self.guard.call("pre_forward")
 
     def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
-        if (guard := self._looking(ddp)) is not None:
-            guard.before_module(ddp._reducer.num_passes, inputs, kwargs)
+        if self.guard is not None and self._looks_at(ddp):
+            self.guard.before_module(ddp._reducer.num_passes, inputs, kwargs)
 
     def post_forward(self, ddp: DistributedDataParallel) -> None:
-        if (guard := self._looking(ddp)) is not None:
-            guard.call("post_forward", ddp.require_backward_grad_sync)
+        if self.guard is not None and self._looks_at(ddp):
+            self.guard.call("post_forward", ddp.require_backward_grad_sync)
 
-    def _looking(self, ddp: DistributedDataParallel) -> Guard | None:
-        if self.guard is None or not self.guard.looks or (self.shares and not ddp.require_backward_grad_sync):
-            return None
-        return self.guard
+    def _looks_at(self, ddp: DistributedDataParallel) -> bool:
+        return ddp.require_backward_grad_sync or not self.shares

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
 from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.repeating_thread import RepeatingThread
@@ -39,73 +38,66 @@ class Inquiry:
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
-        self._messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
+        self.messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
         self._state = state
-        self._processes = RankProcesses(self._messages)
+        self._processes = RankProcesses(self.messages)
         self._answered = 0
+        self.group_end: object = None  # kept as long as this inquiry
         self._processes.post()
-        self.close = RepeatingThread(self._turn, READ_EVERY_S, self._messages.topic).close
+        self.close = RepeatingThread(self._turn, READ_EVERY_S, self.messages.topic).close
 
     def ask(self, is_over: Callable[[], bool]) -> dict[int, RankState]:
         """The states of all ranks. Waits for answers up to `ANSWER_LIMIT_S` seconds, or until `is_over()`."""
-        question = self._messages.count("asked")
+        question = self.messages.count("asked")
         self._answer(question)
         found: dict[int, RankState] = {}
         deadline = time.monotonic() + ANSWER_LIMIT_S
-        while pending := [rank for rank in range(self._messages.world_size) if rank not in found]:
+        while pending := [rank for rank in range(self.messages.world_size) if rank not in found]:
             time.sleep(POLL_S)
             gives_up = time.monotonic() > deadline or is_over()
             for rank in pending:
-                state = self._messages.read(rank, "answer", question) or self._absent(rank)
+                state = self.messages.read(rank, "answer", question) or self._absent(rank)
                 if state is not None or gives_up:
                     found[rank] = state or RankState(absence=SILENT)
-        return dict(sorted(found.items()))
+        return found
 
     def alarm(self) -> None:
         """Give all waiting ranks an occasion to ask."""
-        self._messages.count("alarms")
+        self.messages.count("alarms")
 
     def occasions(self) -> list[str]:
         """Immediate occasions to ask: alarms, and processes of this host that have ended."""
-        ended = [
-            f"end of rank {rank}" for rank in range(self._messages.world_size) if self._processes.has_ended(rank)
-        ]
-        return [f"alarm {alarms}", *ended] if (alarms := self._messages.count("alarms", add=0)) else ended
+        alarms, ranks = self.messages.count("alarms", add=0), range(self.messages.world_size)
+        ended = [f"end of rank {rank}" for rank in ranks if self._processes.has_ended(rank)]
+        return [f"alarm {alarms}", *ended] if alarms else ended
 
     def claims(self, occasion: str) -> bool:
         """True on the first rank of a host that calls this for an occasion."""
-        return self._messages.count("claims", self._processes.host, occasion) == 1
-
-    def verdict(self) -> str | None:
-        return self._messages.settled("verdict")
+        return self.messages.count("claims", self._processes.host, occasion) == 1
 
     def settle(self, diagnosis: str) -> str:
         """Make `diagnosis` the verdict if there is none. Returns the verdict; `diagnosis` if the store is gone."""
         with contextlib.suppress(RuntimeError):
-            diagnosis = self._messages.settle(diagnosis, "verdict")
+            diagnosis = self.messages.settle(diagnosis, "verdict")
             self.alarm()
         return diagnosis
 
-    def arrive(self, occasion: str) -> Callable[[float], bool]:
-        """See `Messages.arrive`."""
-        return self._messages.arrive("arrived", occasion, limit_s=default_pg_timeout.total_seconds())
-
     def _absent(self, rank: int) -> RankState | None:
         """The last known state of a rank that has left or ended; `None` if it may still answer."""
-        left: RankState | None = self._messages.read(rank, "left")
+        left: RankState | None = self.messages.read(rank, "left")
         return replace(left or RankState(), absence=EXITED) if self._processes.has_ended(rank) else left
 
     def _turn(self, is_last: bool) -> None:
         """Answer new questions. The last turn posts this rank's final state."""
-        asked = self._messages.count("asked", add=0)
+        asked = self.messages.count("asked", add=0)
         for question in range(self._answered + 1, asked + 1):
             self._answer(question)
         self._answered = asked
         if is_last:
-            self._messages.post(replace(self._state() or RankState(), absence=LEFT), "left")
+            self.messages.post(replace(self._state() or RankState(), absence=LEFT), "left")
             self.alarm()
-            self._messages.leave("asked", "alarms", "left", "process")
+            self.messages.leave("asked", "alarms", "left", "process")
 
     def _answer(self, question: int) -> None:
         if (state := self._state()) is not None:
-            self._messages.post(state, "answer", question)
+            self.messages.post(state, "answer", question)

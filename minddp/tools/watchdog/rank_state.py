@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 import minddp
-from minddp.core.reducer import Reducer
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
+LIBRARIES = tuple(os.path.dirname(module.__file__ or "") for module in (os, minddp, torch))
 SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
 
 
@@ -48,16 +48,6 @@ class RankState:
         return f"collective {self.number}, {self.recent[self.number]}" if self.recent else "no collective yet"
 
 
-def state_of(reducer: Reducer, *, accumulates: bool) -> RankState:
-    """The state of the reducer. Called from another thread, so it changes nothing."""
-    current, plan = reducer.current, reducer.plan
-    missing: dict[int, tuple[str, ...]] = {}
-    for param in current.missing() if current is not None else ():
-        bucket = plan.slot_of[param].bucket
-        missing[bucket] = (*missing.get(bucket, ()), plan.params[param].name)
-    return RankState(reducer.phase.name, reducer.num_passes, accumulates, missing)
-
-
 def where_is_main_thread() -> str:
     """`train.py:57 in evaluate`: the innermost frame of the main thread outside of libraries, if there is one."""
     frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -71,9 +61,5 @@ def where_is_main_thread() -> str:
 
 def _is_of_a_library(path: str) -> bool:
     """True for the standard library, minddp, torch and all installed packages."""
-    folders = [Path(module.__file__ or "").parent for module in (os, minddp, torch)]
-    return (
-        path.startswith("<frozen ")
-        or not INSTALLED.isdisjoint(Path(path).parts)
-        or any(Path(path).is_relative_to(folder) for folder in folders)
-    )
+    is_installed = not INSTALLED.isdisjoint(Path(path).parts)
+    return is_installed or path.startswith(("<frozen ", *(f"{folder}{os.sep}" for folder in LIBRARIES)))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minddp.tools.forecast.lateness import PHASES, LateRank, RankTimes, WorkPhase, late_ranks
-from minddp.tools.watchdog.check import Check, Finding, Notes
+from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
 
 WARM_UP_STEPS = 10  # memory is allocated, code compiled, buckets are rebuilt
 LEAST_LATE_NS = 1_000_000  # a shorter delay is scheduling noise
@@ -63,10 +63,6 @@ class SlowRank(Check):
         self._step: int | None = None
         self._is_computed = False
 
-    def step_begins(self) -> None:
-        self._turn_to(WorkPhase.BETWEEN)
-        self._reset()
-
     def pre_forward(self) -> None:
         if self._phase is WorkPhase.BACKWARD:  # the last forward had none
             self._phase = WorkPhase.BETWEEN
@@ -78,8 +74,8 @@ class SlowRank(Check):
     def post_forward(self, synchronises: bool) -> None:
         self._turn_to(WorkPhase.BACKWARD if synchronises else WorkPhase.ACCUMULATION)
 
-    def first_gradient(self, step: int, optimizer_steps: int) -> None:
-        self._step = step
+    def first_gradient(self, step: int) -> None:
+        self._step = step if is_sampled(step) else None
 
     def before_unpack(self) -> None:
         self._turn_to(WAITS)

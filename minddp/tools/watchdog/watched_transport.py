@@ -4,8 +4,8 @@
 A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
 Every `limit_s` seconds the ranks report their states, and at once if a rank leaves or its process ends. If the wait
 can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Otherwise the diagnosis
-is logged after 1, 2, 4, 8, ... times `limit_s`, and in between if it has changed. At the group's own time limit
-torch's error is raised with the latest diagnosis. A rank that has logged a diagnosis also logs the end of its wait.
+is logged after 1, 2, 4, 8, ... times `limit_s`. At the group's own time limit torch's error is raised with the
+latest diagnosis. A rank that has logged a diagnosis also logs the end of its wait.
 
 [Note: a backward that is dropped]
 If a script catches an exception in backward on one rank, the rank's next all-reduce would meet one that the other
@@ -27,24 +27,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from minddp.core.autograd import weakly
 from minddp.extension import Extension
 from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.tools.watchdog.inquiry import Inquiry
-from minddp.tools.watchdog.rank_state import RankState, state_of, where_is_main_thread
+from minddp.tools.watchdog.rank_state import RankState, where_is_main_thread
 from minddp.transport.protocols import Transport, Work
 
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
 
 _log = logging.getLogger(__name__)
-LOOK_EVERY_S = 1.0
+CHECK_WAIT_EVERY_S = 1.0
 AT_ONCE_S = 0.001  # torch treats a wait without a timeout as unlimited
 MAX_RECENT = 64  # collectives, to compare with those of other ranks
 
@@ -53,46 +53,40 @@ class Stuck(RuntimeError):
     """The ranks cannot go on; the message says which ranks wait for what, and the remedy."""
 
 
-def watched(transport: Transport, limit_s: float, state: Callable[[], RankState]) -> Transport:
-    """The transport; watched if there are peers and a store to ask them, and its waits can be interrupted.
-
-    `state` is a method that returns the state of the module's reducer; its object is referenced weakly.
-    """
-    if transport.world_size == 1 or transport.store is None or not transport.waits_again:
-        return transport
-    return WatchedTransport(transport, transport.store, limit_s, state)
-
-
 class WatchedTransport:
-    """Every wait without a timeout of its own is watched. See [Note: how long to wait]."""
+    """Every wait without a timeout of its own is watched. See [Note: how long to wait].
+
+    `state` returns the state of the module's reducer, `None` if the module is gone. It must not keep that alive.
+    """
 
     waits_again = True
 
-    def __init__(self, transport: Transport, store: dist.Store, limit_s: float, state: Callable[[], RankState]):
+    def __init__(
+        self, transport: Transport, store: dist.Store, limit_s: float, state: Callable[[], RankState | None]
+    ):
         self.rank = transport.rank
         self.world_size = transport.world_size
         self.store = store
         self.adds_after_s = transport.adds_after_s
+        self.allocate, self.when_group_ends = transport.allocate, transport.when_group_ends
         self._transport = transport
         self._limit_s = limit_s
+        self._state_of_module = state
         # Collectives: how many were launched, how many of them on all ranks, and the latest.
         self._number = self._num_settled = 0
         self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)
-        # Waits: how many there were, which one this rank has reported last, and since when the current one lasts.
-        self._num_waits, self._reported = 0, -1
+        # Waits: how many there were, since when the latest one lasts, and which one this rank has reported last.
+        self._num_waits, self._reported = 0, 0
         self._waiting_since: float | None = None
-        # The state of this rank. `_stuck` is the reason after `Stuck` was raised or `end_waits` was called.
-        self._stuck = ""
-        self._drops = False
-        self._state_of_module = weakly(state)
-        self.allocate, self.when_group_ends = transport.allocate, transport.when_group_ends
+        self._drops = False  # stays True after an error, for the state that this rank leaves behind
+        self._stuck = ""  # the reason after `Stuck` was raised or `end_waits` was called
 
     @cached_property
     def _inquiry(self) -> Inquiry:
         """Made at the first collective, which all ranks launch; a copy of the wrapper on one rank has none."""
         inquiry = Inquiry(self.store, self.rank, self.world_size, weakly(self.state))
         weakref.finalize(self, inquiry.close)
-        self._group_end = self.when_group_ends(inquiry.close)
+        inquiry.group_end = self.when_group_ends(inquiry.close)
         return inquiry
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
@@ -131,12 +125,12 @@ class WatchedTransport:
         """
         start = self._waiting_since = time.monotonic()
         self._num_waits += 1
-        look_every_s = AT_ONCE_S if self._stuck else min(self._limit_s, LOOK_EVERY_S)
+        check_every_s = AT_ONCE_S if self._stuck else min(self._limit_s, CHECK_WAIT_EVERY_S)
         try:
-            while not completes_within(look_every_s):
-                reason = self._stuck or self._look(time.monotonic() - start)
+            while not completes_within(check_every_s):
+                reason = self._stuck or self._reason_to_give_up(time.monotonic() - start)
                 # Messages that a rank has sent before it left may still arrive.
-                if reason is not None and (self._stuck or not completes_within(look_every_s)):
+                if reason is not None and (self._stuck or not completes_within(check_every_s)):
                     raise Stuck(self._inquiry.settle(reason))
             if self._reported == self._num_waits:
                 _log.warning("Rank %d went on after a wait of %.0f s.", self.rank, time.monotonic() - start)
@@ -153,20 +147,20 @@ class WatchedTransport:
         """End this rank's wait and all later ones with `Stuck`. May be called by any thread."""
         self._stuck = reason
 
-    def _look(self, waited_s: float) -> str | None:
+    def _reason_to_give_up(self, waited_s: float) -> str | None:
         """The reason why the wait can never end, or `None`. See [Note: which rank asks, and when]."""
         occasions = self._inquiry.occasions()
         if turn := int(waited_s / self._limit_s):
             occasions.append(f"wait {self._num_waits} turn {turn}")
-        if occasions and (verdict := self._inquiry.verdict()):
-            return verdict
+        if occasions and (verdict := self._inquiry.messages.settled("verdict")):
+            return str(verdict)
         if not [occasion for occasion in occasions if self._inquiry.claims(occasion)]:
             return None
         diagnosis = self._diagnose()
         if diagnosis.is_certain:
             return diagnosis.text
         interval = turn.bit_length()  # 1, 2-3, 4-7, 8-15, ...
-        if interval and self._inquiry.claims(f"report {self._num_waits} {interval} {diagnosis.picture}"):
+        if interval and self._inquiry.claims(f"report of wait {self._num_waits} in interval {interval}"):
             self._reported = self._num_waits
             _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
         return None
@@ -179,9 +173,10 @@ class WatchedTransport:
         """Wait until all ranks drop their backward, or raise `Stuck`. See [Note: a backward that is dropped]."""
         if self._number == self._num_settled:
             return
-        self._drops = True  # stays True after an error, for the state that this rank leaves behind
-        all_arrive_within = self._inquiry.arrive(f"after collective {self._number}")
-        if not all_arrive_within(LOOK_EVERY_S):
+        self._drops = True
+        limit_s = default_pg_timeout.total_seconds()
+        all_arrive_within = self._inquiry.messages.arrive("dropped after", self._number, limit_s=limit_s)
+        if not all_arrive_within(CHECK_WAIT_EVERY_S):
             self._inquiry.alarm()
             self.wait_until(all_arrive_within)
         self._drops = False
@@ -254,11 +249,20 @@ class WatchedWaits(Extension):
     limit_s: float
 
     def wrap_transport(self, transport: Transport, ddp: DistributedDataParallel) -> Transport:
-        return watched(transport, self.limit_s, MethodType(_rank_state, ddp))
+        """Watched if there are peers and a store to ask them, and its waits can be interrupted."""
+        if transport.world_size == 1 or transport.store is None or not transport.waits_again:
+            return transport
+        return WatchedTransport(transport, transport.store, self.limit_s, partial(state_of, weakref.ref(ddp)))
 
 
-def _rank_state(ddp: DistributedDataParallel) -> RankState:
-    """Called from another thread, possibly during construction."""
+def state_of(ddp_ref: Callable[[], DistributedDataParallel | None]) -> RankState | None:
+    """Called from another thread, possibly during construction, so it changes nothing."""
+    if (ddp := ddp_ref()) is None:
+        return None
     if not hasattr(ddp, "_reducer"):
         return RankState()
-    return state_of(ddp._reducer, accumulates=not ddp.require_backward_grad_sync)
+    reducer, missing = ddp._reducer, dict[int, tuple[str, ...]]()
+    for param in reducer.current.missing() if reducer.current is not None else ():
+        bucket = reducer.plan.slot_of[param].bucket
+        missing[bucket] = (*missing.get(bucket, ()), reducer.plan.params[param].name)
+    return RankState(reducer.phase.name, reducer.num_passes, not ddp.require_backward_grad_sync, missing)

@@ -11,14 +11,9 @@ import torch
 import torch.distributed as dist
 
 from minddp.tools.elastic.connections import drop
-from minddp.tools.watchdog import RankState, Stuck, WatchedTransport, inquiry, watched
+from minddp.tools.watchdog import RankState, Stuck, WatchedTransport, inquiry
 from minddp.transport import open_transport
 from tests.ranks import RankPool
-
-
-class Module:
-    def state(self) -> RankState:
-        return RankState()
 
 
 def give_up_a_collective(rank: int, limit_s: float) -> bool:
@@ -27,11 +22,9 @@ def give_up_a_collective(rank: int, limit_s: float) -> bool:
     Where the wait is longer than `limit_s`, rank 0 is asking by then what rank 1, which does not answer, does.
     """
     inquiry.ANSWER_LIMIT_S = 3600.0
-    module = Module()
-    transport = watched(
-        open_transport("process_group", dist.group.WORLD, torch.device("cpu")), limit_s, module.state
-    )
-    assert isinstance(transport, WatchedTransport)
+    over = open_transport("process_group", dist.group.WORLD, torch.device("cpu"))
+    assert over.store is not None
+    transport = WatchedTransport(over, over.store, limit_s, RankState)
     if rank == 1:
         time.sleep(5.0)
         return True

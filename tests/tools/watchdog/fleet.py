@@ -9,9 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from minddp.tools.watchdog.check import Check, Finding, is_sampled
+from minddp.tools.watchdog.check import Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
-from minddp.tools.watchdog.drift import checks_of_drift
+from minddp.tools.watchdog.drift import DriftCheck
+from minddp.tools.watchdog.misuse import BypassCheck, NamedParams, SameDataCheck
+
+
+def checks_of(params: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
+    drift = DriftCheck(params, starts_equal=starts_equal)
+    return {"drift": drift, "bypass": BypassCheck(params), "same data": SameDataCheck()}
 
 
 class Fleet:
@@ -35,7 +41,7 @@ class Fleet:
             for rank, module in enumerate(self.modules)
         ]
         self.checks: list[dict[str, Check]] = [
-            checks_of_drift(list(module.named_parameters()), starts_equal=starts_equal) for module in self.modules
+            checks_of(list(module.named_parameters()), starts_equal=starts_equal) for module in self.modules
         ]
         store = dist.HashStore()
         self.exchanges = [
@@ -45,24 +51,18 @@ class Fleet:
         for exchange in self.exchanges:
             exchange.open("test")
         self.num_steps = 0
-        self.optimizer_steps = [0] * world_size  # since the last step that was looked at
 
     def steps(self, number: int = 1, *, act: Callable[[int, int], object] | None = None) -> None:
         """Synchronised steps. `act(step, rank)` is called after backward, when gradients are averaged."""
         for _ in range(number):
             for rank, step in itertools.product(range(len(self.modules)), [self.num_steps]):
-                looks = is_sampled(step)
-                if looks:
-                    self.call(rank, "before_module", step, (torch.ones(2, 8) * (10 * step + rank),), {})
-                    self.call(rank, "post_forward", True)
-                    self.call(rank, "first_gradient", step, self.optimizer_steps[rank])
-                    self.optimizer_steps[rank] = 0
+                self.call(rank, "before_module", step, (torch.ones(2, 8) * (10 * step + rank),), {})
+                self.call(rank, "first_gradient", step)
                 self.give_gradients(rank, step)
                 if act is not None:
                     act(step, rank)
-                if looks:
-                    self.call(rank, "post_backward")
-                self.optimize(rank, looks=looks)
+                self.call(rank, "post_backward")
+                self.optimize(rank)
             self.num_steps += 1
 
     def call(self, rank: int, method: str, *args: object) -> None:
@@ -74,20 +74,15 @@ class Fleet:
         for param in self.modules[rank].parameters():
             param.grad = torch.randn(param.shape, generator=generator)
 
-    def optimize(self, rank: int, *, looks: bool = True) -> None:
-        self.optimizer_steps[rank] += 1
-        if looks:
-            self.call(rank, "before_step", self.optimizers[rank])
+    def optimize(self, rank: int) -> None:
+        self.call(rank, "before_step", self.optimizers[rank])
         self.optimizers[rank].step()
-        if looks:
-            self.call(rank, "after_step", self.optimizers[rank])
+        self.call(rank, "after_step", self.optimizers[rank])
 
-    def alone(self, number: int, *, averages_every: int = 0, forwards: int = 0) -> None:
+    def alone(self, number: int, *, averages_every: int = 0) -> None:
         """Steps that are not synchronised, on other gradients on each rank."""
         for turn in range(number):
             for rank in range(len(self.modules)):
-                for _ in range(forwards):
-                    self.call(rank, "post_forward", False)
                 self.give_gradients(rank, 1000 * turn + rank)
                 self.optimize(rank)
             if averages_every and (turn + 1) % averages_every == 0:

@@ -40,7 +40,7 @@ ENDS = ("as it is", "without the wrapper", "without the group")
 def train(end: str) -> None:
     """What each rank does: it trains, and its script is over, after or without clearing up."""
     faulthandler.dump_traceback_later(LIMIT_S - 10)
-    comparison.EVERY_S = inquiry.READ_EVERY_S = meeting.POLL_S = EVERY_S
+    comparison.EVERY_S = inquiry.READ_EVERY_S = meeting.REPORT_EVERY_S = EVERY_S
     check.EVERY = 1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -125,14 +125,6 @@ def test_all_ranks_in_the_same_collective() -> None:
     assert "the network between them" in found.text
 
 
-def test_a_rank_that_waits_a_backward_behind_the_others() -> None:
-    behind = state(1, backward=2, recent=collectives(4, 5))
-    found = diagnosis_of(state(0), behind, state(2))
-    assert not found.is_certain
-    assert found.text.startswith("Rank 1 waits for a collective that other ranks have completed: its machine is ")
-    assert "same collective" not in found.text
-
-
 def test_every_rank_has_its_line() -> None:
     found = diagnosis_of(state(0), EXITED, SILENT, LEFT)
     lines = found.text.splitlines()[1:]

@@ -17,25 +17,26 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import minddp
-from minddp.tools.watchdog.check import EVERY, FIRST, Check, ReplicasDrift
+from minddp.tools.watchdog.check import Check, ReplicasDrift
 from minddp.tools.watchdog.comparison import NotesComparison
-from minddp.tools.watchdog.drift import DriftCheck, checks_of_drift
+from minddp.tools.watchdog.drift import DriftCheck
 from minddp.tools.watchdog.guard import Guard
 from tests.fakes import FakeTransport
 from tests.ranks import RankPool, take_findings
 from tests.tools.watchdog.drifting import SCENARIOS, close, findings, reports, sgd, train, wrap
+from tests.tools.watchdog.fleet import checks_of
 from tests.tools.watchdog.guard_page import PAGE
 
 EXPECTED = [
     ("another_learning_rate", "`lr of group 0` is 0.1 on ranks 0 and 2, but 0.2 on rank 1"),
     ("checkpoint_on_one_rank", "Rank 0 has other values of `0.weight`, `1.weight`"),
-    ("optimizer_of_one_rank", "its state differs (only one rank has loaded a checkpoint"),
+    ("optimizer_of_one_rank", "the optimizer's state differs (only one rank has loaded a checkpoint"),
     (
         "write_on_one_rank",
-        "equal in step 12, different in step 13). The averaged gradients were equal, and no optimizer",
+        "equal in step 12, different in step 13). The averaged gradients were equal, and no hyperparameter",
     ),
-    ("bare_module", "ran 0 times within `no_sync` and 0 times outside of it"),
-    ("no_sync_for_good", "ran 20 times within `no_sync`"),
+    ("bare_module", "Gradients are not averaged: 20 optimizer steps"),
+    ("no_sync_for_good", "Gradients are not averaged: 20 optimizer steps"),
     ("every_fifth_step_alone", "An optimizer made 2 steps for 1 synchronised backward"),
     ("hook_that_forgets", "the communication hook `"),
     ("same_data", "All 3 ranks train on the same data"),
@@ -151,7 +152,7 @@ def test_after_a_join_replicas_that_differ_are_reported_and_no_others(
     assert of_first[0] == of_first[1], "the wrappers agree"
     differ = of_first != of_second
     assert differ == (momentum > 0 and not synchronizes)
-    assert [text for text in found if "its state differs" not in text] == []
+    assert [text for text in found if "optimizer's state differs" not in text] == []
     assert len(found) == differ
 
 
@@ -198,7 +199,7 @@ def test_a_wrapper_that_is_gone_keeps_no_memory(ranks: Callable[[int], RankPool]
 def test_checks_that_are_abandoned_refer_to_no_parameter() -> None:
     params = [(str(place), nn.Parameter(torch.ones(100))) for place in range(4)]
     seen = [weakref.ref(param) for _, param in params]
-    checks = checks_of_drift(params, starts_equal=True)
+    checks = checks_of(list(params), starts_equal=True)
     exchange = NotesComparison(0, 2, checks, dist.HashStore(), raises=False)
     params.clear()
     gc.collect()
@@ -256,51 +257,6 @@ def test_a_guard_that_is_closed_sees_no_further_step() -> None:
     guard.close()
     optimizer.step()
     assert steps.num_begun == 1
-
-
-def test_most_steps_are_not_looked_at() -> None:
-    """From the end of the backward before to the optimizers' steps after a step's own."""
-
-    class Seen(Check):
-        def __init__(self) -> None:
-            self.calls: list[object] = []
-
-        def step_begins(self) -> None:
-            self.calls.append("begins")
-
-        def first_gradient(self, step: int, optimizer_steps: int) -> None:
-            self.calls.append((step, optimizer_steps))
-
-        def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-            self.calls.append("optimizer")
-
-    param, seen = nn.Parameter(torch.zeros(1)), Seen()
-    optimizer, guard = torch.optim.SGD([param]), guard_of(param, seen)
-    for _ in range(3 * EVERY + 2):
-        guard.first_gradient(0)
-        guard.post_backward()
-        optimizer.step()
-    guard.close()
-    assert seen.calls[:4] == [(0, 0), "optimizer", (1, 1), "optimizer"]
-    assert seen.calls[2 * FIRST :] == [
-        *["begins", "optimizer", (EVERY, EVERY - FIRST + 1), "optimizer"],
-        *["begins", "optimizer", (2 * EVERY, EVERY), "optimizer"],
-        *["begins", "optimizer", (3 * EVERY, EVERY), "optimizer"],
-    ]
-
-
-def test_steps_without_a_synchronised_backward_are_looked_at() -> None:
-    param, steps = nn.Parameter(torch.zeros(1)), Steps()
-    optimizer, guard = torch.optim.SGD([param]), guard_of(param, steps)
-    for _ in range(FIRST + 1):
-        guard.first_gradient(0)
-        guard.post_backward()
-        optimizer.step()
-    assert steps.num_begun == FIRST
-    optimizer.step()
-    optimizer.step()
-    guard.close()
-    assert steps.num_begun == FIRST + 2
 
 
 def guard_of(param: nn.Parameter, steps: Check) -> Guard:

@@ -20,18 +20,7 @@ def test_a_wrapper_that_never_runs_is_noticed_before_it_is_too_late() -> None:
     fleet.alone(1)
     (finding,) = fleet.exchange()
     assert f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward" in finding.text
-    assert (
-        "ran 0 times within `no_sync` and 0 times outside of it. Call the wrapper, not `ddp.module`" in finding.text
-    )
-
-
-def test_no_sync_for_good_is_noticed() -> None:
-    fleet = Fleet(2)
-    fleet.steps(5)
-    fleet.alone(ALONE, forwards=2)
-    (finding,) = fleet.exchange()
-    assert f"The wrapper ran {2 * (ALONE - 1)} times within `no_sync` and 0 times outside of it" in finding.text
-    assert finding.step == 4
+    assert "Call the wrapper, not `ddp.module`" in finding.text
 
 
 def test_a_script_may_average_parameters_from_time_to_time() -> None:

@@ -66,24 +66,14 @@ def seconds_reported() -> Iterator[Callable[[], list[int]]]:
 
 def test_reports_come_at_growing_intervals(ranks: Ranks, seconds_reported: Callable[[], list[int]]) -> None:
     transport = ranks.transport()
-    assert {transport._look(second) for second in range(1, 200)} == {None}
+    assert {transport._reason_to_give_up(second) for second in range(1, 200)} == {None}
     assert seconds_reported() == [10, 20, 40, 80, 160]
-
-
-def test_another_picture_is_reported_at_once(ranks: Ranks, seconds_reported: Callable[[], list[int]]) -> None:
-    """But not each line of a script that goes on elsewhere."""
-    transport = ranks.transport()
-    for second in range(1, 80):
-        phase = "IDLE" if second < 50 else "ACCUMULATING"
-        ranks.answers = {0: state(0), 1: elsewhere(1, phase=phase, where=f"train.py:{second} in evaluate")}
-        transport._look(second)
-    assert seconds_reported() == [10, 20, 40, 50]
 
 
 def test_one_rank_of_a_host_asks(ranks: Ranks, seconds_reported: Callable[[], list[int]]) -> None:
     both = [ranks.transport(rank) for rank in (0, 1)]
     for transport in both:
-        transport._look(10)
+        transport._reason_to_give_up(10)
     assert ranks.num_asked == 1
     assert seconds_reported() == [10]
 
@@ -92,14 +82,14 @@ def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(
     ranks: Ranks, seconds_reported: Callable[[], list[int]]
 ) -> None:
     transport = ranks.transport()
-    assert transport._look(1) is None
+    assert transport._reason_to_give_up(1) is None
     assert ranks.num_asked == 0
     transport._inquiry.alarm()
-    assert transport._look(2) is None
+    assert transport._reason_to_give_up(2) is None
     assert ranks.num_asked == 1
     transport._inquiry.alarm()
     ranks.answers = {0: state(0), 1: RankState(absence=EXITED)}
-    reason = transport._look(3)
+    reason = transport._reason_to_give_up(3)
     assert reason is not None
     assert reason.startswith("Rank 1 has exited")
     assert seconds_reported() == []
@@ -109,7 +99,7 @@ def test_all_ranks_raise_the_first_verdict(ranks: Ranks) -> None:
     first, second = (ranks.transport(rank) for rank in (0, 1))
     assert first._inquiry.settle("Rank 1 has exited.") == "Rank 1 has exited."
     assert second._inquiry.settle("Rank 0 has exited.") == "Rank 1 has exited."
-    assert second._look(1) == "Rank 1 has exited."
+    assert second._reason_to_give_up(1) == "Rank 1 has exited."
 
 
 def test_a_wait_that_fails_since_another_rank_has_raised_is_told_the_cause(ranks: Ranks) -> None:
@@ -130,7 +120,7 @@ def test_a_wait_that_fails_without_a_store_is_told_its_own_error(
     def ended(*_: object) -> None:
         raise RuntimeError("the store has ended")
 
-    monkeypatch.setattr(transport._inquiry._messages, "_name", ended)
+    monkeypatch.setattr(transport._inquiry.messages, "_name", ended)
     with pytest.raises(Stuck, match="Rank 1 was killed"):
         _WatchedWork(Late("Rank 1 was killed"), transport).wait()
 
@@ -176,7 +166,7 @@ def test_a_work_that_completes_when_its_wait_times_out_is_no_error(ranks: Ranks)
 @pytest.fixture
 def impatient(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Rank 1 drops a backward, and rank 0 has gone on with its collectives."""
-    monkeypatch.setattr("minddp.tools.watchdog.watched_transport.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("minddp.tools.watchdog.watched_transport.CHECK_WAIT_EVERY_S", 0.05)
     behind = state(1, recent=collectives(5), drops=True, phase="ACCUMULATING", missing={1: ("b",)})
     ranks.answers = {0: state(0, recent=collectives(5, 6)), 1: behind}
     return ranks
@@ -208,9 +198,9 @@ def test_a_script_that_catches_the_error_goes_on_with_no_collective(impatient: R
 
 def test_a_rank_that_comes_twice_does_not_stand_for_another(impatient: Ranks) -> None:
     inquiry = impatient.transport(1)._inquiry
-    waits = [inquiry.arrive("after collective 1") for _ in range(2)]
+    waits = [inquiry.messages.arrive("after collective 1", limit_s=60.0) for _ in range(2)]
     assert not any(all_come_within(0) for all_come_within in waits)
-    impatient.transport(0)._inquiry.arrive("after collective 1")
+    impatient.transport(0)._inquiry.messages.arrive("after collective 1", limit_s=60.0)
     assert all(all_come_within(0) for all_come_within in waits)
 
 
