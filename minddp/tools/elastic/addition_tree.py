@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Node(NamedTuple):
@@ -53,17 +55,13 @@ def sums_of(block: range, num_shares: int) -> list[Node]:
     return within(Node(0, num_shares))
 
 
-def additions(nodes: Sequence[Node], num_shares: int) -> tuple[tuple[int, int], ...]:
-    """The additions (place of left, place of right) by which place 0 of `nodes` becomes the sum of all shares."""
-    places = {node: place for place, node in enumerate(nodes)}
-    steps: list[tuple[int, int]] = []
+def add_up(sums: Mapping[Node, T], num_shares: int, add: Callable[[T, T], T]) -> T:
+    """The sum of all shares, added in the order of the tree from the sums of nodes that cover them."""
 
-    def sum_up(node: Node) -> int:
-        if node in places:
-            return places[node]
-        left, right = map(sum_up, node.children)
-        steps.append((left, right))
-        return left
+    def total(node: Node) -> T:
+        if node in sums:
+            return sums[node]
+        left, right = node.children
+        return add(total(left), total(right))
 
-    sum_up(Node(0, num_shares))
-    return tuple(steps)
+    return total(Node(0, num_shares))

@@ -7,7 +7,7 @@ of the last share are launched in backward, as always.
 Between ranks, each rank owns one chunk of each bucket. In a first exchange, which overlaps with backward, all
 ranks send each owner its chunk of each of their sums, and the owner adds them in the tree's order. In a second
 exchange the owners send their results to all ranks. If each rank has one sum, both send as many bytes as a ring
-all-reduce; if the transport can add in a given order, it does it all.
+all-reduce.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 
 from minddp.core.bucket import Bucket
 from minddp.core.packing import Scaling
-from minddp.core.reduction import PendingAllReduce, PendingReduction
-from minddp.tools.elastic.addition_tree import additions, deal, sums_of
-from minddp.transport.protocols import AdditionOrder, Transport, Work
+from minddp.core.reduction import PendingReduction
+from minddp.tools.elastic.addition_tree import add_up, deal, sums_of
+from minddp.transport.protocols import Transport, Work
 
 
 class TreeReduceStrategy:
@@ -33,8 +33,7 @@ class TreeReduceStrategy:
         self._num_shares = num_shares
         sums = [sums_of(block, num_shares) for block in deal(num_shares, transport.world_size)]
         self._num_sums = [len(of_rank) for of_rank in sums]
-        nodes = [node for of_rank in sums for node in of_rank]
-        self._order = AdditionOrder(additions(nodes, num_shares), 1.0 / num_shares)
+        self._nodes = [node for of_rank in sums for node in of_rank]
         self.begin_step(0)
 
     def open(self) -> Scaling:
@@ -59,10 +58,6 @@ class TreeReduceStrategy:
         grads = [[held[slot.param] for slot in bucket.spec.slots] for held in self._held]
         for _ in range(self._num_carries()):
             torch._foreach_add_(bucket.views, grads.pop())
-        if 1 < self.transport.world_size == sum(self._num_sums):
-            work = self.transport.sum_in_order(contents, self._order)
-            if work is not None:
-                return PendingAllReduce(work, contents)
         parts = [torch.empty_like(contents) for _ in grads]
         for part, values in zip(parts, grads, strict=True):
             torch._foreach_copy_(bucket.views_into(part), values)
@@ -90,9 +85,8 @@ class TreeReduceStrategy:
 
     def add(self, sums: torch.Tensor) -> torch.Tensor:
         """The scaled sum of the rows, which are this rank's chunk of all sums. Overwrites them."""
-        for left, right in self._order.steps:
-            sums[left].add_(sums[right])
-        return sums[0].mul_(self._order.factor)
+        total = add_up(dict(zip(self._nodes, sums, strict=True)), self._num_shares, torch.Tensor.add_)
+        return total.mul_(1.0 / self._num_shares)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.tools.elastic.addition_tree import Node, additions, deal, sums_of
+from minddp.tools.elastic.addition_tree import Node, add_up, deal, sums_of
 
 SIZES = st.integers(1, 40)
 
@@ -41,7 +41,5 @@ def test_every_share_is_dealt_once_and_evenly(shares: int, ranks: int) -> None:
 def test_the_sums_of_ranks_add_up_in_one_order_however_shares_are_dealt(shares: int, data: st.DataObject) -> None:
     blocks = deal(shares, data.draw(st.integers(1, shares)))
     nodes = [node for block in blocks for node in sums_of(block, shares)]
-    values = [written_out(node) for node in nodes]
-    for left, right in additions(nodes, shares):
-        values[left] = f"({values[left]}+{values[right]})"
-    assert values[0] == written_out(Node(0, shares))
+    values = {node: written_out(node) for node in nodes}
+    assert add_up(values, shares, lambda left, right: f"({left}+{right})") == written_out(Node(0, shares))
