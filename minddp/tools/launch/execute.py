@@ -44,8 +44,6 @@ def environment_of(parser: argparse.ArgumentParser, options: argparse.Namespace)
     from minddp.tools.train.settings import step_range
 
     environment = installing(os.environ)
-    if options.native and not (options.on_cpu or options.xray):
-        parser.error("--native is for comparing with --on-cpu; for torch's own DDP on GPUs there is torchrun.")
     if options.native:
         environment["MINDDP_NATIVE"] = "1"
     if options.on_cpu:
@@ -68,11 +66,9 @@ def main(arguments: Sequence[str]) -> int:
         "torch.nn.parallel.DistributedDataParallel in its Python processes.",
     )
     add_options(parser)
-    parser.add_argument("command", nargs="?", help="the command, such as python, accelerate or mpirun")
+    parser.add_argument("command", help="the command, such as python, accelerate or mpirun")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     parsed = parser.parse_args(arguments)
-    if parsed.command is None:
-        parser.error("there is no command. For instance: minddp exec python train.py")
     environment = environment_of(parser, parsed)
     try:
         os.execvpe(parsed.command, [parsed.command, *parsed.arguments], environment)
