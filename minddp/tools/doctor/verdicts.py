@@ -14,7 +14,6 @@ from minddp.tools.job.store_connection import StoreUnreachable
 
 # Ranks that differ in one of these cannot communicate, or compute different bits.
 DECISIVE = ("torch", "CUDA", "NCCL", "minddp", "device")
-# Variables that name interfaces, network cards and GPUs may differ.
 MAY_DIFFER = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES")
 SLOW_BYTES_PER_S = 100e6  # about a gigabit a second
 SLOW_LATENCY_S = 5e-3
