@@ -100,5 +100,5 @@ def test_no_other_file_asks_a_kind_of_device_by_its_name() -> None:
     asks = re.compile(r"torch\.(cuda|xpu)\b|torch\.accelerator\.(?!current_device_index)")
     asking = (path for path in package.rglob("*.py") if asks.search(path.read_text()))
     names = [path.relative_to(package).as_posix() for path in asking]
-    excepted = ("transport/nccl/", "tools/launch/on_cpu/", "tools/launch/cuda_missing.py")
+    excepted = ("transport/nccl/", "tools/launch/on_cpu/")
     assert [name for name in names if not name.startswith(excepted)] == ["platform/streams.py"]

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from minddp.platform import streams
 from minddp.platform.store import Messages
-from minddp.platform.time_limits import Unfinished, call_with_limit
 from minddp.tools.doctor import verdicts
 from minddp.tools.doctor.measurement import MARGIN_S, Sheets, collect, listen_as_gloo, measure, run_on_all
 from minddp.tools.doctor.verdicts import CheckResult, Severity
@@ -54,7 +53,7 @@ class Examination:
             self._leave(messages)
 
     def _check(self, messages: Messages, sheets: Sheets) -> None:
-        self._tell(*verdicts.judge_settings(sheets), verdicts.judge_interfaces(sheets))
+        self._tell(*verdicts.judge_settings(sheets))
         next_rank, limit_s = sheets[(self._place.rank + 1) % len(sheets)], self._limit_s
         connecting = partial(create_connection, next_rank.endpoint, CONNECT_LIMIT_S)
         _, blocked = run_on_all(messages, "connect", lambda: connecting().close(), limit_s)
@@ -101,12 +100,10 @@ class Examination:
 
     def _leave(self, messages: Messages) -> None:
         """End with the others: a launcher ends all ranks with the first, and the store has to outlive their use."""
-        with suppress(Unfinished, dist.DistError):
+        with suppress(dist.DistError):
             messages.post(True, "left")
             limit_s = LEAVE_LIMIT_S if self._place.rank == 0 else 4 * self._limit_s
             messages.gather("left", limit_s=limit_s, ranks=self._present)
-            if dist.is_initialized():
-                call_with_limit(dist.destroy_process_group, LEAVE_LIMIT_S)
 
 
 def choose_device(place: Place) -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
 import os
 import socket
@@ -11,14 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import psutil
 import torch
 import torch.distributed as dist
 
-import minddp
 from minddp.platform import streams
 from minddp.platform.store import Messages
 from minddp.platform.time_limits import call_with_limit
@@ -36,14 +33,11 @@ PRODUCTS, WIDTH = 80, 512
 
 @dataclass(frozen=True)
 class FactSheet:
-    """`settings` are versions, the device and environment variables, by name.
-
-    `endpoint` is an address and port at which the rank listens where gloo would; `("", 0)` if gloo cannot.
-    """
+    """`endpoint` is an address and port at which the rank listens where gloo would; `("", 0)` if gloo cannot."""
 
     host: str
     pid: int
-    settings: Mapping[str, str]
+    settings: Mapping[str, str]  # versions, the device and environment variables
     endpoint: tuple[str, int]
 
 
@@ -51,15 +45,12 @@ Sheets = Mapping[int, FactSheet]  # by rank
 
 
 def collect(device: torch.device, environment: Mapping[str, str], server: socket.socket | None) -> FactSheet:
-    """The fact sheet of this process. minddp's version has a hash of its code, which may be a checkout."""
-    code = hashlib.sha256()
-    for path in sorted(Path(minddp.__file__).parent.rglob("*.py")):
-        code.update(path.read_bytes())
+    """The fact sheet of this process."""
     settings = {
         "torch": torch.__version__,
         "CUDA": str(torch.version.cuda or "none"),
         "NCCL": ".".join(map(str, streams.nccl_version() or ("none",))),
-        "minddp": f"{importlib.metadata.version('minddp')} ({code.hexdigest()[:8]})",
+        "minddp": importlib.metadata.version("minddp"),
         "device": device.type,
     }
     settings |= {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES)}
@@ -68,10 +59,9 @@ def collect(device: torch.device, environment: Mapping[str, str], server: socket
 
 
 def listen_as_gloo(interface: str, limit_s: float) -> socket.socket | None:
-    """A socket that listens where torch's `ProcessGroupGloo` would, at a port that the system chooses.
+    """A socket that listens where torch's `ProcessGroupGloo` would, or `None` if it cannot.
 
-    That is at the `interface` that GLOO_SOCKET_IFNAME names, `None` if there is none; else at the address of the
-    host's own name, if it can be bound; else at the loopback.
+    That is at `interface`, if given; else at the address of the host's own name, if it can be bound, or loopback.
     """
     addresses = [one.address for one in psutil.net_if_addrs().get(interface, ())]
     if not interface:

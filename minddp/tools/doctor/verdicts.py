@@ -14,7 +14,6 @@ from minddp.tools.job.store_connection import StoreUnreachable
 
 # Ranks that differ in one of these cannot communicate, or compute different bits.
 DECISIVE = ("torch", "CUDA", "NCCL", "minddp", "device")
-# Variables that name interfaces, network cards and GPUs may differ.
 MAY_DIFFER = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES")
 SLOW_BYTES_PER_S = 100e6  # about a gigabit a second
 SLOW_LATENCY_S = 5e-3
@@ -91,16 +90,6 @@ def judge_settings(sheets: Sheets) -> list[CheckResult]:
     return problems or [CheckResult("settings", Severity.FINE, f"{', '.join(listed)}.")]
 
 
-def judge_interfaces(sheets: Sheets) -> CheckResult:
-    """gloo has an address to listen at."""
-    if wrong := {rank: sheet.host for rank, sheet in sheets.items() if not sheet.endpoint[0]}:
-        fact = f"GLOO_SOCKET_IFNAME names no interface with an address on {_by_rank(wrong)}."
-        remedy = "Set it there to the interface that leads to the other hosts (`ip addr`), or unset it."
-        return CheckResult("interfaces", Severity.BROKEN, fact, remedy)
-    addresses = {rank: f"{sheet.endpoint[0]} ({sheet.host})" for rank, sheet in sheets.items()}
-    return CheckResult("interfaces", Severity.FINE, f"gloo listens at {_by_rank(addresses)}.")
-
-
 def judge_network(sheets: Sheets, blocked: Mapping[int, str], errors: Mapping[int, str]) -> CheckResult:
     """Each rank can connect to the next (`blocked` if not), and a process group works.
 
@@ -109,14 +98,15 @@ def judge_network(sheets: Sheets, blocked: Mapping[int, str], errors: Mapping[in
     facts = []
     for rank, reason in blocked.items():
         peer = (rank + 1) % len(sheets)
-        at = f"rank {peer} on {sheets[peer].host} at {sheets[peer].endpoint[0]}"
+        at = f"rank {peer} on {sheets[peer].host} at {sheets[peer].endpoint[0] or 'no address'}"
         facts.append(f"Rank {rank} on {sheets[rank].host} cannot connect to {at}: {reason}.")
     if errors:
         failed = {rank: f"{error} ({sheets[rank].host})" for rank, error in errors.items()}
         facts.append(f"The process group failed: {_by_rank(failed)}.")
     if not facts:
-        fact = f"{wording.count(len(sheets), 'rank')} can connect to each other, and their sum is right."
-        return CheckResult("network", Severity.FINE, fact)
+        listening = _by_rank({rank: sheet.endpoint[0] for rank, sheet in sheets.items()})
+        fact = f"{wording.count(len(sheets), 'rank')} can connect to each other, and their sum is right"
+        return CheckResult("network", Severity.FINE, f"{fact}: gloo listens at {listening}.")
     remedy = (
         "Open all TCP ports between the hosts. Where gloo listens at the loopback (127.0.0.1), set "
         "GLOO_SOCKET_IFNAME to the interface that leads to the others, or give the host's own name its true "

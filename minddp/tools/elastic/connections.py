@@ -1,10 +1,9 @@
 """The sockets of one group of ranks, so that another thread can end a wait on any of them.
 
 [Note: hanging up]
-A rank waits for a collective in gloo, for a message in shared memory, or for an address in the store. If a peer has
-died to which this rank is not connected directly, such a wait may never end, and gloo has no call to abort it. But
-these waits end with an error as soon as their sockets are shut down: here, and on the ranks at their other ends,
-which hang up in turn. So all sockets are recorded that the process opens while nothing else opens any.
+A rank that waits, in gloo, shared memory or the store, for a rank that waits for a dead one may wait for ever, and
+gloo has no call to abort it. But such waits end with an error as soon as their sockets are shut down: here, and on
+the ranks at the other ends, which hang up in turn. So the sockets are recorded that a generation opens.
 
 [Note: sends that never complete]
 When a pair of gloo's sockets fails, gloo reports the error to waiting buffers, but not to sends that are under way

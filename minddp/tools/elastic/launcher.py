@@ -40,10 +40,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "script", nargs=argparse.REMAINDER, help="the script that each rank runs, and its arguments"
     )
     options = parser.parse_args(arguments)
-    if not options.script or (options.join and options.store == address(parser.get_default("store"))):
-        parser.error("Name a script to run, and with --join also a --store.")
-    if options.nproc < 1:
-        parser.error("--nproc takes 1 or more ranks.")
+    if not options.script or options.nproc < 1 or (options.join and options.store[1] == 0):
+        parser.error("Name a script to run, --nproc of 1 or more, and with --join also a --store.")
     return options
 
 
@@ -60,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.join:
         store = dist.TCPStore(host, port, is_master=False)
     else:
-        # For its log, the server looks up the name of each process that connects. All others wait meanwhile, 5 s if
-        # the answer is lost. So this process asks no name server.
+        # The server looks up the name of each process that connects, and all others wait: 5 s if an answer is lost.
         os.environ["RES_OPTIONS"] = "attempts:0"
         store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
     store.add("launchers", 1)
@@ -108,8 +105,7 @@ def run_ranks(command: Sequence[str], environment: Mapping[str, str], num_ranks:
             if rank.returncode != 0 and left > 0:
                 restarts_left[start()] = left - 1
             elif rank.returncode != 0:
-                text = f"rank process {rank.pid} failed with status {rank.returncode}; it has no restarts left."
-                print(f"minddp elastic: {text}", file=sys.stderr)
+                print(f"minddp elastic: {rank} has failed, without restarts left.", file=sys.stderr)
     for rank in restarts_left:
         rank.terminate()
     for rank in psutil.wait_procs(restarts_left, GRACE_S)[1]:

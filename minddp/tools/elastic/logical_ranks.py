@@ -40,9 +40,7 @@ class LogicalRanks(Mode, StepWatcher):
         self._reducer = reducer
         self._params = reducer.params
         self._buffers = buffers
-        self._averaged: list[
-            tuple[int, int] | None
-        ] = []  # versions of the gradients; empty until they are averaged
+        self._averaged: list[object] = []  # versions of the gradients; empty until they are averaged
         self._forward_is_due = False
         self._saved: tuple[list[torch.Tensor], list[torch.Tensor | None]] | None = None
         seed = torch.tensor([torch.initial_seed() & 2**63 - 1])
@@ -116,7 +114,6 @@ class LogicalRanks(Mode, StepWatcher):
         self._forward_is_due = False
 
     def _begin(self, share: int, buffers: Sequence[torch.Tensor]) -> None:
-        """Set up gradients, buffers and random state as if this share ran on its own rank."""
         for param in self._params:
             param.grad = None
         if share != self.here[0]:
@@ -149,7 +146,7 @@ class LogicalRanks(Mode, StepWatcher):
     def post_backward(self) -> None:
         self._averaged = self._versions()
 
-    def _versions(self) -> list[tuple[int, int] | None]:
+    def _versions(self) -> list[object]:
         """Changes whenever a gradient is written to in place, or replaced."""
         grads = (param.grad for param in self._params)
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
@@ -210,15 +207,12 @@ class Shares(Extension):
             "forward_sync_buffers=False": bool(ddp._buffers_in_step.named) and not ddp.forward_sync_buffers,
         }
         exclude("`logical_ranks`", others)
-        self._sum_over_shares(ddp)
-        self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
-
-    def _sum_over_shares(self, ddp: DistributedDataParallel) -> None:
         ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count)
+        self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
 
     def change_ranks(self, ddp: DistributedDataParallel) -> None:
         """New ranks may have different buckets."""
-        self._sum_over_shares(ddp)
+        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count)
         ddp._reducer.store.begin_anew(ddp._transport.allocate)
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:

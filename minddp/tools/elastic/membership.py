@@ -1,12 +1,10 @@
 """Which ranks train together: generations of members, decided once each in a store that outlives all of them.
 
 [Note: generations]
-A process is a *member*, with a number that never repeats. A *generation* is a list of members; the place of a
-member in it is its rank. A generation is called off when a member is lost, or another process asks to join. Then
-each of its members asks to join the next one, usually at once. The first process that finds that every member of
-the last generation has asked or is lost proposes the list; the first proposal is settled in the store, and all
-members follow it. A process that is not on the list asks for the next one: a new process that came too late, or a
-member that was taken for lost, as after a long pause.
+A process is a *member*, with a number that never repeats. A *generation* is a list of members, the ranks in order.
+It is called off when a member is lost or another process asks to join. Then its members ask to join the next one.
+The first process that finds that each of them has asked or is lost proposes the list, and the first proposal in the
+store is settled. A process that is not on the list, or was taken for lost, asks for the next one.
 
     store                     written by
     ------------------------  ------------------------------------------------------------------

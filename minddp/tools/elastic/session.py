@@ -52,12 +52,10 @@ def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s:
         timeout_s: time limit of collectives, and of regrouping, for ranks that are alive but do not come.
 
     Raises:
-        RuntimeError: there is no launcher, or there is a default group.
+        RuntimeError: there is no launcher.
     """
     if STORE not in os.environ:
         raise RuntimeError(f"{STORE} is not set: start this script with `minddp elastic`.")
-    if dist.is_initialized():
-        raise RuntimeError("There is a default process group: remove init_process_group, `join` makes the group.")
     host, _, port = os.environ[STORE].rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False)
     store.set_timeout(datetime.timedelta(days=1))
@@ -103,10 +101,11 @@ class Session:
                 if term.is_over.is_set():
                     term = self._regroup()
                     continue
-                step = Step(self, term)
+                number = term.step = ranks.step
+                step = Step(self, number)
                 yield step
-                if not step.was_run:
-                    raise RuntimeError(f"Step {step.number} was not computed: write `with step:` around all of it.")
+                if not step.has_ended or (ranks.step == number and not term.is_over.is_set()):
+                    raise RuntimeError(f"Step {number} needs `with step:` around a loop over `ddp.shares()`.")
             self._membership.store.set("finished", "")
         finally:
             ranks.before_counting = None
@@ -152,12 +151,14 @@ class Session:
             term.is_over.set()
 
     def is_loss(self, error: BaseException) -> bool:
-        """True if the loss of a rank has caused `error`, or the generation is over anyway."""
+        """True if the loss of a rank has caused `error`, or the generation is over anyway. It is over then."""
         term = self._term
         assert term is not None
         self._heart.check_store()
-        if isinstance(error, (RankLost, Stuck)) or not isinstance(error, Exception):
-            return isinstance(error, Exception)
+        if isinstance(error, (RankLost, Stuck)):
+            term.is_over.set()
+        elif not isinstance(error, Exception):
+            return False
         looks = range(int((self._silent_limit_s + GRACE_S) / LOOK_EVERY_S))  # a stop of this process costs one
         return any(term.is_over.wait(LOOK_EVERY_S) for _ in looks)
 
@@ -219,8 +220,8 @@ class Session:
     def _connect(self, term: Term, limit_s: float) -> None:
         """Make the default group one of all members, and the wrapper's, or raise `RankLost`.
 
-        For a connection of a member that dies meanwhile gloo waits five times its limit (`Pair::waitUntil`), and
-        shutting its socket down does not end that wait. So members first wait in the store for slow ones.
+        Gloo waits five times its limit for a member that dies meanwhile (`Pair::waitUntil`), even if its socket is
+        shut down. So members first wait in the store for slow ones.
         """
         generation = term.generation
         if dist.is_initialized():
@@ -266,26 +267,22 @@ class Session:
 class Step:
     """One attempt at step `number`, within `with`."""
 
-    def __init__(self, session: Session, term: Term):
-        self._session, self._term, self._ranks = session, term, session._ranks
-        self.number: int = self._ranks.step
-        self.was_run = False
+    def __init__(self, session: Session, number: int):
+        self._session = session
+        self.number = number
+        self.has_ended = False
 
     def __enter__(self) -> Step:
-        self.was_run = True
-        self._term.step = self.number
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """True if the step is to come again: a rank was lost before it counted."""
-        has_counted = self._ranks.step > self.number
-        if error is None and not has_counted:
-            raise RuntimeError(f"Step {self.number} has ended without a loop over `ddp.shares()`.")
-        if error is not None and not has_counted and self._session.is_loss(error):
-            self._term.is_over.set()
+        self.has_ended = True
+        if error is None:
+            return False
+        if self._session._ranks.step == self.number and self._session.is_loss(error):
             return True
-        if error is not None:
-            self._session.leave()
+        self._session.leave()
         return False
 
 

@@ -6,13 +6,12 @@ share over in the middle of an epoch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
@@ -42,8 +41,7 @@ class ShareLoader:
 
     def __len__(self) -> int:
         """The number of steps in an epoch."""
-        num_batches = len(self._sampler(0)) / self._batch_size
-        return math.floor(num_batches) if self._sampling["drop_last"] else math.ceil(num_batches)
+        return len(self._indices(0))
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch. The next step may be any one."""
@@ -60,13 +58,9 @@ class ShareLoader:
             raise IndexError(f"An epoch of {len(self)} steps has no step {step}.")
         due, batches = self._batches.get(share, (-1, iter(())))
         if due != step:
-            sampler = self._sampler(share)
-            sampler.set_epoch(self.epoch)
             loader = DataLoader(
                 _Seeded(self._dataset, self._sampling["seed"], self.epoch),
-                self._batch_size,
-                sampler=list(sampler)[step * self._batch_size :],
-                drop_last=self._sampling["drop_last"],
+                batch_sampler=list(self._indices(share))[step:],
                 generator=torch.Generator(),  # else the workers' seed would be drawn from the share's random state
                 **self._options,
             )
@@ -74,8 +68,12 @@ class ShareLoader:
         self._batches[share] = step + 1, batches
         return next(batches)
 
-    def _sampler(self, share: int) -> DistributedSampler[Any]:
-        return DistributedSampler(self._dataset, self.num_shares, share, **self._sampling)
+    def _indices(self, share: int) -> BatchSampler:
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            self._dataset, self.num_shares, share, **self._sampling
+        )
+        sampler.set_epoch(self.epoch)
+        return BatchSampler(sampler, self._batch_size, self._sampling["drop_last"])
 
 
 @dataclass

@@ -42,8 +42,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def environment_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, str]:
     """The environment that passes these options to `startup`. Invalid ones exit with status 2 and a message."""
     environment = installing(os.environ)
-    if options.native and not (options.on_cpu or options.xray):
-        parser.error("--native is for comparing with --on-cpu; for torch's own DDP on GPUs there is torchrun.")
     if options.native:
         environment["MINDDP_NATIVE"] = "1"
     if options.on_cpu:
@@ -74,11 +72,9 @@ def main(arguments: Sequence[str]) -> int:
         "torch.nn.parallel.DistributedDataParallel in its Python processes.",
     )
     add_options(parser)
-    parser.add_argument("command", nargs="?", help="the command, such as python, accelerate or mpirun")
+    parser.add_argument("command", help="the command, such as python, accelerate or mpirun")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     parsed = parser.parse_args(arguments)
-    if parsed.command is None:
-        parser.error("there is no command. For instance: minddp exec python train.py")
     environment = environment_of(parser, parsed)
     try:
         os.execvpe(parsed.command, [parsed.command, *parsed.arguments], environment)

@@ -4,9 +4,7 @@
     minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
     minddp xray --out DIR train.py --epochs 3  # the same with --xray DIR, by default on two ranks
 
-Torchrun's parser reads the options and its launcher starts the ranks. minddp adds the environment (`execute.py`),
-which reaches the ranks and all processes below them. For scripts that start their own ranks, and for other
-launchers, there is `minddp exec`.
+Torchrun's parser reads the options and its launcher starts the ranks, in the environment of `execute.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def xray(arguments: Sequence[str]) -> int:
-    """`minddp xray`: `minddp run` with other defaults, and with names of its own for some options."""
+    """`minddp xray`: `minddp run --xray` with other defaults, and --out for the folder."""
     return start_ranks(make_xray_parser(), arguments)
 
 
@@ -44,11 +42,9 @@ def make_xray_parser() -> ArgumentParser:
     parser = make_parser(
         "minddp xray",
         "Record some training steps on every rank and show where their time goes: in the terminal, as a page "
-        "(step.html) and to be loaded again (step.json). Options not listed under minddp and x-ray are torchrun's.",
+        "(step.html) and to be loaded again (step.json). Options but --out and those under minddp are torchrun's.",
     )
-    shown = parser.add_argument_group("x-ray")
-    shown.add_argument("--out", dest="xray", type=Path, help="folder for the files (%(default)s)")
-    shown.add_argument("--nproc", dest="nproc_per_node", help="as --nproc-per-node (2)")
+    parser.add_argument("--out", dest="xray", type=Path, help="folder for the files (%(default)s)")
     parser.set_defaults(nproc_per_node="2", xray=Path("runs/xray"))
     return parser
 
@@ -63,10 +59,6 @@ def make_parser(command: str, description: str) -> ArgumentParser:
 def start_ranks(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Start the ranks and wait until they have ended. Returns 0, or exits with a status and a message."""
     options = parser.parse_args(arguments)
-    script = Path(options.training_script)
-    if not options.module and not options.no_python and not script.exists():
-        where = f"There is no script {str(script)!r} in {Path.cwd()}."
-        parser.exit(2, f"{parser.prog}: {where} For a module, add -m.\n")
     os.environ.update(environment_of(parser, options))
     # Here too, for ranks that are forked from this process (--run-path --start-method fork).
     if options.on_cpu:

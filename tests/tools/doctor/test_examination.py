@@ -88,11 +88,3 @@ def test_a_store_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minddp.tools.doctor.examination.collect", collect)
     shown = examined([Place(0, 1, "127.0.0.1", free_port(), hosts_store=True)])
     assert "is lost: Connection reset." in broken(shown[0]).fact
-
-
-def test_a_wrong_interface_ends_the_examination_of_all_and_rank_0_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    shown = examined(two_places(), limit_s=20.0)
-    assert list(shown) == [0]
-    assert [result.check for result in shown[0]] == ["rendezvous", "settings", "interfaces"]
-    assert broken(shown[0]).fact.endswith("on ranks 0 and 1.")

@@ -65,7 +65,7 @@ def test_the_store(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nproc", "0", "script.py"], "--nproc takes 1 or more ranks"),
+        (["--nproc", "0", "script.py"], "--nproc of 1 or more"),
         (["--store", "there", "script.py"], "argument --store: invalid address value: 'there'"),
         (["--join", "script.py"], "with --join also a --store"),
         ([], "Name a script"),

@@ -34,7 +34,7 @@ def test_a_command_that_does_not_exist(capsys) -> None:
 def test_no_command(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["exec"])
-    assert "minddp exec: error: there is no command. For instance: minddp exec python" in capsys.readouterr().err
+    assert "minddp exec: error: the following arguments are required: command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_script_for_gpus_ends_with_the_bits_of_torchs_ddp(name: str, tmp_path:
         assert any(expected in note for note in notes)
 
 
-def test_the_flags_may_come_in_any_order_and_one_needs_the_other(tmp_path: Path) -> None:
+def test_the_flags_may_come_in_any_order(tmp_path: Path) -> None:
     def asked_for(*arguments: str) -> set[str]:
         parser = make_parser("minddp run", "")
         environment = environment_of(parser, parser.parse_args([*arguments, "train.py"]))
@@ -76,42 +76,12 @@ def test_the_flags_may_come_in_any_order_and_one_needs_the_other(tmp_path: Path)
     assert asked_for("--on-cpu") == {"MINDDP_ON_CPU"}
     assert asked_for() == set()
     assert asked_for("--native", "--xray", str(tmp_path)) == {"MINDDP_NATIVE", "MINDDP_XRAY"}
-    with pytest.raises(SystemExit):
-        asked_for("--native")
+    assert asked_for("--native") == {"MINDDP_NATIVE"}
 
 
 def python(program: str, tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(program)
     return minddp("exec", *options, sys.executable, "train.py", cwd=tmp_path)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import torch\nmodel = torch.nn.Linear(2, 2)\nmodel.cuda()\n",
-        "import torch\nassert torch.cuda.is_available(), 'a GPU is needed'\n",
-        pytest.param(
-            "import torch\nimport torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=1, "
-            "init_method='tcp://localhost:0')\n",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "import torch.multiprocessing as mp, torch\ndef work(i):\n    torch.cuda.Stream()\n"
-            "if __name__ == '__main__':\n    mp.spawn(work, nprocs=1)\n",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_without_the_flag_a_line_names_the_remedy(program: str, tmp_path: Path) -> None:
-    done = python(program, tmp_path)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert "minddp run --on-cpu" in done.stderr.splitlines()[-1]
-
-
-def test_other_errors_have_no_such_line(tmp_path: Path) -> None:
-    done = python("import torch\nassert torch.zeros(1).item(), 'zero'\n", tmp_path)
-    assert done.stderr.strip().endswith("AssertionError: zero")
 
 
 ASK = """
@@ -167,8 +137,6 @@ torch.cuda.cudart()
 def test_what_has_no_replacement_raises_and_what_has_one_means_what_it_does_on_a_gpu(tmp_path: Path) -> None:
     done = python(ASK, tmp_path, "--on-cpu")
     assert done.returncode == 1
-    *_, error, explained = done.stderr.strip().splitlines()
-    assert error == (
+    assert done.stderr.strip().endswith(
         "RuntimeError: This call needs CUDA itself, and --on-cpu has no replacement for it: leave it out."
     ), done.stderr
-    assert explained.startswith("minddp: Under --on-cpu, ")

@@ -83,16 +83,6 @@ def test_a_signal_ends_the_job_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("command", ["run", "xray"])
-def test_a_missing_script_is_reported_in_one_line_and_starts_nothing(command: str, capfd) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main([command, "nowhere.py"])
-    assert stopped.value.code == 2
-    error = capfd.readouterr().err.strip()
-    assert error.startswith(f"minddp {command}: There is no script 'nowhere.py' in ")
-    assert "\n" not in error
-
-
 def test_options_that_torchrun_does_not_know_are_refused(capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["run", "--number-of-ranks", "2", "train.py"])

@@ -136,13 +136,6 @@ def test_torch_that_is_there_already_is_taken_over_at_once(packages: Path) -> No
     assert python(program, packages, "-S").stdout.splitlines() == ["installed, torch ready: True", "main"]
 
 
-def test_a_python_that_has_torch_but_not_minddp_says_so(packages: Path) -> None:
-    (packages / "minddp.py").unlink()
-    done = python("import sitecustomize, torch", packages, "-S")  # no site-packages, where minddp is
-    assert done.returncode != 0
-    assert f"{sys.executable} finds torch but not minddp. Install minddp there too." in done.stderr
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -22,7 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_follows_the_script_is_the_scripts() -> None:
     parse = make_xray_parser().parse_args
-    options = parse(["--steps", "3:5", "--nproc", "4", SCRIPT, "--steps", "9", "--out", "elsewhere"])
+    options = parse(["--steps", "3:5", "--nproc-per-node", "4", SCRIPT, "--steps", "9", "--out", "elsewhere"])
     assert (options.steps, options.nproc_per_node, options.training_script) == ("3:5", "4", SCRIPT)
     assert options.training_script_args == ["--steps", "9", "--out", "elsewhere"]
     assert parse([SCRIPT]).steps == "10:15"

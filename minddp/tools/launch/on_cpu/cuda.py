@@ -48,11 +48,10 @@ class CpuEvent:
 
 
 class Current:
-    """The current device, and the call that has seeded the CPU's generator."""
+    """The current device, and whether `torch.manual_seed` has seeded the CPU's generator."""
 
-    def __init__(self) -> None:
-        self.device = 0
-        self._is_seeded_by_torch = False
+    device = 0
+    is_seeded_by_torch = False
 
     def set_device(self, device: Any) -> None:
         index = device if isinstance(device, int) else torch.device(device).index
@@ -61,8 +60,8 @@ class Current:
     def seed(self, seed: int) -> None:
         """Seed the CPU's generator, unless `torch.manual_seed` has: with a GPU, only that one affects the CPU."""
         if sys._getframe(1).f_globals["__name__"] == "torch.random":  # torch.manual_seed seeds all devices
-            self._is_seeded_by_torch = True
-        elif not self._is_seeded_by_torch:
+            self.is_seeded_by_torch = True
+        elif not self.is_seeded_by_torch:
             torch.default_generator.manual_seed(int(seed))
 
 
@@ -78,11 +77,7 @@ def install() -> None:
 def answers(current: Current) -> dict[str, Any]:
     """The functions of both modules. All devices are the same one, and all streams are the same one."""
     stream, context, nothing = Stream(), contextlib.nullcontext(), always(None)
-    properties = {
-        "name": NAME,
-        "total_memory": psutil.virtual_memory().total,
-        "multi_processor_count": os.cpu_count(),
-    }
+    memory = psutil.virtual_memory().total
     return {
         "is_available": lambda: num_devices() > 0,
         "device_count": num_devices,
@@ -94,7 +89,7 @@ def answers(current: Current) -> dict[str, Any]:
         "set_stream empty_cache synchronize init ipc_collect": nothing,
         "reset_peak_memory_stats reset_max_memory_allocated": nothing,
         "memory_allocated memory_reserved max_memory_allocated max_memory_reserved": resident_bytes,
-        "get_device_properties": always(SimpleNamespace(**properties, major=8, minor=0, warp_size=32)),
+        "get_device_properties": always(SimpleNamespace(name=NAME, total_memory=memory, major=8, minor=0)),
         "get_device_name": always(NAME),
         "is_initialized is_bf16_supported": always(True),
         "is_current_stream_capturing": always(False),

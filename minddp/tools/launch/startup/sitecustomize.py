@@ -59,16 +59,8 @@ class TorchFinder:
 
 def install(launched: dict[str, str] | None) -> None:
     """Install minddp for the rest of this process. `launched` are the launcher's values if it is a rank."""
-    try:
-        import minddp
-    except ModuleNotFoundError as error:
-        if error.name != "minddp":
-            raise
-        raise ImportError(
-            f"minddp cannot replace torch's DistributedDataParallel: {sys.executable} finds torch but not minddp. "
-            f"Install minddp there too."
-        ) from None
-    sys.excepthook = report_missing_cuda
+    import minddp
+
     if "MINDDP_ON_CPU" in os.environ:
         from minddp.tools.launch import on_cpu
 
@@ -83,12 +75,6 @@ def install(launched: dict[str, str] | None) -> None:
         from minddp.tools.watchdog.meeting import watch_meeting
 
         watch_meeting(launched)
-
-
-def report_missing_cuda(kind: Any, error: Any, trace: Any) -> None:
-    from minddp.tools.launch.cuda_missing import report
-
-    report(kind, error, trace)
 
 
 def launchers_values() -> dict[str, str] | None:
