@@ -338,7 +338,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         self._divisor.change_ranks(self._transport)
         self._reducer.change_ranks(self._transport, self._reduce_strategy())
         if not are_equal_everywhere(self._transport, self.plan, self.device):  # a rank has left before the rebuild
-            self._reducer.store.begin_anew(self._transport.allocate)
+            self._reducer.store.restart(self._transport.allocate)
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)
         for extension in self.extensions:

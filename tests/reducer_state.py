@@ -50,7 +50,7 @@ def check_pass(reducer: Reducer) -> None:
     if current is None:
         return
     assert current.phase is not Phase.IDLE, "a pass in phase IDLE has been kept"
-    if current.phase is Phase.ARMED:
+    if current.phase is Phase.PREPARED:
         assert not current.hooks_left, "a pass that is armed has counted a hook"
     if current.phase in (Phase.REDUCING, Phase.FINALIZING, Phase.FINISHED):
         assert len(current.reductions) == len(current.groups_left), f"{current.phase.name} before all are launched"

@@ -30,7 +30,7 @@ class GradBucket:
 
     def __init__(self, bucket: GradientBucket, *, is_last: bool, instead: torch.Tensor | None = None):
         self._bucket = bucket
-        self._buffer = bucket.wire if instead is None else instead
+        self._buffer = bucket.comm_buffer if instead is None else instead
         self._is_last = is_last
 
     def index(self) -> int:
@@ -129,7 +129,7 @@ class PendingHook:
 
     def result(self) -> torch.Tensor:
         """Wait for the hook's tensor, and return it, contiguous, if it fits the bucket."""
-        index, wanted = self.bucket.spec.index, self.bucket.wire.numel()
+        index, wanted = self.bucket.spec.index, self.bucket.comm_buffer.numel()
         if self.wait_for_future is not None:
             self.wait_for_future()
         try:
@@ -177,14 +177,14 @@ class HookStrategy:
                 f"The communication hook's callback must return a torch.futures.Future object, but got "
                 f"{type(future).__name__} from `{hook.name}`. The future has to hold the bucket's new tensor."
             )
-        wait = self._watch_future(bucket.wire, future) if self._watch_future is not None else None
+        wait = self._watch_future(bucket.comm_buffer, future) if self._watch_future is not None else None
         self._events.emit(EventKind.COMM_HOOK_RETURNED, index)
         reduction = PendingHook(hook, future, bucket, wait)
         # Hazard: PowerSGD starts two more collectives, and waits for them, in the callbacks of its futures. On gloo
         # these callbacks run in the two threads that also carry collectives. With two buckets in flight both
         # threads may wait, and the job hangs; or ranks start the further collectives in different orders. So on the
         # CPU only one of its buckets is in flight at a time, at the price of the overlap with backward.
-        if bucket.wire.device.type == "cpu" and _is_power_sgd(hook.state):
+        if bucket.comm_buffer.device.type == "cpu" and _is_power_sgd(hook.state):
             reduction.result()
         return reduction
 

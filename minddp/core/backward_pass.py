@@ -38,7 +38,7 @@ class Phase(enum.Enum):
     """The state of a pass, or of a reducer without one. See `ALLOWED` for the transitions."""
 
     IDLE = "no synchronised backward is due: there is no pass"
-    ARMED = "a forward has run; the next backward will be synchronised"
+    PREPARED = "a forward has run; the next backward will be synchronised"
     ACCUMULATING = "hooks are firing"
     INCOMPLETE = "a backward has ended, but some gradients have not arrived"
     REDUCING = "all buckets have been launched"
@@ -49,8 +49,8 @@ class Phase(enum.Enum):
 
 
 ALLOWED = {
-    Phase.IDLE: {Phase.ARMED},
-    Phase.ARMED: {Phase.ARMED, Phase.ACCUMULATING},
+    Phase.IDLE: {Phase.PREPARED},
+    Phase.PREPARED: {Phase.PREPARED, Phase.ACCUMULATING},
     Phase.ACCUMULATING: {Phase.REDUCING, Phase.INCOMPLETE, Phase.IDLE},
     Phase.INCOMPLETE: {Phase.ACCUMULATING, Phase.REDUCING},
     Phase.REDUCING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.IDLE},
@@ -92,7 +92,7 @@ class BackwardPass:
         self._on_end = weakly(on_end)
 
         # The state.
-        self.phase = Phase.ARMED
+        self.phase = Phase.PREPARED
         self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward calls `Reducer.finish`
         self.ends = PassEnds(self._on_backward_end, self.note_failure)
         self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
@@ -194,11 +194,11 @@ class BackwardPass:
                 f"gradients are scaled for another one. Register it before training."
             )
         if self.scaling.divisor == math.inf:  # the weight is 0, but NaN divided by infinity is NaN
-            bucket.wire.zero_()
+            bucket.comm_buffer.zero_()
         for mode in self._launching_modes:
-            mode.before_launch(bucket, bucket.wire)
+            mode.before_launch(bucket, bucket.comm_buffer)
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
-        reduction = reduce_strategy.launch(bucket, bucket.wire, is_last=index == len(self.groups_left) - 1)
+        reduction = reduce_strategy.launch(bucket, bucket.comm_buffer, is_last=index == len(self.groups_left) - 1)
         self.events.emit(EventKind.LAUNCH_END, index)
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))

@@ -41,7 +41,7 @@ class GradientBucket(Protocol):
     names: list[str]
 
     @property
-    def wire(self) -> torch.Tensor:
+    def comm_buffer(self) -> torch.Tensor:
         """The buffer to communicate: this rank's scaled gradients."""
         ...
 
@@ -62,7 +62,7 @@ class GradientBucket(Protocol):
         ...
 
     def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None) -> None:
-        """Put `average`, laid out like `wire`, into the gradients, except where `untouched[k]`."""
+        """Put `average`, laid out like `comm_buffer`, into the gradients, except where `untouched[k]`."""
         ...
 
 
@@ -114,8 +114,8 @@ class Bucket:
         """
         dtype = self.dtypes.travelling or self.spec.dtype
         self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)  # [numel]
-        self.wire = to_comm_buffer(self.flat)  # to communicate: not every backend can add complex numbers
-        self.views = self.views_into(self.wire)
+        self.comm_buffer = to_comm_buffer(self.flat)  # to communicate: not every backend can add complex numbers
+        self.views = self.views_into(self.comm_buffer)
         self.groups = [self._group_of(places) for places in places_by_group(self.spec)]
         self.aliasing = self._make_aliasing(self) if self._make_aliasing is not None else None
         self._addresses = [view.data_ptr() for view in self.views]
@@ -132,9 +132,9 @@ class Bucket:
             binds=self.grads_are_views,
         )
 
-    def views_into(self, wire: torch.Tensor) -> list[torch.Tensor]:
-        """Per-parameter tensors over the memory of any buffer laid out like this bucket's `wire`."""
-        flat = from_comm_buffer(wire, self.spec)
+    def views_into(self, comm_buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Per-parameter tensors over the memory of any buffer laid out like this bucket's `comm_buffer`."""
+        flat = from_comm_buffer(comm_buffer, self.spec)
         return [view_of(flat, slot, layout) for slot, layout in zip(self.spec.slots, self._layouts, strict=True)]
 
     def move_grads_in(self) -> None:
@@ -163,8 +163,8 @@ class Bucket:
 
     def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None = None) -> None:
         """See [Note: where an average ends]."""
-        averages = self.views if average is self.wire else self.views_into(average)
-        if self.grads_are_views and average is not self.wire:
+        averages = self.views if average is self.comm_buffer else self.views_into(average)
+        if self.grads_are_views and average is not self.comm_buffer:
             torch._foreach_copy_(self.views, averages)
             averages = self.views
         if all(map(operator.is_, map(grad_of, self.params), averages)):
@@ -173,7 +173,7 @@ class Bucket:
         if self.grads_are_views:
             self._bind(places)
             return
-        if self.aliasing is not None and average is self.wire:
+        if self.aliasing is not None and average is self.comm_buffer:
             places = self.aliasing.alias(places)
         self._copy(averages, places)
 
@@ -207,9 +207,9 @@ def to_comm_buffer(flat: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
-def from_comm_buffer(wire: torch.Tensor, spec: BucketSpec) -> torch.Tensor:
+def from_comm_buffer(comm_buffer: torch.Tensor, spec: BucketSpec) -> torch.Tensor:
     """The inverse of `to_comm_buffer`."""
-    return torch.view_as_complex(wire.view(-1, 2)) if spec.dtype.is_complex else wire
+    return torch.view_as_complex(comm_buffer.view(-1, 2)) if spec.dtype.is_complex else comm_buffer
 
 
 def view_of(flat: torch.Tensor, slot: Slot, layout: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,7 @@ class BucketStore:
         """Drop the buckets; tensors may still refer to their memory. The next pass makes new ones."""
         for bucket in self.made.values():
             if not bucket.spec.sparse:
-                streams.keep_for_current_stream(bucket.wire)  # backward may have allocated it on another one
+                streams.keep_for_current_stream(bucket.comm_buffer)  # backward may have allocated it on another one
         self.made = {}
 
     def begin_pass(self) -> None:
@@ -148,7 +148,7 @@ class BucketStore:
         self.rebuilds = False
         self.await_another_order()
 
-    def begin_anew(self, allocate: Allocate) -> None:
+    def restart(self, allocate: Allocate) -> None:
         """Go back to the first plan, for ranks of which some have rebuilt their buckets and others not."""
         self.await_another_order()
         self.adopt(plan_from_registration(self._specs, self._caps_before), allocate)

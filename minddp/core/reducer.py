@@ -38,7 +38,7 @@ from minddp.transport.protocols import Transport
 
 
 class Reducer:
-    """Averages the gradients of `hooks.params` over the ranks of `transport` in every armed backward."""
+    """Averages the gradients of `hooks.params` over the ranks of `transport` in every synchronised backward."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class Reducer:
     def skip_sync(self, output: Any) -> None:
         """A forward has returned `output`, and its backward will only accumulate gradients locally."""
         self.events.emit(EventKind.NO_SYNC)
-        if self.phase is Phase.ARMED and self.usage_tracker.is_recording:
+        if self.phase is Phase.PREPARED and self.usage_tracker.is_recording:
             self._watch(output)  # as torch: its backward takes the place of the one that an earlier forward lacks
 
     def _make_pass(self, *, finalizes_at_end: bool) -> None:
-        if Phase.ARMED not in ALLOWED[self.phase]:
-            raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become ARMED.")
+        if Phase.PREPARED not in ALLOWED[self.phase]:
+            raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become PREPARED.")
         parts = (self.store, self.usage_tracker, self.modes, self.events)
         calls = (self._on_all_launched, self._on_ready_twice, self._on_backward_end)
         self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end)
@@ -132,7 +132,7 @@ class Reducer:
         current = self.current
         if current is None:
             pass
-        elif current.phase is Phase.ARMED:
+        elif current.phase is Phase.PREPARED:
             current.ends.reset()  # its backward may have raised before it reached a parameter
         elif current.phase is Phase.FINISHED:
             self._enter(Phase.IDLE)
@@ -159,7 +159,7 @@ class Reducer:
         handler: Callable[[int], object] = autograd.weakly(self._on_hook)
         if current is not None and current.phase is Phase.ACCUMULATING and not self.usage_tracker.is_recording:
             handler = current.mark_ready
-        opens_pass = self.phase is Phase.ARMED  # the first hook changes the phase, and so binds again
+        opens_pass = self.phase is Phase.PREPARED  # the first hook changes the phase, and so binds again
         self.hooks.handler = handler if opens_pass else self.usage_tracker.wrap_hook(handler)
 
     def _on_hook(self, param: int) -> None:
@@ -169,7 +169,7 @@ class Reducer:
             if self.usage_tracker.is_static and autograd.current_backward() == self._further_backward:
                 raise second_backward(self.plan.params[param].name)
             self.events.emit(EventKind.GRADIENT_KEPT, param)
-        elif current.phase is Phase.ARMED:
+        elif current.phase is Phase.PREPARED:
             self._open_pass(current, param)
             self.hooks.handler(param)
         elif current.phase is Phase.ACCUMULATING:
@@ -186,7 +186,7 @@ class Reducer:
             self._on_ready_twice(param)
 
     def _open_pass(self, current: BackwardPass, param: int) -> None:
-        """The first hook of an armed backward, that of `param`."""
+        """The first hook of a prepared backward, that of `param`."""
         self.store.begin_pass()
         current.open(param, self.reduce_strategy)
         self.num_passes += 1
@@ -220,7 +220,7 @@ class Reducer:
                 self._make_pass(finalizes_at_end=True)
         if self.current is None:
             return
-        if self._await_end(at_outputs=True) and self.phase is Phase.ARMED:
+        if self._await_end(at_outputs=True) and self.phase is Phase.PREPARED:
             for mode in self.modes:
                 mode.backward_begins()
             self.usage_tracker.backward_begins()
@@ -246,7 +246,7 @@ class Reducer:
             return
         is_last = not current.ends.is_any_awaited(but=backward)
         with self.events.reporting():
-            if current.phase is Phase.ARMED:  # it reached no parameter
+            if current.phase is Phase.PREPARED:  # it reached no parameter
                 self.usage_tracker.backward_was_empty()
                 self.hooks.check_conversions([0])
             elif current.phase is Phase.ACCUMULATING:
@@ -268,7 +268,7 @@ class Reducer:
     def reduce_recorded(self, ending: int = -1) -> None:
         """The first backward of a static graph, which only counts its gradients, has ended: reduce them all."""
         current = self.current
-        if current is None or current.phase is Phase.ARMED or not self.usage_tracker.is_recording:
+        if current is None or current.phase is Phase.PREPARED or not self.usage_tracker.is_recording:
             return
         self.usage_tracker.recorded()
         self.hooks.check_conversions(self.usage_tracker.last_unused or ())
@@ -285,7 +285,7 @@ class Reducer:
         with self.events.reporting():
             current = self.current
             if self.finalizes_at_end or current is None or current.phase is not Phase.REDUCING:
-                is_open = current is not None and current.phase not in (Phase.ARMED, Phase.FINISHED)
+                is_open = current is not None and current.phase not in (Phase.PREPARED, Phase.FINISHED)
                 raise cannot_finalize(is_required=not self.finalizes_at_end, is_incomplete=is_open)
             self._finalize(current)
 
@@ -315,7 +315,7 @@ class Reducer:
     def change_ranks(self, transport: Transport, reduce_strategy: ReduceStrategy) -> None:
         """Continue with other ranks, even after an interrupted backward. The buckets will be rebuilt again."""
         self.transport, self.reduce_strategy = transport, reduce_strategy
-        if self.current is not None and self.current.phase not in (Phase.ARMED, Phase.FINISHED):
+        if self.current is not None and self.current.phase not in (Phase.PREPARED, Phase.FINISHED):
             self.current.drop()
         self.current = None
         self.store.release()  # the old ranks may still write into buckets in flight
@@ -332,7 +332,7 @@ class Reducer:
 
     def adopt(self, plan: BucketPlan) -> None:
         """Use another plan of the same parameters from the next backward on. On every rank, between steps."""
-        if self.phase not in (Phase.IDLE, Phase.ARMED):
+        if self.phase not in (Phase.IDLE, Phase.PREPARED):
             raise RuntimeError(f"minddp: no new buckets while the reducer is in phase {self.phase.name}.")
         self.store.adopt(plan, self.transport.allocate)
         self.events.emit(EventKind.BUCKETS_REBUILT, len(plan.buckets))

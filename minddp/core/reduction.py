@@ -44,7 +44,7 @@ class ReduceStrategy(Protocol):
         ...
 
     def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
-        """Begin to reduce `contents`, as a rule `bucket.wire`. Returns at once."""
+        """Begin to reduce `contents`, as a rule `bucket.comm_buffer`. Returns at once."""
         ...
 
 

@@ -97,7 +97,7 @@ class UnfinishedReduction(StepWatcher):
     def _left_by_exception(self, reducer: Reducer) -> set[int]:
         """The ids of parameters whose gradients an exception in backward has left, and no one has cleared."""
         current = reducer.current
-        if current is None or current.phase in (Phase.ARMED, Phase.FINISHED):
+        if current is None or current.phase in (Phase.PREPARED, Phase.FINISHED):
             return set()
         if current.grads_left is None and current.phase is not Phase.FINALIZING and current.ends.is_over_here:
             current.note_failure()  # the engine's thread has not freed its callback yet

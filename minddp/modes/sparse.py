@@ -16,20 +16,20 @@ from minddp.core.plan import BucketSpec
 
 
 class SparseBucket:
-    """As `core.bucket.GradientBucket`. `wire` is the gradient that was packed, not coalesced."""
+    """As `core.bucket.GradientBucket`. `comm_buffer` is the gradient that was packed, not coalesced."""
 
     def __init__(self, spec: BucketSpec, params: list[torch.nn.Parameter], names: list[str]):
         self.spec = spec
         self.params = params
         self.names = names
-        self.wire = _nothing(params[0])
+        self.comm_buffer = _nothing(params[0])
 
     def move_grads_in(self) -> None:
         """A sparse gradient is never a view."""
 
     def begin_pass(self) -> None:
         """Release the gradient of the last backward."""
-        self.wire = _nothing(self.params[0])
+        self.comm_buffer = _nothing(self.params[0])
 
     def pack(self, group: int, scaling: Scaling) -> None:
         """Copy the gradient, divided by the divisor. A missing one counts as a gradient without rows.
@@ -46,7 +46,7 @@ class SparseBucket:
                 f"sparse=True, but its gradient is {grad.layout}, because the weight has another use, too. Set "
                 f"sparse=False."
             )
-        self.wire = grad.clone() if scaling.divisor is None else grad / scaling.divisor
+        self.comm_buffer = grad.clone() if scaling.divisor is None else grad / scaling.divisor
 
     def undo_pack(self, group: int, scaling: Scaling) -> None:
         """The gradient is never a view."""

@@ -34,7 +34,7 @@ class Bare:
 
 
 @pytest.mark.parametrize("start", [phase for phase in Phase if phase is not Phase.IDLE])
-@pytest.mark.parametrize("end", [phase for phase in Phase if phase is not Phase.ARMED])
+@pytest.mark.parametrize("end", [phase for phase in Phase if phase is not Phase.PREPARED])
 def test_a_transition_that_is_not_allowed_is_an_error(start: Phase, end: Phase) -> None:
     reducer = Bare(start)
     if end in ALLOWED[start]:
@@ -132,7 +132,7 @@ def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
     current.mark_without_hook([])
     for param in range(3):
         current.mark_ready(param)
-    assert [bucket.wire.tolist() for bucket in calls.store.all()] == [[1.0]] * 3
+    assert [bucket.comm_buffer.tolist() for bucket in calls.store.all()] == [[1.0]] * 3
     current.wait_and_unpack()
     assert [param.grad.tolist() for param in calls.params] == [[4.0]] * 3
     assert calls.take("bucket waited", "bucket unpacked") == [

@@ -43,9 +43,13 @@ def test_views_lie_one_after_the_other_and_fill_the_buffer() -> None:
 def test_complex_numbers_travel_as_pairs_of_real_ones() -> None:
     params = [parameter(torch.randn(2, 3, dtype=torch.complex64))]
     bucket = bucket_of(params)
-    assert (bucket.flat.dtype, bucket.wire.dtype, bucket.wire.numel()) == (torch.complex64, torch.float32, 12)
+    assert (bucket.flat.dtype, bucket.comm_buffer.dtype, bucket.comm_buffer.numel()) == (
+        torch.complex64,
+        torch.float32,
+        12,
+    )
     pack(bucket, UNSCALED)
-    average = torch.randn_like(bucket.wire)
+    average = torch.randn_like(bucket.comm_buffer)
     bucket.unpack(average)
     assert torch.equal(torch.view_as_real(params[0].grad).flatten(), average)
 
@@ -56,7 +60,7 @@ def test_gradients_may_travel_in_another_dtype() -> None:
     bucket = bucket_of(params, dtypes=GradDtypes(torch.float32, torch.bfloat16))
     pack(bucket, UNSCALED)
     assert_same_bits(bucket.views, [before[0].bfloat16()])
-    bucket.unpack(bucket.wire)
+    bucket.unpack(bucket.comm_buffer)
     assert_same_bits(grads_of(params), [before[0].bfloat16().float()])
 
 
@@ -70,7 +74,7 @@ def test_averages_are_copied_into_the_gradients_that_exist() -> None:
     bucket = bucket_of(params)
     pack(bucket, COPIED)
     bucket.flat.mul_(WORLD)
-    bucket.unpack(bucket.wire)
+    bucket.unpack(bucket.comm_buffer)
     assert all(param.grad is grad for param, grad in zip(params, grads, strict=True))
     assert_same_bits(grads_of(params), bucket.views)
     assert not any(share_memory(bucket)[:2])
@@ -84,7 +88,7 @@ def test_a_parameter_without_gradient_gets_one_of_its_own_layout(views: bool) ->
     bucket = bucket_of(params, grads_are_views=views)
     pack(bucket, RESIDENT)
     bucket.flat.copy_(torch.randn_like(bucket.flat))
-    bucket.unpack(bucket.wire)
+    bucket.unpack(bucket.comm_buffer)
     assert_same_bits(grads_of(params), bucket.views)
     assert [param.grad.stride() for param in params] == [param.stride() for param in params]
     assert share_memory(bucket)[0] == views
@@ -166,7 +170,7 @@ def test_a_resident_gradient_is_the_average_already() -> None:
     pack(bucket, RESIDENT)
     bucket.flat.mul_(WORLD)
     averages = [view.clone() for view in bucket.views]
-    bucket.unpack(bucket.wire)
+    bucket.unpack(bucket.comm_buffer)
     assert all(param.grad is view for param, view in zip(params, bucket.views, strict=True))
     assert_same_bits(grads_of(params), averages)
 
@@ -176,7 +180,7 @@ def test_another_object_over_the_same_memory_is_replaced_by_the_view() -> None:
     bucket = bucket_of(params, grads_are_views=True)
     pack(bucket, RESIDENT)
     params[0].grad = params[0].grad.detach()
-    bucket.unpack(bucket.wire)
+    bucket.unpack(bucket.comm_buffer)
     assert params[0].grad is bucket.views[0]
 
 
@@ -186,7 +190,7 @@ def test_a_gradient_replaced_during_backward_is_an_error_with_views() -> None:
     pack(bucket, RESIDENT)
     params[2].grad = torch.zeros_like(params[2])
     with pytest.raises(RuntimeError, match=r"not the expected DDP bucket view.*`p2`"):
-        bucket.unpack(bucket.wire)
+        bucket.unpack(bucket.comm_buffer)
 
 
 def test_other_memory_under_a_view_is_noticed() -> None:

@@ -253,7 +253,7 @@ def test_ranks_that_have_rebuilt_and_ranks_that_have_not_begin_anew_with_one_pla
     store.observe([1, 2, 0])
     store.rebuild_if_due(FakeTransport(), EventStream())
     assert store.plan.buckets != fresh.plan.buckets
-    store.begin_anew(FakeTransport().allocate)
+    store.restart(FakeTransport().allocate)
     assert store.plan.buckets == fresh.plan.buckets
     assert store.awaits_order
 

@@ -39,7 +39,7 @@ def aliasing_bucket(params: list[nn.Parameter]) -> Bucket:
 
 def pack_and_unpack(bucket: Bucket) -> None:
     pack(bucket, COPIED)
-    bucket.unpack(bucket.wire)
+    bucket.unpack(bucket.comm_buffer)
 
 
 # ------------------------------------------------------------------ one bucket
@@ -95,7 +95,7 @@ def test_a_gradient_that_stays_is_not_changed_by_packing() -> None:
     before = grads_of(params)
     pack(bucket, COPIED)
     assert_same_bits(grads_of(params), before)
-    bucket.unpack(bucket.wire)
+    bucket.unpack(bucket.comm_buffer)
     assert_same_bits(grads_of(params), [grad * (1 / WORLD) for grad in before])
     assert share_memory(bucket) == [False, False]
 
@@ -158,7 +158,7 @@ def test_an_average_that_lies_elsewhere_is_copied() -> None:
     params = [parameter(torch.randn(LARGE))]
     bucket = aliasing_bucket(params)
     pack(bucket, COPIED)
-    average = torch.randn_like(bucket.wire)
+    average = torch.randn_like(bucket.comm_buffer)
     bucket.unpack(average)
     assert share_memory(bucket) == [False]
     assert params[0].grad.data_ptr() != average.data_ptr()
@@ -170,7 +170,7 @@ def test_an_untouched_gradient_is_not_aliased() -> None:
     bucket = aliasing_bucket(params)
     before = grads_of(params)
     pack(bucket, COPIED)
-    bucket.unpack(bucket.wire, untouched=[True, False])
+    bucket.unpack(bucket.comm_buffer, untouched=[True, False])
     assert share_memory(bucket) == [False, True]
     assert_same_bits(grads_of(params), [before[0], before[1] * (1 / WORLD)])
 

@@ -172,12 +172,12 @@ def test_phases_of_a_step() -> None:
     ddp = FakeDDP(Scales([0]))
     assert ddp.reducer.phase is Phase.IDLE
     output = ddp(X)
-    assert ddp.reducer.phase is Phase.ARMED
+    assert ddp.reducer.phase is Phase.PREPARED
     seen = []
     ddp.reducer.events.watch(lambda event: seen.append((event.kind, ddp.reducer.phase)))
     output.sum().backward()
     assert ddp.reducer.phase is Phase.IDLE
-    assert seen[0] == (EventKind.BACKWARD_BEGIN, Phase.ARMED)
+    assert seen[0] == (EventKind.BACKWARD_BEGIN, Phase.PREPARED)
     assert (EventKind.BUCKET_WAITED, Phase.FINALIZING) in seen
     assert seen[-1] == (EventKind.BACKWARD_END, Phase.IDLE)
 
@@ -625,9 +625,9 @@ def test_what_is_under_way_when_the_ranks_change_writes_to_no_bucket() -> None:
     (reduction,) = ddp.reducer.current.reductions
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     for bucket in ddp.reducer.buckets:
-        bucket.wire.fill_(1)
+        bucket.comm_buffer.fill_(1)
     reduction.work.wait()
-    assert all(float(bucket.wire) == 1 for bucket in ddp.reducer.buckets)
+    assert all(float(bucket.comm_buffer) == 1 for bucket in ddp.reducer.buckets)
 
 
 @pytest.mark.parametrize("when", ["before", "armed", "in backward", "unfinished"])

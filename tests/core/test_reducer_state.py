@@ -31,5 +31,5 @@ def test_a_pass_that_says_too_early_that_all_is_launched_is_noticed() -> None:
 def test_a_forbidden_transition_is_an_error() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
     ddp(torch.ones(1, 2))
-    with pytest.raises(RuntimeError, match="in phase ARMED cannot become FINALIZING"):
+    with pytest.raises(RuntimeError, match="in phase PREPARED cannot become FINALIZING"):
         ddp.reducer._enter(Phase.FINALIZING)

@@ -29,22 +29,22 @@ def test_a_bucket_is_summed_where_it_lies_once_it_is_waited_for() -> None:
     bucket = bucket_of([parameter(torch.ones(3))])
     strategy = reduce_strategy(WORLD)
     pack(bucket, strategy.open())
-    before = bucket.wire.clone()
-    reduction = strategy.launch(bucket, bucket.wire, is_last=True)
-    assert torch.equal(bucket.wire, before)
+    before = bucket.comm_buffer.clone()
+    reduction = strategy.launch(bucket, bucket.comm_buffer, is_last=True)
+    assert torch.equal(bucket.comm_buffer, before)
     for _ in range(2):
-        assert reduction.result() is bucket.wire
-        assert torch.equal(bucket.wire, before * WORLD)
+        assert reduction.result() is bucket.comm_buffer
+        assert torch.equal(bucket.comm_buffer, before * WORLD)
 
 
 def test_other_contents_leave_the_bucket_alone() -> None:
     """A rank that has run out of inputs contributes zeros."""
     bucket = bucket_of([parameter(torch.ones(3))])
-    bucket.wire.fill_(7)
+    bucket.comm_buffer.fill_(7)
     for strategy in (reduce_strategy(2), AllReduceStrategy(FakeTransport(WORLD), lambda: 2, divides_after=True)):
         strategy.open()
         assert strategy.launch(bucket, torch.zeros(3), is_last=True).result().tolist() == [0, 0, 0]
-        assert bucket.wire.tolist() == [7, 7, 7]
+        assert bucket.comm_buffer.tolist() == [7, 7, 7]
 
 
 def test_a_sum_is_divided_afterwards_by_the_divisor_of_its_backward() -> None:
@@ -55,7 +55,7 @@ def test_a_sum_is_divided_afterwards_by_the_divisor_of_its_backward() -> None:
         bucket.params[0].grad.fill_(1)
         assert strategy.open() == Scaling()
         pack(bucket, Scaling())
-        assert strategy.launch(bucket, bucket.wire, is_last=True).result().tolist() == [expected] * 3
+        assert strategy.launch(bucket, bucket.comm_buffer, is_last=True).result().tolist() == [expected] * 3
 
 
 def test_a_completion_is_reported_where_the_work_has_a_future() -> None:
@@ -69,9 +69,9 @@ def test_a_completion_is_reported_where_the_work_has_a_future() -> None:
     called: list[str] = []
     complete: Callable[[], object] = lambda: called.append("complete")  # noqa: E731
     bucket = bucket_of([parameter(torch.ones(3))])
-    reduce_strategy(2).launch(bucket, bucket.wire, is_last=True).when_complete(complete)
+    reduce_strategy(2).launch(bucket, bucket.comm_buffer, is_last=True).when_complete(complete)
     strategy = AllReduceStrategy(WithFuture(), lambda: 2)
-    strategy.launch(bucket, bucket.wire, is_last=True).when_complete(complete)
+    strategy.launch(bucket, bucket.comm_buffer, is_last=True).when_complete(complete)
     assert called == []
     future.set_result(None)
     assert called == ["complete"]

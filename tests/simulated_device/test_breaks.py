@@ -72,7 +72,7 @@ BREAKS = (
     Misorder(
         *("copy back before the wait", "core/backward_pass.py"),
         "average = reduction.result()",
-        *("average = bucket.wire", "default", "race: .*allreduce.*_foreach_copy_"),
+        *("average = bucket.comm_buffer", "default", "race: .*allreduce.*_foreach_copy_"),
     ),
     # ------------------------------------------------------------------ a buffer used again too soon
     Misorder(

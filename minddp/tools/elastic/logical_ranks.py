@@ -213,7 +213,7 @@ class Shares(Extension):
     def change_ranks(self, ddp: DistributedDataParallel) -> None:
         """New ranks may have different buckets."""
         ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count)
-        ddp._reducer.store.begin_anew(ddp._transport.allocate)
+        ddp._reducer.store.restart(ddp._transport.allocate)
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:
         assert self.logical_ranks is not None

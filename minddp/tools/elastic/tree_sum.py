@@ -54,7 +54,7 @@ class TreeReduceStrategy:
 
     def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         assert isinstance(bucket, Bucket)
-        assert contents is bucket.wire
+        assert contents is bucket.comm_buffer
         grads = [[held[slot.param] for slot in bucket.spec.slots] for held in self._held]
         for _ in range(self._num_carries()):
             torch._foreach_add_(bucket.views, grads.pop())

@@ -11,7 +11,7 @@ from minddp.tools.watchdog.rank_state import EXITED, SILENT, RankState
 
 _PHASES = {
     "IDLE": "is between backwards",
-    "ARMED": "is between forward and backward",
+    "PREPARED": "is between forward and backward",
     "ACCUMULATING": "is in backward, or an exception has ended it",
     "INCOMPLETE": "has ended a backward that lacks gradients",
     "REDUCING": "has all gradients, and is in backward or before `finalize_backward`",

@@ -104,8 +104,8 @@ def _begins_with_number(sums: torch.Tensor) -> bool:
     return not (numbers if sums.is_sparse else numbers[:1]).isnan().any().item()
 
 
-def _numbers(wire: torch.Tensor) -> torch.Tensor:
-    return wire._values().view(-1) if wire.is_sparse else wire
+def _numbers(contents: torch.Tensor) -> torch.Tensor:
+    return contents._values().view(-1) if contents.is_sparse else contents
 
 
 def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointError:

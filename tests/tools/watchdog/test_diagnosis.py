@@ -96,7 +96,7 @@ def test_many_missing_gradients_are_named_by_layer() -> None:
     ("rank_1", "words"),
     [
         (elsewhere(1), "Rank 1 is between backwards, at backward 2 of 3, train.py:57 in step."),
-        (elsewhere(1, backward=3, phase="ARMED"), "Rank 1 is between forward and backward, train.py"),
+        (elsewhere(1, backward=3, phase="PREPARED"), "Rank 1 is between forward and backward, train.py"),
         (elsewhere(1, accumulates=True), "Rank 1 accumulates under no_sync, at backward 2 of 3"),
         (elsewhere(1, phase="ACCUMULATING"), "Rank 1 is in backward, or an exception has ended it"),
     ],
