@@ -15,7 +15,7 @@ import torch
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.platform import wording
-from minddp.tools.forecast.cluster import ALGORITHMS, Cluster, all_reduce, hop_of
+from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
 from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.scaling import Job, forecast
@@ -35,7 +35,6 @@ def main(arguments: Sequence[str]) -> int:
     add("--hosts", type=int, nargs="+", default=[1], help="for all numbers of ranks, or for each (1)")
     add("--rate", type=positive, metavar="GBIT", help="Gbit/s of a host's network interface, in each direction")
     add("--latency", type=positive, metavar="US", help="microseconds of a hop between hosts (as inside)")
-    add("--algorithm", choices=ALGORITHMS, default="ring", help="of an all-reduce (ring)")
     add("--bucket-mb", help='of each bucket, in MiB, or "auto" (as recorded)')
     options = parser.parse_args(arguments)
     try:
@@ -68,7 +67,7 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
     between = FREE if options.rate is None else Link(latency_s, options.rate * GBIT)
     for ranks, on_hosts in zip(options.ranks, hosts, strict=True):
         cluster = Cluster(ranks, on_hosts, inside, between)
-        link = all_reduce(cluster, options.algorithm)
+        link = all_reduce(cluster)
         changed = job
         if options.bucket_mb == "auto":
             changed = job.with_auto_buckets(cluster, link)

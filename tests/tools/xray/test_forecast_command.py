@@ -42,12 +42,11 @@ def test_a_recorded_step_is_foretold_where_it_was_recorded(recording: Path):
     assert step_s == pytest.approx(analysis.what_ifs[0].step_ns / 1e9, rel=0.1), "as X-ray plays it again"
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree"])
 @pytest.mark.parametrize(("bucket_mb", "buckets"), [("auto", None), ("100", "1")])
 def test_a_row_for_each_number_of_ranks(
-    recording: Path, capsys: pytest.CaptureFixture[str], algorithm: str, bucket_mb: str, buckets: str | None
+    recording: Path, capsys: pytest.CaptureFixture[str], bucket_mb: str, buckets: str | None
 ):
-    more = ("--bucket-mb", bucket_mb, "--algorithm", algorithm)
+    more = ("--bucket-mb", bucket_mb)
     head, *rows = shown(capsys, recording, "--ranks", 2, 8, 9, "--hosts", 1, 2, 3, "--rate", 1, *more)
     assert head[0] == "ranks"
     assert [row[:2] for row in rows] == [["2", "1"], ["8", "2"], ["9", "3"]]
