@@ -17,7 +17,7 @@ import torch
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, plan_from_readiness
 from minddp.options import MIB, BucketCaps
-from minddp.platform.wording import joined, ranks, size
+from minddp.platform.wording import joined, ranks
 from minddp.tools.forecast.lateness import RankTimes, WorkPhase, late_ranks
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.xray.recording import Recording
@@ -195,26 +195,21 @@ def _plans(step: RecordedStep, costs: Costs) -> Iterator[WhatIf]:
 
 
 def _settings(step: RecordedStep) -> Iterator[tuple[str, str, BucketPlan]]:
-    """Common settings, from one bucket to one per parameter, and an earlier first one."""
+    """The default, one bucket, and one per parameter."""
     ready_ns = step.ranks[0].ready_ns
     order = sorted(range(len(step.plan.params)), key=lambda param: ready_ns.get(param, math.inf))
-    total_mib = step.plan.nbytes / MIB
-    largest = math.floor(math.log2(max(total_mib, 2**-8) / 1.5))
-    halves = [2.0**exponent for exponent in range(largest, largest - 5, -1)]
-    earlier_mib = step.plan.buckets[0].nbytes / MIB / 4
-    rest_mib = max(bucket.nbytes for bucket in step.plan.buckets) / MIB
-    settings: list[tuple[str, float | None, float | None]] = [
-        ("one bucket", math.ceil(total_mib), None),
-        ("a bucket per parameter", 0, None),
-        ("default buckets: 1 MiB, then 25 MiB", None, None),
-        *((f"buckets of {size(cap * MIB)}", cap, None) for cap in halves),
-        (f"the first bucket earlier: {size(earlier_mib * MIB)}", rest_mib, earlier_mib),
+    settings: list[tuple[str, int | None]] = [
+        ("one bucket", math.ceil(step.plan.nbytes / MIB)),
+        ("a bucket per parameter", 0),
+        ("default buckets: 1 MiB, then 25 MiB", None),
     ]
-    for title, cap_mb, first_mb in settings:
-        caps_bytes = BucketCaps.from_mib(cap_mb, None, first_mb).after_rebuild()
-        named = {"bucket_cap_mb": cap_mb, "first_bucket_cap_mb": first_mb}
-        code = ", ".join(f"{name}={value:.12g}" for name, value in named.items() if value is not None)
-        yield title, code, plan_from_readiness(step.plan.params, order, caps_bytes)
+    for title, cap_mb in settings:
+        caps_bytes = BucketCaps.from_mib(cap_mb, None).after_rebuild()
+        yield (
+            title,
+            "" if cap_mb is None else f"bucket_cap_mb={cap_mb}",
+            plan_from_readiness(step.plan.params, order, caps_bytes),
+        )
 
 
 def _computed(step: RecordedStep, costs: Costs) -> tuple[str, str, BucketPlan]:

@@ -105,16 +105,9 @@ def test_from_one_bucket_to_one_per_parameter() -> None:
     counts = {change.title: len(change.plan.buckets) for change in changes if change.plan}
     assert counts["one bucket"] == 1
     assert counts["a bucket per parameter"] == 13
-    assert counts["buckets of 4 MiB"] == 4
     codes = {change.title: change.code for change in changes}
-    assert codes["buckets of 4 MiB"] == "DistributedDataParallel(model, bucket_cap_mb=4)"
+    assert codes["a bucket per parameter"] == "DistributedDataParallel(model, bucket_cap_mb=0)"
     assert codes["default buckets: 1 MiB, then 25 MiB"] == "DistributedDataParallel(model)"
-
-
-def test_the_first_bucket_can_be_earlier() -> None:
-    change = found(analysis([Rank()] * 2), "the first bucket earlier")
-    assert "bucket_cap_mb=6, first_bucket_cap_mb=1.5" in change.code
-    assert [bucket.nbytes / MIB for bucket in change.plan.buckets] == [2, 6, 4.5]
 
 
 def test_the_computed_plan_is_the_quickest() -> None:
