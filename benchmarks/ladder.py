@@ -69,11 +69,11 @@ def main(config: Config) -> None:
 def record_all(rank: int, config: Config) -> None:
     from benchmarks.picture import save_picture  # with matplotlib, which is optional
 
-    first, *others = results = results_of_all(rank, config)
+    results = results_of_all(rank, config)
     for result in results:
         for suffix in (".html", ".json"):
             result.save(config.out / f"{result.recording.title}{suffix}")
-    first.compare(*others)
+        result.explain()
     if rank == 0:
         save_picture(results, config.out / "ladder.png")
 

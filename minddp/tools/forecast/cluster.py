@@ -3,10 +3,8 @@
 A hop is `inside` a host, between two of its ranks, or `between` the network interfaces of two hosts, each full
 duplex and shared by the ranks of its host.
 
-    ring    2 (n-1) hops, each of 1/n of the bytes. Ranks are numbered host by host, so once around the ring as many
-            of the n hops cross as there are hosts. (Patarasuk and Yuan, 2009)
-    tree    two binary trees over the hosts, each for half of the bytes, and a chain within each host; all bytes go
-            up once and down once, in pieces. (Sanders, Speck and Träff, 2009; NCCL's tree)
+A ring takes 2 (n-1) hops, each of 1/n of the bytes. Ranks are numbered host by host, so once around the ring as
+many of the n hops cross as there are hosts. (Patarasuk and Yuan, 2009)
 
 [Note: cores]
 A GPU's messages need no core (`cores` is None). On a CPU a core moves and adds the bytes, at the rate of a hop
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from minddp.tools.forecast.link import Link
 
@@ -51,42 +48,23 @@ class Cluster:
         return self.cores is None or self.ranks / self.hosts < self.cores
 
 
-class Hops(NamedTuple):
-    """The hops that follow each other, and how often all bytes pass each kind, at once."""
-
-    inside: float
-    between: float
-    passed_inside: float
-    passed_between: float
-
-
-def ring(ranks: int, hosts: int) -> Hops:
-    passed, crossing = 2 * (ranks - 1) / ranks, hosts if hosts > 1 else 0
-    staying = ranks - crossing
-    return Hops(passed * staying, passed * crossing, passed if staying else 0.0, passed if crossing else 0.0)
-
-
-def tree(ranks: int, hosts: int) -> Hops:
-    chain, levels = ranks // hosts - 1, math.ceil(math.log2(hosts))
-    return Hops(2 * chain, 2 * levels, 2.0 if chain else 0.0, 2.0 if levels else 0.0)
-
-
-ALGORITHMS = {"ring": ring, "tree": tree}
-
-
-def all_reduce(cluster: Cluster, algorithm: str = "ring") -> Link:
-    """The cost of messages by this algorithm; `Link.taken` is the share of their work. See [Note: cores]."""
-    hops = ALGORITHMS[algorithm](cluster.ranks, cluster.hosts)
-    latency_s = hops.inside * cluster.inside.latency_s * cluster.crowding + hops.between * cluster.between.latency_s
+def all_reduce(cluster: Cluster) -> Link:
+    """The cost of messages round a ring; `Link.taken` is the share of their work. See [Note: cores]."""
+    passed = 2 * (cluster.ranks - 1) / cluster.ranks
+    crossing = cluster.hosts if cluster.hosts > 1 else 0
+    staying = cluster.ranks - crossing
+    passed_inside, passed_between = passed * (staying > 0), passed * (crossing > 0)
+    inside_s = staying * cluster.inside.latency_s * cluster.crowding
+    latency_s = passed * (inside_s + crossing * cluster.between.latency_s)
     work_s = cluster.crowding / cluster.inside.bytes_per_s
-    passed_by_core = max(hops.passed_inside, hops.passed_between if cluster.cores is not None else 0.0)
-    byte_s = max(passed_by_core * work_s, hops.passed_between / cluster.between.bytes_per_s)
+    passed_by_core = passed_inside if cluster.cores is None else passed
+    byte_s = max(passed_by_core * work_s, passed_between / cluster.between.bytes_per_s)
     if not byte_s:
         return Link(latency_s, math.inf)
     return Link(latency_s, 1 / byte_s, 0.0 if cluster.has_spare_cores else passed_by_core * work_s / byte_s)
 
 
-def hop_of(measured: Link, cluster: Cluster, algorithm: str = "ring") -> Link:
+def hop_of(measured: Link, cluster: Cluster) -> Link:
     """The hop with which an all-reduce on `cluster` takes as long as `measured`, if all hops cost the same.
 
     Raises:
@@ -94,5 +72,5 @@ def hop_of(measured: Link, cluster: Cluster, algorithm: str = "ring") -> Link:
     """
     if cluster.ranks < 2:
         raise ValueError("An all-reduce of one rank does not show the cost of a hop: measure two ranks at least.")
-    unit = all_reduce(replace(cluster, inside=Link(1.0, 1.0), between=Link(1.0, 1.0)), algorithm)
+    unit = all_reduce(replace(cluster, inside=Link(1.0, 1.0), between=Link(1.0, 1.0)))
     return Link(measured.latency_s / unit.latency_s, measured.bytes_per_s / unit.bytes_per_s)

@@ -30,9 +30,8 @@ class WorkPhase(enum.Enum):
     BACKWARD = "in backward"
     OPTIMIZER = "in the optimizer"  # and between backward and the optimizer
     ACCUMULATION = "while it accumulates (no_sync)"
-    # X-ray also tells these apart, by its events.
+    # X-ray also tells this one apart, by its events.
     LOSS = "between forward and backward"
-    DATA = "in the data loader"
 
 
 class RankTimes(NamedTuple):

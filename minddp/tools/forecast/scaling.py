@@ -1,4 +1,4 @@
-"""Predicts the length of a step with another cluster, plan or all-reduce algorithm. Pure arithmetic.
+"""Predicts the length of a step with another cluster or plan. Pure arithmetic.
 
 A `Job` is the work of one rank in a step, a `Cluster` is where it runs. Messages follow the model of
 `step_model.py`, as for the bucket planner and X-ray. All ranks are assumed to compute equally long.

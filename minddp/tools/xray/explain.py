@@ -25,19 +25,18 @@ class Row(NamedTuple):
     activity: Activity | None = None
 
 
-def rows_of(columns: Sequence[tuple[RecordedStep, RankStep]]) -> Iterator[Row]:
+def rows_of(step: RecordedStep, ranks: Sequence[RankStep]) -> Iterator[Row]:
     """Activities that take a notable time, and their sum; then the communication."""
-    ranks = [rank for _, rank in columns]
     times: list[tuple[str, list[int], Activity | None]] = []
     for activity in Activity:
         times.append((activity.value, [rank.parts_ns[activity] for rank in ranks], activity))
         if activity is Activity.EXPOSED:
-            times.append(("  waiting for a slower rank", [s.waits_for_last_ns(rank) for s, rank in columns], None))
+            times.append(("  waiting for a slower rank", [step.waits_for_last_ns(rank) for rank in ranks], None))
     times.append(("step", [rank.length_ns for rank in ranks], None))
     for label, times_ns, kind in times:
         if max(times_ns) >= NOTABLE_NS:
             yield Row(label, list(map(words.ms, times_ns)), kind)
-    yield Row("communication hidden", [words.percent(step.overlap(rank)) for step, rank in columns])
+    yield Row("communication hidden", [words.percent(step.overlap(rank)) for rank in ranks])
     yield Row("buckets", [f"{len(rank.plan.buckets)}, {size(rank.plan.nbytes)}" for rank in ranks])
 
 
@@ -45,7 +44,7 @@ def explain(analysis: Analysis, console: Console) -> None:
     """Print the typical step on each rank, and the advice."""
     step = analysis.typical
     console.print(words.headline(step), style="bold", highlight=False)
-    _print_table([(f"rank {rank.rank}", step, rank) for rank in step.ranks], console)
+    _print_table(step, console)
     advice = [f"{k}. {sentence}" for k, sentence in enumerate(words.advice_sentences(analysis), 1)]
     which = f"This is step {step.number}, the median of {count(len(analysis.steps), 'step')}."
     facts = f"{which} {words.facts(analysis.recording)}"
@@ -53,19 +52,14 @@ def explain(analysis: Analysis, console: Console) -> None:
         console.print(sentence, markup=False, highlight=False)
 
 
-def compare(analyses: Sequence[Analysis], console: Console) -> None:
-    """Print the typical step of each recording on its slowest rank."""
-    steps = [(one.recording.title, one.typical) for one in analyses]
-    _print_table([(title, step, step.slowest) for title, step in steps], console)
-
-
-def _print_table(columns: Sequence[tuple[str, RecordedStep, RankStep]], console: Console) -> None:
+def _print_table(step: RecordedStep, console: Console) -> None:
+    shown, more = step.ranks[:MOST_COLUMNS], len(step.ranks) - MOST_COLUMNS
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("", style="dim")
-    for name, _, _ in columns[:MOST_COLUMNS]:
-        table.add_column(name, justify="right")
-    for label, cells, activity in rows_of([(step, rank) for _, step, rank in columns[:MOST_COLUMNS]]):
+    for rank in shown:
+        table.add_column(f"rank {rank.rank}", justify="right")
+    for label, cells, activity in rows_of(step, shown):
         table.add_row(label, *cells, style="red" if activity is Activity.EXPOSED else "")
     console.print(table)
-    if len(columns) > MOST_COLUMNS:
-        console.print(f"And {len(columns) - MOST_COLUMNS} more.")
+    if more > 0:
+        console.print(f"And {more} more.")

@@ -1,17 +1,11 @@
-"""`minddp forecast`: how long a step takes on other numbers of ranks and hosts, from a recording or a plan.
+"""`minddp forecast`: how long a step takes on other numbers of ranks and hosts, from a recording.
 
 minddp forecast runs/xray/step.json --ranks 2 4 8 16 --hosts 1 1 1 2 --rate 10
-minddp forecast --plan plan.json --rate 25 --latency 14 --ranks 8 64 512 --hosts 1 8 64
-
-A plan has a few measured numbers, as JSON: `alone_s` and `backward_s`, a step of one rank alone; `gradients`, each
-[bytes, seconds since backward began]; `inside`, a hop inside a host, [seconds, bytes per second]. `Job` and
-`Cluster` in `minddp/tools/forecast/` describe them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -21,7 +15,7 @@ import torch
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.platform import wording
-from minddp.tools.forecast.cluster import ALGORITHMS, Cluster, all_reduce, hop_of
+from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
 from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.scaling import Job, forecast
@@ -36,13 +30,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run `minddp forecast` with these arguments; returns the exit status."""
     parser = argparse.ArgumentParser(prog="minddp forecast", description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
-    add("recording", nargs="?", type=Path, help="step.json of `minddp xray`")
-    add("--plan", type=Path, help="JSON of a few measured numbers, instead of a recording")
+    add("recording", type=Path, help="step.json of `minddp xray`")
     add("--ranks", type=int, nargs="+", default=[2, 4, 8], help="(%(default)s)")
     add("--hosts", type=int, nargs="+", default=[1], help="for all numbers of ranks, or for each (1)")
     add("--rate", type=positive, metavar="GBIT", help="Gbit/s of a host's network interface, in each direction")
     add("--latency", type=positive, metavar="US", help="microseconds of a hop between hosts (as inside)")
-    add("--algorithm", choices=ALGORITHMS, default="ring", help="of an all-reduce (ring)")
     add("--bucket-mb", help='of each bucket, in MiB, or "auto" (as recorded)')
     options = parser.parse_args(arguments)
     try:
@@ -63,11 +55,9 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
     """A forecast for each number of ranks, as cells of the `COLUMNS`.
 
     Raises:
-        ValueError: options that contradict each other, or a hop of unknown cost.
+        ValueError: the recording does not show the costs, or --hosts or --rate do not fit.
     """
-    if (options.plan is None) == (options.recording is None):
-        raise ValueError("Pass either a recording or --plan.")
-    job, inside = planned(options.plan) if options.plan else recorded(options.recording)
+    job, inside = recorded(options.recording)
     hosts = options.hosts * len(options.ranks) if len(options.hosts) == 1 else options.hosts
     if len(hosts) != len(options.ranks):
         raise ValueError(f"--hosts has {len(hosts)} numbers, --ranks {len(options.ranks)}: give one, or as many.")
@@ -77,7 +67,7 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
     between = FREE if options.rate is None else Link(latency_s, options.rate * GBIT)
     for ranks, on_hosts in zip(options.ranks, hosts, strict=True):
         cluster = Cluster(ranks, on_hosts, inside, between)
-        link = all_reduce(cluster, options.algorithm)
+        link = all_reduce(cluster)
         changed = job
         if options.bucket_mb == "auto":
             changed = job.with_auto_buckets(cluster, link)
@@ -89,15 +79,6 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
 
 
 # ---------------------------------------------------------------------- measured jobs
-
-
-def planned(path: Path) -> tuple[Job, Link]:
-    """The job of a plan, with DDP's default buckets, and a hop inside a host; `ValueError` for another file."""
-    try:
-        plan = json.loads(path.read_text())
-        return job_of(**{name: of for name, of in plan.items() if name != "inside"}), Link(*plan["inside"])
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no plan: it needs alone_s, backward_s, gradients and inside.") from error
 
 
 def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float) -> Job:

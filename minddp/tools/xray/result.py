@@ -1,4 +1,4 @@
-"""The result of a recording: save it, explain it, and compare it with others."""
+"""The result of a recording: save it, and explain it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.chrome_trace import trace_events
-from minddp.tools.xray.explain import compare, explain
+from minddp.tools.xray.explain import explain
 from minddp.tools.xray.page import render
 from minddp.tools.xray.recording import Recording
 
@@ -61,15 +61,6 @@ class Result:
         """
         if self.is_first:
             explain(self.analysis, console or Console())
-
-    def compare(self, *others: Result, console: Console | None = None) -> None:
-        """Print the typical step of this and other recordings in one table; on the first rank only.
-
-        Raises:
-            ValueError: no step was recorded.
-        """
-        if self.is_first:
-            compare([self.analysis, *(other.analysis for other in others)], console or Console())
 
 
 def load(path: str | Path) -> Result:

@@ -17,8 +17,8 @@ import torch
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, plan_from_readiness
 from minddp.options import MIB, BucketCaps
-from minddp.platform.wording import joined, ranks, size
-from minddp.tools.forecast.lateness import RankTimes, WorkPhase, costs_ns, late_ranks
+from minddp.platform.wording import joined, ranks
+from minddp.tools.forecast.lateness import RankTimes, WorkPhase, late_ranks
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.xray.recording import Recording
 from minddp.tools.xray.replay import FREE, Costs, Factors, busy, replay
@@ -26,7 +26,6 @@ from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 
 LEAST_SHARE = 0.01  # of a step: gains below are not mentioned
 FASTER = 10  # the link
-STANDS_OUT = 0.1, 12.0  # a delay: more than this share of a step, and times the quartile of all costs
 EARLY = (WorkPhase.BETWEEN, WorkPhase.OPTIMIZER)  # before a backward, they lie in the step before
 
 
@@ -82,7 +81,7 @@ def _phases(steps: Sequence[RecordedStep]) -> Iterator[WhatIf]:
 
 
 def _late(cycles: Cycles) -> Iterator[WhatIf]:
-    """Late ranks as quick as the others: in each phase, then in all; then no delays in single steps."""
+    """Late ranks as quick as the others: in each phase, then in all."""
     late = late_ranks(cycles.times, LEAST_SHARE)
     by_phase: dict[WorkPhase, Factors] = {}
     for phase in WorkPhase:
@@ -98,35 +97,12 @@ def _late(cycles: Cycles) -> Iterator[WhatIf]:
     if len(by_phase) > 1:
         every = {key: factor for factors in by_phase.values() for key, factor in factors.items()}
         yield _as_quick(cycles, every, [one.rank for one in late], list(by_phase))
-    yield from _delays(cycles, {one.rank for one in late})
 
 
 def _as_quick(cycles: Cycles, factors: Factors, places: Iterable[int], phases: Sequence[WorkPhase]) -> WhatIf:
     late = tuple(cycles.steps[0].ranks[place].rank for place in places)
     title = f"{ranks(late)} as quick as the others {joined([phase.value for phase in phases])}"
     return WhatIf(title, factors=factors, ranks=late)
-
-
-def _delays(cycles: Cycles, known: set[int]) -> Iterator[WhatIf]:
-    """No delays in single steps that stand out, of ranks that are not known to be late."""
-    costs = {(t, place): cost for t, step in enumerate(cycles.times) for place, cost in enumerate(costs_ns(step))}
-    share, quartiles = STANDS_OUT
-    quiet_ns = statistics.quantiles(map(abs, costs.values()), n=4)[0]
-    least_ns = max(share * cycles.step_ns, quartiles * quiet_ns)
-    found = {where: cost for where, cost in costs.items() if cost > least_ns and where[1] not in known}
-    if not found:
-        return
-    factors = dict(
-        cycles.shorter(t, place, phase, cycles.behind_ns(t, place, phase))
-        for t, place in found
-        for phase in WorkPhase
-    )
-    t, place = max(found, key=found.__getitem__)
-    step = cycles.steps[t]
-    late = step.ranks[place].rank
-    longest = f"rank {late} by {found[t, place] / 1e6:.1f} ms before the end of backward {step.number}"
-    title = f"no delays in single steps ({len(found)} of {len(cycles.steps)}; the longest: {longest})"
-    yield WhatIf(title, factors=factors, ranks=(late,))
 
 
 class Cycles:
@@ -219,26 +195,21 @@ def _plans(step: RecordedStep, costs: Costs) -> Iterator[WhatIf]:
 
 
 def _settings(step: RecordedStep) -> Iterator[tuple[str, str, BucketPlan]]:
-    """Common settings, from one bucket to one per parameter, and an earlier first one."""
+    """The default, one bucket, and one per parameter."""
     ready_ns = step.ranks[0].ready_ns
     order = sorted(range(len(step.plan.params)), key=lambda param: ready_ns.get(param, math.inf))
-    total_mib = step.plan.nbytes / MIB
-    largest = math.floor(math.log2(max(total_mib, 2**-8) / 1.5))
-    halves = [2.0**exponent for exponent in range(largest, largest - 5, -1)]
-    earlier_mib = step.plan.buckets[0].nbytes / MIB / 4
-    rest_mib = max(bucket.nbytes for bucket in step.plan.buckets) / MIB
-    settings: list[tuple[str, float | None, float | None]] = [
-        ("one bucket", math.ceil(total_mib), None),
-        ("a bucket per parameter", 0, None),
-        ("default buckets: 1 MiB, then 25 MiB", None, None),
-        *((f"buckets of {size(cap * MIB)}", cap, None) for cap in halves),
-        (f"the first bucket earlier: {size(earlier_mib * MIB)}", rest_mib, earlier_mib),
+    settings: list[tuple[str, int | None]] = [
+        ("one bucket", math.ceil(step.plan.nbytes / MIB)),
+        ("a bucket per parameter", 0),
+        ("default buckets: 1 MiB, then 25 MiB", None),
     ]
-    for title, cap_mb, first_mb in settings:
-        caps_bytes = BucketCaps.from_mib(cap_mb, None, first_mb).after_rebuild()
-        named = {"bucket_cap_mb": cap_mb, "first_bucket_cap_mb": first_mb}
-        code = ", ".join(f"{name}={value:.12g}" for name, value in named.items() if value is not None)
-        yield title, code, plan_from_readiness(step.plan.params, order, caps_bytes)
+    for title, cap_mb in settings:
+        caps_bytes = BucketCaps.from_mib(cap_mb, None).after_rebuild()
+        yield (
+            title,
+            "" if cap_mb is None else f"bucket_cap_mb={cap_mb}",
+            plan_from_readiness(step.plan.params, order, caps_bytes),
+        )
 
 
 def _computed(step: RecordedStep, costs: Costs) -> tuple[str, str, BucketPlan]:

@@ -101,10 +101,6 @@ class XRay:
         """See `Result.explain`."""
         self.result.explain(console)
 
-    def compare(self, *others: XRay | Result) -> None:
-        """See `Result.compare`."""
-        self.result.compare(*(other.result if isinstance(other, XRay) else other for other in others))
-
 
 def source_of(ddp: Any) -> Source:
     """The source of events of a wrapper; a source is returned unchanged.

@@ -1,4 +1,4 @@
-"""What an all-reduce costs by each algorithm: its closed form, and its limits."""
+"""What an all-reduce costs: its closed form, and its limits."""
 
 from __future__ import annotations
 
@@ -9,54 +9,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.tools.forecast.cluster import ALGORITHMS, Cluster, all_reduce, hop_of
+from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
 from minddp.tools.forecast.link import Link
 
 INSIDE, BETWEEN = Link(5e-6, 8e9), Link(50e-6, 1e9)
 NBYTES = 64e6
 
 
-def seconds(algorithm: str, ranks: int, hosts: int, cores: float | None = None) -> float:
-    return all_reduce(Cluster(ranks, hosts, INSIDE, BETWEEN, cores), algorithm).seconds(NBYTES)
+def seconds(ranks: int, hosts: int, cores: float | None = None) -> float:
+    return all_reduce(Cluster(ranks, hosts, INSIDE, BETWEEN, cores)).seconds(NBYTES)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 512])
 def test_a_ring_sends_twice_all_but_one_nth(n: int):
     share = 2 * (n - 1) / n
-    assert seconds("ring", n, 1) == pytest.approx(2 * (n - 1) * 5e-6 + share * NBYTES / 8e9)
-    assert seconds("ring", n, n) == pytest.approx(2 * (n - 1) * 50e-6 + share * NBYTES / 1e9)
+    assert seconds(n, 1) == pytest.approx(2 * (n - 1) * 5e-6 + share * NBYTES / 8e9)
+    assert seconds(n, n) == pytest.approx(2 * (n - 1) * 50e-6 + share * NBYTES / 1e9)
 
 
 def test_of_a_ring_as_many_hops_cross_as_there_are_hosts():
     """8 ranks on 2 hosts: 14 hops, two of eight cross; the slower wire moves 7/4 of the bytes."""
-    assert seconds("ring", 8, 2) == pytest.approx(14 * (6 * 5e-6 + 2 * 50e-6) / 8 + 1.75 * NBYTES / 1e9)
+    assert seconds(8, 2) == pytest.approx(14 * (6 * 5e-6 + 2 * 50e-6) / 8 + 1.75 * NBYTES / 1e9)
 
 
-def test_a_tree_has_a_chain_in_each_host_and_levels_of_hosts():
-    assert seconds("tree", 32, 8) == pytest.approx(2 * (3 * 5e-6 + 3 * 50e-6) + 2 * NBYTES / 1e9)
-    assert seconds("tree", 5, 5) == pytest.approx(2 * 3 * 50e-6 + 2 * NBYTES / 1e9), "five hosts need three levels"
-    assert seconds("tree", 4, 1) == pytest.approx(2 * 3 * 5e-6 + 2 * NBYTES / 8e9)
+def test_one_rank_sends_nothing():
+    assert all_reduce(Cluster(1, 1, INSIDE, BETWEEN)) == Link(0.0, math.inf)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_one_rank_sends_nothing(algorithm: str):
-    assert all_reduce(Cluster(1, 1, INSIDE, BETWEEN), algorithm) == Link(0.0, math.inf)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(host=st.integers(1, 9), hosts=st.integers(1, 9), more=st.integers(1, 9))
-def test_more_hosts_or_a_slower_wire_never_help(algorithm: str, host: int, hosts: int, more: int):
-    few, many = (seconds(algorithm, host * n, n) for n in (hosts, hosts + more))
+def test_more_hosts_or_a_slower_wire_never_help(host: int, hosts: int, more: int):
+    few, many = (seconds(host * n, n) for n in (hosts, hosts + more))
     assert few <= many * (1 + 1e-9)
     slow = Cluster(host * hosts, hosts, INSIDE, replace(BETWEEN, bytes_per_s=1e8))
-    assert seconds(algorithm, host * hosts, hosts) <= all_reduce(slow, algorithm).seconds(NBYTES) * (1 + 1e-9)
+    assert seconds(host * hosts, hosts) <= all_reduce(slow).seconds(NBYTES) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (2, 2), (8, 2), (12, 4)])
-def test_a_hop_is_found_again_from_an_all_reduce(algorithm: str, ranks: int, hosts: int):
+def test_a_hop_is_found_again_from_an_all_reduce(ranks: int, hosts: int):
     cluster = Cluster(ranks, hosts, INSIDE, INSIDE, cores=2.0)
-    hop = hop_of(all_reduce(cluster, algorithm), cluster, algorithm)
+    hop = hop_of(all_reduce(cluster), cluster)
     assert (hop.latency_s, hop.bytes_per_s) == pytest.approx((5e-6, 8e9))
 
 
@@ -69,10 +60,10 @@ def test_one_rank_shows_no_hop():
 
 
 def test_ranks_that_share_a_core_also_share_it_for_messages_but_not_the_wire():
-    assert seconds("ring", 8, 1, cores=2) == pytest.approx(14 * 4 * 5e-6 + 1.75 * NBYTES / 2e9)
-    at_the_wire = seconds("ring", 8, 2, cores=4) - seconds("ring", 8, 2)
+    assert seconds(8, 1, cores=2) == pytest.approx(14 * 4 * 5e-6 + 1.75 * NBYTES / 2e9)
+    at_the_wire = seconds(8, 2, cores=4) - seconds(8, 2)
     assert at_the_wire == pytest.approx(0.0, abs=1e-9)
-    assert seconds("ring", 8, 2, cores=0.25) > 1.75 * NBYTES / 1e9 + seconds("ring", 8, 2) / 4
+    assert seconds(8, 2, cores=0.25) > 1.75 * NBYTES / 1e9 + seconds(8, 2) / 4
 
 
 @pytest.mark.parametrize(

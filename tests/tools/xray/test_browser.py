@@ -201,21 +201,6 @@ def test_a_tick_stands_where_its_gradient_is_ready(seen: Seen) -> None:
     assert (tick[0] - backward[0]) / (backward[1] - backward[0]) == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_the_zoom_magnifies_around_the_middle(seen: Seen) -> None:
-    def middle() -> float:
-        left, right = seen.bars("#timeline")[0]
-        first, last = seen.bars("#timeline .chart")[0]
-        return ((left + right) / 2 - first) / (last - first)
-
-    marks = seen.page.locator("#timeline .mark:visible").count()
-    for zoom in (3, 5, 2):
-        seen.page.fill("#zoom", str(zoom))
-        assert middle() == pytest.approx(0.5, abs=0.01)
-        assert seen.page.locator("#timeline .mark:visible").count() > marks
-    seen.page.fill("#zoom", "0")
-    assert seen.page.locator("#timeline .mark:visible").count() == marks
-
-
 @shown("misjudged")
 def test_a_model_that_misjudges_the_step_is_a_warning(seen: Seen) -> None:
     seen.page.click("summary")

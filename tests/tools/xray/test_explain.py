@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.explain import compare, explain
+from minddp.tools.xray.explain import explain
 from minddp.tools.xray.timeline import Activity
 from tests.tools.xray.made_up import Rank, layout, recording
 
@@ -37,10 +37,3 @@ def test_it_fits_a_terminal_of_80_columns() -> None:
 
 def test_many_ranks_are_cut_short_and_that_is_said() -> None:
     assert "And 2 more" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
-
-
-def test_several_recordings_share_a_table() -> None:
-    one, other = (recording([Rank()], layout(sizes), title=str(len(sizes))) for sizes in ([[1]], [[0.5], [0.5]]))
-    console = Console(file=io.StringIO(), width=80)
-    compare([Analysis(one), Analysis(other)], console)
-    assert re.search(r"buckets +1, 1 MiB +2, 1 MiB", console.file.getvalue())

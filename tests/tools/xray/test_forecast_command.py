@@ -1,8 +1,7 @@
-"""`minddp forecast`: a job from a recording or a plan, and what it prints."""
+"""`minddp forecast`: a job from a recording, and what it prints."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,23 +9,9 @@ import pytest
 from docs.learning import recorded as kept
 from minddp.cli import main
 from minddp.tools.forecast.cluster import Cluster, all_reduce
-from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.link import FREE
 from minddp.tools.forecast.scaling import forecast
-from minddp.tools.xray.forecast_command import planned, recorded
-
-PLAN = {
-    "alone_s": 0.03,
-    "backward_s": 0.02,
-    "gradients": [[4_000_000, 0.01], [4_000_000, 0.02]],
-    "inside": [5e-6, 1e10],
-}
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(PLAN))
-    return path
+from minddp.tools.xray.forecast_command import recorded
 
 
 @pytest.fixture
@@ -57,35 +42,23 @@ def test_a_recorded_step_is_foretold_where_it_was_recorded(recording: Path):
     assert step_s == pytest.approx(analysis.what_ifs[0].step_ns / 1e9, rel=0.1), "as X-ray plays it again"
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree"])
 @pytest.mark.parametrize(("bucket_mb", "buckets"), [("auto", None), ("100", "1")])
 def test_a_row_for_each_number_of_ranks(
-    recording: Path, capsys: pytest.CaptureFixture[str], algorithm: str, bucket_mb: str, buckets: str | None
+    recording: Path, capsys: pytest.CaptureFixture[str], bucket_mb: str, buckets: str | None
 ):
-    more = ("--bucket-mb", bucket_mb, "--algorithm", algorithm)
+    more = ("--bucket-mb", bucket_mb)
     head, *rows = shown(capsys, recording, "--ranks", 2, 8, 9, "--hosts", 1, 2, 3, "--rate", 1, *more)
     assert head[0] == "ranks"
     assert [row[:2] for row in rows] == [["2", "1"], ["8", "2"], ["9", "3"]]
     assert buckets is None or {row[2] for row in rows} == {buckets}
 
 
-def test_a_plan_says_what_a_recording_shows(plan: Path, capsys: pytest.CaptureFixture[str]):
-    job, inside = planned(plan)
-    assert (job.alone_s, job.backward_s, inside) == (0.03, 0.02, Link(5e-6, 1e10))
-    _, row = shown(capsys, "--plan", plan, "--ranks", 2)
-    exposed_ms = 2 * 5e-3 + 4_000_000 / 1e10 * 1e3  # the second message
-    assert float(row[-3]) == pytest.approx(30 + exposed_ms, abs=0.01)
-
-
-def test_mistakes_are_named(plan: Path, recording: Path, capsys: pytest.CaptureFixture[str]):
-    assert "Pass either a recording or --plan" in refused(capsys)
-    assert "Pass either a recording or --plan" in refused(capsys, recording, "--plan", plan)
+def test_mistakes_are_named(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]):
     assert "Pass --rate" in refused(capsys, recording, "--hosts", 2)
     assert "--hosts has 2 numbers, --ranks 3" in refused(capsys, recording, "--hosts", 1, 2, "--rate", 1)
     assert "3 ranks cannot be divided equally" in refused(
         capsys, recording, "--ranks", 3, "--hosts", 2, "--rate", 1
     )
     assert "invalid positive value: '0'" in refused(capsys, recording, "--rate", 0)
-    assert "holds no recording" in refused(capsys, plan)
-    plan.write_text("{}")
-    assert "it needs alone_s" in refused(capsys, "--plan", plan)
+    (tmp_path / "other.json").write_text("{}")
+    assert "holds no recording" in refused(capsys, tmp_path / "other.json")

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -20,7 +19,7 @@ from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.explain import rows_of
 from minddp.tools.xray.timeline import Activity, RecordedStep
 
-MARKS, CLOSEST = 8, 50  # marks on the axis of the whole step; how many times it can be magnified
+MARKS = 8  # on the axis, about
 CLASSES = {  # in page.css, where they differ from the activity's name
     Activity.BUFFERS: "forward",
     Activity.LOSS: "quiet",
@@ -43,7 +42,7 @@ def render(analysis: Analysis) -> str:
         css=Markup(_text("page.css")),  # part of minddp, as are the scripts
         js=Markup(_text("page.js")),
         others=[change for change in analysis.what_ifs[1:] if change not in analysis.advice],
-        rows=list(rows_of([(step, rank) for rank in step.ranks])),
+        rows=list(rows_of(step, step.ranks)),
         worst=max(step.last.buckets, key=lambda bucket: bucket.awaited_ns, default=None),
     )
 
@@ -69,20 +68,13 @@ def _environment(step: RecordedStep) -> Environment:
     return environment
 
 
-class Mark(NamedTuple):
-    share: float
-    label: str
-    is_seen: bool
-
-
-def marks(length_ns: int) -> Iterator[Mark]:
-    """The marks of the axis at the closest zoom; some are seen in the whole step."""
+def marks(length_ns: int) -> Iterator[tuple[float, str]]:
+    """The round times on the axis, each as a share of the step and as a label."""
     rough = length_ns / 1e6 / MARKS
     power = 10 ** math.floor(math.log10(rough))
     apart_ms = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    for k in range(math.ceil(length_ns / 1e6 / apart_ms * CLOSEST)):
-        at_ms = k * apart_ms / CLOSEST
-        yield Mark(1e6 * at_ms / length_ns, f"{at_ms:.6g} ms", k % CLOSEST == 0)
+    for k in range(math.ceil(length_ns / 1e6 / apart_ms)):
+        yield 1e6 * k * apart_ms / length_ns, f"{k * apart_ms:.6g} ms"
 
 
 def prose(text: str) -> Markup:
