@@ -157,11 +157,12 @@ def inside_another_backward() -> bool:
 
 
 def call_when_gradient_enters(
-    output: Any, callback: Callable[..., None], *args: Any, before_other_hooks: bool = False
-) -> bool:
-    """Call the method `callback` whenever a backward reaches a tensor in `output`. Returns False if it has none.
+    output: Any, callback: Callable[[set[int], bool], None], *, before_other_hooks: bool = False
+) -> set[int]:
+    """Call the method `callback` whenever a backward reaches a tensor in `output`.
 
-    The arguments are `args`, and True if this tensor is reached for the first time. The call is made within the
+    Returns the places of the tensors that no backward has reached, and keeps that set up to date. The arguments of
+    the call are this set, and True if this tensor is reached for the first time. The call is made within the
     backward that the user called, whereas the hooks of parameters may fire in nested backwards (reentrant
     checkpointing). The method's object is referenced weakly, since the output may outlive the wrapper.
 
@@ -175,7 +176,7 @@ def call_when_gradient_enters(
     def on_gradient(place: int, _grad: torch.Tensor) -> None:
         is_first = place in unreached
         unreached.discard(place)
-        call(*args, is_first)
+        call(unreached, is_first)
 
     bases = [base for tensor in tensors if (base := tensor._base) is not None and base.grad_fn is not None]
     for place, tensor in enumerate([*tensors, *bases]):
@@ -184,7 +185,7 @@ def call_when_gradient_enters(
             hooks: Any = tensor._backward_hooks  # called in the order of insertion
             for other in [key for key in hooks if key != handle.id]:
                 hooks[other] = hooks.pop(other)
-    return bool(tensors)
+    return unreached
 
 
 def recorded(name: str) -> AbstractContextManager[object]:

@@ -38,7 +38,6 @@ class FindUnused(UsageTracker):
     usage: UsageMap
 
     finds_unused = True
-    ends_with_each_backward = True
 
     def __init__(self, params: Sequence[torch.nn.Parameter], hooks: autograd.GradientHooks, *, skips_buckets: bool):
         super().__init__(params, usage=UsageMap(params), skips_buckets=skips_buckets)
@@ -88,6 +87,9 @@ class FindUnused(UsageTracker):
         untouched = self.usage.finish_exchange()
         self.usage.clear()
         return untouched
+
+    def awaits_further_backward(self) -> bool:
+        return self.usage.any_rank_left_outputs()
 
     def shadow(self, transport: Transport) -> None:
         self.usage.shadow(transport)

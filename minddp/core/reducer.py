@@ -66,7 +66,7 @@ class Reducer:
         self.num_passes = 0  # synchronised backwards so far
         self.finalizes_at_end = True  # if not, the caller of backward calls `finish`. Set it in phase IDLE
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
-        self._last_reduced: object = None  # the forward whose backward was reduced last
+        self._last_reduced: set[int] | None = None  # of the forward whose backward was reduced last, see `_watch`
         self._further_backward = -1  # a backward that entered at another output of that forward
 
         hooks.on_error = autograd.weakly(self.events.report)
@@ -117,11 +117,15 @@ class Reducer:
         self._bind_hooks()
 
     def _watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
-        """Notice when a backward enters at `output`, the result of the latest forward."""
+        """Notice when a backward enters at `output`, the result of the latest forward.
+
+        The set of its tensors that no backward has reached stands for the forward.
+        """
         assert self.current is not None, "a pass has been made"
-        self.current.ends.is_visible = autograd.call_when_gradient_enters(
-            output, self._on_gradient_enters, object(), before_other_hooks=before_other_hooks
+        unreached = autograd.call_when_gradient_enters(
+            output, self._on_gradient_enters, before_other_hooks=before_other_hooks
         )
+        self.current.ends.is_visible = bool(unreached)
 
     def ensure_finished(self) -> None:
         """Drop a backward that an exception has interrupted. Raise if one has left gradients unreduced.
@@ -199,7 +203,7 @@ class Reducer:
     def _on_all_launched(self) -> None:
         self._await_end()
         self._enter(Phase.REDUCING)
-        self.usage_tracker.all_launched(self.transport)
+        self.usage_tracker.all_launched(self.transport, leaves_outputs=bool(self._last_reduced))
 
     def _on_ready_twice(self, param: int) -> None:
         static = self.usage_tracker.is_static
@@ -209,11 +213,12 @@ class Reducer:
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self, forward: object, at_new_tensor: bool) -> None:
-        """A backward, the one that the user called, enters at the outputs of `forward`, a token for identity."""
-        if at_new_tensor and forward is self._last_reduced:  # at another output of that forward
-            self._further_backward = autograd.current_backward()
-            if self.current is None and self.usage_tracker.ends_with_each_backward:
+    def _on_gradient_enters(self, forward: set[int], at_new_tensor: bool) -> None:
+        """A backward, the one that the user called, enters at the outputs of `forward`, see `_watch`."""
+        if forward is self._last_reduced:  # a further backward, perhaps at another output
+            if at_new_tensor:
+                self._further_backward = autograd.current_backward()
+            if self.current is None and self.usage_tracker.awaits_further_backward():
                 reason = next((mode.cannot_add for mode in self.modes if mode.cannot_add), "")
                 if reason and any(param.grad is not None for param in self.params):
                     raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reason}.")

@@ -3,7 +3,7 @@
 A parameter that no rank has used must keep its gradient (None, or a value from earlier steps). One that some rank
 has used gets the average on every rank, to which the other ranks contribute zeros. So every rank marks the
 parameters that it has used since the last reduction, including micro-batches under no_sync, and the marks are
-summed over the ranks beside the gradients.
+summed over the ranks beside the gradients. One more mark says whether the backward has reached all outputs.
 
 Marks are made on the host and summed on the device. If all parameters were used, all marks are ones: the device
 writes them by itself, and the host need not read the sums. Otherwise they are copied from fresh pinned memory, so
@@ -30,6 +30,8 @@ class UsageMap:
         self._device = params[0].device
         self._marks = [0] * len(params)
         self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)  # of the last exchange
+        self._leaving: torch.Tensor | None = None  # as above: less than the number of ranks if one has left outputs
+        self._world_size = 1
         self.grads_are_in_context = False  # a distributed autograd context has the gradients, not `.grad`
         self.held: set[int] = set()  # parameters whose gradients are not in `.grad`, see `UsageTracker.hold`
         self._work: Work | None = None
@@ -56,16 +58,25 @@ class UsageMap:
 
         return mark_and_handle
 
-    def begin_exchange(self, transport: Transport) -> None:
+    def begin_exchange(self, transport: Transport, *, leaves_outputs: bool = False) -> None:
         """Start summing the marks over the ranks. A mark counts only if there is a gradient.
+
+        `leaves_outputs`: this backward has not reached all outputs of its forward.
 
         Raises:
             RuntimeError: a CUDA graph captures a backward that has left parameters unused.
         """
         has_grad = [param.grad is not None or i in self.held for i, param in enumerate(self._params)]
         self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
-        self.sums = self._marks_on_device()
-        self._work = transport.all_reduce(self.sums)
+        buffer = self._marks_on_device()
+        if leaves_outputs:
+            buffer[-1:].zero_()
+        self.sums, self._leaving, self._world_size = buffer[:-1], buffer[-1:], transport.world_size
+        self._work = transport.all_reduce(buffer)
+
+    def any_rank_left_outputs(self) -> bool:
+        """True, on all ranks, if the last backward left outputs of a forward on one. Waits for a GPU."""
+        return self._leaving is not None and self._leaving.item() < self._world_size
 
     def shadow(self, transport: Transport) -> Sequence[bool] | None:
         """Exchange marks of a rank that has used nothing; per parameter, True if no rank has used it."""
@@ -75,7 +86,7 @@ class UsageMap:
 
     def _marks_on_device(self) -> torch.Tensor:
         if all(self._marks):
-            return torch.ones(len(self._marks), dtype=torch.int32, device=self._device)
+            return torch.ones(len(self._marks) + 1, dtype=torch.int32, device=self._device)
         if streams.has_streams(self._device) and streams.is_capturing(self._device):
             raise RuntimeError(
                 f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
@@ -83,7 +94,7 @@ class UsageMap:
                 f"Use every parameter in the step that is captured, or pass static_graph=True, which records in "
                 f"the first steps which parameters each rank uses."
             )
-        return streams.copied_to(self._device, self._marks, torch.int32)
+        return streams.copied_to(self._device, [*self._marks, 1], torch.int32)
 
     def finish_exchange(self) -> Sequence[bool] | None:
         """Per parameter, True if no rank used it. `None`, without waiting for a GPU, if this rank used all."""

@@ -25,9 +25,6 @@ class UsageTracker:
     is_static = False
     finds_unused = False
 
-    #: A backward may leave out some outputs. A later one that enters there is synchronised, too.
-    ends_with_each_backward = False
-
     #: Hooks are only counted, by `record`, and everything is reduced when backward has ended.
     is_recording = False
 
@@ -85,10 +82,17 @@ class UsageTracker:
         """True if the bucket is not reduced, since no rank uses any of its parameters."""
         return self.skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
 
-    def all_launched(self, transport: Transport) -> None:
-        """All buckets have been launched. Begin to exchange which parameters are used."""
+    def all_launched(self, transport: Transport, *, leaves_outputs: bool) -> None:
+        """All buckets have been launched. Begin to exchange which parameters are used.
+
+        `leaves_outputs`: no gradient has entered at some outputs of the forward.
+        """
         if self.usage is not None:
-            self.usage.begin_exchange(transport)
+            self.usage.begin_exchange(transport, leaves_outputs=leaves_outputs)
+
+    def awaits_further_backward(self) -> bool:
+        """True, on all ranks, if the last backward left out some outputs: another one of its forward is reduced."""
+        return False
 
     def close(self) -> Sequence[bool] | None:
         """Backward has ended. Per parameter, True if no rank has used it; `None` if there is no such parameter."""

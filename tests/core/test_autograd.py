@@ -166,7 +166,7 @@ def test_the_beginning_is_reported_for_each_output() -> None:
     outputs = {"a": [weight * 1, weight.detach()], "b": (weight * 3,)}
 
     class Listener:
-        def note(self, is_first: bool) -> None:
+        def note(self, _unreached: set[int], is_first: bool) -> None:
             began.append(is_first)
 
     listener = Listener()

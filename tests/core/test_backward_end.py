@@ -24,9 +24,9 @@ class Owner:
     def watch(self, output: object) -> None:
         """A forward has returned `output`."""
         self.ends = PassEnds(self.on_end, self.on_failure)
-        self.ends.is_visible = call_when_gradient_enters(output, self.on_begin)
+        self.ends.is_visible = bool(call_when_gradient_enters(output, self.on_begin))
 
-    def on_begin(self, at_new_tensor: bool) -> None:
+    def on_begin(self, _unreached: set[int], at_new_tensor: bool) -> None:
         self.log.append("begin")
         self.ask(at_outputs=True)
 

@@ -5,11 +5,13 @@ Where both do the same: `tests/parity/test_fixed_scripts.py`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -41,8 +43,7 @@ def grads_of(rank: int, order: str, shares: bool) -> list[dict[str, torch.Tensor
         left, right = ddp(torch.randn(2, 4))
         losses = {"l": left.square().sum(), "r": right.square().sum()}
         for call in order:
-            loss = losses["l"] + losses["r"] if call == "b" else losses[call]
-            loss.backward(retain_graph=True)
+            backward(losses, call)
         steps.append(grads_by_name(ddp))
     return steps
 
@@ -54,6 +55,37 @@ def test_each_output_may_have_its_backward(ranks: Any, order: str, shares: bool)
     apart = ranks(2).run(grads_of, order, shares)
     together = ranks(2).run(grads_of, "b", shares)
     torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-4)
+
+
+def backward(losses: dict[str, torch.Tensor], call: str) -> None:
+    loss = losses["l"] + losses["r"] if call == "b" else losses[call]
+    loss.backward(retain_graph=True)
+
+
+def differing_calls(rank: int, orders: tuple[str, str], shares: bool) -> None:
+    """Each rank has an order of its own. Compares with the mean of what the ranks compute alone."""
+    torch.manual_seed(0)
+    alone = Heads(shares=shares)
+    ddp = minddp.DistributedDataParallel(copy.deepcopy(alone), find_unused_parameters=True)
+    for step in range(4):
+        ddp.zero_grad()
+        alone.zero_grad()
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+        for module in (ddp, alone):
+            losses = dict(zip("lr", (output.square().sum() for output in module(x)), strict=True))
+            for call in orders[rank]:
+                backward(losses, call)
+        for wrapped, param in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            total = torch.zeros_like(param) if param.grad is None else param.grad
+            dist.all_reduce(total)
+            torch.testing.assert_close(wrapped.grad, total / 2)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("orders", [("br", "lr"), ("lb", "bl"), ("ll", "lr"), ("lr", "rl")])
+def test_ranks_may_reach_different_outputs(ranks: Any, orders: tuple[str, str], shares: bool) -> None:
+    """All reduce the second backward if the first has left an output on one of them."""
+    ranks(2).run(differing_calls, orders, shares)
 
 
 def one_by_one(rank: int, how: str, weighs_again: bool, clears: bool) -> list[float]:
