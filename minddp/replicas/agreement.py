@@ -133,9 +133,9 @@ def _different_options(options: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     differing = []
     for other, theirs in enumerate(options):
         for name in {**options[0], **theirs}:
-            zeros, others = (each.get(name, "not given") for each in (options[0], theirs))
+            zeros, others = (repr(each[name]) if name in each else "not given" for each in (options[0], theirs))
             if zeros != others:
-                differing.append(f"`{name}` is {zeros!r} on rank 0, but {others!r} on rank {other}.")
+                differing.append(f"`{name}` is {zeros} on rank 0, but {others} on rank {other}.")
     if differing:
         yield "\n".join(["The ranks disagree. Use the same arguments on every rank:", *differing])
 
