@@ -8,11 +8,14 @@ The state of one backward is in its `BackwardPass`, which is dropped at the end.
 | the observed order, until the next forward | `BucketStore` | the rebuild is collective: not in backward |
 | which parameters were used under `no_sync` | `UsageMap` | the next synchronised backward reduces their sum |
 | what a static graph has recorded | `StaticGraph` | later backwards are the same |
-| which parameters were unused | `UsageTracker` | for logs and errors |
+| which parameters were unused | `UsageTracker` | of a static graph: the recorded ones; else for logs and errors |
+| whether a bucket may still share its memory | `Bucket` | never again once a script has kept such a gradient |
 | hooks on the parameters | `GradientHooks` | they fire in every backward, if only to raise an error |
 | futures of buffer hooks, until a backward ends | `Reducer.futures` | their forward may have no backward |
 | how many backwards were synchronised | `Reducer.num_passes` | it names a backward on all ranks |
-| which forward was reduced last | `Reducer` | another backward of it may enter at its other outputs |
+| which forward was reduced last, and a further backward of it | `Reducer` | it may enter at other outputs |
 | which missing parameters were warned of | `UnfinishedReduction` | each set is named once |
 | the weight of the next backward | `modes.Divisor` | `weigh` may come before the forward |
+| the buffer of delayed gradients | `modes.DelayedAllReduce` | allocated once; it has a reduction of its own |
+| rounding errors that were not sent yet | `comm_hooks.ErrorFeedback` | the next step's gradients include them |
 """

@@ -13,6 +13,9 @@ gradient enters at the outputs is the *main* one, until it ends. When a backward
 | else: a gradient has entered in an earlier backward, or the outputs have no tensors to watch | `AT_OUTPUTS` |
 | else | `ELSEWHERE`: the pass ends, but this does not complete a recording |
 
+That holds while gradients are still missing. Once all buckets have been launched, nothing more can come, and the
+next end finalizes the pass, even that of a nested backward.
+
 A gradient that enters elsewhere is, for example, that of a penalty on a weight, computed before the loss.
 
 Three places request the callback at the end: a gradient enters; the first hook of a pass, in case the outputs have

@@ -6,9 +6,10 @@
 
 - A bucket is launched when its last pack group is complete and all buckets before it in the plan are launched:
   `BackwardPass._launch_ready_buckets`.
-- The mean is taken while a group is packed, `PackGroup.pack`, unless the `ReduceStrategy` divides later or not at
-  all. See [Note: the mean is taken first].
-- The end of backward waits, for one bucket after the other: `BackwardPass.wait_and_unpack`.
+- Each rank divides its gradients by the number of ranks while a group is packed, `PackGroup.pack`, unless the
+  `ReduceStrategy` divides later or not at all. See [Note: the mean is taken first].
+- The end of backward waits, first for the marks of used parameters if there are any, then for one bucket after the
+  other: `BackwardPass.wait_and_unpack`.
 - After an exception in backward, an optimizer step on its gradients raises (`unfinished.py`), and the next forward
   drops the pass (`ensure_finished`). The table in `core/__init__.py` lists all that survives a step.
 

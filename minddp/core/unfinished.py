@@ -130,7 +130,7 @@ class UnfinishedReduction(StepWatcher):
         if tuple(missing) not in self._warned_of:
             self._warned_of.add(tuple(missing))
             _log.warning(
-                f"This backward has brought no gradient on rank {rank} for: {self._listed(missing)}. Until a "
+                f"This backward has produced no gradient on rank {rank} for: {self._listed(missing)}. Until a "
                 f"further backward brings them, `.grad` is not averaged, and an optimizer step or the next forward "
                 f"raises an error with a remedy.\n{self._frozen(missing)}"
             )

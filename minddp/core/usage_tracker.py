@@ -79,7 +79,7 @@ class UsageTracker:
         """The recorded backward has ended. Sets `last_unused`."""
 
     def skips(self, bucket: BucketSpec) -> bool:
-        """True if the bucket is not reduced, since no rank uses any of its parameters."""
+        """True if the bucket is not reduced: this rank uses none of its parameters, and so must all others."""
         return self.skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
 
     def all_launched(self, transport: Transport, *, leaves_outputs: bool) -> None:

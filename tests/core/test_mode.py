@@ -149,7 +149,7 @@ def test_a_backward_that_reaches_no_parameter() -> None:
 def test_a_backward_that_leaves_parameters_out_and_one_that_brings_them() -> None:
     ddp, recorder = with_recorder(Heads())  # left 0, 1; right 2, 3
     left, right = ddp(X)
-    with must_log("has brought no gradient"):
+    with must_log("has produced no gradient"):
         left.sum().backward()
     first = recorder.take()
     assert first[:3] == ["post_forward", "backward begins", first[2]]
@@ -181,7 +181,7 @@ def test_a_backward_that_an_exception_ends() -> None:
 
 def test_a_backward_after_which_the_ranks_change() -> None:
     ddp, recorder = with_recorder(Heads())
-    with must_log("has brought no gradient"):
+    with must_log("has produced no gradient"):
         ddp(X)[0].sum().backward()
     recorder.take()
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)

@@ -752,7 +752,7 @@ def test_what_reduces_is_not_exchanged_in_a_backward() -> None:
     """The gradients are scaled for the former one."""
     ddp = FakeDDP(Heads(), bucket_cap_mb_list=[1])
     left, right = ddp(X)
-    with must_log("has brought no gradient"):
+    with must_log("has produced no gradient"):
         left.sum().backward()
     ddp.reducer.reduce_strategy = Referring(ddp)
     with pytest.raises(RuntimeError, match="registered while a backward had yet to reduce bucket 0"):

@@ -180,7 +180,7 @@ def test_a_parameter_that_was_used_and_is_left_out_is_an_error() -> None:
     for _ in range(2):
         left, right = ddp(X)
         (left + right).sum().backward()
-    with must_log("has brought no gradient"):
+    with must_log("has produced no gradient"):
         ddp(X)[0].sum().backward()
     with pytest.raises(RuntimeError, match=r"graph has changed in this iteration(.|\n)*right\.weight"):
         ddp(X)

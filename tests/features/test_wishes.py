@@ -52,7 +52,7 @@ def _warns_in_backward(rank: int) -> list[str]:
             for output in ddp(torch.ones(1, 3), first):
                 output.sum().backward()
             optimizer.step()
-    return [text for text in texts if "brought no gradient" in text]
+    return [text for text in texts if "produced no gradient" in text]
 
 
 def test_68297_a_backward_that_ends_unfinished_warns_once(ranks: Any) -> None:
@@ -359,7 +359,7 @@ def _frozen(rank: int, finds_unused: bool) -> tuple[str, str]:
     try:
         ddp(torch.ones(1, 3))
     except RuntimeError as error:
-        return str(error), "".join(text for text in texts if "brought no gradient" in text)
+        return str(error), "".join(text for text in texts if "produced no gradient" in text)
     return "no error", ""
 
 

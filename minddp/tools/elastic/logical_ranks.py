@@ -127,7 +127,7 @@ class LogicalRanks(Mode, StepWatcher):
         grads = [param.grad for param in self._params]
         brought = [index for index, grad in enumerate(grads) if grad is not None]
         if not brought:
-            raise RuntimeError(f"Share {share} has brought no gradient: call backward once for each share.")
+            raise RuntimeError(f"Share {share} has produced no gradient: call backward once for each share.")
         self._reducer.usage_tracker.hold(brought)
         return [
             torch.zeros_like(param) if grad is None else grad.detach()
