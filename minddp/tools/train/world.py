@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from minddp.platform import streams
 from minddp.tools.train.settings import AgreedError, RunError, Settings
@@ -73,10 +74,20 @@ def open_world(settings: Settings) -> Iterator[World]:
     logging.captureWarnings(True)
     configure_torch(settings, device)
     timeout = datetime.timedelta(seconds=settings.timeout_s)
-    dist.init_process_group(dist.get_default_backend_for_device(device), timeout=timeout)
+    # torch's launcher may keep its store: restarted ranks must not read the addresses of those before.
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store_of_job(timeout))
+    backend = dist.get_default_backend_for_device(device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     yield World(rank, size, device, dist.new_group(backend="gloo", timeout=timeout), local_rank)
     # Not in a `finally`: after a failure the other ranks may be gone, and leaving would wait for them.
     dist.destroy_process_group()
+
+
+def store_of_job(timeout: datetime.timedelta) -> dist.Store:
+    """The store that torch's `env://` finds: the launcher's, or one that rank 0 hosts."""
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    return store
 
 
 def configure_torch(settings: Settings, device: torch.device) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import socket
 import subprocess
@@ -41,6 +42,7 @@ def train(end: str) -> None:
     """What each rank does: it trains, and its script is over, after or without clearing up."""
     faulthandler.dump_traceback_later(LIMIT_S - 10)
     comparison.EVERY_S = inquiry.READ_EVERY_S = meeting.REPORT_EVERY_S = EVERY_S
+    logging.getLogger(meeting.__name__).setLevel(logging.ERROR)  # each turn warns
     check.EVERY = 1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
