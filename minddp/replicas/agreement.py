@@ -2,8 +2,8 @@
 
 Each rank describes its replica, and the ranks compare fingerprints of the descriptions. If these differ, they
 exchange the descriptions, so that every rank can name the ranks, the parameter or option, and both values. Names of
-parameters, gradient_as_bucket_view and batched_grad_copy may differ, and, as in torch, the capacities of rebuilt
-buckets, of which rank 0's apply.
+parameters, gradient_as_bucket_view and batched_grad_copy may differ. So may the capacities of rebuilt buckets: rank
+0's are used, as in torch.
 """
 
 from __future__ import annotations

@@ -179,6 +179,15 @@ def test_a_backward_past_the_outputs_came_in_elsewhere() -> None:
     assert owner.log == ["asked", "end ELSEWHERE"]
 
 
+def test_a_later_backward_through_the_outputs_is_the_main_one_in_turn() -> None:
+    owner = Owner()
+    output = asking(owner)(source())
+    owner.watch(output)
+    for _ in range(2):
+        output.sum().backward(retain_graph=True)
+    assert owner.log == ["begin", "asked", "end AT_OUTPUTS"] * 2
+
+
 def test_an_end_that_was_forgotten_may_be_asked_for_again() -> None:
     owner = Owner()
     x = source()

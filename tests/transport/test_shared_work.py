@@ -1,4 +1,4 @@
-"""What follows the completion of an all-reduce in shared memory: futures, copies, torch's profiler."""
+"""After an all-reduce in shared memory: futures, copies back, and events in torch's profiler."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Session:
             self._has_state = False
 
     def _decision(self, number: int) -> Generation:
-        """Wait for a proposal for generation `number`, and make one as soon as nobody is missing."""
+        """Wait for a proposal for generation `number`; propose one once all expected members have asked to join."""
         last, membership, began = self.generation, self._membership, time.monotonic()
         while (decided := membership.decided(number)) is None:
             self._heart.check_store()

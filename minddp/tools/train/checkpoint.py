@@ -31,7 +31,7 @@ DECISIVE = (
 
 
 class CheckpointFiles:
-    """The checkpoints in the folder of a run, of which the newest `keep` stay."""
+    """The checkpoints in the folder of a run. Keeps the newest `keep` and deletes older ones."""
 
     def __init__(self, folder: Path, keep: int):
         self.folder = folder / "checkpoints"

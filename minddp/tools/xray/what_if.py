@@ -31,7 +31,7 @@ EARLY = (WorkPhase.BETWEEN, WorkPhase.OPTIMIZER)  # before a backward, they lie 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change: in words, as code if there is any, and as that which is simulated in place of the recording.
+    """A change: in words, as code if there is any, and as the scenario that is simulated in place of the recording.
 
     `ranks` are those that become quicker. A step takes `step_ns` on average, shorter by `gain_ns`. The typical step
     is simulated, unchanged, as `typical_ns`.

@@ -141,7 +141,7 @@ def test_the_pair_that_cannot_connect_is_named(
 
 
 def speed(**changes: Any) -> list[CheckResult]:
-    """Of three ranks, of which the last one differs in its computing time."""
+    """The reports of three ranks. The last one has another computing time."""
     given = {"latency_s": 2e-4, "bytes_per_s": 2e9, "computing_s": 0.1, **changes}
     link = Link(given["latency_s"], given["bytes_per_s"])
     measured = {rank: Measurement(0.1 if rank < 2 else given["computing_s"], link) for rank in range(3)}

@@ -1,4 +1,4 @@
-"""What an all-reduce costs: its closed form, and its limits."""
+"""The cost of an all-reduce: its formula, and its limits for many ranks and for one."""
 
 from __future__ import annotations
 
