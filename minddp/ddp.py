@@ -185,6 +185,9 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         self._strategies = Strategies(self._options, reduced, sparse, divisor, self._mixed_precision)
         self._reducer = self._strategies.reducer(self._transport)
         self._reducer.modes.append(self._divisor)
+        delayed = self._delayed
+        if delayed is not None and any(param is delayed.trigger for param in self._reducer.params):
+            self._reducer.modes.append(delayed)
         named = self.module.named_parameters(remove_duplicate=False)
         known = [*self._reducer.params, *(param for name, param in named if name in ignored)]
         self._module_change_check = ModuleChangeCheck(self.module, known, ignored)
@@ -337,8 +340,12 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
         self._reducer.change_ranks(self._transport, self._reduce_strategy())
-        if not are_equal_everywhere(self._transport, self.plan, self.device):  # a rank has left before the rebuild
+        state = self.plan, self._reducer.usage_tracker.order_is_provisional
+        if not are_equal_everywhere(self._transport, state, self.device):
+            # A rank has left before the others had rebuilt their buckets, or had recorded a static graph.
             self._reducer.store.restart(self._transport.allocate)
+            if self.static_graph:
+                self._reducer.expect(self._strategies.usage_tracker(self._reducer.hooks))
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)
         for extension in self.extensions:

@@ -50,7 +50,7 @@ class Phase(enum.Enum):
 
 ALLOWED = {
     Phase.IDLE: {Phase.PREPARED},
-    Phase.PREPARED: {Phase.PREPARED, Phase.ACCUMULATING},
+    Phase.PREPARED: {Phase.PREPARED, Phase.ACCUMULATING, Phase.IDLE},
     Phase.ACCUMULATING: {Phase.REDUCING, Phase.INCOMPLETE, Phase.IDLE},
     Phase.INCOMPLETE: {Phase.ACCUMULATING, Phase.REDUCING},
     Phase.REDUCING: {Phase.FINALIZING, Phase.INCOMPLETE, Phase.IDLE},
@@ -103,6 +103,8 @@ class BackwardPass:
         self.params_left: list[int] = []  # per pack group
         self.groups_left: list[int] = []  # per bucket
 
+        self.skipped: set[int] = set()  # buckets: neither packed nor reduced
+
         # The progress, in order of time.
         self.ready_order: list[int] = []  # parameters
         self.packed: list[int] = []  # pack groups
@@ -113,6 +115,7 @@ class BackwardPass:
         self._reduce_strategy = weakref.ref(reduce_strategy)
         self.scaling = reduce_strategy.open()
         self.hooks_left = self.usage_tracker.open()
+        self.skipped = self.usage_tracker.skipped_buckets(self.store.plan)
         self.params_left = [len(params) for params in self.store.members]
         self.groups_left = list(self.store.groups_per_bucket)
         self._group_of = self.store.group_of
@@ -126,6 +129,11 @@ class BackwardPass:
         """An exception has ended the backward: note which gradients it has left."""
         params = self.usage_tracker.params
         self.grads_left = {param: TensorWeakRef(param.grad) for param in params if param.grad is not None}
+
+    @property
+    def has_raised(self) -> bool:
+        """True if an exception has ended a backward of this pass. The engine may free its callback later."""
+        return self.grads_left is not None or (self.ends.is_any_awaited() and self.ends.is_over_here)
 
     @property
     def is_unfinished(self) -> bool:
@@ -165,13 +173,14 @@ class BackwardPass:
     def _pack_group(self, group: int) -> None:
         """All gradients of a pack group have arrived. See [Note: pack groups]."""
         index, group_in_bucket = self.store.groups[group]
-        for mode in self._packing_modes:
-            mode.before_pack(self.store.members[group])
-        self.events.emit(EventKind.PACK_BEGIN, index)
-        with torch.set_grad_enabled(False):  # backward(create_graph=True) enables it; no_grad() takes twice as long
-            self.store.bucket(index).pack(group_in_bucket, self.scaling)
-        self.packed.append(group)
-        self.events.emit(EventKind.PACK_END, index)
+        if index not in self.skipped:
+            for mode in self._packing_modes:
+                mode.before_pack(self.store.members[group])
+            self.events.emit(EventKind.PACK_BEGIN, index)
+            with torch.set_grad_enabled(False):  # create_graph=True enables it; no_grad() takes twice as long
+                self.store.bucket(index).pack(group_in_bucket, self.scaling)
+            self.packed.append(group)
+            self.events.emit(EventKind.PACK_END, index)
         self.groups_left[index] -= 1
         if self.groups_left[index] == 0:
             self.events.emit(EventKind.BUCKET_READY, index)
@@ -181,7 +190,7 @@ class BackwardPass:
         """Launch buckets from the head of the plan as long as they are full. See [Note: launch order]."""
         while len(self.reductions) < len(self.groups_left) and self.groups_left[len(self.reductions)] == 0:
             bucket = self.store.bucket(len(self.reductions))
-            self.reductions.append(None if self.usage_tracker.skips(bucket.spec) else self._launch(bucket))
+            self.reductions.append(None if bucket.spec.index in self.skipped else self._launch(bucket))
         if len(self.reductions) == len(self.groups_left):
             self._on_all_launched()
 
@@ -239,7 +248,8 @@ class BackwardPass:
             except Exception as error:
                 _log.warning("A reduction of the interrupted backward failed too: %s", error)
         self.drop()
-        self.usage_tracker.abandon()
+        if self.phase is not Phase.PREPARED:
+            self.usage_tracker.abandon()
 
     def drop(self) -> None:
         """Close, without waiting for the launched buckets.

@@ -35,6 +35,16 @@ def second_backward(name: str) -> RuntimeError:
     )
 
 
+def skipped_but_used(names: Sequence[str], rank: int) -> RuntimeError:
+    """The error for parameters in buckets that were not reduced, although some rank has used them."""
+    return RuntimeError(
+        f"skip_all_reduce_unused_params: rank {rank} has not reduced {wording.names(names)}, which it did not use "
+        f"in this backward. But another rank did, or an earlier backward under no_sync. So the ranks' buckets do "
+        f"not match, and `.grad` is not averaged. Leave that option out, on every rank, unless all ranks leave out "
+        f"the same parameters."
+    )
+
+
 def still_running() -> RuntimeError:
     """The error for a forward within a backward of the same wrapper."""
     return RuntimeError(

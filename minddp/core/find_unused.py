@@ -24,6 +24,8 @@ import torch
 from torch.autograd.graph import Node
 
 from minddp.core import autograd
+from minddp.core.errors import skipped_but_used
+from minddp.core.plan import BucketPlan
 from minddp.core.usage_map import UsageMap
 from minddp.core.usage_tracker import UsageTracker
 from minddp.transport.protocols import Transport
@@ -45,6 +47,7 @@ class FindUnused(UsageTracker):
         self._outside_forward: set[int] = set()
         self._left_out: list[int] | None = None  # by the next backward, if known
         self._output_nodes: list[Node] = []  # of the forward whose backward is due
+        self._skipped: dict[int, str] = {}  # the parameters in skipped buckets, with their names
 
     def forward_begins(self) -> None:
         self._output_nodes = []  # they keep the graph alive, and with it the activations
@@ -83,9 +86,18 @@ class FindUnused(UsageTracker):
             hooks_left[param] = 0
         return hooks_left
 
+    def skipped_buckets(self, plan: BucketPlan) -> set[int]:
+        """Those of which this rank uses no parameter; neither must the others, see `close`."""
+        unused = set(self.last_unused or ()) if self.skips_buckets else set()
+        skipped = [bucket for bucket in plan.buckets if all(slot.param in unused for slot in bucket.slots)]
+        self._skipped = {slot.param: plan.params[slot.param].name for bucket in skipped for slot in bucket.slots}
+        return {bucket.index for bucket in skipped}
+
     def close(self) -> Sequence[bool] | None:
         untouched = self.usage.finish_exchange()
         self.usage.clear()
+        if used := [name for param, name in self._skipped.items() if untouched is None or not untouched[param]]:
+            raise skipped_but_used(used, self.usage.rank)
         return untouched
 
     def awaits_further_backward(self) -> bool:

@@ -69,6 +69,7 @@ class Reducer:
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
         self._last_reduced: set[int] | None = None  # of the forward whose backward was reduced last, see `_watch`
         self._further_backward = -1  # a backward that entered at another output of that forward
+        self._expects_average = False  # the latest forward was synchronised, and no local gradient was warned of
 
         hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
@@ -95,6 +96,7 @@ class Reducer:
         """A forward has returned `output`, and its backward will be synchronised."""
         if not self.params:  # all of them are delayed
             return
+        self._expects_average = True
         is_first = self.num_passes == 0 and self.current is None
         self._make_pass(finalizes_at_end=self.finalizes_at_end)
         for mode in self.modes:
@@ -106,8 +108,13 @@ class Reducer:
     def skip_sync(self, output: Any) -> None:
         """A forward has returned `output`, and its backward will only accumulate gradients locally."""
         self.events.emit(EventKind.NO_SYNC)
-        if self.phase is Phase.PREPARED and self.usage_tracker.is_recording:
-            self._watch(output)  # as torch: its backward takes the place of the one that an earlier forward lacks
+        self._expects_average = False
+        if (
+            self.phase is Phase.PREPARED
+        ):  # as torch: its backward takes the place of one that an earlier forward lacks
+            if self.usage_tracker.is_recording:
+                self._watch(output)
+            autograd.call_when_gradient_enters(output, self._on_local_gradient_enters)
 
     def _make_pass(self, *, finalizes_at_end: bool) -> None:
         if Phase.PREPARED not in ALLOWED[self.phase]:
@@ -137,8 +144,8 @@ class Reducer:
         current = self.current
         if current is None:
             pass
-        elif current.phase is Phase.PREPARED:
-            current.ends.reset()  # its backward may have raised before it reached a parameter
+        elif current.phase is Phase.PREPARED and not current.has_raised:
+            current.ends.reset()
         elif current.phase is Phase.FINISHED:
             self._enter(Phase.IDLE)
         elif current.phase in (Phase.ACCUMULATING, Phase.REDUCING) and current.ends.is_awaited_here:
@@ -146,7 +153,8 @@ class Reducer:
         elif current.is_unfinished:
             raise self.unfinished.error(self)
         else:
-            self.unfinished.agree_to_drop(self.transport, self.num_passes, len(current.reductions))
+            number = self.num_passes + (current.phase is Phase.PREPARED)  # it may have reached no parameter
+            self.unfinished.agree_to_drop(self.transport, number, len(current.reductions))
             current.abandon()
             self.wait_for_futures()  # of its buffer hook: the next forward may read the buffers
             self._enter(Phase.IDLE)
@@ -173,6 +181,9 @@ class Reducer:
         if current is None:  # no_sync, a second backward through one graph, or through an earlier forward
             if self.usage_tracker.is_static and autograd.current_backward() == self._further_backward:
                 raise second_backward(self.plan.params[param].name)
+            if self._expects_average:
+                self._expects_average = False
+                self.unfinished.warn_of_local(param, self.transport.rank)
             self.events.emit(EventKind.GRADIENT_KEPT, param)
         elif current.phase is Phase.PREPARED:
             self._open_pass(current, param)
@@ -232,6 +243,11 @@ class Reducer:
             self.usage_tracker.backward_begins()
         if self.current.ends.is_awaited_here:
             self._last_reduced = forward
+
+    def _on_local_gradient_enters(self, _forward: set[int], _at_new_tensor: bool) -> None:
+        """A backward enters at the outputs of a forward under `no_sync`."""
+        if self.phase is Phase.PREPARED:
+            self.unfinished.warn_of_early(self.transport.rank)
 
     def _await_end(self, *, at_outputs: bool = False) -> bool:
         """Request a call at the end of the running backward. Returns True if it is a new one.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from minddp.core.plan import BucketSpec
+from minddp.core.plan import BucketPlan
 from minddp.core.usage_map import UsageMap
 from minddp.core.usage_tracker import UsageTracker
 from minddp.transport.protocols import Transport
@@ -48,9 +48,12 @@ class StaticGraph(UsageTracker):
         self.is_recording = False
         self.last_unused = [param for param, count in enumerate(self._hook_counts) if not count]
 
-    def skips(self, bucket: BucketSpec) -> bool:
-        """As torch, which reduces all buckets of the recorded backward."""
-        return self.usage is None and super().skips(bucket)
+    def skipped_buckets(self, plan: BucketPlan) -> set[int]:
+        """Those that no rank uses. As torch, which reduces all buckets of the recorded backward."""
+        untouched = self._untouched
+        if not self.skips_buckets or untouched is None:
+            return set()
+        return {bucket.index for bucket in plan.buckets if all(untouched[slot.param] for slot in bucket.slots)}
 
     def close(self) -> Sequence[bool] | None:
         if self.usage is not None:

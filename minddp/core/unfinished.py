@@ -70,7 +70,7 @@ class UnfinishedReduction(StepWatcher):
         self._params = params
         self._names = names
         self._guarded = {id(param) for param in params}
-        self._warned_of: set[tuple[int, ...]] = set()
+        self._warned_of: set[object] = set()
 
     def watch(self, reducer: Reducer) -> None:
         """Check each optimizer step from now on."""
@@ -112,6 +112,14 @@ class UnfinishedReduction(StepWatcher):
             transport.settle()
 
     def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
+        """Return once all ranks drop this backward; without waiting if it has launched nothing."""
+        if not num_launched:
+            self._warn_once(
+                "dropped",
+                f"{interrupted(num_passes, transport.rank, ())} before a bucket was reduced. The next one takes "
+                f"its place: if the other ranks do not drop theirs, too, this rank's steps and learning rate lag "
+                f"behind from now on. Let the exception end the script, or raise it on every rank.",
+            )
         if isinstance(transport, DropsTogether):
             transport.agree_to_drop()
         elif transport.store is not None and num_launched:  # the same without a diagnosis
@@ -127,13 +135,36 @@ class UnfinishedReduction(StepWatcher):
 
     def warn(self, missing: Sequence[int], rank: int) -> None:
         """Warn once for each set of parameters: a later backward may still bring the gradients."""
-        if tuple(missing) not in self._warned_of:
-            self._warned_of.add(tuple(missing))
-            _log.warning(
-                f"This backward has produced no gradient on rank {rank} for: {self._listed(missing)}. Until a "
-                f"further backward brings them, `.grad` is not averaged, and an optimizer step or the next forward "
-                f"raises an error with a remedy.\n{self._frozen(missing)}"
-            )
+        self._warn_once(
+            tuple(missing),
+            f"This backward has produced no gradient on rank {rank} for: {self._listed(missing)}. Until a "
+            f"further backward brings them, `.grad` is not averaged, and an optimizer step or the next forward "
+            f"raises an error with a remedy.\n{self._frozen(missing)}",
+        )
+
+    def warn_of_local(self, param: int, rank: int) -> None:
+        """Warn once: the latest forward was synchronised, but this gradient stays local, as in torch."""
+        self._warn_once(
+            "local",
+            f"Gradients of this backward were not averaged on rank {rank}, such as that of `{self._names[param]}`: "
+            f"one backward since the last forward has been reduced, and no further one is. Call backward before "
+            f"the next forward, or once on the sum of the losses. If the gradients are to stay local, call the "
+            f"wrapper under `no_sync`.",
+        )
+
+    def warn_of_early(self, rank: int) -> None:
+        """Warn once: a backward whose forward ran under `no_sync` is reduced, as in torch."""
+        self._warn_once(
+            "early",
+            f"Rank {rank} reduces a backward although its forward ran under `no_sync`: an earlier forward, which "
+            f"was synchronised, had no backward. If that was not so on every rank, reductions of different steps "
+            f"are paired. Run a forward without a backward under torch.no_grad().",
+        )
+
+    def _warn_once(self, occasion: object, text: str) -> None:
+        if occasion not in self._warned_of:
+            self._warned_of.add(occasion)
+            _log.warning(text)
 
     def error(self, reducer: Reducer) -> Exception:
         if reducer.phase is Phase.REDUCING:

@@ -32,6 +32,7 @@ class UsageMap:
         self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)  # of the last exchange
         self._leaving: torch.Tensor | None = None  # as above: less than the number of ranks if one has left outputs
         self._world_size = 1
+        self.rank = 0
         self.grads_are_in_context = False  # a distributed autograd context has the gradients, not `.grad`
         self.held: set[int] = set()  # parameters whose gradients are not in `.grad`, see `UsageTracker.hold`
         self._work: Work | None = None
@@ -71,7 +72,8 @@ class UsageMap:
         buffer = self._marks_on_device()
         if leaves_outputs:
             buffer[-1:].zero_()
-        self.sums, self._leaving, self._world_size = buffer[:-1], buffer[-1:], transport.world_size
+        self.sums, self._leaving = buffer[:-1], buffer[-1:]
+        self._world_size, self.rank = transport.world_size, transport.rank
         self._work = transport.all_reduce(buffer)
 
     def any_rank_left_outputs(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from minddp.core import autograd
-from minddp.core.plan import BucketSpec
+from minddp.core.plan import BucketPlan
 from minddp.core.usage_map import UsageMap
 from minddp.transport.protocols import Transport
 
@@ -78,9 +78,9 @@ class UsageTracker:
     def recorded(self) -> None:
         """The recorded backward has ended. Sets `last_unused`."""
 
-    def skips(self, bucket: BucketSpec) -> bool:
-        """True if the bucket is not reduced: this rank uses none of its parameters, and so must all others."""
-        return self.skips_buckets and all(slot.param in (self.last_unused or ()) for slot in bucket.slots)
+    def skipped_buckets(self, plan: BucketPlan) -> set[int]:
+        """The buckets that are not reduced in the backward that begins."""
+        return set()
 
     def all_launched(self, transport: Transport, *, leaves_outputs: bool) -> None:
         """All buckets have been launched. Begin to exchange which parameters are used.

@@ -5,6 +5,9 @@ parameter as the trigger. When its gradient is ready, one all-reduce of one flat
 Their `.grad`s are always views of that buffer, so nothing is packed. Bucket options and communication hooks do not
 apply to them.
 
+In a synchronised backward the all-reduce is launched just before that of the bucket with the trigger, even if this
+rank does not use the trigger: ranks that use different parameters keep to one order. See [Note: launch order].
+
 As in torch, the buffer is divided by the number of ranks, also under `no_sync`: averages of earlier backward
 passes are equal on all ranks, and averaging them again does not change them. Unlike in torch, the end of
 backward waits for the all-reduce, and a gradient that arrives too late, or is never reduced, is an error.
@@ -20,6 +23,8 @@ from torch import nn
 
 from minddp.core import autograd
 from minddp.core.backward_end import AwaitedEnds
+from minddp.core.bucket import GradientBucket
+from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.options import Options, exclude
 from minddp.replicas import broadcast as replicas
@@ -66,8 +71,11 @@ def names_of(module: nn.Module, delayed: Iterable[nn.Parameter]) -> set[str]:
     return {name for name, param in module.named_parameters(remove_duplicate=False) if param in params}
 
 
-class DelayedAllReduce(StepWatcher):
-    """One flat buffer for the gradients of `named_params`, reduced when the gradient of `trigger` arrives."""
+class DelayedAllReduce(StepWatcher, Mode):
+    """One flat buffer for the gradients of `named_params`, reduced after the gradient of `trigger` has arrived.
+
+    A mode of the reducer if the trigger has a bucket.
+    """
 
     def __init__(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter, transport: Transport):
         self.params = list(named_params.values())
@@ -75,6 +83,9 @@ class DelayedAllReduce(StepWatcher):
         self._allocate()
         self._arrived: list[str] = []  # the parameters whose gradients have arrived, and are not reduced yet
         self._in_flight: Work | None = None
+        self.trigger = trigger
+        self._awaits_bucket = False  # the reduction is launched with the trigger's bucket
+        self._is_late = False  # for further gradients: that of the trigger has arrived
         self._ends = AwaitedEnds(self._on_backward_end)
         self.watch_steps()
         self._install_hooks(named_params, trigger)
@@ -113,14 +124,14 @@ class DelayedAllReduce(StepWatcher):
         hooked = {name: param for name, param in named_params.items() if param.requires_grad}
         self._hooked_names = list(hooked)
         hooks = autograd.GradientHooks(list(hooked.values()), autograd.weakly(self._on_arrival))
-        reduce = autograd.weakly(self._reduce)
-        handle = trigger.register_hook(lambda _grad: reduce())
+        on_trigger = autograd.weakly(self._on_trigger)
+        handle = trigger.register_hook(lambda _grad: on_trigger())
         weakref.finalize(self, hooks.remove).atexit = False
         weakref.finalize(self, handle.remove).atexit = False
 
     def _on_arrival(self, hook: int) -> None:
         name = self._hooked_names[hook]
-        if self._in_flight is not None:
+        if self._is_late or self._in_flight is not None:
             raise RuntimeError(
                 f"The gradient of `{name}` arrived after the all-reduce of the delayed parameters had begun. "
                 f"Choose as `param_to_hook_all_reduce` a parameter that forward uses before all "
@@ -129,8 +140,24 @@ class DelayedAllReduce(StepWatcher):
         self._arrived.append(name)
         self._ends.await_end()
 
+    def _on_trigger(self) -> None:
+        if self._awaits_bucket:
+            self._is_late = True
+        else:
+            self._reduce()
+
+    def post_forward(self) -> None:
+        self._awaits_bucket, self._is_late = True, False
+
+    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
+        if self._awaits_bucket and any(param is self.trigger for param in bucket.params):
+            self.post_backward()
+            self._reduce()
+
+    def post_backward(self) -> None:
+        self._awaits_bucket = self._is_late = False
+
     def _reduce(self) -> None:
-        """The gradient of the trigger has arrived."""
         with torch.no_grad():
             for param, view in zip(self.params, self._views, strict=True):
                 if param.grad is None:
