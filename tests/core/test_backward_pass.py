@@ -14,7 +14,7 @@ from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
 from minddp.core.mode import Mode
 from minddp.core.packing import LARGE_BYTES
-from minddp.core.plan import BucketSpec, ParamSpec
+from minddp.core.plan import BucketPlan, ParamSpec
 from minddp.core.reducer import Reducer
 from minddp.core.reduction import AllReduceStrategy
 from minddp.core.usage_tracker import UsageTracker
@@ -169,8 +169,8 @@ class LeavesOut(UsageTracker):
         self.last_unused = [2]
         return [1, 1, 0]
 
-    def skips(self, bucket: BucketSpec) -> bool:
-        return bucket.slots[0].param == 2
+    def skipped_buckets(self, plan: BucketPlan) -> set[int]:
+        return {bucket.index for bucket in plan.buckets if bucket.slots[0].param == 2}
 
 
 def test_unused_parameters_are_ready_at_once_and_last_in_the_observed_order() -> None:
