@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_group
 
+from minddp import strategies
 from minddp.comm_hooks import CommHook, HookStrategy
 from minddp.core.autograd import recorded
 from minddp.core.backward_pass import Phase
@@ -47,7 +48,6 @@ from minddp.replicas import placement
 from minddp.replicas.agreement import Replica, are_equal_everywhere, verify_replicas_agree
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.module_change_check import ModuleChangeCheck
-from minddp.strategies import Strategies
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.protocols import Transport
@@ -58,7 +58,6 @@ CONNECTED = (
     "_transport",
     "_divisor",
     "_mixed_precision",
-    "_strategies",
     "_reducer",
     "_registered_hook",
     "_module_change_check",
@@ -181,13 +180,12 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         self._divisor = Divisor(self._transport)
         config = self.mixed_precision
         self._mixed_precision = None if config is None else MixedPrecision(config, self.module, ignored, sparse)
-        reduced, divisor = placement.reduced_parameters(self.module, ignored), self._divisor.for_this_backward
-        self._strategies = Strategies(self._options, reduced, sparse, divisor, self._mixed_precision)
-        self._reducer = self._strategies.reducer(self._transport)
+        reduced = placement.reduced_parameters(self.module, ignored)
+        parts = self._transport, self._divisor.for_this_backward, self._mixed_precision
+        self._reducer = strategies.make_reducer(self._options, reduced, sparse, *parts)
         self._reducer.modes.append(self._divisor)
-        delayed = self._delayed
-        if delayed is not None and any(param is delayed.trigger for param in self._reducer.params):
-            self._reducer.modes.append(delayed)
+        if self._delayed is not None and self._delayed.has_trigger_in(self._reducer.params):
+            self._reducer.modes.append(self._delayed)
         named = self.module.named_parameters(remove_duplicate=False)
         known = [*self._reducer.params, *(param for name, param in named if name in ignored)]
         self._module_change_check = ModuleChangeCheck(self.module, known, ignored)
@@ -311,7 +309,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
     def _reduce_strategy(self) -> ReduceStrategy:
         """The strategy for the current transport: the communication hook if there is one."""
         if self._registered_hook is None:
-            return self._strategies.all_reduce(self._transport)
+            return strategies.all_reduce(self._options, self._transport, self._divisor.for_this_backward)
         watch_future = getattr(self._transport, "watch_future", None)  # where waits are watched
         return HookStrategy(self._registered_hook, self._reducer.events, watch_future)
 
@@ -326,8 +324,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
                     "DistributedDataParallel is constructed. Pass static_graph=True to the constructor."
                 )
         self._options = replace(self._options, static_graph=True)
-        self._strategies = replace(self._strategies, options=self._options)
-        self._reducer.expect(self._strategies.usage_tracker(self._reducer.hooks))
+        self._reducer.expect(strategies.usage_tracker(self._options, self._reducer.hooks))
 
     def move_to_group(self, process_group: dist.ProcessGroup) -> None:
         """Continue with the ranks of another group, even after an interrupted backward.
@@ -344,8 +341,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         if not are_equal_everywhere(self._transport, state, self.device):
             # A rank has left before the others had rebuilt their buckets, or had recorded a static graph.
             self._reducer.store.restart(self._transport.allocate)
-            if self.static_graph:
-                self._reducer.expect(self._strategies.usage_tracker(self._reducer.hooks))
+            self._reducer.expect(strategies.usage_tracker(self._options, self._reducer.hooks))
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)
         for extension in self.extensions:

@@ -81,6 +81,12 @@ class Options:
     forward_sync_buffers: bool
     small_last_bucket: bool
     lazy_bucket_allocation: bool = False
+    has_mixed_precision: bool = False
+
+    @property
+    def grads_are_views(self) -> bool:
+        """With mixed precision `.grad` has another dtype than the buckets."""
+        return self.gradient_as_bucket_view and not self.has_mixed_precision
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -113,6 +119,7 @@ class Options:
             caps=BucketCaps.from_mib(cap, cap_list, first_cap),
             init_sync_buffers=True if forward is not None else legacy,
             forward_sync_buffers=legacy if forward is None else bool(forward),
+            has_mixed_precision=arguments["mixed_precision"] is not None,
             small_last_bucket=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
             **{name: bool(arguments[name]) for name in FLAGS},
         )

@@ -12,7 +12,7 @@ from torch import nn
 from minddp.core.events import Event, EventKind
 from minddp.modes.divisor import Divisor
 from minddp.options import Options
-from minddp.strategies import Strategies
+from minddp.strategies import make_reducer
 from minddp.tools.watchdog.finite import CheckFinite
 
 
@@ -90,6 +90,7 @@ def options(**changed: Any) -> Options:
         "batched_grad_copy": False,
         "first_bucket_cap_mb": None,
         "lazy_bucket_allocation": False,
+        "mixed_precision": None,
     }
     assert changed.keys() <= defaults.keys() | {"module"}
     return Options.checked({**defaults, **changed})
@@ -113,7 +114,7 @@ class FakeDDP:
         self.transport = transport or FakeTransport()
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         divisor = Divisor(self.transport).for_this_backward
-        self.reducer = Strategies(options(**changed), named, (), divisor).reducer(self.transport)
+        self.reducer = make_reducer(options(**changed), named, (), self.transport, divisor)
         if check_finite:
             self.reducer.modes.append(CheckFinite(self.reducer))
         self.events: list[Event] = []

@@ -22,13 +22,13 @@ from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.rpc import RpcGradients
 from minddp.modes.sparse import SparseBucket
 from minddp.platform.acceleration_switch import VARIABLE
-from minddp.strategies import Strategies
+from minddp.strategies import make_reducer
 from tests.fakes import FakeDDP, FakeTransport, options
 
 
 def reducer_of(module: nn.Module | None = None, *, sparse: tuple[str, ...] = (), **changed: Any) -> Reducer:
     named = list((module or nn.Linear(2, 2)).named_parameters())
-    return Strategies(options(**changed), named, sparse, lambda: 2.0).reducer(FakeTransport())
+    return make_reducer(options(**changed), named, sparse, FakeTransport(), lambda: 2.0)
 
 
 def modes_of(reducer: Reducer) -> list[type]:
@@ -104,8 +104,8 @@ def test_mixed_precision_divides_the_sum_and_copies_gradients(views: bool) -> No
     config = SimpleNamespace(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=None)
     mode = MixedPrecision(config, module, ignored=(), sparse=())
     named = list(module.named_parameters())
-    strategies = Strategies(options(gradient_as_bucket_view=views), named, (), lambda: 2.0, mode)
-    reducer = strategies.reducer(FakeTransport())
+    chosen = options(gradient_as_bucket_view=views, mixed_precision=config)
+    reducer = make_reducer(chosen, named, (), FakeTransport(), lambda: 2.0, mode)
     assert reducer.reduce_strategy.divides_after
     assert reducer.reduce_strategy.open() == Scaling()
     assert modes_of(reducer) == [RpcGradients, MixedPrecision]

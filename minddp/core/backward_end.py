@@ -42,7 +42,7 @@ class Entry(enum.Enum):
 
 
 class AwaitedEnds:
-    """After a backward in which `await_end` was called, calls `on_end(backward)`, or `on_failure()` if it raised.
+    """Calls `on_end(backward)` after each backward that has queued a callback, or `on_failure()` if it raised.
 
     Both are bound methods, whose objects are referenced weakly.
     """
@@ -52,7 +52,7 @@ class AwaitedEnds:
         self._on_failure = autograd.weakly(on_failure) if on_failure is not None else lambda: None
         self._awaited: set[int] = set()
 
-    def await_end(self) -> bool:
+    def queue_end_callback(self) -> bool:
         """Returns False if the end of the running backward is awaited already."""
         backward = autograd.current_backward()
         if backward in self._awaited:
@@ -99,11 +99,11 @@ class PassEnds(AwaitedEnds):
         self._thread = threading.get_ident()
         self._forward_was_nested = autograd.inside_another_backward()
 
-    def await_end(self, *, at_outputs: bool = False) -> bool:
+    def queue_end_callback(self, *, at_outputs: bool = False) -> bool:
         """As above. `at_outputs`: a gradient has entered at the outputs, so this may be the main backward."""
         if at_outputs and self.main is None:
             self.main, self._has_entered = autograd.current_backward(), True
-        return super().await_end()
+        return super().queue_end_callback()
 
     def _forget(self, backward: int) -> None:
         super()._forget(backward)

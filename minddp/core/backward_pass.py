@@ -220,7 +220,7 @@ class BackwardPass:
         """
         for mode in self.modes:
             mode.before_unpack()
-        untouched = self.usage_tracker.close()
+        globally_unused = self.usage_tracker.close()
         if self.usage_tracker.finds_unused or self.usage_tracker.is_static:
             self.events.emit(EventKind.USAGE_EXCHANGED)
         for bucket, reduction in zip(self.store.all(), self.reductions, strict=True):
@@ -228,8 +228,8 @@ class BackwardPass:
                 average = reduction.result()
                 self.events.emit(EventKind.BUCKET_WAITED, bucket.spec.index)
                 with torch.set_grad_enabled(False):
-                    here = None if untouched is None else [untouched[slot.param] for slot in bucket.spec.slots]
-                    bucket.unpack(average, here)
+                    slots = bucket.spec.slots
+                    bucket.unpack(average, globally_unused and [globally_unused[slot.param] for slot in slots])
                 self.events.emit(EventKind.BUCKET_UNPACKED, bucket.spec.index)
             for mode in self.modes:
                 mode.after_unpack(bucket)

@@ -61,8 +61,8 @@ class GradientBucket(Protocol):
         """The bucket will not be reduced: restore the values before `pack` of gradients that are views of it."""
         ...
 
-    def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None) -> None:
-        """Put `average`, laid out like `comm_buffer`, into the gradients, except where `untouched[k]`."""
+    def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None) -> None:
+        """Put `average`, laid out like `comm_buffer`, into the gradients, except where `globally_unused[k]`."""
         ...
 
 
@@ -74,8 +74,8 @@ MakeBucket = Callable[[BucketSpec, list[torch.nn.Parameter], list[str], Allocate
 class GradDtypes:
     """The dtypes in which gradients arrive and are communicated. `None` is the parameter's own."""
 
-    arriving: torch.dtype | None = None
-    travelling: torch.dtype | None = None
+    grad_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
 
 
 class Bucket:
@@ -112,7 +112,7 @@ class Bucket:
 
         Parameters may have other strides by now, but another rank may keep its buffer and so its layout.
         """
-        dtype = self.dtypes.travelling or self.spec.dtype
+        dtype = self.dtypes.reduce_dtype or self.spec.dtype
         self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)  # [numel]
         self.comm_buffer = to_comm_buffer(self.flat)  # to communicate: not every backend can add complex numbers
         self.views = self.views_into(self.comm_buffer)
@@ -128,7 +128,7 @@ class Bucket:
             [self.names[place] for place in places],
             self.flat[first.offset : last.offset + last.numel] if are_neighbours else None,
             [self.views[place] for place in places],
-            self.dtypes.arriving or self.spec.dtype,
+            self.dtypes.grad_dtype or self.spec.dtype,
             binds=self.grads_are_views,
         )
 
@@ -161,7 +161,7 @@ class Bucket:
         if self.grads_are_views:
             self.groups[group].undo_scaling(scaling)
 
-    def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None = None) -> None:
+    def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None = None) -> None:
         """See [Note: where an average ends]."""
         averages = self.views if average is self.comm_buffer else self.views_into(average)
         if self.grads_are_views and average is not self.comm_buffer:
@@ -169,7 +169,7 @@ class Bucket:
             averages = self.views
         if all(map(operator.is_, map(grad_of, self.params), averages)):
             return  # resident
-        places = [k for k in range(len(self.params)) if not (untouched and untouched[k])]
+        places = [k for k in range(len(self.params)) if not (globally_unused and globally_unused[k])]
         if self.grads_are_views:
             self._bind(places)
             return

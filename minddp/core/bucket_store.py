@@ -116,7 +116,7 @@ class BucketStore:
     # ------------------------------------------------------------------ the rebuild
 
     @property
-    def awaits_order(self) -> bool:
+    def will_rebuild(self) -> bool:
         """True if the next observed order of readiness leads to a rebuild."""
         return self.rebuilds and not self.has_rebuilt
 

@@ -94,11 +94,12 @@ class FindUnused(UsageTracker):
         return {bucket.index for bucket in skipped}
 
     def close(self) -> Sequence[bool] | None:
-        untouched = self.usage.finish_exchange()
+        globally_unused = self.usage.finish_exchange()
         self.usage.clear()
-        if used := [name for param, name in self._skipped.items() if untouched is None or not untouched[param]]:
+        used = [name for param, name in self._skipped.items() if not (globally_unused and globally_unused[param])]
+        if used:
             raise skipped_but_used(used, self.usage.rank)
-        return untouched
+        return globally_unused
 
     def awaits_further_backward(self) -> bool:
         return self.usage.any_rank_left_outputs()

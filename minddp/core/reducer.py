@@ -189,14 +189,14 @@ class Reducer:
             self._open_pass(current, param)
             self.hooks.handler(param)
         elif current.phase is Phase.ACCUMULATING:
-            self._await_end()  # of the outer backward, too, if the first hook fired in a nested one
+            self._queue_end_callback()  # of the outer backward, too, if the first hook fired in a nested one
             self.usage_tracker.record(param)
         elif current.phase is Phase.INCOMPLETE and current.is_refused:
             # An error was raised. A reduction now would bring back gradients that the script has cleared.
             self.events.emit(EventKind.GRADIENT_KEPT, param)
         elif current.phase is Phase.INCOMPLETE:  # a further backward brings more gradients
             self._enter(Phase.ACCUMULATING)
-            self._await_end()
+            self._queue_end_callback()
             self.hooks.handler(param)
         else:  # all buckets have been launched, or a nested backward has finalized them
             self._on_ready_twice(param)
@@ -207,13 +207,13 @@ class Reducer:
         current.open(param, self.reduce_strategy)
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
-        self._await_end()
+        self._queue_end_callback()
         unused = self.usage_tracker.last_unused or []
         self.hooks.check_conversions(unused)
         current.mark_without_hook(unused)
 
     def _on_all_launched(self) -> None:
-        self._await_end()
+        self._queue_end_callback()
         self._enter(Phase.REDUCING)
         self.usage_tracker.all_launched(self.transport, leaves_outputs=bool(self._last_reduced))
 
@@ -237,7 +237,7 @@ class Reducer:
                 self._make_pass(finalizes_at_end=True)
         if self.current is None:
             return
-        if self._await_end(at_outputs=True) and self.phase is Phase.PREPARED:
+        if self._queue_end_callback(at_outputs=True) and self.phase is Phase.PREPARED:
             for mode in self.modes:
                 mode.backward_begins()
             self.usage_tracker.backward_begins()
@@ -249,13 +249,17 @@ class Reducer:
         if self.phase is Phase.PREPARED:
             self.unfinished.warn_of_early(self.transport.rank)
 
-    def _await_end(self, *, at_outputs: bool = False) -> bool:
+    def _queue_end_callback(self, *, at_outputs: bool = False) -> bool:
         """Request a call at the end of the running backward. Returns True if it is a new one.
 
         See [Note: which backward ends].
         """
         current = self.current
-        if current is None or current.phase is Phase.FINISHED or not current.ends.await_end(at_outputs=at_outputs):
+        if (
+            current is None
+            or current.phase is Phase.FINISHED
+            or not current.ends.queue_end_callback(at_outputs=at_outputs)
+        ):
             return False
         self.events.emit(EventKind.BACKWARD_BEGIN)
         if current.phase is Phase.INCOMPLETE:
@@ -347,9 +351,9 @@ class Reducer:
         self._bind_hooks()
 
     def expect(self, usage_tracker: UsageTracker) -> None:
-        """Replace the usage tracker before the first backward. The rebuild follows the order of that backward."""
+        """Replace the usage tracker between backwards, for example when the graph becomes static."""
         self.usage_tracker = usage_tracker
-        self.store.rebuilds = True
+        self.store.rebuilds |= usage_tracker.is_static
         self._bind_hooks()
 
     def adopt(self, plan: BucketPlan) -> None:
@@ -362,7 +366,7 @@ class Reducer:
     @property
     def awaits_order(self) -> bool:
         """True if the buckets are rebuilt after the next backward. Equal on all ranks, also on a joined one."""
-        return self.store.awaits_order and not self.usage_tracker.order_is_provisional
+        return self.store.will_rebuild and not self.usage_tracker.order_is_provisional
 
     def _enter(self, phase: Phase) -> None:
         current = self.current

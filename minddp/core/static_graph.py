@@ -27,7 +27,7 @@ class StaticGraph(UsageTracker):
         self.finds_unused = finds_unused
         self.is_recording = True
         self._hook_counts: list[int] = []
-        self._untouched: Sequence[bool] | None = None
+        self._globally_unused: Sequence[bool] | None = None
 
     @property
     def order_is_provisional(self) -> bool:  # type: ignore[override]
@@ -50,18 +50,17 @@ class StaticGraph(UsageTracker):
 
     def skipped_buckets(self, plan: BucketPlan) -> set[int]:
         """Those that no rank uses. As torch, which reduces all buckets of the recorded backward."""
-        untouched = self._untouched
-        if not self.skips_buckets or untouched is None:
+        if not self.skips_buckets or (unused := self._globally_unused) is None:
             return set()
-        return {bucket.index for bucket in plan.buckets if all(untouched[slot.param] for slot in bucket.slots)}
+        return {bucket.index for bucket in plan.buckets if all(unused[slot.param] for slot in bucket.slots)}
 
     def close(self) -> Sequence[bool] | None:
         if self.usage is not None:
-            self._untouched = self.usage.finish_exchange()
+            self._globally_unused = self.usage.finish_exchange()
             self.usage = None
-        return self._untouched
+        return self._globally_unused
 
     def shadow(self, transport: Transport) -> None:
         if self.usage is not None:
-            self._untouched = self.usage.shadow(transport)
+            self._globally_unused = self.usage.shadow(transport)
             self.usage = None

@@ -83,7 +83,7 @@ class DelayedAllReduce(StepWatcher, Mode):
         self._allocate()
         self._arrived: list[str] = []  # the parameters whose gradients have arrived, and are not reduced yet
         self._in_flight: Work | None = None
-        self.trigger = trigger
+        self._trigger = trigger
         self._awaits_bucket = False  # the reduction is launched with the trigger's bucket
         self._is_late = False  # for further gradients: that of the trigger has arrived
         self._ends = AwaitedEnds(self._on_backward_end)
@@ -95,6 +95,9 @@ class DelayedAllReduce(StepWatcher, Mode):
         self._buffer = torch.zeros(sum(sizes), dtype=self.params[0].dtype, device=self.params[0].device)
         pieces = zip(self._buffer.split(sizes), self.params, strict=True)
         self._views = [piece.view(param.shape) for piece, param in pieces]
+
+    def has_trigger_in(self, params: Sequence[nn.Parameter]) -> bool:
+        return any(param is self._trigger for param in params)
 
     def broadcast(self, source: int) -> None:
         """Overwrite the parameters on every rank with those of rank `source`. Collective."""
@@ -138,7 +141,7 @@ class DelayedAllReduce(StepWatcher, Mode):
                 f"`delay_all_reduce_named_params`, so that its gradient arrives last."
             )
         self._arrived.append(name)
-        self._ends.await_end()
+        self._ends.queue_end_callback()
 
     def _on_trigger(self) -> None:
         if self._awaits_bucket:
@@ -150,7 +153,7 @@ class DelayedAllReduce(StepWatcher, Mode):
         self._awaits_bucket, self._is_late = True, False
 
     def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
-        if self._awaits_bucket and any(param is self.trigger for param in bucket.params):
+        if self._awaits_bucket and self.has_trigger_in(bucket.params):
             self.post_backward()
             self._reduce()
 
@@ -168,7 +171,7 @@ class DelayedAllReduce(StepWatcher, Mode):
             self._buffer.div_(self._transport.world_size)
         self._in_flight = self._transport.all_reduce(self._buffer)
         self._arrived.clear()
-        self._ends.await_end()
+        self._ends.queue_end_callback()
 
     def _on_backward_end(self, _backward: int = -1) -> None:
         if self._in_flight is not None:

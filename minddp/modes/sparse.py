@@ -51,8 +51,8 @@ class SparseBucket:
     def undo_pack(self, group: int, scaling: Scaling) -> None:
         """The gradient is never a view."""
 
-    def unpack(self, average: torch.Tensor, untouched: Sequence[bool] | None = None) -> None:
-        if untouched and untouched[0]:
+    def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None = None) -> None:
+        if globally_unused and globally_unused[0]:
             return
         grad = self.params[0].grad
         if grad is None:

@@ -37,7 +37,7 @@ class Owner:
         self.log.append("failure")
 
     def ask(self, *_grad: torch.Tensor, at_outputs: bool = False) -> None:
-        if self.ends.await_end(at_outputs=at_outputs):
+        if self.ends.queue_end_callback(at_outputs=at_outputs):
             self.log.append("asked")
 
 

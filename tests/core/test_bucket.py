@@ -116,7 +116,7 @@ def test_an_average_may_lie_elsewhere(views: bool) -> None:
 
 
 @pytest.mark.parametrize(("had_one", "views"), [(False, False), (False, True), (True, False)])
-def test_an_untouched_gradient_stays_as_it_is(had_one: bool, views: bool) -> None:
+def test_a_globally_unused_gradient_stays_as_it_is(had_one: bool, views: bool) -> None:
     params = [parameter(torch.randn(3)), parameter(torch.randn(2))]
     bucket = bucket_of(params, grads_are_views=views)
     if not had_one:
@@ -124,7 +124,7 @@ def test_an_untouched_gradient_stays_as_it_is(had_one: bool, views: bool) -> Non
     kept, values = params[0].grad, grads_of(params[:1])
     pack(bucket, UNSCALED)
     average = torch.randn_like(bucket.flat)
-    bucket.unpack(average, untouched=[True, False])
+    bucket.unpack(average, globally_unused=[True, False])
     assert params[0].grad is kept
     assert_same_bits(grads_of(params), [*values[: int(had_one)], average[3:]])
 

@@ -227,12 +227,12 @@ def test_pack_groups_are_numbered_through_all_buckets() -> None:
 
 def test_an_observed_order_leads_to_one_rebuild() -> None:
     store, transport, events = store_of(1, 1, 1), FakeTransport(), EventStream()
-    assert store.awaits_order
+    assert store.will_rebuild
     assert not store.rebuild_if_due(transport, events)
     store.observe([1, 2, 0])
     assert store.rebuild_if_due(transport, events)
     assert [[slot.param for slot in spec.slots] for spec in store.plan.buckets] == [[1, 2], [0]]
-    assert not store.awaits_order
+    assert not store.will_rebuild
     assert not store.rebuild_if_due(transport, events)
     assert transport.calls == [("broadcast from 0", 3)]
 
@@ -245,7 +245,7 @@ def test_other_ranks_agree_on_an_order_anew() -> None:
     store.observe([1, 2, 0])
     store.rebuild_if_due(FakeTransport(), EventStream())
     store.await_another_order()
-    assert store.awaits_order
+    assert store.will_rebuild
 
 
 def test_ranks_that_have_rebuilt_and_ranks_that_have_not_begin_anew_with_one_plan() -> None:
@@ -255,7 +255,7 @@ def test_ranks_that_have_rebuilt_and_ranks_that_have_not_begin_anew_with_one_pla
     assert store.plan.buckets != fresh.plan.buckets
     store.restart(FakeTransport().allocate)
     assert store.plan.buckets == fresh.plan.buckets
-    assert store.awaits_order
+    assert store.will_rebuild
 
 
 def test_a_small_bucket_may_come_last() -> None:
@@ -266,7 +266,7 @@ def test_a_small_bucket_may_come_last() -> None:
 
 
 def test_without_rebuild_no_order_is_awaited() -> None:
-    assert not store_of(1, rebuilds=False).awaits_order
+    assert not store_of(1, rebuilds=False).will_rebuild
 
 
 def test_a_new_bucket_takes_in_the_gradients_that_exist() -> None:

@@ -165,12 +165,12 @@ def test_an_average_that_lies_elsewhere_is_copied() -> None:
     assert_same_bits(grads_of(params), [average])
 
 
-def test_an_untouched_gradient_is_not_aliased() -> None:
+def test_a_globally_unused_gradient_is_not_aliased() -> None:
     params = [parameter(torch.randn(LARGE)), parameter(torch.randn(LARGE))]
     bucket = aliasing_bucket(params)
     before = grads_of(params)
     pack(bucket, COPIED)
-    bucket.unpack(bucket.comm_buffer, untouched=[True, False])
+    bucket.unpack(bucket.comm_buffer, globally_unused=[True, False])
     assert share_memory(bucket) == [False, True]
     assert_same_bits(grads_of(params), [before[0], before[1] * (1 / WORLD)])
 

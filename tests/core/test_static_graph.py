@@ -233,7 +233,7 @@ def test_marks_are_forgotten_when_the_ranks_change() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ddp(X)[0].sum().backward()
-    assert ddp.reducer.usage_tracker._untouched == [False, False, True, True]
+    assert ddp.reducer.usage_tracker._globally_unused == [False, False, True, True]
 
 
 def test_hooks_of_an_unfinished_recording_are_not_counted_when_the_ranks_change() -> None:
