@@ -20,7 +20,6 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
-from torch.utils.hooks import RemovableHandle
 
 from minddp import ddp as core
 from minddp.compat import compiled
@@ -45,15 +44,12 @@ class DistributedDataParallel(core.DistributedDataParallel):
     _active_ddp_module: ClassVar[Any] = _ActiveModule()
 
     _ddp_sink_clone = False  # outputs are never cloned
+    _use_python_reducer = False
 
     def _build_reducer(self) -> None:
         super()._build_reducer()
         self._comm_hooks: list[tuple[Callable, object]] = []
-        self._use_python_reducer = compiled.python_reducer_is_wanted()
-        self._accum_grad_hooks: list[RemovableHandle] = []
-        compiled.set_skipped(not self._use_python_reducer)
-        if self._use_python_reducer:
-            compiled.take_over(self)
+        compiled.skip_our_files()
         self._lazy_init_ran = False
         self.reducer = ReducerFacade(self, self._reducer)
         self.logger = Logger(self)
@@ -62,21 +58,13 @@ class DistributedDataParallel(core.DistributedDataParallel):
     def __getstate__(self) -> dict[str, Any]:
         with self._noting_errors():
             state = super().__getstate__()
-        for connected in ("reducer", "logger", "_comm_hooks", "_lazy_init_ran", "_accum_grad_hooks"):
+        for connected in ("reducer", "logger", "_comm_hooks", "_lazy_init_ran"):
             del state[connected]
         return state
 
     # ------------------------------------------------------------------ forward
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self.module(*inputs, **kwargs) if self._use_python_reducer else super().forward(*inputs, **kwargs)
-
-    def _post_forward(self, output: Any) -> Any:
-        return output if self._use_python_reducer else super()._post_forward(output)
-
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if self._use_python_reducer:
-            return inputs, kwargs
         if not self._lazy_init_ran:
             self._lazy_init()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
@@ -198,11 +186,6 @@ class DistributedDataParallel(core.DistributedDataParallel):
         self._buffers_in_step.collect()
         sparse, named = sparse_parameters(self.module), reduced_parameters(self.module, self.parameters_to_ignore)
         return [param for _, param in named], [name in sparse for name, _ in named]
-
-    def _check_manual_backward_finalization_supported(self) -> None:
-        super()._check_manual_backward_finalization_supported()
-        if self._use_python_reducer:
-            raise RuntimeError("Manual backward finalization is not supported with the Python reducer.")
 
     # ------------------------------------------------------------------ changed after construction
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -80,3 +81,14 @@ def test_a_compiled_module_in_the_wrapper(ranks: Callable[[int], RankPool]) -> N
 
 def test_a_compiled_step_that_calls_the_wrapper(ranks: Callable[[int], RankPool]) -> None:
     _check(ranks, "step")
+
+
+def _python_reducer(rank: int) -> str:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"), pytest.raises(RuntimeError) as error:
+        minddp.DistributedDataParallel(Layers())
+    return str(error.value)
+
+
+def test_there_is_no_python_reducer(ranks: Callable[[int], RankPool]) -> None:
+    for text in ranks(2).run(_python_reducer):
+        assert "Set it to True" in text

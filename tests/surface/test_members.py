@@ -14,7 +14,7 @@ from tests.ranks import RankPool
 from tests.surface.models import Normed, batch
 
 REASONS = {
-    "a piece of the constructor; see compat/compiled.py": ("_register_accum_grad_hook",),
+    "a piece of the constructor; see compat/compiled.py": ("_register_accum_grad_hook", "_accum_grad_hooks"),
     "holds the same as bucket_bytes_cap and similar members; never read": (
         "_bucket_config",
         "bucket_bytes_cap_default",
