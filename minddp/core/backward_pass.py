@@ -116,9 +116,10 @@ class BackwardPass:
         self.scaling = reduce_strategy.open()
         self.hooks_left = self.usage_tracker.open()
         self.skipped = self.usage_tracker.skipped_buckets(self.store.plan)
-        self.params_left = [len(params) for params in self.store.members]
-        self.groups_left = list(self.store.groups_per_bucket)
-        self._group_of = self.store.group_of
+        self._pack_groups = self.store.pack_groups
+        self.params_left = list(map(len, self._pack_groups.members))
+        self.groups_left = list(self._pack_groups.per_bucket)
+        self._group_of = self._pack_groups.of_param
         for mode in self.modes:
             mode.first_gradient(param)
 
@@ -155,7 +156,7 @@ class BackwardPass:
             self.events.sink(Event(EventKind.PARAM_READY, param))
         group = self._group_of[param]
         if self.store.is_lazy:
-            self.store.bucket(self.store.groups[group][0])
+            self.store.bucket(self._pack_groups.places[group][0])
         self.params_left[group] -= 1
         if not self.params_left[group]:
             self._pack_group(group)
@@ -172,10 +173,10 @@ class BackwardPass:
 
     def _pack_group(self, group: int) -> None:
         """All gradients of a pack group have arrived. See [Note: pack groups]."""
-        index, group_in_bucket = self.store.groups[group]
+        index, group_in_bucket = self._pack_groups.places[group]
         if index not in self.skipped:
             for mode in self._packing_modes:
-                mode.before_pack(self.store.members[group])
+                mode.before_pack(self._pack_groups.members[group])
             self.events.emit(EventKind.PACK_BEGIN, index)
             with torch.set_grad_enabled(False):  # create_graph=True enables it; no_grad() takes twice as long
                 self.store.bucket(index).pack(group_in_bucket, self.scaling)
@@ -258,7 +259,7 @@ class BackwardPass:
         undefined.
         """
         for group in self.packed:
-            index, group_in_bucket = self.store.groups[group]
+            index, group_in_bucket = self._pack_groups.places[group]
             if index >= len(self.reductions):
                 with torch.no_grad():
                     self.store.bucket(index).undo_pack(group_in_bucket, self.scaling)

@@ -17,7 +17,7 @@ import torch
 
 from minddp.core.bucket import Allocate, GradientBucket, MakeBucket
 from minddp.core.events import EventKind, EventStream
-from minddp.core.packing import places_by_group
+from minddp.core.packing import PackGroups
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
 from minddp.platform import streams
 from minddp.transport.protocols import Transport
@@ -58,19 +58,7 @@ class BucketStore:
     def _follow(self, plan: BucketPlan) -> None:
         self.plan = plan
         self.made = {}
-        # Pack groups are numbered through all buckets: the bucket and the place in it, and the parameters of each.
-        by_group = [places_by_group(spec) for spec in plan.buckets]
-        self.groups = [(bucket, group) for bucket, places in enumerate(by_group) for group in range(len(places))]
-        self.members = [
-            [spec.slots[place].param for place in places]
-            for spec in plan.buckets
-            for places in by_group[spec.index]
-        ]
-        self.groups_per_bucket = [len(places) for places in by_group]
-        self.group_of = [0] * len(self._params)
-        for group, params in enumerate(self.members):
-            for param in params:
-                self.group_of[param] = group
+        self.pack_groups = PackGroups.of(plan)
 
     def adopt(self, plan: BucketPlan, allocate: Allocate) -> None:
         """Release the buckets and make those of `plan`."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minddp.core.plan import BucketSpec
+from minddp.core.plan import BucketPlan, BucketSpec
 from minddp.platform import streams
 
 LARGE_BYTES = 64 * 1024  # a gradient of this size or more is a group by itself
@@ -189,6 +189,26 @@ def _check_gradient(
 def _strides(tensor: torch.Tensor) -> list[int]:
     """The strides of dimensions with more than one element; others have no meaning."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+class PackGroups(NamedTuple):
+    """The pack groups of a plan, numbered through all buckets. See [Note: pack groups]."""
+
+    places: list[tuple[int, int]]  # the bucket of each group, and the group's number in it
+    members: list[list[int]]  # the parameters of each group
+    per_bucket: list[int]  # the number of groups
+    of_param: dict[int, int]
+
+    @classmethod
+    def of(cls, plan: BucketPlan) -> PackGroups:
+        places: list[tuple[int, int]] = []
+        members: list[list[int]] = []
+        for spec in plan.buckets:
+            for number, slots in enumerate(places_by_group(spec)):
+                places.append((spec.index, number))
+                members.append([spec.slots[slot].param for slot in slots])
+        per_bucket = [len(places_by_group(spec)) for spec in plan.buckets]
+        return cls(places, members, per_bucket, {p: group for group, params in enumerate(members) for p in params})
 
 
 def places_by_group(spec: BucketSpec) -> list[list[int]]:

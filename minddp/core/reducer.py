@@ -109,12 +109,9 @@ class Reducer:
         """A forward has returned `output`, and its backward will only accumulate gradients locally."""
         self.events.emit(EventKind.NO_SYNC)
         self._expects_average = False
-        if (
-            self.phase is Phase.PREPARED
-        ):  # as torch: its backward takes the place of one that an earlier forward lacks
-            if self.usage_tracker.is_recording:
-                self._watch(output)
-            autograd.call_when_gradient_enters(output, self._on_local_gradient_enters)
+        if self.phase is Phase.PREPARED and self.usage_tracker.is_recording:
+            self._watch(output)  # as torch: its backward takes the place of the one that an earlier forward lacks
+            self.unfinished.warn_of_early(self.transport.rank)
 
     def _make_pass(self, *, finalizes_at_end: bool) -> None:
         if Phase.PREPARED not in ALLOWED[self.phase]:
@@ -203,6 +200,8 @@ class Reducer:
 
     def _open_pass(self, current: BackwardPass, param: int) -> None:
         """The first hook of a prepared backward, that of `param`."""
+        if not self._expects_average and current.ends.is_visible and current.ends.main is None:
+            self.unfinished.warn_of_early(self.transport.rank)
         self.store.begin_pass()
         current.open(param, self.reduce_strategy)
         self.num_passes += 1
@@ -243,11 +242,6 @@ class Reducer:
             self.usage_tracker.backward_begins()
         if self.current.ends.is_awaited_here:
             self._last_reduced = forward
-
-    def _on_local_gradient_enters(self, _forward: set[int], _at_new_tensor: bool) -> None:
-        """A backward enters at the outputs of a forward under `no_sync`."""
-        if self.phase is Phase.PREPARED:
-            self.unfinished.warn_of_early(self.transport.rank)
 
     def _queue_end_callback(self, *, at_outputs: bool = False) -> bool:
         """Request a call at the end of the running backward. Returns True if it is a new one.

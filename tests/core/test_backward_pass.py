@@ -232,7 +232,7 @@ class Log(Calls):
     def counting(self, hooks_left: list[int]) -> BackwardPass:
         self.usage_tracker.open = lambda: list(hooks_left)
         current = self.backward_pass()
-        current._pack_group = lambda group: self.groups.append(tuple(sorted(self.store.members[group])))
+        current._pack_group = lambda group: self.groups.append(tuple(sorted(self.store.pack_groups.members[group])))
         return current
 
     def on_ready_twice(self, param: int) -> None:

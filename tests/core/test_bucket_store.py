@@ -215,14 +215,14 @@ def test_pack_groups_are_numbered_through_all_buckets() -> None:
     large = LARGE_BYTES // 4
     store = store_of(1, large, 2)
     store.adopt(plan_from_groups(store.plan.params, [[2, 1, 0]], "hand"), FakeTransport().allocate)
-    assert store.groups == [(0, 0), (0, 1)]
-    assert store.members == [[2, 0], [1]]
-    assert store.group_of == [0, 1, 0]
-    assert store.groups_per_bucket == [2]
+    assert store.pack_groups.places == [(0, 0), (0, 1)]
+    assert store.pack_groups.members == [[2, 0], [1]]
+    assert store.pack_groups.of_param == {2: 0, 0: 0, 1: 1}
+    assert store.pack_groups.per_bucket == [2]
     store.adopt(plan_from_groups(store.plan.params, [[1], [0, 2]], "hand"), FakeTransport().allocate)
-    assert store.groups == [(0, 0), (1, 0)]
-    assert store.group_of == [1, 0, 1]
-    assert store.groups_per_bucket == [1, 1]
+    assert store.pack_groups.places == [(0, 0), (1, 0)]
+    assert store.pack_groups.of_param == {1: 0, 0: 1, 2: 1}
+    assert store.pack_groups.per_bucket == [1, 1]
 
 
 def test_an_observed_order_leads_to_one_rebuild() -> None:
