@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -145,7 +144,7 @@ class PackGroup:
         return self.views if self.flat is None else [self.flat]
 
     def _check(self, grads: Sequence[Any]) -> bool:
-        """True if all gradients exist. A wrong dtype is an error; wrong strides are slow, and checked once."""
+        """True if all gradients exist. A wrong dtype is an error, and a wrong layout in the first backward."""
         try:
             if self._layout_is_checked and [grad.dtype for grad in grads] == self._dtypes:
                 return True
@@ -153,7 +152,7 @@ class PackGroup:
             pass
         for name, grad, view, dtype in zip(self.names, grads, self.views, self._dtypes, strict=True):
             if grad is not None:
-                _check_gradient(name, grad, view, dtype, looks_at_strides=not self._layout_is_checked)
+                _check_gradient(name, grad, view, dtype)
         self._layout_is_checked = True
         return not any(grad is None for grad in grads)
 
@@ -163,9 +162,7 @@ def lies_at(grad: torch.Tensor, view: torch.Tensor) -> bool:
     return grad.data_ptr() == view.data_ptr() and grad.numel() > 0
 
 
-def _check_gradient(
-    name: str, grad: torch.Tensor, view: torch.Tensor, dtype: torch.dtype, *, looks_at_strides: bool
-) -> None:
+def _check_gradient(name: str, grad: torch.Tensor, view: torch.Tensor, dtype: torch.dtype) -> None:
     if grad.layout != view.layout:
         raise RuntimeError(
             f"Expected a dense gradient of `{name}`, got {grad.layout}. Sparse ones are only expected for "
@@ -176,19 +173,6 @@ def _check_gradient(
             f"Expected {dtype}, got {grad.dtype} as the gradient of `{name}`. "
             f"Convert the module's dtype before wrapping it, not after."
         )
-    differs = looks_at_strides and grad.stride() != view.stride() and grad.numel() > 0
-    if differs and _strides(grad) != _strides(view):
-        warnings.warn(
-            f"Grad strides do not match bucket view strides for `{name}`: {grad.stride()} against "
-            f"{view.stride()} at sizes {tuple(grad.shape)}. The result is right, but copying is slow; "
-            f"give the gradient the parameter's memory format.",
-            stacklevel=2,
-        )
-
-
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides of dimensions with more than one element; others have no meaning."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 class PackGroups(NamedTuple):

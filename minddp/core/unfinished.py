@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from minddp.core.reducer import Reducer
 
 _log = logging.getLogger(__name__)
-PATIENCE_S = 1.0
 DROP_LIMIT_S = 60.0  # for all ranks to drop a backward that an exception has interrupted
 _FACT = "Expected to have finished reduction in the prior iteration before starting a new one. "
 _NOT_FINALIZED = (
@@ -40,26 +39,6 @@ _NOT_FINALIZED = (
     "are not averaged. Call finalize_backward(), or leave `require_manual_backward_finalization` at False."
 )
 _OUTPUTS = "by making sure all `forward` function outputs participate in calculating loss"
-
-
-def ask_what_is_missing(occasion: str, missing: str, transport: Transport, patience_s: float = PATIENCE_S) -> str:
-    """Exchange the names of `missing` parameters through the store, since collectives may be stuck. Returns lines.
-
-    `occasion` is the same on every rank. A rank whose gradients are complete does not reply within `patience_s`.
-    """
-    store, rank = transport.store, transport.rank
-    if store is None or transport.world_size == 1:
-        return ""
-    messages = Messages(store, "minddp/unfinished", rank, transport.world_size)
-    messages.post(missing, occasion)
-    others = [other for other in range(transport.world_size) if other != rank]
-    missing_on = messages.gather(occasion, limit_s=patience_s, ranks=others)
-    return "".join(
-        f"Parameters which did not receive grad for rank {other}: {missing_on[other]}\n"
-        if other in missing_on
-        else f"Rank {other} reports nothing missing: its gradients are complete, or it is slow.\n"
-        for other in others
-    )
 
 
 class UnfinishedReduction(StepWatcher):
@@ -174,14 +153,13 @@ class UnfinishedReduction(StepWatcher):
         reducer.events.emit(EventKind.ERROR)
         missing, rank = reducer.current.missing(), reducer.transport.rank
         listed = self._listed(missing)
-        elsewhere = ask_what_is_missing(f"{self.serial}/{reducer.num_passes}", listed, reducer.transport)
         remedy = "Pass static_graph=False. " if reducer.usage_tracker.is_static else ""
         return reducer.events.report(
             RuntimeError(
                 f"{_FACT}{_why(reducer.usage_tracker)}.\n"
                 f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, missing))}\n"
                 f"Parameters which did not receive grad for rank {rank}: {listed}\n"
-                f"{self._frozen(missing)}{elsewhere}These are all; no need to set the environment variable "
+                f"{self._frozen(missing)}These are all; no need to set the environment variable "
                 f"TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.\n"
                 f"{remedy}`.grad` on rank {rank} holds gradients that are not averaged."
             )

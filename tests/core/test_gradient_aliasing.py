@@ -142,7 +142,6 @@ def test_a_gradient_at_an_odd_address_is_copied() -> None:
         assert share_memory(bucket) == [True, expected]
 
 
-@pytest.mark.filterwarnings("ignore:Grad strides")
 def test_a_gradient_of_other_strides_is_copied() -> None:
     param = parameter(torch.randn(256, 256))
     bucket = aliasing_bucket([param])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 
@@ -160,30 +158,6 @@ def test_packing_makes_gradients_views_only_if_they_are_to_be(views: bool) -> No
 
 
 # ------------------------------------------------------------------ gradients of the wrong kind
-
-
-def test_strides_that_differ_are_a_warning_once_and_still_right() -> None:
-    param = torch.nn.Parameter(torch.randn(3, 4))
-    param.grad = torch.randn(4, 3).t()
-    bucket = bucket_of([param])
-    with pytest.warns(UserWarning, match=r"strides do not match.*`p0`: \(1, 3\) against \(4, 1\)") as warned:
-        pack(bucket, RESIDENT)
-    assert len(warned) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pack(bucket, RESIDENT)
-    assert torch.equal(bucket.views[0], param.grad * (1 / WORLD))
-
-
-def test_strides_of_dimensions_with_one_element_mean_nothing() -> None:
-    param = torch.nn.Parameter(torch.randn(4, 3, 1, 1))  # the weight of a convolution with a kernel of one pixel
-    param.grad = torch.randn(4, 3, 1, 1).to(memory_format=torch.channels_last)
-    assert param.grad.stride() != param.stride()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bucket = bucket_of([param])
-        pack(bucket, RESIDENT)
-    assert torch.equal(bucket.views[0], param.grad * (1 / WORLD))
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +19,7 @@ from minddp.core.errors import ready_twice
 from minddp.core.events import EventStream
 from minddp.core.optimizer_steps import StepWatcher, _watchers
 from minddp.core.reducer import Reducer
-from minddp.core.unfinished import UnfinishedReduction, ask_what_is_missing
+from minddp.core.unfinished import UnfinishedReduction
 from minddp.core.usage_tracker import UsageTracker
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import logged
@@ -94,22 +93,14 @@ def reducer_that_misses(
     ],
 )
 def test_the_error_has_torchs_phrases_and_names_parameters_and_ranks(
-    static: bool, finds: bool, phrases: list[str], monkeypatch: pytest.MonkeyPatch
+    static: bool, finds: bool, phrases: list[str]
 ) -> None:
-    asked: list[Any] = []
-
-    def ask(*question: Any) -> str:
-        asked.append(question)
-        return "Elsewhere.\n"
-
-    monkeypatch.setattr(unfinished_module, "ask_what_is_missing", ask)
     unfinished, transport = reduction_of("a", "b", "c.bias"), FakeTransport(5, rank=3)
     error = unfinished.error(reducer_that_misses([0, 2], transport, static, finds, num_passes=7))
     text = str(error)
     assert type(error) is RuntimeError
-    for phrase in [FACT, *phrases, "grad for rank 3: a, c.bias", "grad for rank 3: 0 2", "Elsewhere."]:
+    for phrase in [FACT, *phrases, "grad for rank 3: a, c.bias", "grad for rank 3: 0 2"]:
         assert phrase in text
-    assert asked == [("net/2/7", "a, c.bias", transport)]
 
 
 def test_parameters_that_have_been_frozen_are_named() -> None:
@@ -127,21 +118,6 @@ def test_each_set_of_missing_parameters_is_one_warning() -> None:
             unfinished.warn(missing, rank=1)
     assert [text.split(":")[1].split(".")[0] for text in texts] == [" a", " a, b", " b"]
     assert "on rank 1" in texts[0]
-
-
-def test_what_an_earlier_wrapper_missed_is_not_reported_again() -> None:
-    """Both ranks wrap the same model twice. Rank 1 missed something the first time only."""
-    store = dist.HashStore()
-    for turn in (1, 2):
-        one, other = (FakeDDP(Heads(), FakeTransport(rank=rank, store=store)) for rank in (0, 1))
-        one(X)[0].sum().backward()
-        if turn == 1:
-            other(X)[0].sum().backward()
-            with pytest.raises(RuntimeError, match="did not receive grad for rank 1"):
-                other(X)
-        with pytest.raises(RuntimeError, match="did not receive grad for rank 0") as error:
-            one(X)
-        assert ("did not receive grad for rank 1" in str(error.value)) == (turn == 1)
 
 
 @pytest.mark.parametrize(
@@ -401,31 +377,3 @@ def test_the_optimizer_is_stopped_after_reductions_that_failed() -> None:
         ddp.step(X)
     with pytest.raises(RuntimeError, match="An exception has ended backward 1 on rank 0, so"):
         torch.optim.SGD(module.parameters(), lr=1.0).step()
-
-
-# ------------------------------------------------------------------ the other ranks are asked
-
-
-def test_ranks_exchange_what_is_missing() -> None:
-    store = dist.HashStore()
-    ranks = [FakeTransport(3, rank=rank, store=store) for rank in range(3)]
-    first = ask_what_is_missing("pass 1", "a, b", ranks[2], patience_s=0.0)
-    assert first.splitlines() == [
-        f"Rank {rank} reports nothing missing: its gradients are complete, or it is slow." for rank in (0, 1)
-    ]
-    second = ask_what_is_missing("pass 1", "c", ranks[0], patience_s=0.0)
-    assert "Rank 1 reports nothing missing" in second
-    assert "did not receive grad for rank 2: a, b" in second
-    later = ask_what_is_missing("pass 2", "c", ranks[0], patience_s=0.0)
-    assert later.count("reports nothing missing") == 2, "what was said of another pass does not count"
-
-
-def test_there_may_be_no_store_and_no_other_rank() -> None:
-    assert ask_what_is_missing("pass 1", "a", FakeTransport(2)) == ""
-    assert ask_what_is_missing("pass 1", "a", FakeTransport(1, store=dist.HashStore())) == ""
-
-
-def test_a_rank_that_misses_nothing_is_waited_for_only_so_long() -> None:
-    begin = time.monotonic()
-    ask_what_is_missing("pass 1", "a", FakeTransport(2, store=dist.HashStore()), patience_s=0.1)
-    assert time.monotonic() - begin >= 0.1
