@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from minddp.core.autograd import GradientHooks
-from minddp.core.bucket import Allocate, Bucket, GradDtypes, GradientBucket, MakeBucket
+from minddp.core.bucket import Allocate, Bucket, GradientBucket, MakeBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
@@ -72,7 +72,8 @@ def _bucket_maker(
     dense = partial(
         Bucket,
         grads_are_views=options.grads_are_views,
-        dtypes=mixed_precision.grad_dtypes if mixed_precision else GradDtypes(),
+        grad_dtype=mixed_precision.param_dtype if mixed_precision else None,
+        reduce_dtype=mixed_precision.reduce_dtype if mixed_precision else None,
         make_aliasing=aliasing.of_bucket if aliasing else None,
     )
 

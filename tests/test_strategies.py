@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from minddp.core.bucket import Bucket, GradDtypes
+from minddp.core.bucket import Bucket
 from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
 from minddp.core.packing import Scaling
@@ -109,7 +109,8 @@ def test_mixed_precision_divides_the_sum_and_copies_gradients(views: bool) -> No
     assert reducer.reduce_strategy.divides_after
     assert reducer.reduce_strategy.open() == Scaling()
     assert modes_of(reducer) == [RpcGradients, MixedPrecision]
-    assert reducer.buckets[0].dtypes == GradDtypes(torch.bfloat16, torch.float32)
+    bucket = reducer.buckets[0]
+    assert (bucket.grad_dtype, bucket.reduce_dtype) == (torch.bfloat16, torch.float32)
     assert not reducer.buckets[0].grads_are_views
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -70,14 +69,6 @@ class GradientBucket(Protocol):
 MakeBucket = Callable[[BucketSpec, list[torch.nn.Parameter], list[str], Allocate], GradientBucket]
 
 
-@dataclass(frozen=True)
-class GradDtypes:
-    """The dtypes in which gradients arrive and are communicated. `None` is the parameter's own."""
-
-    grad_dtype: torch.dtype | None = None
-    reduce_dtype: torch.dtype | None = None
-
-
 class Bucket:
     """A flat buffer, the parameters whose gradients it carries, and a view for each.
 
@@ -94,14 +85,16 @@ class Bucket:
         allocate: Allocate,
         *,
         grads_are_views: bool = False,
-        dtypes: GradDtypes = GradDtypes(),
+        grad_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
         make_aliasing: Callable[[Bucket], BucketAliasing] | None = None,
     ):
         self.spec = spec
         self.params = params
         self.names = names
         self.grads_are_views = grads_are_views
-        self.dtypes = dtypes
+        self.grad_dtype = grad_dtype or spec.dtype  # in which gradients arrive
+        self.reduce_dtype = reduce_dtype or spec.dtype  # of the buffer
         self._allocate = allocate
         self._make_aliasing = make_aliasing
         self._layouts = list(map(layout_of, params))
@@ -112,8 +105,7 @@ class Bucket:
 
         Parameters may have other strides by now, but another rank may keep its buffer and so its layout.
         """
-        dtype = self.dtypes.reduce_dtype or self.spec.dtype
-        self.flat = self._allocate(self.spec.numel, dtype, self.spec.device)  # [numel]
+        self.flat = self._allocate(self.spec.numel, self.reduce_dtype, self.spec.device)  # [numel]
         self.comm_buffer = to_comm_buffer(self.flat)  # to communicate: not every backend can add complex numbers
         self.views = self.views_into(self.comm_buffer)
         self.groups = [self._group_of(places) for places in places_by_group(self.spec)]
@@ -128,7 +120,7 @@ class Bucket:
             [self.names[place] for place in places],
             self.flat[first.offset : last.offset + last.numel] if are_neighbours else None,
             [self.views[place] for place in places],
-            self.dtypes.grad_dtype or self.spec.dtype,
+            self.grad_dtype,
             binds=self.grads_are_views,
         )
 
@@ -158,8 +150,8 @@ class Bucket:
         self.groups[group].pack(scaling)
 
     def undo_pack(self, group: int, scaling: Scaling) -> None:
-        if self.grads_are_views:
-            self.groups[group].undo_scaling(scaling)
+        for part in self.groups[group].parts() if self.grads_are_views else ():
+            scaling.undo(part)
 
     def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None = None) -> None:
         """See [Note: where an average ends]."""

@@ -131,16 +131,11 @@ class PackGroup:
                 view.copy_(grad)
                 scaling.apply(view, resident=False)
 
-    def undo_scaling(self, scaling: Scaling) -> None:
-        """After `pack`: restore the values of the gradients in this part of the buffer."""
-        for part in self._parts():
-            scaling.undo(part)
-
     def _scale(self, scaling: Scaling, *, resident: bool) -> None:
-        for part in self._parts():
+        for part in self.parts():
             scaling.apply(part, resident=resident)
 
-    def _parts(self) -> list[torch.Tensor]:
+    def parts(self) -> list[torch.Tensor]:
         return self.views if self.flat is None else [self.flat]
 
     def _check(self, grads: Sequence[Any]) -> bool:

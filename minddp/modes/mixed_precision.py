@@ -26,7 +26,6 @@ from torch import nn
 from torch.distributed.utils import _cast_forward_inputs
 
 from minddp.core import autograd
-from minddp.core.bucket import GradDtypes
 from minddp.core.mode import Mode
 
 
@@ -45,7 +44,7 @@ class MixedPrecision(Mode):
         _check_params(module, ignored, sparse)
         self.param_dtype: torch.dtype | None = config.param_dtype
         self.buffer_dtype: torch.dtype | None = config.buffer_dtype
-        self.grad_dtypes = GradDtypes(config.param_dtype, config.reduce_dtype or config.param_dtype)
+        self.reduce_dtype: torch.dtype | None = config.reduce_dtype or config.param_dtype
         self._is_lowered = False
         self._awaits_backward = False  # the parameters stay lowered until it ends
         self._versions: dict[str, int] = {}  # of the parameters, when they were lowered

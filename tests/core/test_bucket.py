@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minddp.core.bucket import GradDtypes
 from tests.buckets import (
     COPIED,
     RESIDENT,
@@ -57,7 +56,7 @@ def test_complex_numbers_travel_as_pairs_of_real_ones() -> None:
 def test_gradients_may_travel_in_another_dtype() -> None:
     params = [parameter(torch.randn(4))]
     before = grads_of(params)
-    bucket = bucket_of(params, dtypes=GradDtypes(torch.float32, torch.bfloat16))
+    bucket = bucket_of(params, grad_dtype=torch.float32, reduce_dtype=torch.bfloat16)
     pack(bucket, UNSCALED)
     assert_same_bits(bucket.views, [before[0].bfloat16()])
     bucket.unpack(bucket.comm_buffer)
