@@ -54,6 +54,9 @@ class StaticGraph(UsageTracker):
             return set()
         return {bucket.index for bucket in plan.buckets if all(unused[slot.param] for slot in bucket.slots)}
 
+    def stays_local(self, param: int) -> bool:
+        return self._globally_unused is not None and self._globally_unused[param]
+
     def close(self) -> Sequence[bool] | None:
         if self.usage is not None:
             self._globally_unused = self.usage.finish_exchange()

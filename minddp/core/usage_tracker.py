@@ -82,6 +82,10 @@ class UsageTracker:
         """The buckets that are not reduced in the backward that begins."""
         return set()
 
+    def stays_local(self, param: int) -> bool:
+        """True if the average of `param` is never put into its gradient."""
+        return False
+
     def all_launched(self, transport: Transport, *, leaves_outputs: bool) -> None:
         """All buckets have been launched. Begin to exchange which parameters are used.
 
