@@ -14,7 +14,8 @@ The state of one backward is in its `BackwardPass`, which is dropped at the end.
 | futures of buffer hooks, until a backward ends | `Reducer.futures` | their forward may have no backward |
 | how many backwards were synchronised | `Reducer.num_passes` | it names a backward on all ranks |
 | which forward was reduced last, and a further backward of it | `Reducer` | it may enter at other outputs |
-| which missing parameters were warned of | `UnfinishedReduction` | each set is named once |
+| whether the latest forward was synchronised | `Reducer` | a gradient that stays local after it is warned of |
+| what was warned of | `UnfinishedReduction` | once, and each set of missing parameters once |
 | the weight of the next backward | `modes.Divisor` | `weigh` may come before the forward |
 | the buffer of delayed gradients | `modes.DelayedAllReduce` | allocated once; it has a reduction of its own |
 | rounding errors that were not sent yet | `comm_hooks.ErrorFeedback` | the next step's gradients include them |
