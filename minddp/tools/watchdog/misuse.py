@@ -18,7 +18,7 @@ import torch
 from minddp.core.autograd import tensors_in
 from minddp.platform.wording import names, ranks
 from minddp.tools.watchdog.check import ALONE, Check, Finding, Notes
-from minddp.tools.watchdog.fingerprint import Reading, is_readable
+from minddp.tools.watchdog.fingerprint import Reading, readable
 
 BATCHES = 8
 FEWEST_DIFFERENT = 4  # of these batches: a batch that never changes is a benchmark
@@ -83,7 +83,7 @@ class SameDataCheck(Check):
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if step == len(self._batches) < BATCHES:
-            found = [tensor.detach() for tensor in tensors_in((inputs, kwargs)) if is_readable(tensor)]
+            found = [*readable(enumerate(tensors_in((inputs, kwargs)))).values()]
             is_data = sum(tensor.numel() for tensor in found) >= FEWEST_ELEMENTS
             self._batches.append([_first_elements(tensor) for tensor in found] if is_data else [])
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from unittest import mock
 
 import pytest
@@ -286,3 +290,45 @@ def test_on_drift_none_has_no_guard(ranks: Callable[[int], RankPool]) -> None:
 
 def has_guard(rank: int) -> tuple[bool, bool]:
     return wrap(on_drift=None).guard is not None, wrap().guard is not None
+
+
+def num_calls(run: Callable[[], object]) -> int:
+    """How many functions of minddp are entered, in the threads of backward too."""
+    entered: list[str] = []
+    folder = str(Path(minddp.__file__).parent)
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder) and not code.co_name.startswith("<"):
+            entered.append(code.co_name)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return len(entered)
+
+
+def calls_for_each_parameter(rank: int, find_unused: bool, no_sync: bool) -> list[float]:
+    """In the backwards 3 to 6, of which the guard samples each."""
+    calls, num_layers = [], (10, 110)
+    for layers in num_layers:
+        module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        ddp = minddp.DistributedDataParallel(module, find_unused_parameters=find_unused)
+        assert ddp.guard is not None
+        with ddp.no_sync() if no_sync else contextlib.nullcontext():
+            calls.append([num_calls(ddp(torch.ones(2, 4)).sum().backward) for _ in range(6)][2:])
+        close(ddp)
+    more_params = 2 * (num_layers[1] - num_layers[0])
+    return [(of_many - of_few) / more_params for of_few, of_many in zip(*calls, strict=True)]
+
+
+@pytest.mark.parametrize(("find_unused", "no_sync"), [(False, False), (True, False), (False, True)])
+def test_in_backward_few_functions_are_called_for_each_parameter(
+    ranks: Callable[[int], RankPool], find_unused: bool, no_sync: bool
+) -> None:
+    for of_steps in ranks(2).run(calls_for_each_parameter, find_unused, no_sync):
+        assert max(of_steps) < 5.5, of_steps
