@@ -180,14 +180,6 @@ def test_what_is_accumulated_is_tested_when_it_is_reduced(ranks: Any) -> None:
 # ------------------------------------------------------------------ without ranks
 
 
-def test_a_good_step_sends_nothing_more() -> None:
-    plain, tested = FakeDDP(nn.Linear(2, 2)), FakeDDP(nn.Linear(2, 2), check_finite=True)
-    for ddp in (plain, tested):
-        for _ in range(3):
-            ddp.step(torch.ones(1, 2))
-    assert plain.transport.calls == tested.transport.calls
-
-
 def test_a_rank_alone_raises() -> None:
     ddp = FakeDDP(nn.Linear(3, 1, bias=False), FakeTransport(world_size=1), check_finite=True)
     with pytest.raises(
@@ -202,7 +194,6 @@ def test_a_sum_that_overflows_is_no_error() -> None:
     ddp = FakeDDP(nn.Linear(2, 2, bias=False), check_finite=True)
     ddp.step(torch.full((1, 2), 3e38))
     assert ddp.module.weight.grad.isfinite().all()
-    assert ddp.transport.count("all_reduce") == 1
 
 
 def test_what_an_interrupted_backward_has_found_is_forgotten() -> None:
@@ -216,7 +207,6 @@ def test_what_an_interrupted_backward_has_found_is_forgotten() -> None:
     ddp.reducer.ensure_finished()
     ddp.reducer.adopt(ddp.reducer.plan)  # the old buckets keep their contents
     ddp.step(torch.ones(1))
-    assert ddp.transport.count("all_reduce") == 1 + 2
 
 
 def _refuses(rank: int) -> list[str]:
