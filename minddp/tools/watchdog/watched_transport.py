@@ -2,9 +2,9 @@
 
 [Note: how long to wait]
 A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
-Every `limit_s` seconds the ranks report their states, and at once if a rank leaves or its process ends. If the wait
-can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Otherwise the diagnosis
-is logged after 1, 2, 4, 8, ... times `limit_s`. At the group's own time limit torch's error is raised with the
+After 1, 2, 4, 8, ... times `limit_s` seconds the ranks report their states, and at once if a rank leaves or its
+process ends. If the wait can never end (a rank has exited, collectives differ), `Stuck` is raised with the
+diagnosis. Otherwise the diagnosis is logged. At the group's own time limit torch's error is raised with the
 latest diagnosis. A rank that has logged a diagnosis also logs the end of its wait.
 
 [Note: a backward that is dropped]
@@ -72,14 +72,17 @@ class WatchedTransport:
         self._transport = transport
         self._limit_s = limit_s
         self._state_of_module = state
-        # Collectives: how many were launched, how many of them on all ranks, and the latest.
-        self._number = self._num_settled = 0
-        self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)
-        # Waits: how many there were, since when the latest one lasts, and which one this rank has reported last.
-        self._num_waits, self._reported = 0, 0
+        self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)  # collectives, with their numbers
+        self._num_settled = 0  # of the collectives: all ranks have launched these
         self._waiting_since: float | None = None
+        self._has_reported = False  # this wait
         self._drops = False  # stays True after an error, for the state that this rank leaves behind
         self._stuck = ""  # the reason after `Stuck` was raised or `end_waits` was called
+
+    @property
+    def _number(self) -> int:
+        """Of the latest collective."""
+        return self._recent[-1][0] if self._recent else 0
 
     @cached_property
     def _inquiry(self) -> Inquiry:
@@ -124,7 +127,7 @@ class WatchedTransport:
             Stuck: the wait can never end, or has failed.
         """
         start = self._waiting_since = time.monotonic()
-        self._num_waits += 1
+        self._has_reported = False
         check_every_s = AT_ONCE_S if self._stuck else min(self._limit_s, CHECK_WAIT_EVERY_S)
         try:
             while not completes_within(check_every_s):
@@ -132,7 +135,7 @@ class WatchedTransport:
                 # Messages that a rank has sent before it left may still arrive.
                 if reason is not None and (self._stuck or not completes_within(check_every_s)):
                     raise Stuck(self._inquiry.settle(reason))
-            if self._reported == self._num_waits:
+            if self._has_reported:
                 _log.warning("Rank %d went on after a wait of %.0f s.", self.rank, time.monotonic() - start)
         except Stuck as stuck:
             self._stuck = str(stuck)
@@ -149,19 +152,22 @@ class WatchedTransport:
 
     def _reason_to_give_up(self, waited_s: float) -> str | None:
         """The reason why the wait can never end, or `None`. See [Note: which rank asks, and when]."""
-        occasions = self._inquiry.occasions()
-        if turn := int(waited_s / self._limit_s):
-            occasions.append(f"wait {self._num_waits} turn {turn}")
-        if occasions and (verdict := self._inquiry.messages.settled("verdict")):
+        inquiry = self._inquiry
+        occasions = inquiry.occasions()
+        interval = int(waited_s / self._limit_s).bit_length()  # of 1, 2-3, 4-7, 8-15, ... limits
+        report = f"report {interval} of collective {self._number}"
+        if interval:
+            occasions.append(report)
+        if occasions and (verdict := inquiry.messages.settled("verdict")):
             return str(verdict)
-        if not [occasion for occasion in occasions if self._inquiry.claims(occasion)]:
+        claimed = [occasion for occasion in occasions if inquiry.claims(occasion)]
+        if not claimed:
             return None
         diagnosis = self._diagnose()
         if diagnosis.is_certain:
             return diagnosis.text
-        interval = turn.bit_length()  # 1, 2-3, 4-7, 8-15, ...
-        if interval and self._inquiry.claims(f"report of wait {self._num_waits} in interval {interval}"):
-            self._reported = self._num_waits
+        if report in claimed:
+            self._has_reported = True
             _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
         return None
 
@@ -200,9 +206,8 @@ class WatchedTransport:
         if self._stuck:  # the script has caught it; its next collective would meet an earlier one of other ranks
             raise Stuck(self._stuck)
         _ = self._inquiry
-        self._number += 1
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._recent.append((self._number, f"{operation} of {tensor.numel():,} {dtype}"))
+        self._recent.append((self._number + 1, f"{operation} of {tensor.numel():,} {dtype}"))
 
     def _diagnose(self) -> Diagnosis:
         try:
@@ -261,8 +266,7 @@ def state_of(ddp_ref: Callable[[], DistributedDataParallel | None]) -> RankState
         return None
     if not hasattr(ddp, "_reducer"):
         return RankState()
-    reducer, missing = ddp._reducer, dict[int, tuple[str, ...]]()
-    for param in reducer.current.missing() if reducer.current is not None else ():
-        bucket = reducer.plan.slot_of[param].bucket
-        missing[bucket] = (*missing.get(bucket, ()), reducer.plan.params[param].name)
-    return RankState(reducer.phase.name, reducer.num_passes, not ddp.require_backward_grad_sync, missing)
+    reducer = ddp._reducer
+    missing = reducer.current.missing() if reducer.current is not None else ()
+    names = tuple(reducer.plan.params[param].name for param in missing)
+    return RankState(reducer.phase.name, reducer.num_passes, not ddp.require_backward_grad_sync, names)

@@ -34,13 +34,13 @@ class Ranks:
     """Rank 0 waits; the others answer what `answers` holds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answers = {0: state(0), 1: elsewhere(1)}
+        self.answers: dict[int, RankState | str] = {0: state(0), 1: elsewhere(1)}
         self.num_asked = 0
         self.module, self.store = Module(), dist.HashStore()
         monkeypatch.setattr(Inquiry, "ask", lambda _inquiry, is_over: self._ask())
         monkeypatch.setattr("minddp.tools.watchdog.inquiry.READ_EVERY_S", 0.01)
 
-    def _ask(self) -> dict[int, RankState]:
+    def _ask(self) -> dict[int, RankState | str]:
         self.num_asked += 1
         return self.answers
 
@@ -88,7 +88,7 @@ def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(
     assert transport._reason_to_give_up(2) is None
     assert ranks.num_asked == 1
     transport._inquiry.alarm()
-    ranks.answers = {0: state(0), 1: RankState(absence=EXITED)}
+    ranks.answers = {0: state(0), 1: EXITED}
     reason = transport._reason_to_give_up(3)
     assert reason is not None
     assert reason.startswith("Rank 1 has exited")
@@ -167,7 +167,7 @@ def test_a_work_that_completes_when_its_wait_times_out_is_no_error(ranks: Ranks)
 def impatient(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Rank 1 drops a backward, and rank 0 has gone on with its collectives."""
     monkeypatch.setattr("minddp.tools.watchdog.watched_transport.CHECK_WAIT_EVERY_S", 0.05)
-    behind = state(1, recent=collectives(5), drops=True, phase="ACCUMULATING", missing={1: ("b",)})
+    behind = state(1, recent=collectives(5), drops=True, phase="ACCUMULATING", missing=("b",))
     ranks.answers = {0: state(0, recent=collectives(5, 6)), 1: behind}
     return ranks
 
