@@ -91,9 +91,6 @@ def test_one_waiting_rank_reports_where_the_faulty_rank_is(
 
 def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:
     assert all(report.startswith("went on") for report in outcomes["sleeps"].values())
-    ends = [rank for rank, report in outcomes["sleeps"].items() if f"Rank {rank} went on after a wait of" in report]
-    assert ends, outcomes["sleeps"]
-    assert FAULTY not in ends
 
 
 def test_the_rank_with_an_extra_step_waits(outcomes: dict[str, Outcomes]) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import datetime
 import logging
 import pickle
-import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -233,51 +230,3 @@ def test_a_rank_that_has_given_up_waits_for_nothing_that_is_still_under_way(rank
             transport.wait_until(lambda seconds: bool(waited_s.append(seconds)))
     assert len(waited_s) == 2
     assert max(waited_s) < 0.01
-
-
-# ------------------------------------------------------------------ a wait that ends well
-
-
-def completes_after(num_looks: int) -> Callable[[float], bool]:
-    """Each takes longer than the limit below, so that the ranks are asked."""
-    looks = iter([False] * num_looks)
-
-    def completes_within(seconds: float) -> bool:
-        time.sleep(0.011)
-        return next(looks, True)
-
-    return completes_within
-
-
-@pytest.fixture
-def ends_told(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], Any]:
-    """The messages since the last call."""
-    monkeypatch.setattr(sys.modules[__name__], "LIMIT_S", 0.01)
-
-    def take() -> list[str]:
-        texts = [record.getMessage() for record in caplog.records]
-        caplog.clear()
-        return texts
-
-    return take
-
-
-def test_a_reported_wait_that_ends_well_is_reported_once_more(ranks: Ranks, ends_told: Callable[[], Any]) -> None:
-    """Else a reader of the log takes the job for one that hangs."""
-    transport = ranks.transport()
-    transport.wait_until(completes_after(3))
-    *reports, end = ends_told()
-    assert reports
-    assert all(report.startswith("Waited for 0 s so far. Rank 1 ") for report in reports)
-    assert end == "Rank 0 went on after a wait of 0 s."
-    transport.wait_until(completes_after(0))
-    assert ends_told() == []
-
-
-def test_only_the_rank_that_has_reported_a_wait_tells_of_its_end(
-    ranks: Ranks, ends_told: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport = ranks.transport()
-    monkeypatch.setattr(transport._inquiry, "claims", lambda occasion: False)
-    transport.wait_until(completes_after(3))
-    assert ends_told() == []
