@@ -42,17 +42,13 @@ class Guard(Mode, StepWatcher):
         params: Sequence[tuple[str, torch.nn.Parameter]],
         transport: Transport,
         checks: MutableMapping[str, Check],
-        *,
-        raises: bool,
         num_passes: int = 0,
     ):
         assert transport.store is not None
         self.checks = checks
         self._failed: list[Check] = []
         self._name = hashlib.blake2b(repr([name for name, _ in params]).encode(), digest_size=8).hexdigest()
-        self._comparison = NotesComparison(
-            transport.rank, transport.world_size, checks, transport.store, raises=raises
-        )
+        self._comparison = NotesComparison(transport.rank, transport.world_size, checks, transport.store)
         device = params[0][1].device if params else torch.device("cpu")
         self._stream_device = device if streams.has_streams(device) else None
         self._guarded = {id(param) for _, param in params}
@@ -67,7 +63,7 @@ class Guard(Mode, StepWatcher):
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """All findings so far, on every rank."""
+        """All findings so far, on rank 0."""
         return self._comparison.found
 
     def close(self) -> None:
@@ -75,9 +71,7 @@ class Guard(Mode, StepWatcher):
         self._comparison.close()
 
     def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises `ReplicasDrift`: see `NotesComparison.raise_if_due`."""
         self._step = num_passes - self._first_pass
-        self._comparison.raise_if_due(self._step)
         self.call("before_module", self._step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
@@ -85,10 +79,10 @@ class Guard(Mode, StepWatcher):
         self._comparison.start(self._name)
 
     def first_gradient(self, param: int) -> None:
-        step, self._steps_alone, self._in_backward = self._step, 0, True
-        self._step = self._comparison.step = step + 1
+        self._steps_alone, self._in_backward = 0, True
         self.shadow_begins()
-        self.call("first_gradient", step)
+        self.call("first_gradient", self._step)
+        self._step += 1
 
     def before_unpack(self) -> None:
         self.call("before_unpack")
@@ -128,7 +122,6 @@ class Guarded(Extension):
     With `shares` ranks have different numbers of forwards, and the guard looks only at synchronised ones.
     """
 
-    raises: bool
     shares: bool
     guard: Guard | None = field(default=None, init=False)
 
@@ -146,7 +139,7 @@ class Guarded(Extension):
         }
         if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of shares
             checks["slow_rank"] = SlowRank()
-        self.guard = Guard(named, transport, checks, raises=self.raises, num_passes=reducer.num_passes)
+        self.guard = Guard(named, transport, checks, reducer.num_passes)
         reducer.modes.append(self.guard)
         if (hook := ddp._registered_hook) is not None:
             self.guard.call("communication_hook", hook.name, hook.state)

@@ -100,7 +100,7 @@ class SameDataCheck(Check):
                 f"All {len(notes)} ranks train on the same data: their first {BATCHES} batches were equal. Give "
                 f"each rank its own part, for example with `torch.utils.data.DistributedSampler`, or another seed."
             )
-            yield Finding("same data", "inputs", number, tuple(range(len(notes))), text, is_fatal=False)
+            yield Finding("same data", "inputs", number, tuple(range(len(notes))), text)
 
 
 def _first_elements(tensor: torch.Tensor) -> torch.Tensor:

@@ -104,4 +104,4 @@ class SlowRank(Check):
                     f"and its machine with the others'; `minddp xray` shows a step."
                 )
                 subject = f"rank {late.rank} {late.phase}"
-                yield Finding("slow_rank", subject, number, (late.rank,), text, is_fatal=False)
+                yield Finding("slow_rank", subject, number, (late.rank,), text)

@@ -58,7 +58,7 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank has found, and its median sleep; on rank 0 the late ranks of the first window."""
+    """A rank's median sleep; on rank 0 the findings, and the late ranks of the first window."""
 
     found: list[Finding]
     late: list[LateRank]
@@ -105,9 +105,6 @@ def train(rank: int, delay: Delay, steps: int, window_steps: int, width: int = 6
             optimizer.zero_grad()
         found = ddp.guard.findings
         wait_until(lambda: rank != 0 or judged)
-        known = [len(found)]
-        dist.broadcast_object_list(known, src=0)
-        wait_until(lambda: len(found) >= known[0])
         dist.barrier()
         ddp.guard.close()
     return Outcome(found, judged[0] if judged else [], statistics.median(slept_s or [0.0]))
