@@ -92,14 +92,11 @@ def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointE
         param = next(s.param for s in bucket.slots if s.offset <= element < s.offset + s.numel)
         name, kind = reducer.plan.params[param].name, "infinity" if is_infinite else "NaN"
         offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {bucket.index}) has {kind}")
-    others = [rank for rank in range(reducer.transport.world_size) if rank not in mark_of_rank]
-    verb = "was" if len(others) == 1 else "were"
     return FloatingPointError(
-        f"In backward {reducer.num_passes}, before averaging, {wording.joined(offenders)}"
-        f"{f'; {wording.ranks(others)} {verb} finite' if others else ''}. Now the averages in `.grad` are not "
-        f"finite either, on any rank: to go on, call zero_grad() instead of optimizer.step(). Look at the batch "
-        f"and the loss of {wording.ranks(list(mark_of_rank))} in this step; if training diverges, lower the "
-        f"learning rate or clip gradients. With a GradScaler infinity is normal: leave check_finite out."
+        f"In backward {reducer.num_passes}, before averaging, {wording.joined(offenders)}. Now the averages in "
+        f"`.grad` are not finite either, on any rank: to go on, call zero_grad() instead of optimizer.step(). Look "
+        f"at the batch and the loss of {wording.ranks(list(mark_of_rank))} in this step; if training diverges, "
+        f"lower the learning rate or clip gradients. With a GradScaler infinity is normal: leave check_finite out."
     )
 
 

@@ -3,8 +3,7 @@
 [Note: averaging by oneself]
 A script may train without synchronised backwards: it averages gradients itself, or parameters from time to time
 (local SGD). So `ALONE` optimizer steps are no finding by themselves. The replicas must also have become different,
-and must not have had a common value since, even after different numbers of steps: a rank may run out of inputs, or
-skip a step.
+and must not have had a common value since, even after different numbers of steps: a rank may skip one.
 """
 
 from __future__ import annotations

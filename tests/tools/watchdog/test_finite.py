@@ -109,8 +109,7 @@ def test_every_rank_names_the_gradient_and_goes_on_with_equal_bits(ranks: Any) -
             kind = "NaN" if math.isnan(value) else "infinity"
             assert f"rank {rank}'s gradient of `{name}` (bucket " in error, (case, error)
             assert f"has {kind}" in error, (case, error)
-        others = " and ".join(str(rank) for rank in range(3) if rank not in bad)
-        assert f"; rank{'s' * (len(bad) == 1)} {others} w" in error, (case, error)
+        assert error.count("'s gradient of") == len(bad), (case, error)
 
 
 def _weighs_nothing(rank: int) -> list[str]:
@@ -147,7 +146,7 @@ def _joins(rank: int) -> list[str]:
 def test_a_rank_that_has_joined_raises_too(ranks: Any) -> None:
     first, second = ranks(2).run(_joins)
     assert first == second
-    assert "rank 1's gradient of `weight` (bucket 0) has NaN; rank 0 was finite" in first[0]
+    assert "rank 1's gradient of `weight` (bucket 0) has NaN. " in first[0]
 
 
 def _in_low_precision(rank: int) -> str:
@@ -160,7 +159,7 @@ def _in_low_precision(rank: int) -> str:
 
 def test_low_precision(ranks: Any) -> None:
     for text in ranks(2).run(_in_low_precision):
-        assert "rank 1's gradient of `weight` (bucket 0) has NaN; rank 0 was finite" in text
+        assert "rank 1's gradient of `weight` (bucket 0) has NaN. " in text
 
 
 def _accumulates(rank: int) -> str:
