@@ -84,12 +84,13 @@ class SameDataCheck(Check):
         if step == len(self._batches) < BATCHES:
             found = [*readable(enumerate(tensors_in((inputs, kwargs)))).values()]
             is_data = sum(tensor.numel() for tensor in found) >= FEWEST_ELEMENTS
-            self._batches.append([_first_elements(tensor) for tensor in found] if is_data else [])
+            first = [tensor.reshape(-1)[:MOST_ELEMENTS].to("cpu", copy=True) for tensor in found]
+            self._batches.append(first if is_data else [])
 
     def take_notes(self, is_last: bool = False) -> Notes:
         if len(self._batches) != BATCHES:
             return []
-        batches = [tuple(map(_checksum, batch)) for batch in self._batches]
+        batches = [tuple(zlib.crc32(it.view(torch.uint8).numpy().data) for it in batch) for batch in self._batches]
         self._batches.append([])  # so that they are noted once
         return [(BATCHES - 1, batches)]
 
@@ -100,11 +101,3 @@ class SameDataCheck(Check):
                 f"each rank its own part, for example with `torch.utils.data.DistributedSampler`, or another seed."
             )
             yield Finding("same data", "inputs", number, tuple(range(len(notes))), text)
-
-
-def _first_elements(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1)[:MOST_ELEMENTS].to("cpu", copy=True)
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.view(torch.uint8).numpy().data)

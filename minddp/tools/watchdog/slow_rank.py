@@ -33,7 +33,6 @@ class SlowRank(Check):
         # Of this rank: what it measures.
         self._noted: deque[tuple[int, list[int]]] = deque(maxlen=MOST_KEPT)
         self._phase: WorkPhase | None = WorkPhase.BETWEEN
-        self._around_optimizer: WorkPhase | None = WorkPhase.BETWEEN
         self._reset()
         self._since_ns = perf_counter_ns()
         # Of rank 0: the steps of this window, and its beginning.
@@ -70,12 +69,10 @@ class SlowRank(Check):
         self._reset()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._phase is not WorkPhase.OPTIMIZER:  # a subclass calls its superclass within
-            self._around_optimizer = self._phase
         self._turn_to(WorkPhase.OPTIMIZER)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._turn_to(self._around_optimizer)
+        self._turn_to(WorkPhase.BETWEEN)
 
     def _turn_to(self, phase: WorkPhase | None) -> None:
         now_ns = perf_counter_ns()
