@@ -37,4 +37,4 @@ class UnevenBatches(Check):
                 f"Batches differ in size in step {number}: {sizes}. Then the mean of the ranks' gradients is not "
                 f"the mean over all samples. Call `ddp.weigh(len(batch))` in each step, or drop the last batch."
             )
-            yield Finding("uneven batches", "inputs", number, tuple(range(len(notes))), text, is_fatal=False)
+            yield Finding("uneven batches", "inputs", number, tuple(range(len(notes))), text)

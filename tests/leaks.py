@@ -63,7 +63,7 @@ OPTIONS: dict[str, Callable[[Net], dict[str, Any]]] = {
     "delayed": delayed,
     "comm_hook": lambda net: {},
     "overlap_optimizer": lambda net: {},
-    "frequent turns": lambda net: {"on_drift": "raise"},
+    "frequent turns": lambda net: {},
     "a copy": lambda net: {},
     "an exception": lambda net: {},
     "an exception, not watched": lambda net: {"stuck_after_s": None},

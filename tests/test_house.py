@@ -28,7 +28,7 @@ LOWER_STOREY = {  # the wrapper: which rooms each one may import besides itself.
 TOOLS = {  # which other tools each one may import, besides all of the wrapper
     "job": set(),
     "forecast": set(),
-    "watchdog": {"job", "forecast"},
+    "watchdog": {"forecast"},
     "elastic": {"job", "watchdog"},
     "doctor": {"job", "forecast"},
     "launch": {"job", "train.settings"},

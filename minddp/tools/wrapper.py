@@ -30,7 +30,7 @@ from minddp.tools.watchdog.guard import Guard, Guarded
 from minddp.tools.watchdog.watched_transport import WatchedWaits
 from minddp.transport.protocols import Transport
 
-ON_DRIFT = ("warn", "raise", None)
+ON_DRIFT = ("warn", None)
 REQUESTS = ("stuck_after_s", "on_drift", "logical_ranks", "check_finite")  # arguments of tools
 
 
@@ -60,7 +60,7 @@ def tools_for(
     if check_finite:
         yield FiniteGradients()
     if on_drift is not None:
-        yield Guarded(raises=on_drift == "raise", shares=logical_ranks is not None)
+        yield Guarded(shares=logical_ranks is not None)
     if tunes_buckets:
         yield TunedBuckets()
 
@@ -74,9 +74,8 @@ class DistributedDataParallel(surface.DistributedDataParallel):
     Args:
         bucket_cap_mb: capacity of a bucket in MiB; by default 25, and the first 1. "auto": see `tools/forecast/`.
         stuck_after_s: time to wait for other ranks before a diagnosis; `None` makes none. See docs/stuck.md.
-        on_drift: the reaction when training goes wrong without an error, for instance when replicas differ: "warn"
-            logs a warning on rank 0, "raise" also raises `ReplicasDrift` in the next forward of every rank, `None`
-            switches the guard off. A slow rank only causes a warning. See `tools/watchdog/guard.py`.
+        on_drift: "warn": rank 0 logs a warning when training goes wrong without an error, for instance when
+            replicas differ; `None` switches this guard off. See `tools/watchdog/guard.py`.
         logical_ranks: cut each batch into this many shares; same bits on any number of ranks. See `shares`.
         check_finite: raise `FloatingPointError` on every rank at the end of a backward in which a gradient of some
             rank has NaN or infinity, naming rank and parameter. It does not see a sum or a communication hook that

@@ -8,7 +8,6 @@ hour later. All ranks together know the reason, and the store through which they
 | which waits are watched, and what happens when one takes too long? | `watched_transport.py` |
 | where is each rank? | `rank_state.py`; the ranks exchange their states by `inquiry.py` |
 | why do the ranks not go on? | `diagnosis.py` |
-| why do the ranks not meet in `init_process_group`? | `meeting.py` |
 | which steps of a running training are checked, and by which interface? | `check.py`; `guard.py` calls the checks |
 | are the replicas still equal? If not, why? | `drift.py`, by `fingerprint.py` |
 | is the wrapper bypassed, and does each rank have its own data? | `misuse.py` |

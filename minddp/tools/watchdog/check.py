@@ -22,17 +22,12 @@ def is_sampled(step: int) -> bool:
     return step % EVERY == 0 or step < FIRST
 
 
-class ReplicasDrift(RuntimeError):
-    """Raised with `on_drift="raise"`: training has gone wrong without an error of its own."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """A problem that `check` has found in `step`, a number of synchronised forwards; `ranks` are the offenders.
 
     `text` states the fact, the offenders and the remedy. It is reported once for each `check` and `subject`, such
-    as a parameter. `is_fatal`: the result of the training is wrong, not only slow. With `on_drift="raise"` all
-    ranks raise a fatal finding in the first forward from `raises_in_step` on.
+    as a parameter.
     """
 
     check: str
@@ -40,8 +35,6 @@ class Finding:
     step: int
     ranks: tuple[int, ...]
     text: str
-    is_fatal: bool = True
-    raises_in_step: int = 0
 
 
 class Check:

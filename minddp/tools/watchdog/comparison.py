@@ -1,9 +1,9 @@
-"""Brings the notes of all ranks to rank 0, which compares them, and its findings to all ranks.
+"""Brings the notes of all ranks to rank 0, which compares them.
 
 [Note: notes travel through the store]
 A collective would compare notes at once, but it would change the numbers of the script's own collectives, and it
 could hang. So about once a second a thread of each rank posts its notes in the store, if rank 0 has taken the
-previous ones. Rank 0's thread takes them, compares, and posts its findings. The training thread only takes notes.
+previous ones. Rank 0's thread takes them and compares. The training thread only takes notes.
 
 A short script ends within the first second. So when the wrapper or the process ends, each rank posts its last
 notes, and rank 0 waits for them up to `LAST_S` seconds, if it has notes to compare itself.
@@ -15,36 +15,27 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import POLL_S, Messages, own_connection
-from minddp.tools.watchdog.check import Check, Finding, Notes, ReplicasDrift
+from minddp.tools.watchdog.check import Check, Finding, Notes
 
 _log = logging.getLogger("minddp.tools.watchdog")
 EVERY_S = 1.0
 LAST_S = 0.3
-RAISES_AFTER_TURNS = 3  # by then all ranks have read the finding
 MOST_KEPT = 1024  # incomplete numbers of a check
 
 
 class NotesComparison:
-    """See [Note: notes travel through the store].
+    """See [Note: notes travel through the store]. Rank 0 logs the findings, and has them in `found`."""
 
-    `step` is the latest step of this rank. Each rank has all findings in `found`; rank 0 logs them. With `raises`,
-    the first fatal finding becomes `pending`.
-    """
-
-    def __init__(self, rank: int, world_size: int, checks: Mapping[str, Check], store: dist.Store, *, raises: bool):
-        self.step = self._previous_step = 0
+    def __init__(self, rank: int, world_size: int, checks: Mapping[str, Check], store: dist.Store):
         self.found: list[Finding] = []
-        self.pending: Finding | None = None
         self._rank, self._world_size, self._store = rank, world_size, store
         self._checks = checks
-        self._raises = raises
         self._received: dict[str, dict[int, dict[int, Any]]] = {}  # by check, number and rank
         self._messages: Messages  # once open
         self._thread: RepeatingThread | None = None
@@ -71,19 +62,7 @@ class NotesComparison:
         if self._thread is not None:
             self._thread.close(2 * LAST_S)
 
-    def raise_if_due(self, step: int) -> None:
-        """Called by the training thread.
-
-        Raises:
-            ReplicasDrift: there is a fatal finding, and `raises`.
-        """
-        if self.pending is not None and step >= self.pending.raises_in_step:
-            pending, self.pending = self.pending, None
-            raise ReplicasDrift(pending.text)
-
     def turn(self, is_last: bool = False) -> None:
-        while self._rank != 0 and (finding := self._messages.read(0, "finding", len(self.found))) is not None:
-            self._add(finding)
         key = "last" if is_last else "notes"
         if self._messages.read(self._rank, key) is None:
             notes = {name: notes for name, check in self._checks.items() if (notes := check.take_notes(is_last))}
@@ -92,25 +71,23 @@ class NotesComparison:
         if self._rank == 0:
             self._compare_all(is_last)
         if is_last:
-            self._messages.leave("notes", "last", *(f"finding/{number}" for number in range(len(self.found))))
+            self._messages.leave("notes", "last")
 
     def _compare_all(self, is_last: bool) -> None:
         """On rank 0."""
-        steps_per_turn, self._previous_step = self.step - self._previous_step, self.step
-        raises_in_step = self.step + RAISES_AFTER_TURNS * steps_per_turn + 2
         keys = ("notes", "last") if is_last else ("notes",)
         absent = set(range(self._world_size)) if self._messages.read(0, "last") is not None else set()
         deadline = time.monotonic() + LAST_S
         while True:
             for rank, key in itertools.product(range(self._world_size), keys):
                 if (notes := self._messages.take(rank, key)) is not None:
-                    self._compare(rank, notes, raises_in_step)
+                    self._compare(rank, notes)
                     absent -= {rank} if key == "last" else set()
             if not absent or time.monotonic() > deadline:
                 return
             time.sleep(POLL_S)
 
-    def _compare(self, rank: int, notes: Mapping[str, Notes], raises_in_step: int) -> None:
+    def _compare(self, rank: int, notes: Mapping[str, Notes]) -> None:
         """Compare each number for which the notes of all ranks are present."""
         for name, number, note in ((check, *numbered) for check in notes for numbered in notes[check]):
             received = self._received.setdefault(name, {})
@@ -119,17 +96,12 @@ class NotesComparison:
             if len(of_rank) == self._world_size:
                 del received[number]
                 for finding in self._checks[name].compare(number, [note for _, note in sorted(of_rank.items())]):
-                    if self._add(finding := replace(finding, raises_in_step=raises_in_step)):
-                        _log.warning("%s", finding.text)
-                        self._messages.post(finding, "finding", len(self.found) - 1)
+                    self._report(finding)
             elif len(received) > MOST_KEPT:
                 del received[min(received)]
 
-    def _add(self, finding: Finding) -> bool:
-        """Returns False for a repetition."""
-        if any((known.check, known.subject) == (finding.check, finding.subject) for known in self.found):
-            return False
-        self.found.append(finding)
-        if self._raises and finding.is_fatal:
-            self.pending = self.pending or finding
-        return True
+    def _report(self, finding: Finding) -> None:
+        """Once for each subject."""
+        if (finding.check, finding.subject) not in [(known.check, known.subject) for known in self.found]:
+            self.found.append(finding)
+            _log.warning("%s", finding.text)

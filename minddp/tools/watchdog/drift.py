@@ -2,9 +2,8 @@
 
 [Note: a record]
 A rank records a synchronised backward and the optimizer's step after it. `params`, fingerprints of the parameters
-before the backward's averages are used, are compared. The rest explains a difference: fingerprints of `grads`
-after averaging, and the optimizer's `hyperparameters`. Since the previous record, one optimizer made at most
-`optimizer_steps` steps, and `backwards` backwards were synchronised.
+before that step, are compared. The rest explains a difference: fingerprints of `grads` after averaging, the
+optimizer's `hyperparameters`, and since the previous record the steps of one optimizer and the `backwards`.
 
 [Note: replicas that differ on purpose]
 With `init_sync=False`, or after the group has changed, ranks may begin with different weights, for instance until
@@ -36,10 +35,9 @@ class DriftCheck(Check):
     def __init__(self, params: NamedParams, *, starts_equal: bool):
         # Of this rank: its records.
         self._params = params
-        self._current: dict[str, Any] = {}  # the record of this step
+        self._current: dict[str, Any] | None = None  # the record of this step, if it is sampled
         self._new: deque[tuple[int, dict[str, Any]]] = deque()
         self._recorded = 0  # the latest recorded step
-        self._is_recording = False  # this step
         self._optimizer_steps: Counter[int] = Counter()  # since the latest record, by id of the optimizer
         # Of rank 0: what it knows from comparing.
         self._starts_equal = starts_equal
@@ -54,8 +52,8 @@ class DriftCheck(Check):
             self._is_over = True
 
     def first_gradient(self, step: int) -> None:
-        self._is_recording = is_sampled(step)
-        if self._is_recording:
+        self._current = None
+        if is_sampled(step):
             self._current = {
                 "params": Reading(self._params),
                 "grads": Reading(),
@@ -68,12 +66,12 @@ class DriftCheck(Check):
             self._optimizer_steps.clear()
 
     def post_backward(self) -> None:
-        if self._is_recording:
+        if self._current is not None:
             self._current["grads"] = Reading((name, param.grad) for name, param in self._params)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer_steps[id(optimizer)] += 1
-        if self._is_recording:
+        if self._current is not None:
             self._current["hyperparameters"] = {
                 f"{name} of group {number}": str(value)
                 for number, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
@@ -85,8 +83,8 @@ class DriftCheck(Check):
         notes: Notes = []
         while self._new and (is_last or self._new[0][1] is not self._current):
             step, record = self._new.popleft()
-            read = {key: part.prints() if isinstance(part, Reading) else part for key, part in record.items()}
-            notes.append((step, read))
+            read = {key: record[key].prints() for key in ("params", "grads")}
+            notes.append((step, record | read))
         return notes
 
     def release(self) -> None:

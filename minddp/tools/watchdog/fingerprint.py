@@ -6,23 +6,36 @@ see that these integers have changed places. Of one element each, all weights ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
 
 import torch
 
 from minddp.platform import streams
 
+Name = TypeVar("Name", bound=Hashable)
+
 
 class Reading:
-    """The fingerprints of some tensors on one device, by name; without those that are sparse or freed.
+    """The fingerprints of some tensors on one device, by name; without those that are not `readable`.
 
     The constructor does not wait for the device; `prints`, which another thread calls, does.
     """
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor | None]] = ()):
-        sums = {name: _sum_of_bits(tensor) for name, tensor in named if tensor is not None and is_readable(tensor)}
-        self._names = [*sums]
-        on_device = torch.stack([*sums.values()]) if sums else torch.empty(0)
+        tensors = readable(named)
+        sums = []
+        for tensor in tensors.values():  # runs within backward: no call of Python for each parameter
+            flat = tensor.reshape(-1).contiguous()
+            nbytes = flat.element_size() * flat.numel()
+            if nbytes % 8 or flat.element_size() * flat.storage_offset() % 8:
+                flat = torch.nn.functional.pad(flat.view(torch.uint8), (0, -nbytes % 8))
+            words = flat.view(torch.int64)
+            if tensor.element_size() >= 8:
+                words = words ^ (words >> 32)
+            sums.append(words.sum())
+        self._names = [*tensors]
+        on_device = torch.stack(sums) if sums else torch.empty(0)
         self._sums = on_device.to("cpu", non_blocking=True)
         self._event = streams.timed_event(on_device.device) if streams.has_streams(on_device.device) else None
 
@@ -32,18 +45,14 @@ class Reading:
         return dict(zip(self._names, self._sums.tolist(), strict=True))
 
 
-def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    read = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-    if read.numel() % 8 or read.storage_offset() % 8:
-        read = torch.nn.functional.pad(read, (0, -read.numel() % 8))
-    words = read.view(torch.int64)
-    if tensor.element_size() >= 8:
-        words = words ^ (words >> 32)
-    return words.sum()
-
-
-def is_readable(tensor: torch.Tensor) -> bool:
-    if type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided:
-        return False
-    is_odd = tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg()
-    return not is_odd and tensor.untyped_storage().nbytes() > 0
+def readable(named: Iterable[tuple[Name, torch.Tensor | None]]) -> dict[Name, torch.Tensor]:
+    """The tensors whose bits can be read, by name: not those that are sparse, freed, lazy or of another class."""
+    return {
+        name: tensor.detach()
+        for name, tensor in named
+        if tensor is not None
+        and type(tensor.data) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
+        and tensor.untyped_storage().nbytes() > 0
+    }

@@ -42,19 +42,14 @@ class Guard(Mode, StepWatcher):
         params: Sequence[tuple[str, torch.nn.Parameter]],
         transport: Transport,
         checks: MutableMapping[str, Check],
-        *,
-        raises: bool,
         num_passes: int = 0,
     ):
         assert transport.store is not None
         self.checks = checks
         self._failed: list[Check] = []
         self._name = hashlib.blake2b(repr([name for name, _ in params]).encode(), digest_size=8).hexdigest()
-        self._comparison = NotesComparison(
-            transport.rank, transport.world_size, checks, transport.store, raises=raises
-        )
-        device = params[0][1].device if params else torch.device("cpu")
-        self._stream_device = device if streams.has_streams(device) else None
+        self._comparison = NotesComparison(transport.rank, transport.world_size, checks, transport.store)
+        self._device = params[0][1].device if params else torch.device("cpu")
         self._guarded = {id(param) for _, param in params}
         # Where training is.
         self._first_pass = num_passes
@@ -67,7 +62,7 @@ class Guard(Mode, StepWatcher):
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """All findings so far, on every rank."""
+        """All findings so far, on rank 0."""
         return self._comparison.found
 
     def close(self) -> None:
@@ -75,9 +70,7 @@ class Guard(Mode, StepWatcher):
         self._comparison.close()
 
     def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises `ReplicasDrift`: see `NotesComparison.raise_if_due`."""
         self._step = num_passes - self._first_pass
-        self._comparison.raise_if_due(self._step)
         self.call("before_module", self._step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
@@ -85,10 +78,10 @@ class Guard(Mode, StepWatcher):
         self._comparison.start(self._name)
 
     def first_gradient(self, param: int) -> None:
-        step, self._steps_alone, self._in_backward = self._step, 0, True
-        self._step = self._comparison.step = step + 1
+        self._steps_alone, self._in_backward = 0, True
         self.shadow_begins()
-        self.call("first_gradient", step)
+        self.call("first_gradient", self._step)
+        self._step += 1
 
     def before_unpack(self) -> None:
         self.call("before_unpack")
@@ -99,7 +92,7 @@ class Guard(Mode, StepWatcher):
 
     def call(self, method: str, *args: Any) -> None:
         """Call a method of the checks that have it. A check that fails is left out from then on."""
-        if self._stream_device is not None and streams.is_capturing(self._stream_device):
+        if streams.is_capturing(self._device):
             return
         for check in [one for one in self.checks.values() if hasattr(one, method) and one not in self._failed]:
             try:
@@ -109,26 +102,25 @@ class Guard(Mode, StepWatcher):
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._in_backward or not steps_on(optimizer, self._guarded):  # in backward each bucket has its own step
-            return
-        self.call("before_step", optimizer)
-        self._steps_alone += 1
-        if self._steps_alone == ALONE:
-            self._comparison.start(f"{self._name}/alone")
+        if self._looks_at(optimizer):
+            self.call("before_step", optimizer)
+            self._steps_alone += 1
+            if self._steps_alone == ALONE:
+                self._comparison.start(f"{self._name}/alone")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._in_backward and steps_on(optimizer, self._guarded):
+        if self._looks_at(optimizer):
             self.call("after_step", optimizer)
+
+    def _looks_at(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Not in backward, where each bucket may have its own step."""
+        return not self._in_backward and steps_on(optimizer, self._guarded)
 
 
 @dataclass(eq=False)
 class Guarded(Extension):
-    """Attaches a guard if there are other ranks, and a store to exchange notes with them.
+    """Attaches a guard if there are other ranks, and a store to exchange notes with them."""
 
-    With `shares` ranks have different numbers of forwards, and the guard looks only at synchronised ones.
-    """
-
-    raises: bool
     shares: bool
     guard: Guard | None = field(default=None, init=False)
 
@@ -144,9 +136,9 @@ class Guarded(Extension):
             "bypass": BypassCheck(here),
             "same data": SameDataCheck(),
         }
-        if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of shares
+        if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of them
             checks["slow_rank"] = SlowRank()
-        self.guard = Guard(named, transport, checks, raises=self.raises, num_passes=reducer.num_passes)
+        self.guard = Guard(named, transport, checks, reducer.num_passes)
         reducer.modes.append(self.guard)
         if (hook := ddp._registered_hook) is not None:
             self.guard.call("communication_hook", hook.name, hook.state)
@@ -159,16 +151,13 @@ class Guarded(Extension):
         self.attach(ddp, starts_equal=False)
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:
-        if self.guard is not None and self._looks_at(ddp):
+        if self.guard is not None:
             self.guard.call("pre_forward")
 
     def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
-        if self.guard is not None and self._looks_at(ddp):
+        if self.guard is not None:
             self.guard.before_module(ddp._reducer.num_passes, inputs, kwargs)
 
     def post_forward(self, ddp: DistributedDataParallel) -> None:
-        if self.guard is not None and self._looks_at(ddp):
+        if self.guard is not None:
             self.guard.call("post_forward", ddp.require_backward_grad_sync)
-
-    def _looks_at(self, ddp: DistributedDataParallel) -> bool:
-        return ddp.require_backward_grad_sync or not self.shares

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -46,19 +45,19 @@ class Inquiry:
         self._processes.post()
         self.close = RepeatingThread(self._turn, READ_EVERY_S, self.messages.topic).close
 
-    def ask(self, is_over: Callable[[], bool]) -> dict[int, RankState]:
-        """The states of all ranks. Waits for answers up to `ANSWER_LIMIT_S` seconds, or until `is_over()`."""
+    def ask(self, is_over: Callable[[], bool]) -> dict[int, RankState | str]:
+        """The state of each rank, or why it has none. Waits for `ANSWER_LIMIT_S`, or until `is_over()`."""
         question = self.messages.count("asked")
         self._answer(question)
-        found: dict[int, RankState] = {}
+        found: dict[int, RankState | str] = {}
         deadline = time.monotonic() + ANSWER_LIMIT_S
         while pending := [rank for rank in range(self.messages.world_size) if rank not in found]:
             time.sleep(POLL_S)
-            gives_up = time.monotonic() > deadline or is_over()
+            otherwise = SILENT if time.monotonic() > deadline or is_over() else None
             for rank in pending:
-                state = self.messages.read(rank, "answer", question) or self._absent(rank)
-                if state is not None or gives_up:
-                    found[rank] = state or RankState(absence=SILENT)
+                state = self.messages.read(rank, "answer", question) or self._absence(rank) or otherwise
+                if state is not None:
+                    found[rank] = state
         return found
 
     def alarm(self) -> None:
@@ -82,19 +81,20 @@ class Inquiry:
             self.alarm()
         return diagnosis
 
-    def _absent(self, rank: int) -> RankState | None:
-        """The last known state of a rank that has left or ended; `None` if it may still answer."""
-        left: RankState | None = self.messages.read(rank, "left")
-        return replace(left or RankState(), absence=EXITED) if self._processes.has_ended(rank) else left
+    def _absence(self, rank: int) -> str | None:
+        """Why a rank will not answer; `None` if it may."""
+        if self._processes.has_ended(rank):
+            return EXITED
+        return LEFT if self.messages.read(rank, "left") else None
 
     def _turn(self, is_last: bool) -> None:
-        """Answer new questions. The last turn posts this rank's final state."""
+        """Answer new questions, or leave."""
         asked = self.messages.count("asked", add=0)
         for question in range(self._answered + 1, asked + 1):
             self._answer(question)
         self._answered = asked
         if is_last:
-            self.messages.post(replace(self._state() or RankState(), absence=LEFT), "left")
+            self.messages.post(True, "left")
             self.alarm()
             self.messages.leave("asked", "alarms", "left", "process")
 

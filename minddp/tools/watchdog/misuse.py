@@ -3,8 +3,7 @@
 [Note: averaging by oneself]
 A script may train without synchronised backwards: it averages gradients itself, or parameters from time to time
 (local SGD). So `ALONE` optimizer steps are no finding by themselves. The replicas must also have become different,
-and must not have had a common value since, even after different numbers of steps: a rank may run out of inputs, or
-skip a step.
+and must not have had a common value since, even after different numbers of steps: a rank may skip one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from minddp.core.autograd import tensors_in
 from minddp.platform.wording import names, ranks
 from minddp.tools.watchdog.check import ALONE, Check, Finding, Notes
-from minddp.tools.watchdog.fingerprint import Reading, is_readable
+from minddp.tools.watchdog.fingerprint import Reading, readable
 
 BATCHES = 8
 FEWEST_DIFFERENT = 4  # of these batches: a batch that never changes is a benchmark
@@ -83,14 +82,15 @@ class SameDataCheck(Check):
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if step == len(self._batches) < BATCHES:
-            found = [tensor.detach() for tensor in tensors_in((inputs, kwargs)) if is_readable(tensor)]
+            found = [*readable(enumerate(tensors_in((inputs, kwargs)))).values()]
             is_data = sum(tensor.numel() for tensor in found) >= FEWEST_ELEMENTS
-            self._batches.append([_first_elements(tensor) for tensor in found] if is_data else [])
+            first = [tensor.reshape(-1)[:MOST_ELEMENTS].to("cpu", copy=True) for tensor in found]
+            self._batches.append(first if is_data else [])
 
     def take_notes(self, is_last: bool = False) -> Notes:
         if len(self._batches) != BATCHES:
             return []
-        batches = [tuple(map(_checksum, batch)) for batch in self._batches]
+        batches = [tuple(zlib.crc32(it.view(torch.uint8).numpy().data) for it in batch) for batch in self._batches]
         self._batches.append([])  # so that they are noted once
         return [(BATCHES - 1, batches)]
 
@@ -100,12 +100,4 @@ class SameDataCheck(Check):
                 f"All {len(notes)} ranks train on the same data: their first {BATCHES} batches were equal. Give "
                 f"each rank its own part, for example with `torch.utils.data.DistributedSampler`, or another seed."
             )
-            yield Finding("same data", "inputs", number, tuple(range(len(notes))), text, is_fatal=False)
-
-
-def _first_elements(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1)[:MOST_ELEMENTS].to("cpu", copy=True)
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.view(torch.uint8).numpy().data)
+            yield Finding("same data", "inputs", number, tuple(range(len(notes))), text)

@@ -15,28 +15,27 @@ import minddp
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
 LIBRARIES = tuple(os.path.dirname(module.__file__ or "") for module in (os, minddp, torch))
-SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
+SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"  # instead of an answer
 
 
 @dataclass(frozen=True)
 class RankState:
-    """The answer of a rank, or the last known state and the reason of its `absence`.
+    """A rank's answer.
 
-    `missing`: by bucket, the parameters without a gradient. `recent`: the latest collectives by number; equal
-    numbers meet across ranks. `waiting_s`: how long the rank has waited in the latest one, `None` if it does not
-    wait. `drops`: the rank is about to drop a backward that an exception has ended.
+    `missing`: the parameters without a gradient. `recent`: the latest collectives by number; equal numbers meet
+    across ranks. `waiting_s`: how long the rank has waited in the latest one, `None` if it does not wait. `drops`:
+    the rank is about to drop a backward that an exception has ended.
     """
 
     phase: str = "IDLE"
     backward: int = 0
     accumulates: bool = False
-    missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
     recent: Mapping[int, str] = field(default_factory=dict)
     waiting_s: float | None = None
     where: str = ""
     process: str = ""
     drops: bool = False
-    absence: str = ""
 
     @property
     def number(self) -> int:

@@ -2,16 +2,15 @@
 
 [Note: how long to wait]
 A rank may be slow for a good reason: it evaluates, saves or compiles. So a long wait is not an error by itself.
-Every `limit_s` seconds the ranks report their states, and at once if a rank leaves or its process ends. If the wait
-can never end (a rank has exited, collectives differ), `Stuck` is raised with the diagnosis. Otherwise the diagnosis
-is logged after 1, 2, 4, 8, ... times `limit_s`. At the group's own time limit torch's error is raised with the
-latest diagnosis. A rank that has logged a diagnosis also logs the end of its wait.
+After 1, 2, 4, 8, ... times `limit_s` seconds the ranks report their states, and at once if a rank leaves or its
+process ends. If the wait can never end (a rank has exited, collectives differ), `Stuck` is raised with the
+diagnosis. Otherwise it is logged. At the group's own time limit torch's error is raised with the latest diagnosis.
 
 [Note: a backward that is dropped]
 If a script catches an exception in backward on one rank, the rank's next all-reduce would meet one that the other
 ranks have launched in that backward: if the sizes agree, the gradients are silently wrong. So before a rank drops a
-backward in which it has launched collectives, all ranks have to drop theirs after equally many collectives; if some
-rank has launched more, all raise `Stuck`. A backward without a launched collective can be dropped at any time.
+backward in which it has launched collectives, all ranks have to drop theirs after equally many; else all raise
+`Stuck`. A backward without a launched collective can be dropped at any time.
 """
 
 from __future__ import annotations
@@ -72,13 +71,10 @@ class WatchedTransport:
         self._transport = transport
         self._limit_s = limit_s
         self._state_of_module = state
-        # Collectives: how many were launched, how many of them on all ranks, and the latest.
-        self._number = self._num_settled = 0
-        self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)
-        # Waits: how many there were, since when the latest one lasts, and which one this rank has reported last.
-        self._num_waits, self._reported = 0, 0
+        self._number = self._num_settled = 0  # of collectives launched, and of those launched on all ranks
+        self._recent: deque[tuple[int, str]] = deque(maxlen=MAX_RECENT)  # collectives, with their numbers
         self._waiting_since: float | None = None
-        self._drops = False  # stays True after an error, for the state that this rank leaves behind
+        self._drops = False
         self._stuck = ""  # the reason after `Stuck` was raised or `end_waits` was called
 
     @cached_property
@@ -124,18 +120,15 @@ class WatchedTransport:
             Stuck: the wait can never end, or has failed.
         """
         start = self._waiting_since = time.monotonic()
-        self._num_waits += 1
         check_every_s = AT_ONCE_S if self._stuck else min(self._limit_s, CHECK_WAIT_EVERY_S)
         try:
             while not completes_within(check_every_s):
                 reason = self._stuck or self._reason_to_give_up(time.monotonic() - start)
                 # Messages that a rank has sent before it left may still arrive.
                 if reason is not None and (self._stuck or not completes_within(check_every_s)):
-                    raise Stuck(self._inquiry.settle(reason))
-            if self._reported == self._num_waits:
-                _log.warning("Rank %d went on after a wait of %.0f s.", self.rank, time.monotonic() - start)
-        except Stuck as stuck:
-            self._stuck = str(stuck)
+                    self._stuck = self._inquiry.settle(reason)
+                    raise Stuck(self._stuck)
+        except Stuck:
             raise
         except RuntimeError as error:
             self._stuck = self._stuck or self._inquiry.settle(f"{error}\n{self._diagnose().text}")
@@ -149,20 +142,18 @@ class WatchedTransport:
 
     def _reason_to_give_up(self, waited_s: float) -> str | None:
         """The reason why the wait can never end, or `None`. See [Note: which rank asks, and when]."""
-        occasions = self._inquiry.occasions()
-        if turn := int(waited_s / self._limit_s):
-            occasions.append(f"wait {self._num_waits} turn {turn}")
-        if occasions and (verdict := self._inquiry.messages.settled("verdict")):
+        inquiry = self._inquiry
+        interval = int(waited_s / self._limit_s).bit_length()  # of 1, 2-3, 4-7, 8-15, ... limits
+        report = f"report {interval} of collective {self._number}"
+        occasions = [*inquiry.occasions(), *([report] if interval else [])]
+        if occasions and (verdict := inquiry.messages.settled("verdict")):
             return str(verdict)
-        if not [occasion for occasion in occasions if self._inquiry.claims(occasion)]:
-            return None
-        diagnosis = self._diagnose()
-        if diagnosis.is_certain:
-            return diagnosis.text
-        interval = turn.bit_length()  # 1, 2-3, 4-7, 8-15, ...
-        if interval and self._inquiry.claims(f"report of wait {self._num_waits} in interval {interval}"):
-            self._reported = self._num_waits
-            _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
+        if claimed := [occasion for occasion in occasions if inquiry.claims(occasion)]:
+            diagnosis = self._diagnose()
+            if diagnosis.is_certain:
+                return diagnosis.text
+            if report in claimed:
+                _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
         return None
 
     def settle(self) -> None:
@@ -184,8 +175,7 @@ class WatchedTransport:
 
     def state(self) -> RankState | None:
         """This rank's state; `None` if the module is gone."""
-        state = self._state_of_module()
-        if state is None:
+        if (state := self._state_of_module()) is None:
             return None
         return replace(
             state,
@@ -256,13 +246,11 @@ class WatchedWaits(Extension):
 
 
 def state_of(ddp_ref: Callable[[], DistributedDataParallel | None]) -> RankState | None:
-    """Called from another thread, possibly during construction, so it changes nothing."""
+    """Called from another thread, so it changes nothing."""
     if (ddp := ddp_ref()) is None:
         return None
-    if not hasattr(ddp, "_reducer"):
+    if (reducer := getattr(ddp, "_reducer", None)) is None:  # in construction
         return RankState()
-    reducer, missing = ddp._reducer, dict[int, tuple[str, ...]]()
-    for param in reducer.current.missing() if reducer.current is not None else ():
-        bucket = reducer.plan.slot_of[param].bucket
-        missing[bucket] = (*missing.get(bucket, ()), reducer.plan.params[param].name)
-    return RankState(reducer.phase.name, reducer.num_passes, not ddp.require_backward_grad_sync, missing)
+    missing = reducer.current.missing() if reducer.current is not None else ()
+    names = tuple(reducer.plan.params[param].name for param in missing)
+    return RankState(reducer.phase.name, reducer.num_passes, not ddp.require_backward_grad_sync, names)

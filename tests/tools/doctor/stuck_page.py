@@ -67,4 +67,4 @@ def printed_by(command: str) -> str:
 def anonymous(output: str) -> str:
     """Without the name of this host, and without the folders in which torch was built."""
     named = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node1", output)
-    return re.sub(r"\[/\S+/third_party/gloo/", "[", named)
+    return re.sub(r"(\[|at )/\S+/third_party/gloo/", r"\1", named)

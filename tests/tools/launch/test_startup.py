@@ -59,36 +59,6 @@ def test_minddp_may_be_what_imports_torch(packages: Path) -> None:
     assert output(program, packages).splitlines() == ["part of minddp", "installed, torch ready: True", "imported"]
 
 
-def test_a_rank_can_be_asked_where_it_is(packages: Path) -> None:
-    """It remembers its launcher's values, and its children have none."""
-    (packages / "minddp.py").unlink()
-    folder = packages / "minddp" / "tools" / "watchdog"
-    folder.mkdir(parents=True)
-    meeting = "def watch_meeting(launched): print('port', launched['MASTER_PORT'])\n"
-    (folder / "meeting.py").write_text(meeting)
-    (packages / "minddp" / "__init__.py").write_text(MINDDP)
-    rank = "import os; os.environ.update(MASTER_PORT='7'); import torch; "
-    child = (
-        "import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', 'import torch'], text=True))"
-    )
-    launched = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR"), "1")
-    done = subprocess.run(
-        [sys.executable, "-c", rank + child],
-        cwd=packages,
-        env=installing(
-            os.environ
-            | {"PYTHONPATH": str(packages), "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
-            | launched
-        ),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    installed = "installed, torch ready: True"
-    assert done.stdout.split("\n")[:3] == [installed, "port 29500", installed], done.stdout + done.stderr
-
-
 def test_a_process_without_torch_sees_nothing_of_it(packages: Path) -> None:
     program = f"import sys; print('minddp' in sys.modules, {str(STARTUP_FOLDER)!r} in sys.path)"
     assert output(program, packages) == "False False"

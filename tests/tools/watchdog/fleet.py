@@ -45,8 +45,7 @@ class Fleet:
         ]
         store = dist.HashStore()
         self.exchanges = [
-            NotesComparison(rank, world_size, checks, store, raises=False)
-            for rank, checks in enumerate(self.checks)
+            NotesComparison(rank, world_size, checks, store) for rank, checks in enumerate(self.checks)
         ]
         for exchange in self.exchanges:
             exchange.open("test")

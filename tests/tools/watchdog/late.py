@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import minddp
-from minddp.tools.forecast.lateness import LateRank
+from minddp.tools.forecast.lateness import LateRank, RankTimes, late_ranks
 from minddp.tools.watchdog import check as schedule
-from minddp.tools.watchdog import comparison
+from minddp.tools.watchdog import comparison, slow_rank
 from minddp.tools.watchdog.check import Finding
-from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS, SlowRank, Window
+from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS
 
 PLACES = ("between", "forward", "backward", "optimizer", "accumulation")
 
@@ -58,18 +58,22 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank has found, and its median sleep; on rank 0 the mean wait and the late ranks of a window."""
+    """A rank's median sleep; on rank 0 the findings, and the late ranks of the first window."""
 
     found: list[Finding]
-    waited_ns: float | None
     late: list[LateRank]
     slept_s: float
 
 
-def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, **options: Any) -> Outcome:
-    """Some steps of a wrapped model, and then a wait until the notes of all have been compared."""
+def train(rank: int, delay: Delay, steps: int, window_steps: int, width: int = 64, **options: Any) -> Outcome:
+    """Some steps of a wrapped model, and then a wait until those of a window have been compared."""
     step = 0
     slept_s = []
+    judged: list[list[LateRank]] = []
+
+    def judge(steps: Sequence[Sequence[RankTimes]]) -> list[LateRank]:
+        judged.append(late_ranks(steps))
+        return judged[-1]
 
     def sleep(place: str) -> None:
         if seconds := delay.sleep(place, rank, step):
@@ -81,13 +85,14 @@ def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, 
             super().step(*args)
 
     torch.manual_seed(rank)
-    with mock.patch.object(comparison, "EVERY_S", 0.05), mock.patch.object(schedule, "FIRST", steps):
+    with (
+        mock.patch.object(comparison, "EVERY_S", 0.05),
+        mock.patch.object(schedule, "FIRST", steps),
+        mock.patch.multiple(slow_rank, WINDOW_STEPS=window_steps, WINDOW_S=0.0, late_ranks=judge),
+    ):
         ddp = minddp.DistributedDataParallel(Model(width, sleep), **options)
         optimizer = Optimizer(ddp.parameters(), lr=0.01)
         assert ddp.guard is not None
-        check = ddp.guard.checks["slow_rank"]
-        assert isinstance(check, SlowRank)
-        check.window = window
         x = torch.randn(16, 32)
         for step in range(steps):  # noqa: B007
             sleep("between")
@@ -99,16 +104,13 @@ def train(rank: int, delay: Delay, steps: int, window: Window, width: int = 64, 
             optimizer.step()
             optimizer.zero_grad()
         found = ddp.guard.findings
-        wait_until(lambda: rank != 0 or check.waited_ns is not None)
-        known = [len(found)]
-        dist.broadcast_object_list(known, src=0)
-        wait_until(lambda: len(found) >= known[0])
+        wait_until(lambda: rank != 0 or judged)
         dist.barrier()
         ddp.guard.close()
-    return Outcome(found, check.waited_ns, check.late, statistics.median(slept_s or [0.0]))
+    return Outcome(found, judged[0] if judged else [], statistics.median(slept_s or [0.0]))
 
 
-def wait_until(is_true: Callable[[], bool], limit_s: float = 30.0) -> None:
+def wait_until(is_true: Callable[[], object], limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not is_true() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from minddp.platform.wording import table
-from minddp.tools.watchdog.slow_rank import Window
 from tests.ranks import RankPool
 from tests.tools.watchdog.late import PLACES, Delay, Outcome, train
 
@@ -17,11 +16,11 @@ PAGE = Path(__file__).parent.parent.parent.parent / "docs" / "slow_rank.md"
 WORLD_SIZES, DELAYS_MS = (2, 3, 4), (20, 60, 200)
 
 
-def play(world_size: int, delay: Delay, steps: int, window: Window) -> Outcome:
+def play(world_size: int, delay: Delay, steps: int, window_steps: int) -> Outcome:
     """What rank 0 has seen."""
     pool = RankPool(world_size)
     try:
-        return pool.run(partial(train, delay=delay, steps=steps, window=window))[0]
+        return pool.run(partial(train, delay=delay, steps=steps, window_steps=window_steps))[0]
     finally:
         pool.kill()
 
@@ -38,8 +37,7 @@ def attributed(outcome: Outcome, delay: Delay) -> float:
 
 def played(place: str) -> None:
     """The findings of three ranks of which rank 2 is late by 40 ms."""
-    window = Window(steps=50, seconds=0, in_a_row=1, lasts_s=0)
-    outcome = play(3, Delay(2, place, 0.04), 62, window)
+    outcome = play(3, Delay(2, place, 0.04), steps=62, window_steps=50)
     print("```text", *(finding.text for finding in outcome.found), "```", sep="\n")
 
 
@@ -49,9 +47,7 @@ def matrix() -> None:
     for world_size in WORLD_SIZES:
         for delay_ms in DELAYS_MS:
             delays = [Delay(world_size - 1, place, delay_ms / 1e3) for place in PLACES[:4]]
-            outcomes = [
-                play(world_size, delay, 21, Window(steps=10, seconds=0, in_a_row=1, lasts_s=0)) for delay in delays
-            ]
+            outcomes = [play(world_size, delay, steps=21, window_steps=10) for delay in delays]
             shares = [f"{attributed(*pair):.0%}" for pair in zip(outcomes, delays, strict=True)]
             rows.append([str(world_size), f"{delay_ms} ms", *shares])
     print(f"```text\n{table(rows, '>>>>>>')}\n```")

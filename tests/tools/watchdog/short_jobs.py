@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import logging
 import os
 import socket
 import subprocess
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 
 import minddp
-from minddp.tools.watchdog import check, comparison, inquiry, meeting
+from minddp.tools.watchdog import check, comparison, inquiry
 
 MODULE = "tests.tools.watchdog.short_jobs"
 EVERY_S = 0.01
@@ -41,8 +40,7 @@ ENDS = ("as it is", "without the wrapper", "without the group")
 def train(end: str) -> None:
     """What each rank does: it trains, and its script is over, after or without clearing up."""
     faulthandler.dump_traceback_later(LIMIT_S - 10)
-    comparison.EVERY_S = inquiry.READ_EVERY_S = meeting.REPORT_EVERY_S = EVERY_S
-    logging.getLogger(meeting.__name__).setLevel(logging.ERROR)  # each turn warns
+    comparison.EVERY_S = inquiry.READ_EVERY_S = EVERY_S
     check.EVERY = 1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -34,20 +34,16 @@ def elsewhere(rank: int, **changed: Any) -> RankState:
 
 
 def diagnosis_of(*states: RankState | str) -> Any:
-    """Of the ranks in their order; a text is why one is absent, without a last state."""
-    return diagnose({r: RankState(absence=s) if isinstance(s, str) else s for r, s in enumerate(states)})
+    """Of the ranks in their order; a text is why one is absent."""
+    return diagnose(dict(enumerate(states)))
 
 
 def test_a_rank_that_exited_is_named_and_the_wait_is_over() -> None:
     found = diagnosis_of(state(0), EXITED, state(2))
     assert found.is_certain
-    assert found.text.startswith("Rank 1 has exited; its own output says why. Ranks 0 and 2 wait in collective 6,")
-
-
-def test_a_last_state_shows_how_far_a_rank_came() -> None:
-    found = diagnosis_of(state(0, backward=100), elsewhere(1, backward=99, absence=EXITED))
-    assert "Rank 1 has exited after backward 99 of 100; its own output says why." in found.text
-    assert "join()" in found.text
+    assert found.text.startswith("Rank 1 has exited; its own output says why. ")
+    assert "give every rank equally many batches" in found.text
+    assert " Ranks 0 and 2 wait in collective 6," in found.text
 
 
 def test_a_rank_that_dropped_its_module_will_not_come() -> None:
@@ -75,21 +71,21 @@ def test_ranks_that_have_forgotten_a_collective_are_not_compared_in_it() -> None
     assert "not the same" not in diagnosis_of(state(0), elsewhere(1, recent=collectives(4, numel=7))).text
 
 
-def test_missing_gradients_are_named_by_bucket() -> None:
+def test_missing_gradients_are_named() -> None:
     names = ("decoder.weight", "decoder.bias")
-    lacking = elsewhere(2, backward=3, phase="INCOMPLETE", missing={4: names, 5: ("other",)})
+    lacking = elsewhere(2, backward=3, phase="INCOMPLETE", missing=names)
     found = diagnosis_of(state(0), state(1), lacking)
     assert not found.is_certain, "a second backward may bring them"
-    assert "Rank 2 has not produced gradients for `decoder.weight`, `decoder.bias` (bucket 4)" in found.text
+    assert "Rank 2 has not produced gradients for `decoder.weight`, `decoder.bias`: backward 3" in found.text
     assert "find_unused_parameters=True" in found.text
     assert "Ranks 0 and 1 wait in collective 6" in found.text
 
 
 def test_many_missing_gradients_are_named_by_layer() -> None:
     names = tuple(f"decoder.{layer}.{part}" for layer in range(9) for part in ("weight", "bias"))
-    lacking = elsewhere(1, phase="INCOMPLETE", missing={0: names})
+    lacking = elsewhere(1, phase="INCOMPLETE", missing=names)
     assert "`decoder.0.*`, `decoder.1.*`" in diagnosis_of(state(0), lacking).text
-    assert "and 3 more (bucket 0)" in diagnosis_of(state(0), lacking).text
+    assert "and 3 more: backward" in diagnosis_of(state(0), lacking).text
 
 
 @pytest.mark.parametrize(
@@ -133,5 +129,5 @@ def test_every_rank_has_its_line() -> None:
 
 
 def test_a_state_survives_the_store() -> None:
-    sent = state(1, missing={2: ("a", "b")}, accumulates=True)
+    sent = state(1, missing=("a", "b"), accumulates=True)
     assert pickle.loads(pickle.dumps(sent)) == sent

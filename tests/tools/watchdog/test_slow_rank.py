@@ -10,10 +10,9 @@ import torch
 
 from minddp.tools.watchdog import slow_rank
 from minddp.tools.watchdog.check import EVERY, Finding
-from minddp.tools.watchdog.slow_rank import MOST_KEPT, WARM_UP_STEPS, SlowRank, Window
+from minddp.tools.watchdog.slow_rank import MOST_KEPT, WARM_UP_STEPS, SlowRank
 
 MS = 1_000_000
-ONE_WINDOW = Window(steps=10, seconds=0, in_a_row=1, lasts_s=0)
 OPTIMIZER = cast(torch.optim.Optimizer, None)
 
 
@@ -121,62 +120,40 @@ def times(*, waited_ms: float = 10, **longer_ms: float) -> list[float]:
 LATE: dict[str, Any] = {"forward": 8, "waited_ms": 2}
 
 
+@pytest.fixture
+def windows_of_ten_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_rank, "WINDOW_STEPS", 10)
+    monkeypatch.setattr(slow_rank, "WINDOW_S", 0.0)
+
+
 def compared(check: SlowRank, first: int, num: int, how: dict[str, Any]) -> list[Finding]:
     """What is found in `num` steps, in which rank 1 has been late so."""
     return [one for step in range(first, first + num) for one in check.compare(step, [times(), times(**how)])]
 
 
-def windows(check: SlowRank, *late: dict[str, Any]) -> list[list[str]]:
-    """The subjects found after each of some windows of ten steps, of which rank 1 has been late so."""
-    found, first = [], WARM_UP_STEPS
-    for how in late:
-        found.append([finding.subject for finding in compared(check, first, 10, how)])
-        first += 10
-    return found
-
-
-def test_a_late_rank_is_found_at_the_end_of_a_window() -> None:
+@pytest.mark.usefixtures("windows_of_ten_steps")
+def test_a_late_rank_is_found_at_the_end_of_each_window() -> None:
     check = SlowRank()
-    check.window = ONE_WINDOW
     assert compared(check, 0, WARM_UP_STEPS + 9, LATE) == []
     (finding,) = compared(check, WARM_UP_STEPS + 9, 1, LATE)
     assert finding.ranks == (1,)
     assert finding.step == WARM_UP_STEPS + 9
     assert finding.text.startswith("Rank 1 is late: 8.0 ms in each step, 8.0 ms of it in forward; the others wait")
     assert f" Measured in steps {WARM_UP_STEPS} to {finding.step}. " in finding.text
-    assert not finding.is_fatal
-    assert check.waited_ns == (10 + 2) / 2 * MS
-    assert [late.rank for late in check.late] == [1]
+    assert compared(check, 20, 10, {}) == []
+    (finding,) = compared(check, 30, 10, LATE)
+    assert f" Measured in steps 30 to {finding.step}. " in finding.text
 
 
-def test_the_first_steps_do_not_count() -> None:
-    check = SlowRank()
-    check.window = ONE_WINDOW
-    assert compared(check, 0, WARM_UP_STEPS, LATE) == []
-    assert check.waited_ns is None
-    assert windows(check, {}) == [[]]
-    assert check.waited_ns is not None
-
-
-def test_a_rank_has_to_be_late_for_some_windows_in_a_row() -> None:
-    check = SlowRank()
-    check.window = Window(steps=10, seconds=0, in_a_row=2, lasts_s=0)
-    in_forward, elsewhere = ["rank 1 in forward"], {"backward": 8, "waited_ms": 2}
-    assert windows(check, LATE, {}, LATE, LATE, LATE) == [[], [], [], in_forward, in_forward]
-    check = SlowRank()
-    check.window = Window(steps=10, seconds=0, in_a_row=2, lasts_s=0)
-    assert windows(check, LATE, elsewhere, LATE) == [[], [], []]
-
-
-def found_on_a_shared_machine(window: Window, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def found_on_a_shared_machine(window_s: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is found in half an hour of an even fleet: each rank has its core for itself, but for bursts of 5 s.
 
     While it shares its core, it takes twice as long. That is so for a fifth of the time.
     """
     now_s, rng = 100.0, random.Random(0)
     monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
+    monkeypatch.setattr(slow_rank, "WINDOW_S", window_s)
     check = SlowRank()
-    check.window = window
     until_s, shares = [0.0] * 3, [True] * 3
     found, step = [], WARM_UP_STEPS
     while now_s < 1900:
@@ -189,38 +166,20 @@ def found_on_a_shared_machine(window: Window, monkeypatch: pytest.MonkeyPatch) -
         now_s += 1e-3 * EVERY * (max(busy_ms) + 1)
         step += EVERY
         found += [finding.subject for finding in check.compare(step, noted)]
-    assert check.waited_ns is not None
     return found
 
 
 def test_a_rank_that_shares_its_core_for_some_seconds_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found_on_a_shared_machine(Window(), monkeypatch) == []
-    assert found_on_a_shared_machine(Window(seconds=1.5, in_a_row=1, lasts_s=0), monkeypatch) != []
+    assert found_on_a_shared_machine(slow_rank.WINDOW_S, monkeypatch) == []
+    assert found_on_a_shared_machine(1.5, monkeypatch) != []
 
 
-def test_a_rank_has_to_be_late_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
-    check = SlowRank()
-    check.window = Window(steps=10, seconds=0, in_a_row=2, lasts_s=90)
-    assert windows(check, LATE, LATE) == [[], []]
-    now_s += 91
-    assert windows(check, LATE) == [["rank 1 in forward"]]
-
-
-def test_a_cured_rank_is_no_longer_the_latest() -> None:
-    check = SlowRank()
-    check.window = ONE_WINDOW
-    windows(check, LATE, {})
-    assert check.waited_ns is not None
-    assert check.late == []
-
-
+@pytest.mark.usefixtures("windows_of_ten_steps")
 def test_a_delay_of_less_than_a_millisecond_is_not_reported() -> None:
     check = SlowRank()
-    check.window = ONE_WINDOW
-    assert windows(check, {"forward": 0.9, "waited_ms": 9.1}) == [[]]
-    assert windows(check, {"forward": 1.1, "waited_ms": 8.9}) == [["rank 1 in forward"]]
+    assert compared(check, 10, 10, {"forward": 0.9, "waited_ms": 9.1}) == []
+    (finding,) = compared(check, 20, 10, {"forward": 1.1, "waited_ms": 8.9})
+    assert finding.subject == "rank 1 in forward"
 
 
 def test_a_window_has_some_steps_and_takes_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,20 +187,19 @@ def test_a_window_has_some_steps_and_takes_some_seconds(monkeypatch: pytest.Monk
     monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
     monkeypatch.setattr(slow_rank, "late_ranks", lambda steps: seen.append(len(steps)) or [])
     check = SlowRank()
-    check.window = Window(steps=10, seconds=2)
-    compared(check, 10, 12, LATE)
-    now_s += 1.9
-    compared(check, 22, 1, LATE)
+    compared(check, 10, 22, LATE)
+    now_s += 89.9
+    compared(check, 32, 1, LATE)
     assert seen == []
     now_s += 0.2
-    compared(check, 23, 1, LATE)
-    assert seen == [14]
-    compared(check, 24, 1, LATE)
-    now_s += 3
-    compared(check, 25, 8, LATE)
-    assert seen == [14]
     compared(check, 33, 1, LATE)
-    assert seen == [14, 10]
+    assert seen == [24]
+    compared(check, 34, 1, LATE)
+    now_s += 91
+    compared(check, 35, 18, LATE)
+    assert seen == [24]
+    compared(check, 53, 1, LATE)
+    assert seen == [24, 20]
 
 
 def test_notes_that_are_not_read_take_no_more_and_more_memory() -> None:

@@ -13,9 +13,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from typing import Any
 
-MARK = "MINDDP_RANK_PROCESS"  # set for the processes that a rank starts
-FROM_LAUNCHER = "MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK"
-
 
 class TorchFinder:
     """Installs minddp after the import of torch, or of a module of minddp that imports torch.
@@ -23,8 +20,7 @@ class TorchFinder:
     It stays until then, since transformers and Accelerate look for torch without importing it.
     """
 
-    def __init__(self, launched: dict[str, str] | None):
-        self._launched = launched
+    def __init__(self) -> None:
         self._num_open = 0  # imports of torch or minddp that have begun and not ended
         self._torch_is_complete = False
 
@@ -52,13 +48,13 @@ class TorchFinder:
             self._torch_is_complete |= name == "torch"
             if self._torch_is_complete and self._num_open == 0 and self in sys.meta_path:
                 sys.meta_path.remove(self)  # type: ignore[arg-type]
-                install(self._launched)
+                install()
 
         loader.exec_module = exec_and_install
 
 
-def install(launched: dict[str, str] | None) -> None:
-    """Install minddp for the rest of this process. `launched` are the launcher's values if it is a rank."""
+def install() -> None:
+    """Install minddp for the rest of this process."""
     import minddp
 
     if "MINDDP_ON_CPU" in os.environ:
@@ -71,19 +67,6 @@ def install(launched: dict[str, str] | None) -> None:
         from minddp.tools.xray.wrappers import record_process
 
         record_process(setting)
-    if launched:
-        from minddp.tools.watchdog.meeting import watch_meeting
-
-        watch_meeting(launched)
-
-
-def launchers_values() -> dict[str, str] | None:
-    """The variables that torchrun has set for this rank; `None` in other processes and in a rank's children."""
-    names = FROM_LAUNCHER.split()
-    if MARK in os.environ or not all(name in os.environ for name in names):
-        return None
-    os.environ[MARK] = str(os.getpid())
-    return {name: os.environ[name] for name in names}
 
 
 def run_hidden_sitecustomize() -> None:
@@ -96,7 +79,7 @@ def run_hidden_sitecustomize() -> None:
 
 
 if "torch" in sys.modules:  # imported by a .pth file
-    install(launchers_values())
+    install()
 else:
-    sys.meta_path.insert(0, TorchFinder(launchers_values()))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, TorchFinder())  # type: ignore[arg-type]
 run_hidden_sitecustomize()
