@@ -30,9 +30,9 @@ BREAKS = (
     ),
     SurvivalBreak(
         "the first vote decides",
-        "tools/elastic/session.py",
-        '/{term.step}", 1) == len(members):',
-        '/{term.step}", 1) >= 1:',
+        "tools/elastic/membership.py",
+        "step) < len(generation.members):",
+        "step) < 1:",
         CONNECTION_LOST,
     ),
     SurvivalBreak(
@@ -44,7 +44,7 @@ BREAKS = (
     ),
     SurvivalBreak(
         "no waits are ended",
-        "tools/elastic/heartbeat.py",
+        "tools/elastic/loss_watch.py",
         "                term.call_off(self._membership)",
         "                pass",
         ("vote", 5, "SIGKILL"),
@@ -73,11 +73,10 @@ BREAKS = (
         plan=TAKEN_BACK,
     ),
     SurvivalBreak(
-        "a silent member counts as alive",
-        "tools/elastic/heartbeat.py",
-        "if self._beats[member][1] * LOOK_EVERY_S > self._silent_limit_s",
-        "if False",
+        "a stopped member counts as alive",
+        "tools/elastic/loss_watch.py",
+        " or times * LOOK_EVERY_S > STOPPED_LIMIT_S",
+        "",
         ("forward", 5, "SIGSTOP"),
-        {"join": {"silent_limit_s": 1.0}},
     ),
 )

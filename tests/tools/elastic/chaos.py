@@ -2,8 +2,8 @@
 
 The kills come from outside, a random number of steps after each other, and some milliseconds: in a step, in a vote,
 while ranks regroup after another loss. Two in three are by SIGKILL, and the rank is started again. The others stop
-a process, for less than the silent limit or until the others have gone on without it. The last rank is spared: with
-it the state would be lost.
+a process, for half of `STOPPED_LIMIT_S` or until the others have gone on without it. The last rank is spared:
+with it the state would be lost.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from minddp.tools.elastic.loss_watch import STOPPED_LIMIT_S
 from tests.tools.elastic.job import Job, digests
 from tests.tools.elastic.survivor import undisturbed
 
-SILENT_LIMIT_S = 2.0
 PATIENCE_S = 120.0  # between two kills, for restarted ranks to come
 
 
@@ -60,8 +60,7 @@ def kill_at_random(
     rng = random.Random(seed)
     steps = int(num_kills * every_steps * 1.5) + 20
     hold = steps - 10  # the ranks wait there if they are too fast
-    join = {"silent_limit_s": SILENT_LIMIT_S}
-    job = Job(num_ranks, restarts=num_kills, steps=steps, share_s=0.002, transport=transport, hold=hold, join=join)
+    job = Job(num_ranks, restarts=num_kills, steps=steps, share_s=0.002, transport=transport, hold=hold)
     report, began = Report(), time.time()
     killed: set[Any] = set()
     stopped: dict[Any, tuple[float, bool]] = {}  # process: since when, and until others have gone on without it
@@ -74,7 +73,7 @@ def kill_at_random(
         events = job.events()
         highest, at_work = job.highest_step(), members_at_work(events)
         for process, (since, is_long) in list(stopped.items()):
-            if process.pid not in at_work if is_long else time.time() > since + 0.5 * SILENT_LIMIT_S:
+            if process.pid not in at_work if is_long else time.time() > since + 0.5 * STOPPED_LIMIT_S:
                 del stopped[process]
                 job.kill(process, signal.SIGCONT)
         victims = [each for each in job.alive() if each.pid in at_work and each not in {*stopped, *killed}]

@@ -65,7 +65,7 @@ class Script:
         self.report.write(json.dumps(facts) + "\n")
 
     def at(self, moment: str) -> None:
-        """Die, stop or fail here, once, if the plan says so. Members that a fault names are numbered from 1 on."""
+        """Die, stop or fail here, once, if the plan says so. A fault names a member by its number, from 1 on."""
         for fault in self.plan.get("faults", ()):
             is_here = (fault["member"], fault["moment"], fault["step"]) == (self.member, moment, self.step)
             if is_here and fault not in self.struck:
@@ -77,7 +77,7 @@ class Script:
                     self.fail_to_connect()
                     continue
                 if fault["signal"] == "late":
-                    self.wait_for(lambda: self.session._membership.read("over/1") is not None)
+                    self.wait_for(lambda: self.session._membership.settled("over", 1))
                     continue
                 if fault["signal"] == "stuck":
                     time.sleep(0.2)  # the others have voted
@@ -214,8 +214,8 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     if "connect_limit_s" in plan:
         elastic_session.CONNECT_LIMIT_S = (plan["connect_limit_s"],) * 2
-    session = minddp.elastic.join(**plan.get("join", {}))
-    Script(plan, session._membership.member).train(session)
+    session = minddp.elastic.join()
+    Script(plan, session._membership.count("started")).train(session)
 
 
 if __name__ == "__main__":
