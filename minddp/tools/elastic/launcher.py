@@ -15,9 +15,9 @@ from functools import partial
 import psutil
 import torch.distributed as dist
 
-from minddp.tools.elastic.loss_watch import LOOK_EVERY_S
 from minddp.tools.elastic.membership import Membership
 from minddp.tools.elastic.session import NUM_RANKS, STORE_PORT
+from minddp.tools.elastic.term import LOOK_EVERY_S
 from minddp.tools.job.launcher import GRACE_S
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

@@ -10,25 +10,28 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from minddp.platform.host import is_running
+from minddp.platform.store import own_connection
 from minddp.replicas.broadcast import broadcast_coalesced
-from minddp.tools.elastic.connections import drop
-from minddp.tools.elastic.loss_watch import LOOK_EVERY_S, STOPPED_LIMIT_S, LossWatch, Term
 from minddp.tools.elastic.membership import Generation, Membership, next_generation
+from minddp.tools.elastic.term import Term, drop
+from minddp.tools.elastic.tree_sum import deal
 from minddp.tools.watchdog import Stuck
 
 _log = logging.getLogger(__name__)
 STORE_PORT = "MINDDP_ELASTIC_PORT"  # of the store, on this host
 NUM_RANKS = "MINDDP_ELASTIC_RANKS"  # how many the first generation waits for
 START_LIMIT_S = 60.0  # for the first ranks to wait for all others before they begin without them
-CONNECT_LIMIT_S = (2.0, 30.0)  # to make a group: the first attempt, and the longest
+CONNECT_LIMIT_S = 10.0  # to make a group, once all ranks have come
 STATE_LIMIT_S = 60.0  # for each message of the state that a new rank gets; not all of these waits are watched
 TIMEOUT_S = 1800.0  # of collectives, as in torch, and of regrouping, for ranks that live but do not come
-GRACE_S = 1.0  # the longest time from an error until the loss that has caused it is noticed
+GRACE_S = 3.0  # the longest time from an error until the loss that has caused it is noticed
 
 
 class RankLost(RuntimeError):
@@ -56,7 +59,8 @@ class Session:
 
     def __init__(self, membership: Membership):
         self._membership = membership
-        self._watch = LossWatch(membership)
+        self._of_thread = Membership(own_connection(membership.store))
+        self._num_ranks = int(os.environ[NUM_RANKS])
         self.generation = Generation()  # the last one that this process knows; its members are the ranks, in order
         self._term: Term | None = None
         self._has_state = False  # that of the generation
@@ -73,11 +77,12 @@ class Session:
         buffers, optimizer state, number of the step, and the `state_dict` of each object in `also`, from another.
 
         Raises:
-            ValueError: a wrapper without logical ranks.
+            ValueError: a wrapper without logical ranks, or with fewer than there are ranks.
         """
         self._ranks = ranks = ddp.logical_ranks
         if ranks is None:
             raise ValueError("A training goes on with other ranks only with logical_ranks: pass it to the wrapper.")
+        deal(ranks.num_shares, self._num_ranks)  # raises an error if there are too few
         ranks.before_counting = self._vote
         self._trained = ddp, optimizer, also
         try:
@@ -92,6 +97,8 @@ class Session:
                 if not step.has_ended or (ranks.step == number and not term.is_over.is_set()):
                     raise RuntimeError(f"Step {number} needs `with step:` around a loop over `ddp.shares()`.")
             self._membership.settle(True, "finished")
+        except dist.DistNetworkError as error:
+            raise RuntimeError("The store has ended, and with it the job.") from error
         finally:
             ranks.before_counting = None
             self.leave()
@@ -102,11 +109,15 @@ class Session:
             return
         self._has_left = True
         atexit.unregister(self.leave)
-        self._watch.stop()
-        if self._term is None or self._watch.error is not None or self._membership.settled("finished"):
-            return
-        self._term.call_off(self._membership)
-        drop(dist.group.WORLD)  # the interpreter ends without it
+        if self._term is not None:
+            self._term.close()
+        with suppress(RuntimeError):  # the store has ended
+            if self._membership.settled("finished"):
+                return
+            self._membership.settle(True, "left", self._membership.member)
+            if self._term is not None:
+                self._term.call_off()
+                drop(dist.group.WORLD)  # the interpreter ends without it
 
     def _vote(self) -> None:
         """Return if the step counts, else raise `RankLost`. See [Note: the vote]."""
@@ -115,8 +126,7 @@ class Session:
         if term.is_over.is_set():  # perhaps before the watching thread knew this step
             verdict = self._membership.settle("again", "verdict", term.generation.number, term.step)
         else:
-            has_room = len(term.generation.members) < self._ranks.num_shares
-            verdict = self._membership.vote(term.generation, term.step, has_room=has_room)
+            verdict = self._membership.vote(term.generation, term.step)
         if verdict == "again":
             raise RankLost(f"Step {term.step} does not count, since a rank was lost. It is computed again.")
         if verdict == "counts, regroup":  # others join, as after a loss
@@ -126,36 +136,30 @@ class Session:
         """True if the loss of a rank has caused `error`, or the generation is over anyway. It is over then."""
         term = self._term
         assert term is not None
-        self._watch.check_store()
         if isinstance(error, (RankLost, Stuck)):
             term.is_over.set()
-        elif not isinstance(error, Exception):
-            return False
-        looks = range(int((STOPPED_LIMIT_S + GRACE_S) / LOOK_EVERY_S))  # a stop of this process costs one
-        return any(term.is_over.wait(LOOK_EVERY_S) for _ in looks)
+        return isinstance(error, Exception) and term.is_over.wait(GRACE_S)
 
     def _regroup(self) -> Term:
         """Become a rank of the next generation that can work, with the state that all its ranks have."""
         began = time.monotonic()
-        limit_s, longest_s = CONNECT_LIMIT_S
         while True:
             if self._term is not None:
-                self._term.call_off(self._membership)
-                self._term.connections.complete()
+                self._term.call_off()
+                self._term.close()
             self._ranks.undo()
             self._join_generation()
-            self._term = self._watch.term = Term(self.generation)
+            self._term = term = Term(self.generation, self._of_thread)
             try:
-                self._connect(self._term, limit_s)
-                self._synchronize(self._term.generation)
+                self._connect(term)
+                self._synchronize(self.generation)
                 _limit_collectives(TIMEOUT_S)
                 self._has_state = True
-                self._term.connections.complete()
-                return self._term
+                term.connections.complete()
+                return term
             except Exception as error:
                 if not self.is_loss(error) or time.monotonic() - began > TIMEOUT_S:
                     raise
-                limit_s = min(2 * limit_s, longest_s)
 
     def _join_generation(self) -> None:
         """Wait for the first generation, after the last known one, that has this process as a member."""
@@ -163,7 +167,6 @@ class Session:
             number = self.generation.number + 1
             self._membership.request_join(number, has_state=self._has_state)
             self.generation = self._decision(number)
-            self._watch.watched = self.generation.members
             if self._membership.member in self.generation.members:
                 return
             self._has_state = False
@@ -173,46 +176,43 @@ class Session:
         last, membership, began = self.generation, self._membership, time.monotonic()
         generation: Generation | None
         while (generation := membership.settled("generation", number)) is None:
-            self._watch.check_store()
             if membership.settled("finished"):
                 _log.warning("The training had finished before this process could join.")
                 sys.exit(0)
-            requests, lost = membership.join_requests(number), self._watch.lost
-            self._watch.watched = {*last.members, *requests}
-            present = {member: has_state for member, has_state in requests.items() if member not in lost}
-            missing, waited_s = set(last.members) - present.keys() - lost, time.monotonic() - began
+            waited_s, requests = time.monotonic() - began, membership.join_requests(number)
+            present = {member: has_state for member, has_state in requests.items() if is_running(member)}
+            missing = [each for each in last.members if each not in present and membership.takes_part(each)]
             if membership.member in last.members and waited_s > TIMEOUT_S:
-                raise RuntimeError(f"Processes {sorted(missing)} live, but have not regrouped in {waited_s:.0f} s.")
+                raise RuntimeError(f"Processes {missing} live, but have not regrouped in {waited_s:.0f} s.")
             is_early = last.number == 0 and waited_s < START_LIMIT_S
-            if not missing and not (is_early and len(present) < int(os.environ[NUM_RANKS])):
-                membership.settle(next_generation(last, present, self._ranks.num_shares), "generation", number)
+            if not missing and not (is_early and len(present) < self._num_ranks):
+                membership.settle(next_generation(last, present), "generation", number)
             else:
                 time.sleep(0.01)
         return generation
 
-    def _connect(self, term: Term, limit_s: float) -> None:
+    def _connect(self, term: Term) -> None:
         """Make the default group one of all members, and the wrapper's, or raise `RankLost`.
 
         Gloo waits five times its limit for a member that dies meanwhile (`Pair::waitUntil`), even if its socket is
         shut down. So members first wait in the store for slow ones.
         """
-        generation = term.generation
         if dist.is_initialized():
             drop(dist.group.WORLD)
             dist.destroy_process_group()
         dist.distributed_c10d._world.group_count = 0  # a part of the keys in the store; counts failures, too
-        store = self._membership.store.clone()  # type: ignore[attr-defined]
-        rank, world_size = generation.members.index(self._membership.member), len(generation.members)
-        os.environ["LOCAL_WORLD_SIZE"] = str(world_size)  # at most
-        come = [f"come/{generation.number}/{other}" for other in range(world_size)]
-        limit = datetime.timedelta(seconds=limit_s)
-        in_store = dist.PrefixStore(f"group/{generation.number}", store)
+        number, world_size = term.generation.number, len(term.generation.members)
+        rank = term.generation.members.index(self._membership.member)
+        os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+        store = dist.PrefixStore(f"group/{number}", own_connection(self._membership.store))
+        come = [f"come/{other}" for other in range(world_size)]
+        limit = datetime.timedelta(seconds=CONNECT_LIMIT_S / 5)
         try:
             store.set(come[rank], "")
-            store.wait(come, limit)
-            dist.init_process_group("gloo", store=in_store, rank=rank, world_size=world_size, timeout=limit / 5)
+            store.wait(come, datetime.timedelta(seconds=TIMEOUT_S))
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
         except RuntimeError as error:
-            raise RankLost(f"Not all ranks of generation {generation.number} have connected: {error}") from error
+            raise RankLost(f"Not all ranks of generation {number} have connected: {error}") from error
         _limit_collectives(STATE_LIMIT_S)
         self._trained[0].move_to_group(dist.group.WORLD)
         term.transport = self._ranks.transport

@@ -44,8 +44,8 @@ BREAKS = (
     ),
     SurvivalBreak(
         "no waits are ended",
-        "tools/elastic/loss_watch.py",
-        "                term.call_off(self._membership)",
+        "tools/elastic/term.py",
+        "                self.call_off()",
         "                pass",
         ("vote", 5, "SIGKILL"),
     ),
@@ -58,25 +58,10 @@ BREAKS = (
         {"connect_limit_s": 600.0},
     ),
     SurvivalBreak(
-        "a rank that comes late ends the others",
-        "tools/elastic/session.py",
-        '            raise RankLost(f"Not all',
-        '            raise RuntimeError(f"Not all',
-        ("construction", 0, "late"),
-        {"connect_limit_s": 3.0},
-    ),
-    SurvivalBreak(
         "a new rank keeps its own step",
         "tools/elastic/session.py",
         "values, states, ranks.seed, ranks.step = ",
         "values, states, ranks.seed, _ = ",
         plan=TAKEN_BACK,
-    ),
-    SurvivalBreak(
-        "a stopped member counts as alive",
-        "tools/elastic/loss_watch.py",
-        " or times * LOOK_EVERY_S > STOPPED_LIMIT_S",
-        "",
-        ("forward", 5, "SIGSTOP"),
     ),
 )

@@ -76,9 +76,6 @@ class Script:
                 if fault["signal"] == "failed attempt":
                     self.fail_to_connect()
                     continue
-                if fault["signal"] == "late":
-                    self.wait_for(lambda: self.session._membership.settled("over", 1))
-                    continue
                 if fault["signal"] == "stuck":
                     time.sleep(0.2)  # the others have voted
                     raise Stuck("a connection was lost, but no rank")
@@ -213,9 +210,15 @@ def main() -> None:
         apply(next(broken for broken in BREAKS if broken.name == plan["broken"]))
     faulthandler.register(signal.SIGUSR1)
     if "connect_limit_s" in plan:
-        elastic_session.CONNECT_LIMIT_S = (plan["connect_limit_s"],) * 2
+        elastic_session.CONNECT_LIMIT_S = plan["connect_limit_s"]
     session = minddp.elastic.join()
-    Script(plan, session._membership.count("started")).train(session)
+    script = Script(plan, session._membership.count("started"))
+    try:
+        script.train(session)
+    except RuntimeError:
+        if plan.get("lingers"):
+            script.wait_for(Path(plan["folder"], "go").exists)
+        raise
 
 
 if __name__ == "__main__":

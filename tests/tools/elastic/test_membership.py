@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import minddp
-from minddp.tools.elastic.connections import Connections
 from minddp.tools.elastic.membership import Generation, Membership, next_generation
+from minddp.tools.elastic.term import Connections
 
 
 @given(st.lists(st.booleans(), max_size=5), st.integers(0, 5))
@@ -24,10 +24,10 @@ def test_survivors_keep_their_order_and_the_first_one_has_the_state(have_state: 
     requests = {10 + place: False for place in range(num_new)} | dict(enumerate(have_state))
     if not requests:
         return
-    found = next_generation(last, requests, 6)
+    found = next_generation(last, requests)
     survivors = tuple(place for place in range(len(have_state)) if have_state[place])
     assert found.number == 5
-    assert len(found.members) == min(6, len(requests))
+    assert sorted(found.members) == sorted(requests)
     assert found.members[: len(survivors)] == survivors
     assert found.joined == (found.members[len(survivors) :] if survivors else found.members[1:])
 
@@ -54,13 +54,15 @@ def test_a_session_needs_its_launcher_and_logical_ranks(store: dist.Store, monke
     with pytest.raises(RuntimeError, match="MINDDP_ELASTIC_PORT is not set"):
         minddp.elastic.join()
     monkeypatch.setenv("MINDDP_ELASTIC_PORT", str(store.port))
+    monkeypatch.setenv("MINDDP_ELASTIC_RANKS", "3")
     session = minddp.elastic.join()
     try:
         with pytest.raises(ValueError, match="default process group twice"):
             minddp.elastic.join()
-        ddp = minddp.DistributedDataParallel(nn.Linear(2, 2))
-        with pytest.raises(ValueError, match="logical_ranks"):
-            next(session.steps(ddp, torch.optim.SGD(ddp.parameters(), 0.1), last=1))
+        for num_shares, message in ((None, "only with logical_ranks"), (2, "2 logical ranks cannot be dealt to 3")):
+            ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), logical_ranks=num_shares)
+            with pytest.raises(ValueError, match=message):
+                next(session.steps(ddp, torch.optim.SGD(ddp.parameters(), 0.1), last=1))
     finally:
         session.leave()
         dist.destroy_process_group()
