@@ -55,7 +55,7 @@ def next_generation(last: Generation, requests: Mapping[int, bool]) -> Generatio
 
 
 class Membership(Messages):
-    """The store, as this process sees it. For use by one thread."""
+    """The store, as this process sees it. During `vote`, another thread needs another connection."""
 
     def __init__(self, store: dist.Store):
         super().__init__(store, "elastic", os.getpid(), 0)  # the number of members is not fixed

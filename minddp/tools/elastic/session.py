@@ -31,6 +31,7 @@ START_LIMIT_S = 60.0  # for the first ranks to wait for all others before they b
 CONNECT_LIMIT_S = 10.0  # to make a group, once all ranks have come
 STATE_LIMIT_S = 60.0  # for each message of the state that a new rank gets; not all of these waits are watched
 TIMEOUT_S = 1800.0  # of collectives, as in torch, and of regrouping, for ranks that live but do not come
+POLL_S = 0.01
 GRACE_S = 3.0  # the longest time from an error until the loss that has caused it is noticed
 
 
@@ -187,8 +188,7 @@ class Session:
             is_early = last.number == 0 and waited_s < START_LIMIT_S
             if not missing and not (is_early and len(present) < self._num_ranks):
                 membership.settle(next_generation(last, present), "generation", number)
-            else:
-                time.sleep(0.01)
+            time.sleep(POLL_S)
         return generation
 
     def _connect(self, term: Term) -> None:
