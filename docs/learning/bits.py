@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from docs.learning.small_net import CAP_MIB, examples_of, loss_of, small_net
 from minddp import DistributedDataParallel
-from minddp.tools.elastic.addition_tree import deal
+from minddp.tools.elastic.tree_sum import deal
 from reference.ring import ring_all_reduce
 
 NUMEL = 3000

@@ -45,7 +45,7 @@ class CheckResult:
 def judge_obstacle(place: Place, error: StoreUnreachable) -> CheckResult:
     """This rank did not reach the store."""
     endpoint = " ".join([place.endpoint, *(f"({address})" for address in error.resolved)])
-    fact = f"Rank {place.rank} cannot use the store at {endpoint}: {error.obstacle}: {error.detail}."
+    fact = f"Rank {place.rank} cannot use the store at {endpoint}: {error.obstacle}."
     remedy = (
         "MASTER_ADDR must be an address of rank 0's host, in a network that this host is in too (`ip addr`), or a "
         "name that is known here. MASTER_PORT must be the same on every rank, free on rank 0's host (`ss -ltnp`) "

@@ -9,64 +9,37 @@ import argparse
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import psutil
 import torch.distributed as dist
 
-from minddp.tools.elastic.heartbeat import LOOK_EVERY_S
-from minddp.tools.elastic.session import NUM_RANKS, STORE
+from minddp.tools.elastic.membership import Membership
+from minddp.tools.elastic.session import NUM_RANKS, STORE_PORT
+from minddp.tools.elastic.term import LOOK_EVERY_S
 from minddp.tools.job.launcher import GRACE_S
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-HOLD_LIMIT_S = 10.0  # for the ranks on other hosts to end after those of the host that holds the store
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start the ranks and wait until all have ended. Returns 0 if training has finished."""
     parser = argparse.ArgumentParser(prog="minddp elastic", description=__doc__.partition("\n")[0])
-    parser.add_argument("--nproc", type=int, default=2, help="ranks to start on this host (default: 2)")
+    parser.add_argument("--nproc", type=int, default=2, help="ranks to start (default: 2)")
     parser.add_argument("--max-restarts", type=int, default=3, help="of each rank (default: 3)")
-    parser.add_argument(
-        "--store",
-        type=address,
-        default="localhost:0",
-        help="HOST:PORT: on the first host where to hold the store; on others, with --join, where it is",
-    )
-    parser.add_argument("--join", action="store_true", help="the store is held by the launcher on another host")
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
     parser.add_argument(
         "script", nargs=argparse.REMAINDER, help="the script that each rank runs, and its arguments"
     )
     options = parser.parse_args(arguments)
-    if not options.script or options.nproc < 1 or (options.join and options.store[1] == 0):
-        parser.error("Name a script to run, --nproc of 1 or more, and with --join also a --store.")
-    return options
-
-
-def address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host, int(port)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Start the ranks and wait until all have ended. Returns 0 if training has finished."""
-    options = parse(arguments)
+    if not options.script or options.nproc < 1:
+        parser.error("Name a script to run, and --nproc of 1 or more.")
     environment = dict(os.environ)
-    host, port = options.store
-    if options.join:
-        store = dist.TCPStore(host, port, is_master=False)
-    else:
-        # The server looks up the name of each process that connects, and all others wait: 5 s if an answer is lost.
-        os.environ["RES_OPTIONS"] = "attempts:0"
-        store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
-    store.add("launchers", 1)
-    environment |= {STORE: f"{host}:{store.port}", NUM_RANKS: str(options.nproc)}
-    # Scripts that read torchrun's variables find a job of one rank.
-    environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(store.port)}
-    environment |= {"TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts)}
+    # The server looks up the name of each process that connects, and all others wait: 5 s if an answer is lost.
+    os.environ["RES_OPTIONS"] = "attempts:0"
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    environment |= {STORE_PORT: str(store.port), NUM_RANKS: str(options.nproc)}
     # In the ranks, torch looks up the name of each peer that it connects to.
     environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost connections are expected
@@ -75,16 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, *(["-m"] if options.is_module else []), *options.script]
     if stopped_by := run_ranks(command, environment, options.nproc, options.max_restarts):
         return 128 + stopped_by
-    deadline = time.monotonic() + HOLD_LIMIT_S
-    try:
-        has_finished = store.check(["finished"])
-        store.add("launchers", -1)
-        while not options.join and store.add("launchers", 0) > 0 and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
-    except RuntimeError:
-        print("minddp elastic: the store has ended, and with it the job.", file=sys.stderr)
-        return 1
-    return 0 if has_finished else 1
+    return 0 if Membership(store).settled("finished") else 1
 
 
 def run_ranks(command: Sequence[str], environment: Mapping[str, str], num_ranks: int, max_restarts: int) -> int:

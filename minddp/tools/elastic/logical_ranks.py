@@ -17,7 +17,6 @@ from minddp.options import exclude
 from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.placement import sparse_parameters
-from minddp.tools.elastic.addition_tree import deal
 from minddp.tools.elastic.random_state import random_state_is_kept, seed_all
 from minddp.tools.elastic.tree_sum import TreeReduceStrategy
 from minddp.transport.protocols import Transport
@@ -46,6 +45,7 @@ class LogicalRanks(Mode, StepWatcher):
         seed = torch.tensor([torch.initial_seed() & 2**63 - 1])
         broadcast_coalesced(reducer.transport, [seed])
         self.seed = int(seed.item())
+        self.deal()
         reducer.modes.append(self)
         self.watch_steps()
 
@@ -53,26 +53,30 @@ class LogicalRanks(Mode, StepWatcher):
     def transport(self) -> Transport:
         return self._reducer.transport
 
-    @property
-    def here(self) -> range:
-        """The shares of this rank."""
-        return deal(self.num_shares, self.transport.world_size)[self.transport.rank]
+    def deal(self) -> None:
+        """Deal the shares to the ranks of the reducer's transport."""
+        self._strategy = TreeReduceStrategy(self.transport, self.num_shares)
+        self._reducer.reduce_strategy = self._strategy
 
     def shares(self, wrapper: Any) -> Iterator[int]:
         """Yield the shares of one step that this rank computes, in order. See `DistributedDataParallel.shares`.
 
         After the loop, gradients are the mean over all shares, added to the earlier `.grad`. Buffers are share 0's.
         """
-        reduce_strategy, here = self._reducer.reduce_strategy, self.here
-        assert isinstance(reduce_strategy, TreeReduceStrategy)
-        reduce_strategy.begin_step(here[0])
+        strategy, here = self._strategy, self._strategy.here
+        strategy.begin_step()
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
         self._saved = buffers, earlier
         buffers_of_first = buffers
         with random_state_is_kept(self._params[0].device):
             for share in here:
-                self._begin(share, buffers)
+                for param in self._params:
+                    param.grad = None
+                self._overwrite_buffers(buffers)
+                seed_all(self.seed, self.step, share)
+                self._forward_is_due = True
+                self._averaged = []
                 wrapper.require_backward_grad_sync = share == here[-1]
                 try:
                     yield share
@@ -82,11 +86,11 @@ class LogicalRanks(Mode, StepWatcher):
                 if share == here[-1]:
                     self._check_that_it_was_reduced(share)
                 else:
-                    reduce_strategy.hold(self._take_grads(share))
+                    strategy.hold(share, self._take_grads(share))
                 if share == 0:
                     buffers_of_first = _copies(self._current_buffers())
         self._overwrite_buffers(buffers_of_first)
-        broadcast_coalesced(self._reducer.transport, self._current_buffers())  # share 0 is rank 0's
+        broadcast_coalesced(self.transport, self._current_buffers())  # share 0 is rank 0's
         for param, before in zip(self._params, earlier, strict=True):
             if before is not None:
                 param.grad = before if param.grad is None else param.grad.add_(before)
@@ -112,15 +116,6 @@ class LogicalRanks(Mode, StepWatcher):
                 "This one is outside of it, or the second one of its share. Evaluate under torch.no_grad()."
             )
         self._forward_is_due = False
-
-    def _begin(self, share: int, buffers: Sequence[torch.Tensor]) -> None:
-        for param in self._params:
-            param.grad = None
-        if share != self.here[0]:
-            self._overwrite_buffers(buffers)
-        seed_all(self.seed, self.step, share)
-        self._forward_is_due = True
-        self._averaged = []
 
     def _take_grads(self, share: int) -> list[torch.Tensor]:
         """This share's gradients, with zeros for missing ones."""
@@ -164,8 +159,9 @@ class LogicalRanks(Mode, StepWatcher):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._saved is not None and steps_on(optimizer, set(map(id, self._params))):
             raise RuntimeError(
-                f"An optimizer is about to step before all shares {list(self.here)} of rank {self.transport.rank} "
-                f"were computed. Step after the loop over `ddp.shares()`, and do not leave the loop early."
+                f"An optimizer is about to step before all shares {list(self._strategy.here)} of rank "
+                f"{self.transport.rank} were computed. Step after the loop over `ddp.shares()`, and do not leave "
+                f"it early."
             )
 
 
@@ -207,12 +203,12 @@ class Shares(Extension):
             "forward_sync_buffers=False": bool(ddp._buffers_in_step.named) and not ddp.forward_sync_buffers,
         }
         exclude("`logical_ranks`", others)
-        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count)
         self.logical_ranks = LogicalRanks(ddp._reducer, ddp._buffers_in_step, self.count)
 
     def change_ranks(self, ddp: DistributedDataParallel) -> None:
-        """New ranks may have different buckets."""
-        ddp._reducer.reduce_strategy = TreeReduceStrategy(ddp._transport, self.count)
+        assert self.logical_ranks is not None
+        self.logical_ranks.deal()
+        # New ranks may have different buckets.
         ddp._reducer.store.restart(ddp._transport.allocate)
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:

@@ -1,12 +1,4 @@
-"""One process's part in a training that goes on when ranks are lost.
-
-[Note: the vote]
-A rank that has the averages cannot know whether all others have them. If one rank steps its optimizer and another
-computes the step again, their replicas differ. So at the end of `ddp.shares()`, when gradients and buffers are
-complete, each rank adds its vote in the store. The last one writes the verdict "counts". A rank that notices a loss
-writes the verdict "again". `compare_set` lets the first verdict win, and all ranks obey it. After "counts" the
-remaining ranks step their optimizers, even if others die then; after "again" they compute the step again.
-"""
+"""One process's part in a training that goes on when ranks are lost."""
 
 from __future__ import annotations
 
@@ -18,59 +10,58 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from minddp.platform.host import is_running
+from minddp.platform.store import own_connection
 from minddp.replicas.broadcast import broadcast_coalesced
-from minddp.tools.elastic.connections import drop
-from minddp.tools.elastic.heartbeat import LOOK_EVERY_S, Heartbeat, Term
 from minddp.tools.elastic.membership import Generation, Membership, next_generation
+from minddp.tools.elastic.term import Term, drop
+from minddp.tools.elastic.tree_sum import deal
 from minddp.tools.watchdog import Stuck
 
 _log = logging.getLogger(__name__)
-STORE = "MINDDP_ELASTIC_STORE"  # host:port
+STORE_PORT = "MINDDP_ELASTIC_PORT"  # of the store, on this host
 NUM_RANKS = "MINDDP_ELASTIC_RANKS"  # how many the first generation waits for
-CONNECT_LIMIT_S = (2.0, 30.0)  # to make a group: the first attempt, and the longest
+START_LIMIT_S = 60.0  # for the first ranks to wait for all others before they begin without them
+CONNECT_LIMIT_S = 10.0  # to make a group, once all ranks have come
 STATE_LIMIT_S = 60.0  # for each message of the state that a new rank gets; not all of these waits are watched
-GRACE_S = 1.0  # the longest time from an error until the loss that has caused it is noticed
+TIMEOUT_S = 1800.0  # of collectives, as in torch, and of regrouping, for ranks that live but do not come
+POLL_S = 0.01
+GRACE_S = 3.0  # the longest time from an error until the loss that has caused it is noticed
 
 
 class RankLost(RuntimeError):
     """This step does not count, since a rank was lost in it. `with step:` catches this; the step comes again."""
 
 
-def join(*, silent_limit_s: float = 2.0, start_limit_s: float = 60.0, timeout_s: float = 1800.0) -> Session:
+def join() -> Session:
     """Join the training as one of the processes that `minddp elastic` has started. Call it once, at the start.
 
     Until `Session.steps` begins, the default group is this rank alone: build model and wrapper without the others.
 
-    Args:
-        silent_limit_s: a process without a sign of life for this long, such as a stopped one, counts as lost.
-        start_limit_s: how long the first ranks wait for all others before they begin without them.
-        timeout_s: time limit of collectives, and of regrouping, for ranks that are alive but do not come.
-
     Raises:
         RuntimeError: there is no launcher.
     """
-    if STORE not in os.environ:
-        raise RuntimeError(f"{STORE} is not set: start this script with `minddp elastic`.")
-    host, _, port = os.environ[STORE].rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False)
+    if STORE_PORT not in os.environ:
+        raise RuntimeError(f"{STORE_PORT} is not set: start this script with `minddp elastic`.")
+    store = dist.TCPStore("localhost", int(os.environ[STORE_PORT]), is_master=False)
     store.set_timeout(datetime.timedelta(days=1))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return Session(store, silent_limit_s, start_limit_s, timeout_s)
+    return Session(Membership(store))
 
 
 class Session:
     """Yields the steps of a training, a step again if a rank was lost in it. See `join` and `steps`."""
 
-    def __init__(self, store: dist.Store, silent_limit_s: float, start_limit_s: float, timeout_s: float):
-        self._silent_limit_s, self._start_limit_s, self._timeout_s = silent_limit_s, start_limit_s, timeout_s
-        self._membership = Membership(store)
-        self.member = self._membership.member
-        self._heart = Heartbeat(self._membership, silent_limit_s)
+    def __init__(self, membership: Membership):
+        self._membership = membership
+        self._of_thread = Membership(own_connection(membership.store))
+        self._num_ranks = int(os.environ[NUM_RANKS])
         self.generation = Generation()  # the last one that this process knows; its members are the ranks, in order
         self._term: Term | None = None
         self._has_state = False  # that of the generation
@@ -87,14 +78,14 @@ class Session:
         buffers, optimizer state, number of the step, and the `state_dict` of each object in `also`, from another.
 
         Raises:
-            ValueError: a wrapper without logical ranks.
+            ValueError: a wrapper without logical ranks, or with fewer than there are ranks.
         """
         self._ranks = ranks = ddp.logical_ranks
         if ranks is None:
             raise ValueError("A training goes on with other ranks only with logical_ranks: pass it to the wrapper.")
+        deal(ranks.num_shares, self._num_ranks)  # raises an error if there are too few
         ranks.before_counting = self._vote
         self._trained = ddp, optimizer, also
-        self._last = last
         try:
             term = self._regroup()
             while ranks.step < last:
@@ -106,7 +97,9 @@ class Session:
                 yield step
                 if not step.has_ended or (ranks.step == number and not term.is_over.is_set()):
                     raise RuntimeError(f"Step {number} needs `with step:` around a loop over `ddp.shares()`.")
-            self._membership.store.set("finished", "")
+            self._membership.settle(True, "finished")
+        except dist.DistNetworkError as error:
+            raise RuntimeError("The store has ended, and with it the job.") from error
         finally:
             ranks.before_counting = None
             self.leave()
@@ -117,34 +110,24 @@ class Session:
             return
         self._has_left = True
         atexit.unregister(self.leave)
-        self._heart.stop()
-        if self._term is None or self._heart.error is not None or self._membership.read("finished") is not None:
-            return
-        self._term.call_off(self._membership)
-        drop(dist.group.WORLD)  # the interpreter ends without it
-
-    def end(self) -> None:
-        """In place of a step's shares: this is the last step, if it counts."""
-        self._vote()
-        self._ranks.step = self._last
+        if self._term is not None:
+            self._term.close()
+        with suppress(RuntimeError):  # the store has ended
+            if self._membership.settled("finished"):
+                return
+            self._membership.settle(True, "left", self._membership.member)
+            if self._term is not None:
+                self._term.call_off()
+                drop(dist.group.WORLD)  # the interpreter ends without it
 
     def _vote(self) -> None:
         """Return if the step counts, else raise `RankLost`. See [Note: the vote]."""
-        term, store = self._term, self._membership.store
+        term = self._term
         assert term is not None
-        number, members = term.generation.number, term.generation.members
-        key = f"verdict/{number}/{term.step}"
-        if term.is_over.is_set():  # perhaps before the heart knew this step
-            verdict = store.compare_set(key, "", "again").decode()
-        elif store.add(f"votes/{number}/{term.step}", 1) == len(members):
-            has_room = len(members) < self._ranks.num_shares
-            others_join = has_room and self._membership.join_requests(number + 1)
-            proposed = "counts, regroup" if others_join else "counts"
-            verdict = store.compare_set(key, "", proposed).decode()
-            for kind in ("votes", "verdict"):  # all have voted since, and so have read it
-                store.delete_key(f"{kind}/{number}/{term.step - 1}")
+        if term.is_over.is_set():  # perhaps before the watching thread knew this step
+            verdict = self._membership.settle("again", "verdict", term.generation.number, term.step)
         else:
-            verdict = store.get(key).decode()
+            verdict = self._membership.vote(term.generation, term.step)
         if verdict == "again":
             raise RankLost(f"Step {term.step} does not count, since a rank was lost. It is computed again.")
         if verdict == "counts, regroup":  # others join, as after a loss
@@ -154,110 +137,99 @@ class Session:
         """True if the loss of a rank has caused `error`, or the generation is over anyway. It is over then."""
         term = self._term
         assert term is not None
-        self._heart.check_store()
         if isinstance(error, (RankLost, Stuck)):
             term.is_over.set()
-        elif not isinstance(error, Exception):
-            return False
-        looks = range(int((self._silent_limit_s + GRACE_S) / LOOK_EVERY_S))  # a stop of this process costs one
-        return any(term.is_over.wait(LOOK_EVERY_S) for _ in looks)
+        return isinstance(error, Exception) and term.is_over.wait(GRACE_S)
 
     def _regroup(self) -> Term:
         """Become a rank of the next generation that can work, with the state that all its ranks have."""
         began = time.monotonic()
-        limit_s, longest_s = CONNECT_LIMIT_S
         while True:
             if self._term is not None:
-                self._term.call_off(self._membership)
-                self._term.connections.complete()
+                self._term.call_off()
+                self._term.close()
             self._ranks.undo()
             self._join_generation()
-            self._term = self._heart.term = Term(self.generation)
+            self._term = term = Term(self.generation, self._of_thread)
             try:
-                self._connect(self._term, limit_s)
-                self._synchronize(self._term.generation)
-                _limit_collectives(self._timeout_s)
+                self._connect(term)
+                self._synchronize(self.generation)
+                _limit_collectives(TIMEOUT_S)
                 self._has_state = True
-                self._term.connections.complete()
-                return self._term
+                term.connections.complete()
+                return term
             except Exception as error:
-                if not self.is_loss(error) or time.monotonic() - began > self._timeout_s:
+                if not self.is_loss(error) or time.monotonic() - began > TIMEOUT_S:
                     raise
-                limit_s = min(2 * limit_s, longest_s)
 
     def _join_generation(self) -> None:
         """Wait for the first generation, after the last known one, that has this process as a member."""
         while True:
-            number, step = self.generation.number + 1, self._ranks.step
-            self._membership.request_join(number, step, has_state=self._has_state)
+            number = self.generation.number + 1
+            self._membership.request_join(number, has_state=self._has_state)
             self.generation = self._decision(number)
-            self._heart.watched = frozenset(self.generation.members)
-            if self.member in self.generation.members:
+            if self._membership.member in self.generation.members:
                 return
             self._has_state = False
 
     def _decision(self, number: int) -> Generation:
         """Wait for a proposal for generation `number`; propose one once all expected members have asked to join."""
         last, membership, began = self.generation, self._membership, time.monotonic()
-        while (decided := membership.decided(number)) is None:
-            self._heart.check_store()
-            if membership.read("finished") is not None:
+        generation: Generation | None
+        while (generation := membership.settled("generation", number)) is None:
+            if membership.settled("finished"):
                 _log.warning("The training had finished before this process could join.")
                 sys.exit(0)
-            requests, lost = membership.join_requests(number), self._heart.lost
-            self._heart.watched = frozenset((*last.members, *requests))
-            present = {member: request for member, request in requests.items() if member not in lost}
-            missing, waited_s = set(last.members) - present.keys() - lost, time.monotonic() - began
-            if self.member in last.members and waited_s > self._timeout_s:
-                raise RuntimeError(f"Members {sorted(missing)} live, but have not regrouped in {waited_s:.0f} s.")
-            is_early = last.number == 0 and waited_s < self._start_limit_s
-            if not missing and not (is_early and len(present) < int(os.environ.get(NUM_RANKS, "1"))):
-                membership.propose(next_generation(last, present, self._ranks.num_shares))
-            else:
-                time.sleep(0.01)
-        return decided
+            waited_s, requests = time.monotonic() - began, membership.join_requests(number)
+            present = {member: has_state for member, has_state in requests.items() if is_running(member)}
+            missing = [each for each in last.members if each not in present and membership.takes_part(each)]
+            if membership.member in last.members and waited_s > TIMEOUT_S:
+                raise RuntimeError(f"Processes {missing} live, but have not regrouped in {waited_s:.0f} s.")
+            is_early = last.number == 0 and waited_s < START_LIMIT_S
+            if not missing and not (is_early and len(present) < self._num_ranks):
+                membership.settle(next_generation(last, present), "generation", number)
+            time.sleep(POLL_S)
+        return generation
 
-    def _connect(self, term: Term, limit_s: float) -> None:
+    def _connect(self, term: Term) -> None:
         """Make the default group one of all members, and the wrapper's, or raise `RankLost`.
 
         Gloo waits five times its limit for a member that dies meanwhile (`Pair::waitUntil`), even if its socket is
         shut down. So members first wait in the store for slow ones.
         """
-        generation = term.generation
         if dist.is_initialized():
             drop(dist.group.WORLD)
             dist.destroy_process_group()
         dist.distributed_c10d._world.group_count = 0  # a part of the keys in the store; counts failures, too
-        store = self._membership.store.clone()  # type: ignore[attr-defined]
-        rank, world_size = generation.members.index(self.member), len(generation.members)
-        os.environ["LOCAL_WORLD_SIZE"] = str(world_size)  # at most
-        come = [f"come/{generation.number}/{other}" for other in range(world_size)]
-        limit = datetime.timedelta(seconds=limit_s)
-        in_store = dist.PrefixStore(f"group/{generation.number}", store)
+        number, world_size = term.generation.number, len(term.generation.members)
+        rank = term.generation.members.index(self._membership.member)
+        os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+        store = dist.PrefixStore(f"group/{number}", own_connection(self._membership.store))
+        come = [f"come/{other}" for other in range(world_size)]
+        limit = datetime.timedelta(seconds=CONNECT_LIMIT_S / 5)
         try:
             store.set(come[rank], "")
-            store.wait(come, limit)
-            dist.init_process_group("gloo", store=in_store, rank=rank, world_size=world_size, timeout=limit / 5)
+            store.wait(come, datetime.timedelta(seconds=TIMEOUT_S))
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
         except RuntimeError as error:
-            raise RankLost(f"Not all ranks of generation {generation.number} have connected: {error}") from error
+            raise RankLost(f"Not all ranks of generation {number} have connected: {error}") from error
         _limit_collectives(STATE_LIMIT_S)
         self._trained[0].move_to_group(dist.group.WORLD)
         term.transport = self._ranks.transport
 
     def _synchronize(self, generation: Generation) -> None:
-        """Send the state of the source to the members that have joined. They take it once they have all of it."""
+        """Send the state of rank 0 to the members that have joined. They take it once they have all of it."""
         if not generation.joined:
             return
         (ddp, optimizer, also), ranks = self._trained, self._ranks
-        source = generation.members.index(generation.source)
         tensors = [tensor.detach() for tensor in (*ddp.module.parameters(), *ddp.module.buffers())]
         state = tensors, [each.state_dict() for each in (optimizer, *also)], ranks.seed, ranks.step
-        sent = pickle.dumps(state) if self.member == generation.source else b""
+        sent = pickle.dumps(state) if dist.get_rank() == 0 else b""
         size = torch.tensor([len(sent)])
-        broadcast_coalesced(ranks.transport, [size], source)
+        broadcast_coalesced(ranks.transport, [size])
         message = torch.frombuffer(bytearray(sent or int(size)), dtype=torch.uint8)
-        broadcast_coalesced(ranks.transport, [message], source)
-        if self.member in generation.joined:
+        broadcast_coalesced(ranks.transport, [message])
+        if self._membership.member in generation.joined:
             values, states, ranks.seed, ranks.step = pickle.loads(message.numpy().tobytes())
             torch._foreach_copy_(tensors, values)
             for each, received in zip((optimizer, *also), states, strict=True):

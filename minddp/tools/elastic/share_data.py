@@ -31,21 +31,25 @@ class ShareLoader:
         drop_last: bool = False,
         **options: Any,
     ):
-        self.num_shares = num_shares
         self.epoch = 0
         self._dataset = dataset
-        self._batch_size = batch_size
-        self._sampling: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+        self._seed = seed
+        self._samplers: list[DistributedSampler[Any]] = [
+            DistributedSampler(dataset, num_shares, share, shuffle, seed, drop_last) for share in range(num_shares)
+        ]
+        self._batch_samplers = [BatchSampler(sampler, batch_size, drop_last) for sampler in self._samplers]
         self._options = options
         self._batches: dict[int, tuple[int, Iterator[Any]]] = {}  # by share: the next step, and its iterator
 
     def __len__(self) -> int:
         """The number of steps in an epoch."""
-        return len(self._indices(0))
+        return len(self._batch_samplers[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch. The next step may be any one."""
         self.epoch = epoch
+        for sampler in self._samplers:
+            sampler.set_epoch(epoch)
         self._batches.clear()
 
     def batch(self, step: int, share: int) -> Any:
@@ -59,21 +63,14 @@ class ShareLoader:
         due, batches = self._batches.get(share, (-1, iter(())))
         if due != step:
             loader = DataLoader(
-                _Seeded(self._dataset, self._sampling["seed"], self.epoch),
-                batch_sampler=list(self._indices(share))[step:],
+                _Seeded(self._dataset, self._seed, self.epoch),
+                batch_sampler=list(self._batch_samplers[share])[step:],
                 generator=torch.Generator(),  # else the workers' seed would be drawn from the share's random state
                 **self._options,
             )
             batches = iter(loader)
         self._batches[share] = step + 1, batches
         return next(batches)
-
-    def _indices(self, share: int) -> BatchSampler:
-        sampler: DistributedSampler[Any] = DistributedSampler(
-            self._dataset, self.num_shares, share, **self._sampling
-        )
-        sampler.set_epoch(self.epoch)
-        return BatchSampler(sampler, self._batch_size, self._sampling["drop_last"])
 
 
 @dataclass

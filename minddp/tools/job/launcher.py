@@ -91,14 +91,9 @@ def ranks_failed(error: ChildFailedError) -> RanksFailed:
     after its 30 s of grace, kill those that hang.
     """
     first = min(failure.timestamp for failure in error.failures.values())
-
-    def is_consequence(rank: int) -> tuple[bool, bool]:
-        failure = error.failures[rank]
-        was_hanging = failure.timestamp - first > GRACE_S / 2
-        return was_hanging or failure.exitcode == -signal.SIGTERM, failure.exitcode > 0
-
-    cause = min(error.failures, key=is_consequence)
-    failure = error.failures[cause]
+    early = {rank: each for rank, each in error.failures.items() if each.timestamp - first < GRACE_S / 2}
+    cause = min(early, key=lambda rank: (early[rank].exitcode == -signal.SIGTERM, early[rank].exitcode > 0))
+    failure = early[cause]
     how = f"failed with exit status {failure.exitcode}; its error is above"
     if failure.exitcode < 0:
         how = f"was killed by {failure.signal_name()}"

@@ -11,14 +11,11 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch.distributed as dist
 
 from minddp.platform.time_limits import Unfinished, call_with_limit
 from minddp.tools.job.place import Place
-
-Obstacle = Literal["unknown name", "refused", "no answer", "no store", "cannot listen"]
 
 RETRY_S = 0.5
 CONNECT_LIMIT_S = 4.0
@@ -26,10 +23,9 @@ CONNECT_LIMIT_S = 4.0
 
 @dataclass(eq=False)
 class StoreUnreachable(Exception):
-    """What prevents the connection to the store. `resolved` are the addresses of its host's name."""
+    """The obstacle to the connection. `resolved` are the addresses of the store's host."""
 
-    obstacle: Obstacle
-    detail: str
+    obstacle: str
     resolved: Sequence[str] = ()
 
 
@@ -50,7 +46,7 @@ def open_store(place: Place, limit_s: float) -> dist.Store:
             break
         except OSError as error:
             if time.monotonic() >= deadline - RETRY_S:
-                raise StoreUnreachable(obstacle_of(error), str(error), resolved) from None
+                raise StoreUnreachable(str(error), resolved) from None
         time.sleep(RETRY_S)
     return hosted or _tcp_store(place.address, place.port, False, limit_s)
 
@@ -63,7 +59,8 @@ def _tcp_store(address: str, port: int, hosts: bool, limit_s: float) -> dist.Sto
             lambda: dist.TCPStore(address, port, None, hosts, limit, wait_for_workers=False), limit_s + 1
         )
     except (RuntimeError, Unfinished) as error:
-        raise StoreUnreachable("cannot listen" if hosts else "no store", first_line(error)) from error
+        fact = "cannot listen" if hosts else "no store answers"
+        raise StoreUnreachable(f"{fact}: {first_line(error)}") from error
 
 
 def resolve(name: str, limit_s: float) -> tuple[str, ...]:
@@ -82,9 +79,3 @@ def resolve(name: str, limit_s: float) -> tuple[str, ...]:
 def first_line(error: BaseException) -> str:
     """The message without the C++ stack that torch appends."""
     return str(error).strip().partition("\n")[0]
-
-
-def obstacle_of(error: OSError) -> Obstacle:
-    if isinstance(error, socket.gaierror):
-        return "unknown name"
-    return "refused" if isinstance(error, ConnectionRefusedError) else "no answer"

@@ -45,9 +45,9 @@ def test_a_result_as_text() -> None:
 
 
 def test_an_obstacle_is_named_with_rank_and_addresses() -> None:
-    found = judge_obstacle(PLACE, StoreUnreachable("refused", "Connection refused", ("10.0.0.1",)))
+    found = judge_obstacle(PLACE, StoreUnreachable("Connection refused", ("10.0.0.1",)))
     assert found.severity is Severity.BROKEN
-    assert found.fact == "Rank 1 cannot use the store at node1:29500 (10.0.0.1): refused: Connection refused."
+    assert found.fact == "Rank 1 cannot use the store at node1:29500 (10.0.0.1): Connection refused."
 
 
 def test_ranks_that_have_not_arrived_are_named() -> None:

@@ -30,9 +30,9 @@ BREAKS = (
     ),
     SurvivalBreak(
         "the first vote decides",
-        "tools/elastic/session.py",
-        '/{term.step}", 1) == len(members):',
-        '/{term.step}", 1) >= 1:',
+        "tools/elastic/membership.py",
+        "step) < len(generation.members):",
+        "step) < 1:",
         CONNECTION_LOST,
     ),
     SurvivalBreak(
@@ -44,8 +44,8 @@ BREAKS = (
     ),
     SurvivalBreak(
         "no waits are ended",
-        "tools/elastic/heartbeat.py",
-        "                term.call_off(self._membership)",
+        "tools/elastic/term.py",
+        "                self.call_off()",
         "                pass",
         ("vote", 5, "SIGKILL"),
     ),
@@ -58,26 +58,10 @@ BREAKS = (
         {"connect_limit_s": 600.0},
     ),
     SurvivalBreak(
-        "a rank that comes late ends the others",
-        "tools/elastic/session.py",
-        '            raise RankLost(f"Not all',
-        '            raise RuntimeError(f"Not all',
-        ("construction", 0, "late"),
-        {"connect_limit_s": 3.0},
-    ),
-    SurvivalBreak(
         "a new rank keeps its own step",
         "tools/elastic/session.py",
         "values, states, ranks.seed, ranks.step = ",
         "values, states, ranks.seed, _ = ",
         plan=TAKEN_BACK,
-    ),
-    SurvivalBreak(
-        "a silent member counts as alive",
-        "tools/elastic/heartbeat.py",
-        "if self._beats[member][1] * LOOK_EVERY_S > self._silent_limit_s",
-        "if False",
-        ("forward", 5, "SIGSTOP"),
-        {"join": {"silent_limit_s": 1.0}},
     ),
 )

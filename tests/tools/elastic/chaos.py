@@ -1,9 +1,7 @@
 """`python -m tests.tools.elastic.chaos`: kill ranks at random moments, and compare the bits at the end.
 
 The kills come from outside, a random number of steps after each other, and some milliseconds: in a step, in a vote,
-while ranks regroup after another loss. Two in three are by SIGKILL, and the rank is started again. The others stop
-a process, for less than the silent limit or until the others have gone on without it. The last rank is spared: with
-it the state would be lost.
+while ranks regroup after another loss. The rank is started again. The last one is spared: the state would be lost.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import signal
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,13 +18,12 @@ from typing import Any
 from tests.tools.elastic.job import Job, digests
 from tests.tools.elastic.survivor import undisturbed
 
-SILENT_LIMIT_S = 2.0
 PATIENCE_S = 120.0  # between two kills, for restarted ranks to come
 
 
 @dataclass
 class Report:
-    """`losses`: when a rank was lost, and True if it was stopped. Times are in seconds since the beginning."""
+    """`losses`: when a rank was killed. Times are in seconds since the beginning."""
 
     num_steps: int = 0
     num_generations: int = 0
@@ -35,14 +31,12 @@ class Report:
     longest_gap_s: float = 0.0
     is_undisturbed: bool = False
     failures: list[int] = field(default_factory=list)  # exit codes other than that of a kill
-    losses: list[tuple[float, bool]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def table(self) -> str:
-        num_stopped = sum(is_stop for _, is_stop in self.losses)
         rows = {
-            "ranks killed": len(self.losses) - num_stopped,
-            "ranks stopped": num_stopped,
+            "ranks killed": len(self.losses),
             "generations": self.num_generations,
             "steps": self.num_steps,
             "time": f"{self.duration_s:.0f} s",
@@ -60,34 +54,24 @@ def kill_at_random(
     rng = random.Random(seed)
     steps = int(num_kills * every_steps * 1.5) + 20
     hold = steps - 10  # the ranks wait there if they are too fast
-    join = {"silent_limit_s": SILENT_LIMIT_S}
-    job = Job(num_ranks, restarts=num_kills, steps=steps, share_s=0.002, transport=transport, hold=hold, join=join)
+    job = Job(num_ranks, restarts=num_kills, steps=steps, share_s=0.002, transport=transport, hold=hold)
     report, began = Report(), time.time()
     killed: set[Any] = set()
-    stopped: dict[Any, tuple[float, bool]] = {}  # process: since when, and until others have gone on without it
     due_step, deadline = 3.0, time.monotonic() + PATIENCE_S
-    while len(report.losses) < num_kills or stopped:
+    while len(report.losses) < num_kills:
         if not job.attend() or time.monotonic() > deadline:
             job.end()
             raise AssertionError(job.account()[-4000:])
         time.sleep(0.02)
         events = job.events()
         highest, at_work = job.highest_step(), members_at_work(events)
-        for process, (since, is_long) in list(stopped.items()):
-            if process.pid not in at_work if is_long else time.time() > since + 0.5 * SILENT_LIMIT_S:
-                del stopped[process]
-                job.kill(process, signal.SIGCONT)
-        victims = [each for each in job.alive() if each.pid in at_work and each not in {*stopped, *killed}]
-        is_due = highest >= min(due_step, hold - 1) and len(report.losses) < num_kills
-        if is_due and len(victims) > 1:
+        victims = [each for each in job.alive() if each.pid in at_work and each not in killed]
+        if highest >= min(due_step, hold - 1) and len(victims) > 1:
             time.sleep(rng.random() * 0.03)
-            victim, is_stop = rng.choice(victims), rng.random() < 1 / 3
-            job.kill(victim, signal.SIGSTOP if is_stop else signal.SIGKILL)
-            report.losses.append((time.time() - began, is_stop))
-            if is_stop:
-                stopped[victim] = time.time(), rng.random() < 1 / 2
-            else:
-                killed.add(victim)
+            victim = rng.choice(victims)
+            job.kill(victim)
+            report.losses.append(time.time() - began)
+            killed.add(victim)
             gap = 0.0 if rng.random() < 1 / 4 else rng.expovariate(1 / every_steps)
             due_step, deadline = highest + gap, time.monotonic() + PATIENCE_S
     Path(job.folder.name, "go").touch()
@@ -133,10 +117,11 @@ def draw(report: Report, path: str) -> None:
     below.set_xlabel("s")
     below.set_ylim(0, max(event["world"] for event in done) + 0.5)
     for axis in (above, below):
-        for time_s, is_stop in report.losses:
-            axis.axvline(time_s, color="tab:orange" if is_stop else "tab:red", linewidth=0.6, alpha=0.7)
-    losses = f"{len(report.losses)} losses: killed (red) or stopped (orange)"
-    above.set_title(f"{losses}; {report.num_steps} steps in {report.duration_s:.0f} s")
+        for time_s in report.losses:
+            axis.axvline(time_s, color="tab:red", linewidth=0.6, alpha=0.7)
+    above.set_title(
+        f"{len(report.losses)} ranks killed (red); {report.num_steps} steps in {report.duration_s:.0f} s"
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

@@ -65,7 +65,7 @@ class Script:
         self.report.write(json.dumps(facts) + "\n")
 
     def at(self, moment: str) -> None:
-        """Die, stop or fail here, once, if the plan says so. Members that a fault names are numbered from 1 on."""
+        """Die, stop or fail here, once, if the plan says so. A fault names a member by its number, from 1 on."""
         for fault in self.plan.get("faults", ()):
             is_here = (fault["member"], fault["moment"], fault["step"]) == (self.member, moment, self.step)
             if is_here and fault not in self.struck:
@@ -75,9 +75,6 @@ class Script:
                     raise RuntimeError("a mistake")
                 if fault["signal"] == "failed attempt":
                     self.fail_to_connect()
-                    continue
-                if fault["signal"] == "late":
-                    self.wait_for(lambda: self.session._membership.read("over/1") is not None)
                     continue
                 if fault["signal"] == "stuck":
                     time.sleep(0.2)  # the others have voted
@@ -213,9 +210,15 @@ def main() -> None:
         apply(next(broken for broken in BREAKS if broken.name == plan["broken"]))
     faulthandler.register(signal.SIGUSR1)
     if "connect_limit_s" in plan:
-        elastic_session.CONNECT_LIMIT_S = (plan["connect_limit_s"],) * 2
-    session = minddp.elastic.join(**plan.get("join", {}))
-    Script(plan, session._membership.member).train(session)
+        elastic_session.CONNECT_LIMIT_S = plan["connect_limit_s"]
+    session = minddp.elastic.join()
+    script = Script(plan, session._membership.count("started"))
+    try:
+        script.train(session)
+    except RuntimeError:
+        if plan.get("lingers"):
+            script.wait_for(Path(plan["folder"], "go").exists)
+        raise
 
 
 if __name__ == "__main__":

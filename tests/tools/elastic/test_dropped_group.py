@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.tools.elastic.connections import drop
+from minddp.tools.elastic.term import drop
 from minddp.tools.watchdog import RankState, Stuck, WatchedTransport, inquiry
 from minddp.transport import open_transport
 from tests.ranks import RankPool

@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def obstacle(place: Place) -> str:
-    """What prevents the connection; the attempt must end near its time limit."""
+    """The obstacle to the connection; the attempt must end near its time limit."""
     began = time.monotonic()
     with pytest.raises(StoreUnreachable) as failure:
         open_store(place, LIMIT_S)
@@ -65,17 +65,19 @@ def test_rank_0_hosts_the_store_and_a_rank_that_was_there_first_finds_it() -> No
 
 def test_a_port_in_use() -> None:
     with socket.create_server(("", 0)) as server:
-        assert obstacle(Place(0, 2, LOCALHOST, server.getsockname()[1], hosts_store=True)) == "cannot listen"
+        place = Place(0, 2, LOCALHOST, server.getsockname()[1], hosts_store=True)
+        assert obstacle(place).startswith("cannot listen: ")
 
 
 def test_a_port_at_which_nothing_listens() -> None:
-    assert obstacle(Place(1, 2, LOCALHOST, free_port())) == "refused"
+    assert "Connection refused" in obstacle(Place(1, 2, LOCALHOST, free_port()))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_name_without_an_address(rank: int) -> None:
     """Rank 0, too: its own store listens, but the others would not find it."""
-    assert obstacle(Place(rank, 2, "no-such-host.invalid", free_port(), hosts_store=rank == 0)) == "unknown name"
+    place = Place(rank, 2, "no-such-host.invalid", free_port(), hosts_store=rank == 0)
+    assert "[Errno -" in obstacle(place)  # a resolver's
 
 
 def test_packets_that_get_lost() -> None:
@@ -86,7 +88,7 @@ def test_packets_that_get_lost() -> None:
         for one in waiting:
             one.setblocking(False)
             one.connect_ex((LOCALHOST, port))
-        assert obstacle(Place(1, 2, LOCALHOST, port)) == "no answer"
+        assert "timed out" in obstacle(Place(1, 2, LOCALHOST, port))
         for one in waiting:
             one.close()
 
@@ -94,7 +96,7 @@ def test_packets_that_get_lost() -> None:
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["a web server", "a silent one"])
 def test_another_service_at_that_port(answer: bytes) -> None:
     with answering(answer) as port:
-        assert obstacle(Place(1, 2, LOCALHOST, port)) == "no store"
+        assert obstacle(Place(1, 2, LOCALHOST, port)).startswith("no store answers: ")
 
 
 def test_names_are_resolved() -> None:

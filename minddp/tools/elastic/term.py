@@ -1,4 +1,4 @@
-"""The sockets of one group of ranks, so that another thread can end a wait on any of them.
+"""One process's term in a generation, whose waits end when another member is lost.
 
 [Note: hanging up]
 A rank that waits, in gloo, shared memory or the store, for a rank that waits for a dead one may wait for ever, and
@@ -23,7 +23,60 @@ from contextlib import suppress
 
 import torch.distributed as dist
 
-LOOK_EVERY_S = 1.0
+from minddp.platform.repeating_thread import AT_EXIT_S, RepeatingThread
+from minddp.tools.elastic.membership import Generation, Membership
+from minddp.tools.watchdog import WatchedTransport
+from minddp.transport.protocols import Transport
+
+LOOK_EVERY_S = 0.1
+
+
+class Term:
+    """The membership of this process in one `generation`, from construction until `close`.
+
+    The sockets that the process opens until `connections.complete` belong to the generation. When the process of a
+    member has ended, a thread calls the generation off, so that all waits of the main thread end with an error. See
+    [Note: hanging up].
+    """
+
+    def __init__(self, generation: Generation, membership: Membership):
+        self.generation = generation
+        self.connections = Connections()
+        self.transport: Transport | None = None  # once the group is made
+        self.step = -1  # the step being computed
+        self.is_over = threading.Event()  # a rank was lost, or others join
+        self._membership = membership
+        self._thread = RepeatingThread(self._look, LOOK_EVERY_S, "minddp/elastic")
+
+    def call_off(self) -> None:
+        """End the step on all members without counting it, and all waits. Any thread may call this, repeatedly."""
+        number = self.generation.number
+        self.is_over.set()  # before `step` is read: see Session._vote
+        self._membership.settle(True, "over", number)
+        self._membership.settle("again", "verdict", number, self.step)
+        self.connections.hang_up()
+        if isinstance(self.transport, WatchedTransport):
+            self.transport.end_waits(f"Generation {number} was called off.")
+
+    def close(self) -> None:
+        self._thread.close(AT_EXIT_S)
+
+    def _look(self, is_last: bool) -> None:
+        try:
+            if not is_last and self._must_end():
+                self.call_off()
+        except RuntimeError:  # the store has ended
+            self.is_over.set()
+            self.connections.hang_up()
+            raise
+
+    def _must_end(self) -> bool:
+        """True if another member is lost, or has called the generation off."""
+        # Even if it is over: the first `call_off` may have missed later sockets, or a step that was not set yet.
+        if self.is_over.is_set() or self._membership.settled("over", self.generation.number):
+            return True
+        is_complete = all(map(self._membership.takes_part, self.generation.members))
+        return not is_complete and not self._membership.settled("finished")
 
 
 class Connections:
@@ -55,7 +108,7 @@ def drop(group: dist.ProcessGroup | None) -> None:
 
     def destroy() -> None:
         while sys.getrefcount(held[0]) > 2:  # the list's, and the argument
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(1.0)
         held.clear()
 
     threading.Thread(target=destroy, name="minddp/old group", daemon=True).start()
