@@ -41,4 +41,4 @@ def task(width: int = 32, blocks: int = 2) -> Task:
     labels = torch.tensor(bunch.target, dtype=torch.int64)
     held_out = torch.arange(len(labels)) % 5 == 0
     training, validation = (TensorDataset(images[chosen], labels[chosen]) for chosen in (~held_out, held_out))
-    return Task(training, validation, lambda: resnet(width, blocks), targets_are="images")
+    return Task(training, validation, lambda: resnet(width, blocks))
