@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -15,34 +14,31 @@ RANKS = 2
 WRAPPERS = ("torch", "minddp")
 
 
-@dataclass(frozen=True)
-class DemoSettings:
+def main(arguments: Sequence[str]) -> int:
+    return tyro.cli(demo, prog="minddp demo", args=list(arguments))
+
+
+def demo(steps: int = 2500, repeated_steps: int = 48, out: Path = Path("runs/demo")) -> int:
     """Train a small GPT, about a minute, then repeat its first steps with torch's DDP and compare all bits.
 
     Exit status 1 if the bits differ.
+
+    Args:
+        steps: Steps to train.
+        repeated_steps: Steps that are repeated with each wrapper.
+        out: Folder for the three runs; replaces the runs of an earlier demo.
     """
-
-    steps: int = 2500
-    """Steps to train."""
-    repeated_steps: int = 48
-    """Steps that are repeated with each wrapper."""
-    out: Path = Path("runs/demo")
-    """Folder for the three runs; replaces the runs of an earlier demo."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    settings = tyro.cli(DemoSettings, prog="minddp demo", args=list(arguments))
     try:
         print(f"1. Train on {RANKS} ranks", flush=True)
-        train(settings.out / "whole", "--steps", str(settings.steps))
+        train(out / "whole", "--steps", str(steps))
         for wrapper in WRAPPERS:
             print(f"2. The first steps again, with the DDP of {wrapper}", flush=True)
-            train(settings.out / wrapper, "--steps", str(settings.repeated_steps), "--ddp", wrapper)
+            train(out / wrapper, "--steps", str(repeated_steps), "--ddp", wrapper)
     except RanksFailed as error:
         print(f"minddp demo: {error}")
         return 1
-    found = differences(*(settings.out / wrapper for wrapper in WRAPPERS))
-    equal = f"yes, after {settings.repeated_steps} steps: all parameters and the state of the optimizer"
+    found = differences(*(out / wrapper for wrapper in WRAPPERS))
+    equal = f"yes, after {repeated_steps} steps: all parameters and the state of the optimizer"
     print(f"3. Bits equal: {'NO: ' + ', '.join(found[:5]) if found else equal}")
     return int(bool(found))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 from minddp.tools.train.settings import SettingsError
 from minddp.tools.train.task import Task
@@ -39,12 +39,11 @@ def task(
     A sample has `context` bytes. At most `corpus_mib` MiB are read.
     """
     texts = load_corpus(Path(folder).expanduser(), corpus_mib * 2**20, suffix)
-    training, held_out = (ByteWindows(text, context) for text in texts)
-    if len(held_out) == 0:
+    if min(map(len, texts)) <= context:
         raise SettingsError(
-            f"--task-options: context={context} is longer than the held-out text of {len(held_out.text):,} bytes; "
-            f"lower it or raise corpus_mib."
+            f"--task-options: context={context} is longer than the text; lower it or raise corpus_mib."
         )
+    training, held_out = (windows(text, context) for text in texts)
     return Task(training, held_out, lambda: GPT(layers, heads, width, context, dropout))
 
 
@@ -75,18 +74,10 @@ def load_corpus(root: Path, limit_bytes: int, suffix: str = ".py") -> tuple[Tens
     return torch.frombuffer(training, dtype=torch.uint8), torch.frombuffer(held_out, dtype=torch.uint8)
 
 
-class ByteWindows(Dataset[tuple[Tensor, Tensor]]):
-    """A text cut into windows of `context` bytes; a sample is (window, the same window one byte later), int64."""
-
-    def __init__(self, text: Tensor, context: int):
-        self.text, self.context = text, context
-
-    def __len__(self) -> int:
-        return max(0, len(self.text) - 1) // self.context
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        window = self.text[index * self.context :][: self.context + 1].long()
-        return window[:-1], window[1:]
+def windows(text: Tensor, context: int) -> TensorDataset:
+    """The text in pieces of `context` bytes; a sample is (piece, the same piece one byte later), uint8."""
+    pieces = text.unfold(0, context + 1, context)
+    return TensorDataset(pieces[:, :-1], pieces[:, 1:])
 
 
 class GPT(nn.Module):
@@ -101,11 +92,11 @@ class GPT(nn.Module):
         nn.init.zeros_(self.head.weight)  # the first prediction is uniform: ln 256 = 5.55 nats
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, time) int64 -> (batch, time, 256) logits; `time` is at most `context`."""
+        """(batch, time) uint8 -> (batch, time, 256) logits; `time` is at most `context`."""
         time = tokens.shape[1]
         # Not a buffer, because DDP broadcasts every buffer before a forward.
         later = nn.Transformer.generate_square_subsequent_mask(time, tokens.device)
-        stream = self.embedding(tokens) + self.positions[:time]
+        stream = self.embedding(tokens.int()) + self.positions[:time]
         for block in self.blocks:
             stream = block(stream, later, is_causal=True)
         return self.head(self.norm(stream))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-TASKS = {"gpt": "minddp.tools.tasks.gpt:task", "digits": "minddp.tools.tasks.digits:task"}
+TASKS = {"gpt": "minddp.tools.tasks.gpt:task"}
 MAY_BE_ZERO = {"seed", "max_restarts", "workers", "warmup_steps", "weight_decay"}
 
 
@@ -34,8 +34,8 @@ class Settings:
     """
 
     task: str = "gpt"
-    """gpt: a small GPT on the bytes of text files; digits: a small ResNet; FILE.py:FUNCTION or PACKAGE:FUNCTION:
-    your own, a function that returns a minddp.tools.train.task.Task."""
+    """gpt: a small GPT on the bytes of text files; FILE.py:FUNCTION or PACKAGE:FUNCTION: your own, a function that
+    returns a minddp.tools.train.task.Task."""
     task_options: tuple[str, ...] = ()
     """NAME=VALUE ...: arguments of the task's function, such as layers=6 width=256."""
     out: Path | None = None
@@ -110,7 +110,7 @@ class Settings:
                 raise SettingsError(f"--{name.replace('_', '-')} must be {least} and finite, but is {value}.")
         if self.task not in TASKS and ":" not in self.task:
             raise SettingsError(
-                f"--task {self.task} is neither {' nor '.join(TASKS)} nor FILE.py:FUNCTION nor PACKAGE:FUNCTION."
+                f"--task {self.task} is none of {', '.join(TASKS)}, FILE.py:FUNCTION, PACKAGE:FUNCTION."
             )
 
     @property

@@ -18,7 +18,7 @@ from minddp.tools.train.settings import TASKS, Settings, SettingsError, argument
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean negative log-likelihood in nats per target. Logits (..., classes), targets (...)."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long())
 
 
 def top1_accuracy(logits: Tensor, targets: Tensor) -> Tensor:

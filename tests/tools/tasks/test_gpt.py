@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minddp.tools.tasks.gpt import GPT, STANDARD_LIBRARY, ByteWindows, load_corpus
+from minddp.tools.tasks.gpt import GPT, STANDARD_LIBRARY, load_corpus, windows
 from minddp.tools.train.settings import SettingsError
 from minddp.tools.train.task import cross_entropy
 
@@ -79,8 +79,8 @@ def test_the_standard_library_is_enough_to_train_on() -> None:
 
 
 def test_targets_are_the_inputs_one_byte_later() -> None:
-    windows = ByteWindows(torch.arange(10, dtype=torch.uint8), context=3)
-    assert len(windows) == 3
-    inputs, targets = windows[2]
+    samples = windows(torch.arange(10, dtype=torch.uint8), context=3)
+    assert len(samples) == 3
+    inputs, targets = samples[2]
     assert inputs.tolist() == [6, 7, 8]
     assert targets.tolist() == [7, 8, 9]

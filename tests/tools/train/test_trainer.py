@@ -19,6 +19,7 @@ from minddp.tools.train.settings import Settings, SettingsError
 from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
 from tests.ranks import RankFailure
+from tests.tools.train.batch_norm_task import NAME
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, final_bits, records, tiny, train_here, world_here
 
 
@@ -47,15 +48,13 @@ def _interrupted_after(rank: int, settings: Settings, step: int) -> None:
         ("minddp", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
         ("torch", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
         # BatchNorm, and an epoch's end between the interruption and the end.
-        ("minddp", 2, {"task": "digits", "task_options": ("width=4",), "batch_size": 100, "steps": 12}),
+        ("minddp", 2, {"task": NAME, "task_options": ("width=4",), "batch_size": 60, "steps": 8}),
     ],
-    ids=["accumulate", "fp16", "buckets", "buckets-torch", "digits"],
+    ids=["accumulate", "fp16", "buckets", "buckets-torch", "batch_norm"],
 )
 def test_a_resumed_run_ends_with_the_same_bits(
     ranks, tmp_path: Path, ddp: str, world_size: int, changes: dict[str, Any]
 ) -> None:
-    if changes.get("task") == "digits":
-        pytest.importorskip("sklearn")
     whole = tiny(tmp_path / "whole", ddp=ddp, **changes)
     ranks(world_size).run(train_here, whole)
 
@@ -134,19 +133,17 @@ def _validate_own_statistics(rank: int, settings: Settings) -> tuple[float, floa
 
 
 def test_validation_judges_the_model_of_rank_0(ranks, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    settings = Settings(task="digits", out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
+    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
     for together, apart in ranks(2).run(_validate_own_statistics, settings):
         assert apart == together
 
 
-def test_the_digits_are_learned(ranks, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    settings = Settings(task="digits", out=tmp_path, ddp="torch", device="cpu", steps=80, learning_rate=1e-2)
+def test_two_classes_are_learned(ranks, tmp_path: Path) -> None:
+    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", steps=80, learning_rate=1e-2)
     assert ranks(2).run(train_here, settings) == ["finished"] * 2
     last = records(tmp_path, "validation")[-1]
     assert last["accuracy"] > 0.9
-    assert last["targets"] == 360
+    assert last["targets"] == 40
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(ranks, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils.data import DataLoader
@@ -34,9 +33,9 @@ def place(device: Any) -> Any:
     return device
 
 
-def install_devices() -> None:
-    """Replace calls that make, move or load tensors."""
+def install() -> None:
     nothing, placed = always(None), with_arguments(device=place)
+    # Calls that make, move or load tensors
     made = with_arguments(device=place, pin_memory=always(False))
     makers = _device_constructors()  # cached, with the functions that a default device knows by identity
     names = [name for name, value in vars(torch).items() if callable(value) and value in makers]
@@ -67,10 +66,7 @@ def install_devices() -> None:
         15, nothing, lambda data, place: data if place.startswith("cuda") else None
     )
 
-
-def install_training() -> None:
-    """Replace calls of NCCL, wrappers, autocast, choices of kernels, and compilers."""
-    nothing = always(None)
+    # NCCL, wrappers, autocast, choices of kernels, and compilers
     collectives = {
         "init_process_group new_group": with_arguments(
             backend=lambda backend: "gloo" if "nccl" in str(backend or "nccl").lower() else backend,
@@ -84,10 +80,7 @@ def install_training() -> None:
     replace(dist, collectives)
     for wrapper in (DistributedDataParallel, TorchDDP):
         replace(wrapper, {"__init__": with_arguments(device_ids=nothing, output_device=nothing)})
-    replace(TorchDDP, {"_passing_sync_batchnorm_handle": nothing})
-    replace(nn.SyncBatchNorm, {"convert_sync_batchnorm": _not_converted, "forward": _not_synchronised})
-    nn.SyncBatchNorm.runs_on_cpu = True  # type: ignore[attr-defined]  # for minddp; torch's check is replaced above
-
+    replace(nn.SyncBatchNorm, {"convert_sync_batchnorm": _not_converted})
     autocast = "is_autocast_enabled set_autocast_enabled get_autocast_dtype set_autocast_dtype"
     replace(torch, {autocast: Wrap(_state_of_cpu), "compile": _not_compiled})
     replace(torch.autocast, {"__init__": Wrap(_autocast_on_cpu)})
@@ -125,11 +118,6 @@ class Generator(metaclass=_GeneratorType):
 def _not_converted(module: nn.Module, process_group: Any = None) -> nn.Module:
     say_once("SyncBatchNorm is BatchNorm: each rank normalizes by its own batch.")
     return module
-
-
-def _not_synchronised(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
-    _not_converted(self)
-    return _BatchNorm.forward(self, input)
 
 
 def _autocast_on_cpu(original: Function) -> Function:
