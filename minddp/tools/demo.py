@@ -18,8 +18,8 @@ def main(arguments: Sequence[str]) -> int:
     return tyro.cli(demo, prog="minddp demo", args=list(arguments))
 
 
-def demo(steps: int = 2500, repeated_steps: int = 48, out: Path = Path("runs/demo")) -> int:
-    """Train a small GPT, about a minute, then repeat its first steps with torch's DDP and compare all bits.
+def demo(steps: int = 1500, repeated_steps: int = 48, out: Path = Path("runs/demo")) -> int:
+    """Train a small GPT for about a minute, then repeat its first steps with torch's DDP and compare all bits.
 
     Exit status 1 if the bits differ.
 
