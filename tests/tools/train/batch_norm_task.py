@@ -14,7 +14,7 @@ NAME = f"{__name__}:task"
 def task(width: int = 8) -> Task:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(440) % 2
-    inputs = torch.randn(440, 4, generator=generator) + labels[:, None]
+    inputs = torch.randn(440, 4, generator=generator) + 3 * labels[:, None]
     training, held_out = (TensorDataset(inputs[part], labels[part]) for part in (slice(400), slice(400, None)))
     return Task(training, held_out, lambda: model(width))
 
