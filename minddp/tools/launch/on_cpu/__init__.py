@@ -14,5 +14,6 @@ from minddp.tools.launch.on_cpu import calls, cuda
 
 def install() -> None:
     """Replace functions of torch for the rest of this process. Other calls that need CUDA raise."""
-    calls.install()
+    calls.install_devices()
+    calls.install_training()
     cuda.install()

@@ -33,9 +33,9 @@ def place(device: Any) -> Any:
     return device
 
 
-def install() -> None:
+def install_devices() -> None:
+    """Replace calls that make, move or load tensors."""
     nothing, placed = always(None), with_arguments(device=place)
-    # Calls that make, move or load tensors
     made = with_arguments(device=place, pin_memory=always(False))
     makers = _device_constructors()  # cached, with the functions that a default device knows by identity
     names = [name for name, value in vars(torch).items() if callable(value) and value in makers]
@@ -66,7 +66,10 @@ def install() -> None:
         15, nothing, lambda data, place: data if place.startswith("cuda") else None
     )
 
-    # NCCL, wrappers, autocast, choices of kernels, and compilers
+
+def install_training() -> None:
+    """Replace calls of NCCL, wrappers, autocast, choices of kernels, and compilers."""
+    nothing = always(None)
     collectives = {
         "init_process_group new_group": with_arguments(
             backend=lambda backend: "gloo" if "nccl" in str(backend or "nccl").lower() else backend,
