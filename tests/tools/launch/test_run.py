@@ -102,7 +102,6 @@ def test_the_exit_status_is_that_of_a_shell(exitcode: int, status: int, monkeypa
         raise RanksFailed("Rank 7 has failed.", exitcode)
 
     monkeypatch.setattr(command.torchrun, "run", fail)
-    monkeypatch.setattr(command, "install", lambda: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(SystemExit) as stopped:
         main(["run", script.__file__])
