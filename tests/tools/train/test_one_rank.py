@@ -1,4 +1,4 @@
-"""What one rank does, in a group of its own, or with made-up answers of others: fast enough for each mutation."""
+"""What one rank does in a group of its own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ import torch.distributed as dist
 from minddp.tools.job.launcher import Stopped
 from minddp.tools.train import launch
 from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint
-from minddp.tools.train.metrics import Averages, Means
 from minddp.tools.train.settings import Settings, SettingsError
 from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
 from minddp.tools.train.world import World
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, tiny
-from tests.tools.train.test_metrics import TASK
 
 
 @pytest.fixture
@@ -71,13 +69,6 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     resumed.restore(state)
     resumed.optimizer_step()
     assert_same_bits(resumed.state(), whole.state())
-
-
-def test_a_mean_counts_targets(world: World) -> None:
-    averages = Averages(world.device)
-    for loss, targets in ((1.0, 3), (5.0, 1)):
-        averages.add(TASK, torch.tensor(loss), torch.zeros(targets, 2), torch.zeros(targets))
-    assert averages.over_ranks() == Means(loss=2.0, accuracy=1.0, targets=4)
 
 
 # ------------------------------------------------------------------ to continue, and to end
