@@ -8,7 +8,7 @@ BIN := .venv/bin
 help:  ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: venv  ## Train a small GPT on two ranks for a minute, then prove the bits equal torch's DDP.
+demo: venv  ## Train a small GPT on two ranks for about a minute, then prove the bits equal torch's DDP.
 	$(BIN)/minddp demo
 
 # Tests wait for other ranks half of the time, so two cores have work for three workers. `make gpu` runs tests/gpu.

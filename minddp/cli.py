@@ -23,7 +23,7 @@ COMMANDS = {
     "xray": ("minddp.tools.launch.run:xray", "record some steps of a script: where their time goes"),
     "forecast": ("minddp.tools.xray.forecast_command", "predict a step on other numbers of ranks and hosts"),
     "bench": ("minddp.tools.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
-    "demo": ("minddp.tools.demo", "train a small GPT for a minute, then compare with torch's DDP"),
+    "demo": ("minddp.tools.demo", "train a small GPT for about a minute, then compare with torch's DDP"),
 }
 
 

@@ -128,7 +128,8 @@ class RankPool:
                 except (EOFError, ConnectionResetError):
                     process, _ = self._ranks[rank]
                     process.join(5)
-                    answers[rank] = (False, f"died with exit code {process.exitcode}")
+                    guard = '; is the call below `if __name__ == "__main__":`?' if process.exitcode == 1 else ""
+                    answers[rank] = (False, f"died with exit code {process.exitcode}{guard}")
                 if not answers[rank][0]:
                     deadline = min(deadline, time.monotonic() + self.grace_s)
         answers |= dict.fromkeys(waiting.values(), (False, "gave no answer in time and was killed"))

@@ -120,7 +120,7 @@ def check_module(module: nn.Module, ignored: Collection[str], delayed: Iterable[
         )
     on_cpu = all(param.device.type == "cpu" for param in named.values())
     synced = [name for name, child in module.named_modules() if isinstance(child, nn.SyncBatchNorm)]
-    if on_cpu and synced and not getattr(nn.SyncBatchNorm, "runs_on_cpu", False):  # see tools/launch/on_cpu
+    if on_cpu and synced:
         raise ValueError(
             f"SyncBatchNorm layers only work with GPU modules, but {', '.join(synced)} is on the CPU. "
             f"Use BatchNorm there."

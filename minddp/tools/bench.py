@@ -13,7 +13,8 @@ PROGRAM = "import sys; sys.path.append(sys.path.pop(0)); from benchmarks.__main_
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `python -m benchmarks` and return its status. `--on-cpu`, the default, is accepted and ignored."""
+    """Run `python -m benchmarks` and return its status."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", PROGRAM, *(each for each in arguments if each != "--on-cpu")]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], env={**os.environ, "PYTHONPATH": path}, check=False
+    ).returncode

@@ -4,7 +4,7 @@
 |-----------------|---------------------------|
 | `settings.py`   | Which settings does a run have? |
 | `launch.py`     | How are ranks started, and which rank is this process under torchrun or SLURM? |
-| `world.py`      | How does a rank join the group, and how do ranks agree on an error? |
+| `world.py`      | How does a rank join the group, and which device has it? |
 | `task.py`       | Which data, model and loss? (built in: `minddp/tools/tasks/`) |
 | `batches.py`    | Which rank gets which samples, and how does a run resume its position? |
 | `optimizer.py`  | Which optimizer, and which learning rate does a step have? |

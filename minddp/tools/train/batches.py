@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from minddp.platform import streams
 from minddp.tools.elastic.share_data import ShareLoader
 from minddp.tools.train.settings import Settings, SettingsError
 from minddp.tools.train.world import World
@@ -16,7 +19,7 @@ Batch = tuple[Tensor, Tensor]  # inputs, targets
 
 
 class Batches:
-    """The training batches of every logical rank, from the position (`epoch`, `samples`) on.
+    """The training batches of this rank, from the position (`epoch`, `samples`) on.
 
     `DistributedSampler` shuffles with seed + epoch, the same on every rank, and deals the samples out one by one.
     Without `set_epoch` every epoch would have the order of the first. Because the order is a function of (seed,
@@ -26,39 +29,34 @@ class Batches:
     and the mean over ranks of the batches' means, which DDP computes, is the mean over all samples.
     """
 
-    def __init__(self, dataset: Dataset[Any], settings: Settings, num_logical_ranks: int, pin_memory: bool = False):
+    def __init__(self, dataset: Dataset[Any], settings: Settings, world: World):
         self.epoch = 0
         self.samples = 0  # of this epoch, that all ranks together have taken
-        self._samples_per_pass = settings.batch_size * num_logical_ranks
+        self._rank = world.rank
+        self._samples_per_pass = settings.batch_size * world.size
         self._loader = ShareLoader(
             dataset,
             settings.batch_size,
-            num_logical_ranks,
+            world.size,
             seed=settings.seed,
             drop_last=True,
             num_workers=settings.workers,
-            pin_memory=pin_memory,
+            pin_memory=streams.has_streams(world.device),
         )
         if len(self._loader) == 0:
             raise SettingsError(
                 f"{len(dataset)} training samples do not fill one batch of {settings.batch_size} for each of "  # type: ignore[arg-type]
-                f"{num_logical_ranks} ranks; lower --batch-size or --nproc."
+                f"{world.size} ranks; lower --batch-size or --nproc."
             )
 
-    def of(self, logical_rank: int) -> Batch:
-        if self._index >= len(self._loader):
-            self.epoch, self.samples = self.epoch + 1, 0
-        if self._loader.epoch != self.epoch:
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
             self._loader.set_epoch(self.epoch)
-        return self._loader.batch(self._index, logical_rank)
-
-    def advance(self) -> None:
-        self.samples = (self._index + 1) * self._samples_per_pass
-
-    @property
-    def _index(self) -> int:
-        """The index of the current batch in the epoch."""
-        return -(-self.samples // self._samples_per_pass)
+            done = math.ceil(self.samples / self._samples_per_pass)
+            for index in range(done, len(self._loader)):
+                self.samples = (index + 1) * self._samples_per_pass
+                yield self._loader.batch(index, self._rank)
+            self.epoch, self.samples = self.epoch + 1, 0
 
 
 def validation_batches(dataset: Dataset[Any], settings: Settings, world: World) -> DataLoader[Batch]:

@@ -23,11 +23,6 @@ _log = logging.getLogger(__name__)
 State = dict[str, Any]
 
 DAMAGES = (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError)
-# A resumed run must have the same values of these; limits, intervals, wrapper, ranks and --accumulate may change.
-DECISIVE = (
-    *("task", "task_options", "seed", "batch_size", "logical_ranks", "precision", "optimizer", "learning_rate"),
-    *("scale_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
-)
 
 
 class CheckpointFiles:
@@ -41,25 +36,30 @@ class CheckpointFiles:
         """Newest first."""
         return sorted(self.folder.glob("step-*.pt"), reverse=True)
 
-    def newest(self) -> tuple[Path, State]:
-        """The newest undamaged checkpoint, on the CPU. Damaged ones are skipped with a warning.
+    def newest(self) -> State | None:
+        """The newest checkpoint, on the CPU; None if there is none. Damaged ones are skipped with a warning.
 
         Raises:
-            SettingsError: there is none.
+            SettingsError: all are damaged.
         """
         for path in self.paths():
             try:
-                return path, load(path)
+                return load(path)
             except DAMAGES as reason:
                 _log.warning("%s is skipped: %s", path, reason)
+        if not self.paths():
+            return None
         raise SettingsError(
-            f"All checkpoints in {self.folder} are damaged. To start a new run, pass --overwrite "
-            f"instead of --resume, or another --out."
+            f"All checkpoints in {self.folder} are damaged. To start a new run, remove them or pass another --out."
         )
 
-    def discard(self) -> None:
-        for path in self.folder.glob("step-*"):
-            path.unlink(missing_ok=True)  # on a shared disk another host may be quicker
+    def check_resume(self, settings: Settings) -> None:
+        """Raises SettingsError if the folder contains a run that is not to be continued."""
+        if settings.resume == "no" and self.paths():
+            raise SettingsError(
+                f"{self.folder} already contains a run. Pass --resume auto to continue it, or another --out, or "
+                f"remove the folder."
+            )
 
     def write(self, state: State) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -104,36 +104,11 @@ def load(path: Path) -> State:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def find_checkpoint(settings: Settings, files: CheckpointFiles) -> State | None:
-    """The newest undamaged checkpoint on this host, or None to start a new run.
-
-    Raises:
-        SettingsError: --resume contradicts the folder, or the checkpoint belongs to a run with other settings.
-    """
-    if settings.resume == "no":
-        if files.paths() and not settings.overwrite:
-            raise SettingsError(
-                f"{files.folder} already contains a run. Pass --resume auto to continue it, --overwrite to discard "
-                f"it, or another --out."
-            )
-        return None
-    if not files.paths():
-        return None
-    path, state = files.newest()
-    then, now = state["decisive"], vars(settings)
-    if changed := [f"{name} {then[name]} is now {now[name]}" for name in DECISIVE if now[name] != then[name]]:
-        raise SettingsError(
-            f"{path} belongs to a run with other settings: {'; '.join(changed)}. "
-            f"Pass the same settings to resume it, or another --out to start a new run."
-        )
-    return state
-
-
-def share_newest(ours: State | None, world: World) -> State | None:
-    """Broadcast the newest checkpoint that any rank has found: hosts need no shared disk. Collective."""
+def find_checkpoint(files: CheckpointFiles, world: World) -> State | None:
+    """The newest checkpoint that any host has, on every rank: hosts need no shared disk. Collective."""
+    ours = files.newest() if world.local_rank == 0 else None
     steps = [-1] * world.size
     dist.all_gather_object(steps, -1 if ours is None else ours["step"], group=world.control)
     shared = [ours]
-    if max(steps) >= 0:
-        dist.broadcast_object_list(shared, steps.index(max(steps)), group=world.control)
+    dist.broadcast_object_list(shared, steps.index(max(steps)), group=world.control)
     return shared[0]

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 import tyro
 
 from minddp.tools.job.launcher import RanksFailed, Stopped, launch
-from minddp.tools.train.settings import AgreedError, RunError, Settings, SettingsError
+from minddp.tools.train.settings import RunError, Settings, SettingsError
 
-DEFAULT_NPROC = 2
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 REQUEUE_SIGNALS = ("SIGUSR1", "SIGTERM")
 REQUEUE_STATUS = os.EX_TEMPFAIL
@@ -25,7 +24,6 @@ REQUEUE_STATUS = os.EX_TEMPFAIL
 def main(arguments: Sequence[str]) -> int:
     """Run `minddp train` with these arguments; returns the exit status. docs/training.md lists them."""
     variables = rank_variables(os.environ)
-    rank = variables.get("RANK", "0")
     try:
         settings = parse(arguments)
         if not variables:
@@ -33,10 +31,8 @@ def main(arguments: Sequence[str]) -> int:
         os.environ.update(variables)
         return run_rank(settings)
     except RunError as error:
-        if rank == "0":
-            print(f"minddp train: {error}", file=sys.stderr)
-        elif not isinstance(error, AgreedError):  # rank 0 does not know of it
-            print(f"minddp train (rank {rank}): {error}", file=sys.stderr)
+        place = f" (rank {variables['RANK']})" if variables else ""
+        print(f"minddp train{place}: {error}", file=sys.stderr)
         return error.exit_status
 
 
@@ -75,18 +71,12 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def start_ranks(settings: Settings, arguments: Sequence[str]) -> int:
     """Start this command once per rank and wait for all; returns the exit status."""
-    from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint
-    from minddp.tools.train.task import load_task
+    from minddp.tools.train.checkpoint import CheckpointFiles
 
-    files = CheckpointFiles(settings.folder, settings.keep)
-    find_checkpoint(settings, files)  # this and the next line raise an error once, instead of on every rank
-    load_task(settings)
-    if settings.overwrite:
-        files.discard()
-    # --resume and --overwrite have been checked and carried out; restarted ranks must continue.
-    words = ["train", *(word for word in arguments if word != "--overwrite"), "--resume", "auto"]
+    CheckpointFiles(settings.folder, settings.keep).check_resume(settings)
+    words = ["train", *arguments, "--resume", "auto"]  # restarted ranks must continue
     try:
-        launch(settings.nproc or DEFAULT_NPROC, "minddp", words, settings.max_restarts)
+        launch(settings.nproc or 2, "minddp", words, settings.max_restarts)
     except RanksFailed as error:
         raise RunError(f"{error} Continue from the newest checkpoint with --resume auto.") from error
     except Stopped as stopped:
@@ -99,21 +89,10 @@ def run_rank(settings: Settings) -> int:
     from minddp.tools.train.loop import train
     from minddp.tools.train.world import open_world
 
-    with open_world(settings) as world:
-        world.agreed(lambda: check_launcher(settings, os.environ))
-        return REQUEUE_STATUS if train(settings, world) in REQUEUE_SIGNALS else 0
-
-
-def check_launcher(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Raise SettingsError if the settings contradict the launcher that has started this rank."""
-    if settings.nproc not in (None, int(local_size := environment["LOCAL_WORLD_SIZE"])):
+    if settings.nproc not in (None, int(local_size := os.environ["LOCAL_WORLD_SIZE"])):
         raise SettingsError(
             f"--nproc {settings.nproc} differs from the {local_size} ranks that the launcher has started on this "
             f"machine; remove --nproc, and set torchrun --nproc-per-node or srun --ntasks-per-node."
         )
-    restarts = ("TORCHELASTIC_MAX_RESTARTS", "SLURM_RESTART_COUNT")
-    if settings.resume == "no" and any(environment.get(name, "0") != "0" for name in restarts):
-        raise SettingsError(
-            "This launcher restarts ranks, and restarted ranks must continue: pass --resume auto. To discard an "
-            "old run, remove its folder or pass another --out."
-        )
+    with open_world(settings) as world:
+        return REQUEUE_STATUS if train(settings, world) in REQUEUE_SIGNALS else 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,8 +14,7 @@ from minddp.tools.train.checkpoint import write_atomically
 from minddp.tools.train.task import Task
 
 
-@dataclass(frozen=True)
-class Means:
+class Means(NamedTuple):
     """Averages per target."""
 
     loss: float  # in nats if it is a cross entropy
@@ -50,22 +48,20 @@ class Averages:
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object per line, each with its `kind` and `step`. Rank 0 writes it."""
+    """`metrics.jsonl`: one JSON object per line, each with its `kind` and `step`. Rank 0 writes and prints it."""
 
     def __init__(self, path: Path, writes: bool = True):
         self._path = path
         self._writes = writes
 
-    def append(self, text: str, **record: Any) -> None:
-        """Print the text, and write the record."""
-        if self._writes:
-            print(text, flush=True)
-            with self._path.open("a") as file:
-                file.write(json.dumps(record, default=str) + "\n")
-
-    def records(self, kind: str) -> list[dict[str, Any]]:
-        every = map(json.loads, self._path.read_text().splitlines())
-        return [record for record in every if record["kind"] == kind]
+    def append(self, kind: str, step: int, **record: Any) -> None:
+        if not self._writes:
+            return
+        rounded = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
+        shown = [f"{name} {value}" for name, value in rounded.items() if name != "settings"]
+        print(f"{kind:<10}  step {step}", *shown, sep="  ", flush=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **record}, default=str) + "\n")
 
     def forget_after(self, step: int) -> None:
         """Drop records of later steps, which a resumed run writes again, and a line that was cut off."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from minddp.tools.train.settings import Settings
 
@@ -24,11 +23,9 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": partial(torch.optim.AdamW, betas=(0.9, 0.95)),
     "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
 }
-FINAL = 0.02  # the fraction of the peak at which cosine and wsd end
 # The fraction of the peak, as a function of the fraction of the run that is done.
 SCHEDULES: dict[str, Callable[[float], float]] = {
-    "cosine": lambda done: FINAL + (1 - FINAL) * (1 + math.cos(math.pi * done)) / 2,
-    "wsd": lambda done: 1 - (1 - FINAL) * max(0.0, 5 * done - 4),  # Hu et al. 2024, "MiniCPM"
+    "cosine": lambda done: 0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2,
     "constant": lambda done: 1.0,
 }
 
@@ -40,11 +37,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    optimizer = OPTIMIZERS[settings.optimizer]
-    if settings.zero:
-        return ZeroRedundancyOptimizer(groups, optimizer, lr=settings.learning_rate)
-    return optimizer(groups, lr=settings.learning_rate)
+    return OPTIMIZERS[settings.optimizer](groups, lr=settings.learning_rate)
 
 
 def peak_learning_rate(settings: Settings, num_ranks: int) -> float:
@@ -54,7 +47,8 @@ def peak_learning_rate(settings: Settings, num_ranks: int) -> float:
     return settings.learning_rate * scale[settings.scale_rate]
 
 
-def learning_rate(settings: Settings, num_ranks: int, step: int, done: float) -> float:
-    """The learning rate of step `step` (from 0), when a fraction `done` of the run is over: warm-up times decay."""
+def learning_rate(settings: Settings, num_ranks: int, step: int) -> float:
+    """The learning rate of step `step` (from 0): warm-up times decay."""
     warm_up = min(1.0, (step + 1) / (settings.warmup_steps + 1))
-    return warm_up * SCHEDULES[settings.schedule](done) * peak_learning_rate(settings, num_ranks)
+    decay = SCHEDULES[settings.schedule](step / settings.steps)
+    return warm_up * decay * peak_learning_rate(settings, num_ranks)

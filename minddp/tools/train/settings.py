@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-DEFAULT_MINUTES = 1.0
-TASKS = {"gpt": "minddp.tools.tasks.gpt:task", "digits": "minddp.tools.tasks.digits:task"}
+TASKS = {"gpt": "minddp.tools.tasks.gpt:task"}
 MAY_BE_ZERO = {"seed", "max_restarts", "workers", "warmup_steps", "weight_decay"}
 
 
@@ -22,17 +21,9 @@ class RunError(RuntimeError):
 
 
 class SettingsError(RunError):
-    """The settings cannot work. The message has one line per problem: the fact and the remedy."""
+    """The settings cannot work."""
 
     exit_status = 2
-
-
-class AgreedError(RunError):
-    """Some rank has failed, and all ranks raise this same error."""
-
-    def __init__(self, message: str, exit_status: int):
-        self.exit_status = exit_status
-        super().__init__(message)
 
 
 @dataclass(frozen=True)
@@ -43,8 +34,8 @@ class Settings:
     """
 
     task: str = "gpt"
-    """gpt: a small GPT on the bytes of text files; digits: a small ResNet; FILE.py:FUNCTION or PACKAGE:FUNCTION:
-    your own, a function that returns a minddp.tools.train.task.Task."""
+    """gpt: a small GPT on the bytes of text files; FILE.py:FUNCTION or PACKAGE:FUNCTION: your own, a function that
+    returns a minddp.tools.train.task.Task."""
     task_options: tuple[str, ...] = ()
     """NAME=VALUE ...: arguments of the task's function, such as layers=6 width=256."""
     out: Path | None = None
@@ -52,13 +43,9 @@ class Settings:
     resume: Literal["no", "auto"] = "no"
     """auto: continue from the newest checkpoint in the folder, if there is one, with the same bits as an
     uninterrupted run; no: fail if there is a checkpoint."""
-    overwrite: bool = False
-    """Discard the run that is in the folder."""
 
-    minutes: float | None = None
-    """Stop after this time by rank 0's clock, validation included. Default: 1 unless --steps is given."""
-    steps: int | None = None
-    """Stop after this many optimizer steps."""
+    steps: int = 1000
+    """Optimizer steps of the run."""
     seed: int = 0
     """Seed of the weights, the order of the data and dropout."""
 
@@ -77,21 +64,17 @@ class Settings:
     """Samples per rank and backward pass."""
     accumulate: int = 1
     """Backward passes per optimizer step; only the last one communicates gradients."""
-    logical_ranks: int | None = None
-    """Split each step into this many micro-batches of --batch-size, for the same bits on any number of ranks."""
     workers: int = 0
     """Processes per rank that load data; 0 loads it in the rank."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """sgd has Nesterov momentum 0.9."""
-    zero: bool = False
-    """Keep each parameter's optimizer state on one rank only: torch's ZeroRedundancyOptimizer."""
     learning_rate: float = 2e-3
     """Peak for one rank without accumulation."""
     scale_rate: Literal["linear", "sqrt", "none"] = "linear"
     """How the peak grows with ranks x accumulate."""
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    """After warm-up: cosine; wsd: constant, then linear over the last fifth; both end at 2% of the peak."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """After warm-up; cosine ends at 2% of the peak."""
     warmup_steps: int = 20
     """Steps over which the learning rate rises to its peak."""
     weight_decay: float = 0.1
@@ -107,9 +90,6 @@ class Settings:
     """Which DistributedDataParallel."""
     ddp_options: tuple[str, ...] = ()
     """NAME=VALUE ...: arguments of its constructor, such as bucket_cap_mb=5 static_graph=True."""
-    comm_hook: Literal["none", "fp16_compress", "bf16_compress", "power_sgd", "bf16_wire", "int8_wire"] = "none"
-    """A communication hook: three of torch's, and minddp's bf16_wire and int8_wire. Checkpoints contain the errors
-    that int8_wire has not sent yet, but not the errors of power_sgd."""
 
     log_every: int = 20
     """Steps between two training records in metrics.jsonl."""
@@ -123,33 +103,19 @@ class Settings:
     """Newest checkpoints to keep."""
 
     def __post_init__(self) -> None:
-        if problems := list(self._problems()):
-            raise SettingsError("\n".join(problems))
-
-    def _problems(self) -> Iterator[str]:
         for name, value in vars(self).items():
-            least = "at least 0" if name in MAY_BE_ZERO else "greater than 0"
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and not (0 <= value < math.inf and (value > 0 or name in MAY_BE_ZERO)):
-                yield f"--{name.replace('_', '-')} must be {least} and finite, but is {value}."
+            may_be_zero = name in MAY_BE_ZERO
+            if isinstance(value, int | float) and not (0 < value < math.inf or (value == 0 and may_be_zero)):
+                least = "at least 0" if may_be_zero else "greater than 0"
+                raise SettingsError(f"--{name.replace('_', '-')} must be {least} and finite, but is {value}.")
         if self.task not in TASKS and ":" not in self.task:
-            yield f"--task {self.task} is neither {' nor '.join(TASKS)} nor FILE.py:FUNCTION nor PACKAGE:FUNCTION."
-        if self.overwrite and self.resume != "no":
-            yield "--overwrite excludes --resume."
-        others = self.ddp == "torch" or self.accumulate > 1 or self.comm_hook != "none"
-        if self.logical_ranks is not None and others:
-            yield "--logical-ranks excludes --ddp torch, --accumulate and --comm-hook."
+            raise SettingsError(
+                f"--task {self.task} is none of {', '.join(TASKS)}, FILE.py:FUNCTION, PACKAGE:FUNCTION."
+            )
 
     @property
     def folder(self) -> Path:
         return self.out or Path("runs") / self.task.rpartition(":")[2]
-
-    def progress(self, step: int, elapsed_s: float) -> float:
-        """The fraction of the run that is done, by the nearer limit. Without a time limit it ignores the clock."""
-        by_steps = 0.0 if self.steps is None else step / self.steps
-        minutes = DEFAULT_MINUTES if self.steps is None and self.minutes is None else self.minutes
-        by_time = 0.0 if minutes is None else elapsed_s / (60 * minutes)
-        return min(1.0, max(by_steps, by_time))
 
 
 def arguments_for(function: Callable[..., Any], words: Sequence[str], flag: str) -> dict[str, Any]:
@@ -158,17 +124,19 @@ def arguments_for(function: Callable[..., Any], words: Sequence[str], flag: str)
     Raises:
         SettingsError: a word is not NAME=VALUE, or the function has no such parameter.
     """
-    known = inspect.signature(function).parameters
-    takes_any = any(param.kind is param.VAR_KEYWORD for param in known.values())
-    found = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (equals and (name in known or takes_any)):
-            raise SettingsError(
-                f"{flag} does not accept `{word}`; give NAME=VALUE, where NAME is one of {', '.join(known)}."
-            )
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
-    return found
+    try:
+        arguments = {name: literal_or_text(value) for name, value in (word.split("=", 1) for word in words)}
+        inspect.signature(function).bind_partial(**arguments)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(inspect.signature(function).parameters)
+        raise SettingsError(
+            f"{flag} {' '.join(words)}: {error}; give NAME=VALUE, where NAME is one of {names}."
+        ) from error
+    return arguments
+
+
+def literal_or_text(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word

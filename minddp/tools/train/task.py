@@ -6,9 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from minddp.tools.train.settings import TASKS, Settings, SettingsError, argument
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean negative log-likelihood in nats per target. Logits (..., classes), targets (...)."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long())
 
 
 def top1_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -41,7 +39,6 @@ class Task:
     build_model: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     accuracy: Callable[[Tensor, Tensor], Tensor] | None = top1_accuracy
-    targets_are: str = "targets"  # the unit in progress lines
 
 
 def load_task(settings: Settings) -> Task:
@@ -51,23 +48,12 @@ def load_task(settings: Settings) -> Task:
         SettingsError: the function is not found, does not have these options, or has too little data.
     """
     place, _, name = TASKS.get(settings.task, settings.task).rpartition(":")
+    if place.endswith(".py"):
+        sys.path.insert(0, str(Path(place).resolve().parent))  # as `python FILE.py` does
+        place = Path(place).stem
     try:
-        function = getattr(_module(place), name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        function = getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise SettingsError(f"--task {settings.task} cannot be imported: {error}.") from error
-    task = function(**arguments_for(function, settings.task_options, "--task-options"))
-    if not isinstance(task, Task):
-        raise SettingsError(
-            f"--task {settings.task} must return a minddp.tools.train.task.Task, but returned {task!r}."
-        )
+    task: Task = function(**arguments_for(function, settings.task_options, "--task-options"))
     return task
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    loader = SourceFileLoader(Path(place).stem, place)
-    module = sys.modules[loader.name] = ModuleType(loader.name)  # workers of a DataLoader unpickle from there
-    module.__file__ = place
-    loader.exec_module(module)
-    return module

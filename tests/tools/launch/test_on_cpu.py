@@ -67,8 +67,7 @@ def test_a_script_for_gpus_ends_with_the_bits_of_torchs_ddp(name: str, tmp_path:
 
 def test_the_flags_may_come_in_any_order(tmp_path: Path) -> None:
     def asked_for(*arguments: str) -> set[str]:
-        parser = make_parser("minddp run", "")
-        environment = environment_of(parser, parser.parse_args([*arguments, "train.py"]))
+        environment = environment_of(make_parser("minddp run").parse_args([*arguments, "train.py"]))
         return {"MINDDP_ON_CPU", "MINDDP_NATIVE", "MINDDP_XRAY"} & environment.keys()
 
     for order in (["--on-cpu", "--native"], ["--native", "--on-cpu"]):

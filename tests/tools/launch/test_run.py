@@ -90,13 +90,18 @@ def test_options_that_torchrun_does_not_know_are_refused(capsys) -> None:
     assert "minddp run: error" in capsys.readouterr().err
 
 
+def test_ranks_that_would_not_get_minddp_are_refused(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--run-path", "--start-method", "fork", "train.py"])
+    assert "--start-method fork starts ranks without minddp" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("exitcode", "status"), [(3, 3), (-9, 137)])
 def test_the_exit_status_is_that_of_a_shell(exitcode: int, status: int, monkeypatch, capsys) -> None:
     def fail(_options: object) -> None:
         raise RanksFailed("Rank 7 has failed.", exitcode)
 
     monkeypatch.setattr(command.torchrun, "run", fail)
-    monkeypatch.setattr(command, "install", lambda: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(SystemExit) as stopped:
         main(["run", script.__file__])

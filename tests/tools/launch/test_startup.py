@@ -107,11 +107,7 @@ def test_torch_that_is_there_already_is_taken_over_at_once(packages: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", [str(STARTUP_FOLDER)]),
-        (f"/a:{STARTUP_FOLDER}::/b", [str(STARTUP_FOLDER), "/a", "", "/b"]),
-    ],
+    ("before", "after"), [("", [str(STARTUP_FOLDER)]), ("/a::/b", [str(STARTUP_FOLDER), "/a", "", "/b"])]
 )
 def test_the_folder_goes_to_the_head_of_pythonpath(before: str, after: list[str]) -> None:
     changed = installing({"HOME": "/h", "PYTHONPATH": before})

@@ -3,10 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from minddp.tools.launch.run import make_xray_parser, xray
+from minddp.tools.launch.run import XRAY_DEFAULTS, make_parser, xray
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.result import load
 
@@ -21,11 +22,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:
-    parse = make_xray_parser().parse_args
-    options = parse(["--steps", "3:5", "--nproc-per-node", "4", SCRIPT, "--steps", "9", "--out", "elsewhere"])
-    assert (options.steps, options.nproc_per_node, options.training_script) == ("3:5", "4", SCRIPT)
+    parser = make_parser("minddp xray")
+
+    def parse(*arguments: str) -> Any:
+        return parser.parse_args([*XRAY_DEFAULTS, *arguments])
+
+    options = parse("--steps", "3:5", "--nproc-per-node", "4", SCRIPT, "--steps", "9", "--out", "elsewhere")
+    assert (options.steps, options.nproc_per_node, options.training_script) == (range(3, 5), "4", SCRIPT)
     assert options.training_script_args == ["--steps", "9", "--out", "elsewhere"]
-    assert parse([SCRIPT]).steps == "10:15"
+    assert (parse(SCRIPT).steps, parse(SCRIPT).nproc_per_node) == (range(10, 15), "2")
+    assert parse("--out", "there", SCRIPT).xray == Path("there")
 
 
 @pytest.mark.parametrize("text", ["5", "5:5", "6:5", "a:b", "-1:3", "1:2:3"])

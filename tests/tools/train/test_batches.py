@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -23,22 +24,20 @@ def world(rank: int, size: int) -> World:
     return World(rank, size, torch.device("cpu"), None)  # type: ignore[arg-type]
 
 
-def stream(samples: int = 23, world_size: int = 2, dataset: Dataset[Any] | None = None, **changes: Any) -> Batches:
+def stream(
+    samples: int = 23, size: int = 2, rank: int = 0, dataset: Dataset[Any] | None = None, **changes: Any
+) -> Batches:
     """23 samples: 11 for each of two ranks, 3 batches of 3 an epoch."""
     settings = dataclasses.replace(SETTINGS, **changes)
-    return Batches(dataset or numbers(samples), settings, world_size)
+    return Batches(dataset or numbers(samples), settings, world(rank, size))
 
 
-def take(batches: Batches, count: int, rank: int = 0) -> list[list[int]]:
-    taken = []
-    for _ in range(count):
-        taken.append(batches.of(rank)[0].tolist())
-        batches.advance()
-    return taken
+def take(batches: Batches, count: int) -> list[list[int]]:
+    return [inputs.tolist() for inputs, _ in itertools.islice(batches, count)]
 
 
 def test_an_epoch_deals_every_sample_at_most_once() -> None:
-    dealt = [i for rank in (0, 1) for batch in take(stream(), 3, rank) for i in batch]
+    dealt = [i for rank in (0, 1) for batch in take(stream(rank=rank), 3) for i in batch]
     assert len(dealt) == len(set(dealt)) == 18
 
 
@@ -49,24 +48,24 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
 
 @pytest.mark.parametrize("taken", range(8))
 def test_a_stream_finds_its_place_again(taken: int) -> None:
-    whole = take(stream(), 12, rank=1)
-    before, after = stream(), stream()
-    assert take(before, taken, rank=1) == whole[:taken]
+    whole = take(stream(rank=1), 12)
+    before, after = stream(rank=1), stream(rank=1)
+    assert take(before, taken) == whole[:taken]
     after.epoch, after.samples = before.epoch, before.samples
-    assert take(after, 12 - taken, rank=1) == whole[taken:]
+    assert take(after, 12 - taken) == whole[taken:]
 
 
 def test_another_number_of_ranks_goes_on_behind_the_samples_that_were_seen() -> None:
     """After 2 steps of two ranks 12 samples; three ranks take 9 a step, and go on from 18."""
-    before, after = stream(samples=60), stream(samples=60, world_size=3)
-    seen = [i for rank in (0, 1) for batch in take(stream(samples=60), 2, rank) for i in batch]
-    take(before, 2)
-    assert (before.epoch, before.samples) == (0, 12)
-    after.samples = before.samples
-    rest = [i for rank in range(3) for i in after.of(rank)[0].tolist()]
+    before = [stream(samples=60, rank=rank) for rank in range(2)]
+    seen = [i for one in before for batch in take(one, 2) for i in batch]
+    assert [(one.epoch, one.samples) for one in before] == [(0, 12)] * 2
+    after = [stream(samples=60, size=3, rank=rank) for rank in range(3)]
+    for one in after:
+        one.samples = 12
+    rest = [i for one in after for batch in take(one, 1) for i in batch]
     assert not set(seen) & set(rest)
-    after.advance()
-    assert after.samples == 27
+    assert [one.samples for one in after] == [27] * 3
 
 
 class Noisy(Dataset[Any]):

@@ -73,10 +73,10 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, caplog: 
     files = CheckpointFiles(tmp_path, keep=2)
     for step in (3, 5):
         files.write({"step": step})
-    newest, before = files.paths()
+    newest, _ = files.paths()
     newest.write_bytes(newest.read_bytes()[:-1])
     found = files.newest()
-    assert found == (before, {"step": 3})
+    assert found == {"step": 3}
     assert f"{newest} is skipped: " in caplog.text
 
 
@@ -100,5 +100,3 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     for step in range(5):
         files.write({"step": step})
     assert [load(path)["step"] for path in files.paths()] == [4, 3]
-    files.discard()
-    assert list(files.folder.iterdir()) == []

@@ -1,8 +1,7 @@
-"""What one rank does, in a group of its own, or with made-up answers of others: fast enough for each mutation."""
+"""What one rank does in a group of its own."""
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,12 @@ import torch.distributed as dist
 
 from minddp.tools.job.launcher import Stopped
 from minddp.tools.train import launch
-from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint, share_newest
-from minddp.tools.train.metrics import Averages, Means
-from minddp.tools.train.settings import AgreedError, Settings, SettingsError
+from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint
+from minddp.tools.train.settings import Settings, SettingsError
 from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
 from minddp.tools.train.world import World
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, tiny
-from tests.tools.train.test_metrics import TASK
 
 
 @pytest.fixture
@@ -66,7 +63,6 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     whole = after_a_step(world, tmp_path, **options)
     whole.scaler.update(new_scale=2.0**10)
     state = whole.state()
-    assert state is not None
     state = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)
     whole.optimizer_step()
     resumed = Trainer(whole.settings, world, whole.task)
@@ -75,68 +71,28 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     assert_same_bits(resumed.state(), whole.state())
 
 
-def test_a_mean_counts_targets(world: World) -> None:
-    averages = Averages(world.device)
-    for loss, targets in ((1.0, 3), (5.0, 1)):
-        averages.add(TASK, torch.tensor(loss), torch.zeros(targets, 2), torch.zeros(targets))
-    assert averages.over_ranks() == Means(loss=2.0, accuracy=1.0, targets=4)
-
-
-# ------------------------------------------------------------------ agreements, with made-up answers of others
-
-
-def others_say(monkeypatch: pytest.MonkeyPatch, theirs: list[Any]) -> World:
-    """The world of rank 0, where the others give these in each gathering."""
-
-    def gather(into: list[Any], ours: Any, group: object) -> None:
-        into[:] = [ours, *theirs]
-
-    monkeypatch.setattr(dist, "all_gather_object", gather)
-    return World(0, 1 + len(theirs), torch.device("cpu"), None)  # type: ignore[arg-type]
-
-
-def test_an_error_of_another_rank_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = others_say(monkeypatch, [None, ("no data", 2)])
-    with pytest.raises(AgreedError, match=r"^\(rank 2\) no data$"):
-        world.agreed(lambda: 3)
-    assert others_say(monkeypatch, [None, None]).agreed(lambda: 3) == 3
-
-
-def test_a_failure_outweighs_a_refusal_and_equal_words_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise SettingsError("no data")
-
-    with pytest.raises(AgreedError, match=r"^no data$") as refused:
-        others_say(monkeypatch, [("no data", 2)] * 2).agreed(refuse)
-    with pytest.raises(AgreedError, match=r"^no data\n\(rank 1\) disk full$") as failed:
-        others_say(monkeypatch, [("disk full", 1)]).agreed(refuse)
-    assert (refused.value.exit_status, failed.value.exit_status) == (2, 1)
-
-
-def test_the_newest_checkpoint_of_any_rank_is_given_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = []
-    monkeypatch.setattr(dist, "broadcast_object_list", lambda objects, source, group: sources.append(source))
-    share_newest({"step": 5}, others_say(monkeypatch, [-1, 9, 9]))
-    share_newest(None, others_say(monkeypatch, [0]))
-    assert sources == [2, 1]
-    assert share_newest(None, others_say(monkeypatch, [-1])) is None
-    assert len(sources) == 2
-
-
 # ------------------------------------------------------------------ to continue, and to end
 
 
-def test_an_old_run_is_neither_continued_nor_discarded_unasked(tmp_path: Path) -> None:
+def test_other_settings_than_those_of_the_checkpoint_are_obeyed(world: World, tmp_path: Path) -> None:
+    state = after_a_step(world, tmp_path, weight_decay=0.1).state()
+    resumed = after_a_step(world, tmp_path, weight_decay=0.2)
+    resumed.restore(state)
+    assert resumed.optimizer.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_an_old_run_is_neither_continued_nor_discarded_unasked(world: World, tmp_path: Path) -> None:
     settings = Settings(out=tmp_path)
     files = CheckpointFiles(tmp_path, keep=1)
-    assert find_checkpoint(settings, files) is None
+    files.check_resume(settings)
+    assert find_checkpoint(files, world) is None
     files.folder.mkdir()
     (files.folder / "step-00000003.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(SettingsError, match="already contains a run"):
-        find_checkpoint(settings, files)
+    with pytest.raises(SettingsError, match=r"already contains a run\. Pass --resume auto"):
+        files.check_resume(settings)
+    files.check_resume(Settings(out=tmp_path, resume="auto"))
     with pytest.raises(SettingsError, match=r"All checkpoints in .* are damaged"):
-        find_checkpoint(dataclasses.replace(settings, resume="auto"), files)
-    assert find_checkpoint(dataclasses.replace(settings, overwrite=True), files) is None
+        find_checkpoint(files, world)
 
 
 @pytest.mark.parametrize(
@@ -150,17 +106,13 @@ def test_the_status_says_whether_to_start_the_run_again(
             raise Stopped(signal.Signals[name])
 
     monkeypatch.setattr(launch, "launch", launched)
-    assert launch.main(["--out", str(tmp_path), "--task-options", *TINY_GPT]) == status
+    assert launch.main(["--out", str(tmp_path)]) == status
 
 
 def test_ranks_that_are_started_again_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old run is discarded once, before any rank starts: a restart does not do so again, nor find it."""
-    CheckpointFiles(tmp_path, keep=1).write({"step": 3})
     started = []
     monkeypatch.setattr(launch, "launch", lambda *words: started.append(words))
-    arguments = ["--out", str(tmp_path), "--overwrite", "--max-restarts", "2"]
-    assert launch.main([*arguments, "--task-options", *TINY_GPT]) == 0
-    assert not list(tmp_path.glob("checkpoints/*"))
+    assert launch.main(["--out", str(tmp_path), "--max-restarts", "2"]) == 0
     ((_, _, (_, *words), max_restarts),) = started
     assert launch.parse(words).resume == "auto"
     assert max_restarts == 2

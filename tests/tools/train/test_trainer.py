@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from minddp.comm_hooks import HOOKS
-from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint
+from minddp.tools.train.checkpoint import CheckpointFiles
 from minddp.tools.train.loop import train
 from minddp.tools.train.settings import Settings, SettingsError
 from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
 from tests.ranks import RankFailure
+from tests.tools.train.batch_norm_task import NAME
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, final_bits, records, tiny, train_here, world_here
 
 
@@ -32,7 +32,8 @@ def _interrupted_after(rank: int, settings: Settings, step: int) -> None:
     trainer = trainer_here(rank, settings)
     for _ in range(step):
         trainer.optimizer_step()
-    if (state := trainer.state()) is not None:
+    state = trainer.state()
+    if rank == 0:
         CheckpointFiles(settings.folder, keep=3).write(state)
     for _ in range(2):
         trainer.optimizer_step()
@@ -41,23 +42,19 @@ def _interrupted_after(rank: int, settings: Settings, step: int) -> None:
 @pytest.mark.parametrize(
     ("ddp", "world_size", "changes"),
     [
-        ("minddp", 2, {"accumulate": 2, "zero": True}),
-        ("minddp", 2, {"precision": "fp16", "optimizer": "sgd", "learning_rate": 0.1, "schedule": "wsd"}),
+        ("minddp", 2, {"accumulate": 2}),
+        ("minddp", 2, {"precision": "fp16", "optimizer": "sgd", "learning_rate": 0.1}),
         # From three ranks on, sums depend on the place in the bucket: small buckets make the rebuild visible.
         ("minddp", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
         ("torch", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
-        ("minddp", 3, {"ddp_options": ("gradient_as_bucket_view=True",), "logical_ranks": 5}),
-        ("minddp", 2, {"comm_hook": "int8_wire"}),
         # BatchNorm, and an epoch's end between the interruption and the end.
-        ("minddp", 2, {"task": "digits", "task_options": ("width=4",), "batch_size": 100, "steps": 12}),
+        ("minddp", 2, {"task": NAME, "task_options": ("width=4",), "batch_size": 60, "steps": 8}),
     ],
-    ids=["zero", "fp16", "buckets", "buckets-torch", "shares", "int8_wire", "digits"],
+    ids=["accumulate", "fp16", "buckets", "buckets-torch", "batch_norm"],
 )
 def test_a_resumed_run_ends_with_the_same_bits(
     ranks, tmp_path: Path, ddp: str, world_size: int, changes: dict[str, Any]
 ) -> None:
-    if changes.get("task") == "digits":
-        pytest.importorskip("sklearn")
     whole = tiny(tmp_path / "whole", ddp=ddp, **changes)
     ranks(world_size).run(train_here, whole)
 
@@ -136,25 +133,17 @@ def _validate_own_statistics(rank: int, settings: Settings) -> tuple[float, floa
 
 
 def test_validation_judges_the_model_of_rank_0(ranks, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    settings = Settings(task="digits", out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
+    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
     for together, apart in ranks(2).run(_validate_own_statistics, settings):
         assert apart == together
 
 
-def test_the_digits_are_learned(ranks, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    settings = Settings(task="digits", out=tmp_path, ddp="torch", device="cpu", steps=80, learning_rate=1e-2)
+def test_two_classes_are_learned(ranks, tmp_path: Path) -> None:
+    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", steps=80, learning_rate=1e-2)
     assert ranks(2).run(train_here, settings) == ["finished"] * 2
     last = records(tmp_path, "validation")[-1]
     assert last["accuracy"] > 0.9
-    assert last["targets"] == 360
-
-
-def test_a_time_limit_is_kept_by_rank_0s_clock(ranks, tmp_path: Path) -> None:
-    settings = tiny(tmp_path, ddp="torch", steps=None, minutes=0.5 / 60)
-    assert ranks(2).run(train_here, settings) == ["finished"] * 2
-    assert final_bits(tmp_path)["step"] == records(tmp_path, "validation")[-1]["step"] > 1
+    assert last["targets"] == 40
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(ranks, tmp_path: Path) -> None:
@@ -162,24 +151,6 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(ranks, tmp_path:
     with pytest.raises(RankFailure, match=r"The training loss is (nan|inf) at step"):
         ranks(2).run(train_here, settings)
     assert not list(tmp_path.glob("checkpoints/*"))
-
-
-def test_a_checkpoint_must_fit_the_settings(ranks, tmp_path: Path) -> None:
-    settings = tiny(tmp_path, ddp="torch")
-    files = CheckpointFiles(tmp_path, keep=3)
-
-    def find(**changes: Any) -> Any:
-        return find_checkpoint(dataclasses.replace(settings, **changes), files)
-
-    assert find() is find(resume="auto") is None
-    ranks(2).run(train_here, settings)
-
-    with pytest.raises(SettingsError, match=r"already contains a run\. Pass --resume auto .* --overwrite"):
-        find()
-    assert find(overwrite=True) is None
-    assert find(resume="auto", steps=7, log_every=3, timeout_s=9.0)["step"] == 6
-    with pytest.raises(SettingsError, match="batch_size 2 is now 3; precision fp32 is now bf16"):
-        find(resume="auto", steps=7, batch_size=3, precision="bf16")
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(ranks, tmp_path: Path) -> None:
@@ -214,35 +185,13 @@ def train_on_own_host(rank: int, settings: Settings) -> str:
     return train(settings, dataclasses.replace(world_here(rank), local_rank=0))
 
 
-@pytest.mark.parametrize("task", ["gpt", "digits"])
-def test_logical_ranks_give_the_same_bits_on_any_number_of_ranks(ranks, tmp_path: Path, task: str) -> None:
-    options = {} if task == "gpt" else {"task": "digits", "task_options": ("width=4", "blocks=1"), "batch_size": 8}
-    bits = []
-    for nproc in (1, 2, 4):
-        settings = tiny(tmp_path / str(nproc), logical_ranks=8, steps=4, validate_every=2, **options)
-        ranks(nproc).run(train_here, settings)
-        bits.append(final_bits(settings.folder))
-    assert_same_bits(bits[0], bits[1])
-    assert_same_bits(bits[0], bits[2])
-    started = tiny(tmp_path / "other", logical_ranks=8, steps=2, schedule="constant", **options)
-    goal = dataclasses.replace(started, out=tmp_path / "goal", steps=4)
-    ranks(4).run(train_here, started)
-    ranks(2).run(train_here, dataclasses.replace(started, steps=4, resume="auto"))
-    ranks(1).run(train_here, goal)
-    for part in ("model", "optimizer", "samples"):
-        assert_same_bits(final_bits(started.folder)[part], final_bits(goal.folder)[part])
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"precision": "fp32"},
         {"precision": "bf16"},
         {"precision": "fp16"},
-        {"precision": "fp16", "zero": True, "optimizer": "sgd"},
-        {"comm_hook": "fp16_compress"},
-        {"comm_hook": "power_sgd", "ddp_options": ("bucket_cap_mb=1",)},
-        *({"comm_hook": name} for name in HOOKS),
+        {"precision": "fp16", "optimizer": "sgd"},
         {"accumulate": 2, "ddp_options": ("static_graph=True",)},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
@@ -272,13 +221,12 @@ def train_with_a_large_scale(rank: int, settings: Settings) -> str:
         return train_here(rank, settings)
 
 
-def test_a_disk_that_is_full_ends_the_run_on_every_rank_and_loses_nothing(ranks, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(ranks, tmp_path: Path) -> None:
     settings = tiny(tmp_path, steps=50, checkpoint_every=5)
     with pytest.raises(RankFailure) as caught:
         ranks(2).run(train_until_the_disk_is_full, settings)
-    for rank in (0, 1):
-        assert "AgreedError: Cannot write a checkpoint" in caught.value.reports[rank]
-        assert "No space left on device" in caught.value.reports[rank]
+    assert "RunError: Cannot write a checkpoint" in caught.value.reports[0]
+    assert "No space left on device" in caught.value.reports[0]
     assert final_bits(tmp_path)["step"] == 10
     assert not list((tmp_path / "checkpoints").glob("*.part"))
 
@@ -294,18 +242,6 @@ def train_until_the_disk_is_full(rank: int, settings: Settings) -> str:
 
     with mock.patch("minddp.tools.train.checkpoint.torch", SimpleNamespace(save=save)):
         return train_here(rank, settings)
-
-
-def test_a_refusal_of_one_rank_is_heard_by_all(ranks, tmp_path: Path) -> None:
-    with pytest.raises(RankFailure) as caught:
-        ranks(2).run(train_where_rank_1_has_no_data, tiny(tmp_path))
-    for rank in (0, 1):
-        assert "AgreedError: (rank 1) /nowhere contains 0 files" in caught.value.reports[rank]
-
-
-def train_where_rank_1_has_no_data(rank: int, settings: Settings) -> str:
-    folder = ("folder=/nowhere",) if rank == 1 else ()
-    return train_here(rank, dataclasses.replace(settings, task_options=settings.task_options + folder))
 
 
 OWN_TASK = """
@@ -338,7 +274,9 @@ def test_a_task_of_ones_own_is_learned(ranks, tmp_path: Path) -> None:
     assert final_bits(tmp_path)["model"]["0.weight"].shape == (16, 1)
 
 
-@pytest.mark.parametrize(("task", "says"), [("own.py:line", "no attribute 'line'"), ("none.py:x", "No such file")])
+@pytest.mark.parametrize(
+    ("task", "says"), [("own.py:line", "no attribute 'line'"), ("none.py:x", "No module named 'none'")]
+)
 def test_a_task_that_is_not_there(tmp_path: Path, task: str, says: str) -> None:
     (tmp_path / "own.py").write_text(OWN_TASK)
     with pytest.raises(SettingsError, match=f"cannot be imported: .*{says}"):
@@ -350,11 +288,9 @@ def test_a_task_that_is_not_there(tmp_path: Path, task: str, says: str) -> None:
     [
         (
             {"ddp_options": ("transport=nccl",), "ddp": "torch"},
-            "--ddp torch --ddp-options does not accept",
+            "--ddp torch --ddp-options transport=nccl: got an unexpected keyword argument",
         ),
-        ({"ddp_options": ("bucket_cap_mb=-1",)}, "--ddp minddp --ddp-options bucket_cap_mb=-1: "),
         ({"batch_size": 2_000_000}, "do not fill one batch of 2000000 for each of 2 ranks"),
-        ({"logical_ranks": 1}, "--logical-ranks 1 is less than the 2 ranks"),
     ],
 )
 def test_settings_that_do_not_fit_the_data_or_the_ranks(

@@ -9,20 +9,11 @@ a call, so it would miss everything that `loss.backward()` runs, such as checkpo
 
 from __future__ import annotations
 
-import torch
-
 from minddp.tools.launch.on_cpu import calls, cuda
-from minddp.tools.launch.on_cpu.replacement import replace
 
 
 def install() -> None:
     """Replace functions of torch for the rest of this process. Other calls that need CUDA raise."""
-    if torch.cuda._lazy_init is not _raise_unknown:
-        calls.install_devices()
-        calls.install_training()
-        cuda.install()
-        replace(torch.cuda, {"_lazy_init": _raise_unknown})
-
-
-def _raise_unknown() -> None:
-    raise RuntimeError("This call needs CUDA itself, and --on-cpu has no replacement for it: leave it out.")
+    calls.install_devices()
+    calls.install_training()
+    cuda.install()

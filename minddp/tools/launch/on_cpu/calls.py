@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils.data import DataLoader
@@ -84,10 +83,7 @@ def install_training() -> None:
     replace(dist, collectives)
     for wrapper in (DistributedDataParallel, TorchDDP):
         replace(wrapper, {"__init__": with_arguments(device_ids=nothing, output_device=nothing)})
-    replace(TorchDDP, {"_passing_sync_batchnorm_handle": nothing})
-    replace(nn.SyncBatchNorm, {"convert_sync_batchnorm": _not_converted, "forward": _not_synchronised})
-    nn.SyncBatchNorm.runs_on_cpu = True  # type: ignore[attr-defined]  # for minddp; torch's check is replaced above
-
+    replace(nn.SyncBatchNorm, {"convert_sync_batchnorm": _not_converted})
     autocast = "is_autocast_enabled set_autocast_enabled get_autocast_dtype set_autocast_dtype"
     replace(torch, {autocast: Wrap(_state_of_cpu), "compile": _not_compiled})
     replace(torch.autocast, {"__init__": Wrap(_autocast_on_cpu)})
@@ -125,11 +121,6 @@ class Generator(metaclass=_GeneratorType):
 def _not_converted(module: nn.Module, process_group: Any = None) -> nn.Module:
     say_once("SyncBatchNorm is BatchNorm: each rank normalizes by its own batch.")
     return module
-
-
-def _not_synchronised(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
-    _not_converted(self)
-    return _BatchNorm.forward(self, input)
 
 
 def _autocast_on_cpu(original: Function) -> Function:

@@ -71,7 +71,12 @@ def install() -> None:
     replace(torch, of_streams)
     replace(torch.accelerator, answering)
     # This capability has bfloat16. The function of that name in torch.accelerator means something else.
-    replace(torch.cuda, of_streams | answering | {"get_device_capability": always((8, 0))})
+    only_cuda = {"get_device_capability": always((8, 0)), "_lazy_init": raise_unknown}
+    replace(torch.cuda, of_streams | answering | only_cuda)
+
+
+def raise_unknown() -> None:
+    raise RuntimeError("This call needs CUDA itself, and --on-cpu has no replacement for it: leave it out.")
 
 
 def answers(current: Current) -> dict[str, Any]:

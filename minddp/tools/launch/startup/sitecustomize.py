@@ -22,7 +22,6 @@ class TorchFinder:
 
     def __init__(self) -> None:
         self._num_open = 0  # imports of torch or minddp that have begun and not ended
-        self._torch_is_complete = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "torch" and name.partition(".")[0] != "minddp":
@@ -45,8 +44,7 @@ class TorchFinder:
                 exec_module(module)
             finally:
                 self._num_open -= 1
-            self._torch_is_complete |= name == "torch"
-            if self._torch_is_complete and self._num_open == 0 and self in sys.meta_path:
+            if self._num_open == 0 and "torch" in sys.modules and self in sys.meta_path:
                 sys.meta_path.remove(self)  # type: ignore[arg-type]
                 install()
 

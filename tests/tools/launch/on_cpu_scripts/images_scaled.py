@@ -1,4 +1,4 @@
-"""Layers of SyncBatchNorm by a converter of the script's own, scripted functions, a scaler whose state is read."""
+"""SyncBatchNorm, scripted functions, a scaler whose state is read."""
 
 import os
 
@@ -20,16 +20,6 @@ class Shift(nn.Module):
         return shifted(x)
 
 
-def convert(module: nn.Module) -> nn.Module:
-    if isinstance(module, nn.BatchNorm1d):
-        synchronised = nn.SyncBatchNorm(module.num_features, module.eps, module.momentum)
-        synchronised.load_state_dict(module.state_dict())
-        return synchronised
-    for name, child in module.named_children():
-        module.add_module(name, convert(child))
-    return module
-
-
 def main() -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank)
@@ -41,7 +31,6 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(6, 8, device=device), nn.BatchNorm1d(8), Shift(), nn.Linear(8, 2)).to(
         device=device
     )
-    model = convert(model)
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = DistributedDataParallel(model, device_ids=[local_rank], broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
