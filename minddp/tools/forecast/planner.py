@@ -23,10 +23,10 @@ def plan_buckets(specs: Sequence[ParamSpec], ready_s: Times, link: Link, compute
     """
     order = sorted(range(len(specs)), key=ready_s.__getitem__)
     caps_bytes = [sum(spec.nbytes for spec in specs) >> halved for halved in range(HALVINGS)]
-    plans = [
+    plans = (
         plan_from_readiness(specs, order, pair, small_last_bucket=True)
         for pair in itertools.product(caps_bytes, repeat=2)
-    ]
+    )
     best = min(plans, key=lambda plan: predicted_s(plan, link, ready_s, computed_s))
     groups = [[slot.param for slot in reversed(bucket.slots)] for bucket in best.buckets]  # as they are ready
     return plan_from_groups(specs, groups, origin="least exposed communication")
