@@ -6,7 +6,6 @@ The forecast uses measurements of two ranks of one host: a step of each by itsel
 of the two. The link between hosts has the cable's rate less the headers of frames, and the latency of a hop
 inside. Nothing is fitted.
 
-[Note: cores]
 The forecast assumes a core for each rank, but here all ranks share the machine's, less those that other programs
 use meanwhile, which is measured. A core moves and adds the bytes, at the rate of a hop inside. If there are more
 ranks than cores, all computing and moving takes longer by their ratio; the network does not. Without a spare core
@@ -157,7 +156,7 @@ def steps_of(
 
 
 def predicted_s(job: Job, hop: Link, wire: Link, ranks: int, hosts: int, cores: float) -> float:
-    """A step of ranks that share the cores. See [Note: cores]."""
+    """A step of ranks that share the cores: see the beginning of this file."""
     by = crowding(ranks, cores)
     ready_s = {param: by * ready_s for param, ready_s in job.ready_s.items()}
     crowded = Job(by * job.alone_s, by * job.backward_s, ready_s, job.plan)
