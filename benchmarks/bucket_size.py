@@ -148,7 +148,9 @@ def forecast(
 
     `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
     """
-    predicted = by_default + (predicted_s(plan, tuning.link, tuning.seen) - tuning.before_s)
+    predicted = by_default + (
+        predicted_s(plan, tuning.link, tuning.seen.ready_s, tuning.seen.computed_s) - tuning.before_s
+    )
     return {
         "predicted_ms": estimate(predicted * 1e3, seed),
         "measured_ms": estimate(by_plan * 1e3, seed),

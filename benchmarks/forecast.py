@@ -4,8 +4,12 @@
 
 The forecast uses measurements of two ranks of one host: a step of each by itself, both at once, and an all-reduce
 of the two. The link between hosts has the cable's rate less the headers of frames, and the latency of a hop
-inside. All ranks share the machine's cores, and two hosts have half of them each. The cores that other programs
-use meanwhile are measured and do not count. Nothing is fitted.
+inside. Nothing is fitted.
+
+The forecast assumes a core for each rank, but here all ranks share the machine's, less those that other programs
+use meanwhile, which is measured. A core moves and adds the bytes, at the rate of a hop inside. If there are more
+ranks than cores, all computing and moving takes longer by their ratio; the network does not. Without a spare core
+that work delays backward: see [Note: messages take time from backward].
 """
 
 from __future__ import annotations
@@ -31,11 +35,10 @@ from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
 from minddp.platform.cores import usable_cores
 from minddp.tools.forecast.auto_buckets import Observer, observed
-from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
 from minddp.tools.forecast.gradient_clock import HostClock
 from minddp.tools.forecast.link import FREE, Link, measure_link
-from minddp.tools.forecast.scaling import Job
-from minddp.tools.forecast.scaling import forecast as forecast_of
+from minddp.tools.forecast.ring import all_reduce, hop_of
+from minddp.tools.forecast.step_model import Job
 from minddp.transport import open_transport
 
 WARM_UP_STEPS = 4
@@ -113,7 +116,7 @@ def described(once: Callable[..., Steps], alone: dist.ProcessGroup, pair: dist.P
     job = Job(float(np.median(steps_s)), float(np.median([one.computed_s for one in seen])), ready_s, ddp.plan)
     before = used()
     link = measure_link(open_transport("process_group", pair, cpu), cpu, clock)
-    return job, hop_of(link, Cluster(2, 1, FREE, FREE, cores_left(before, pair)))
+    return job, slower(hop_of(link, 2), 1 / crowding(2, cores_left(before, pair)))
 
 
 def used() -> tuple[float, float, float]:
@@ -152,13 +155,32 @@ def steps_of(
     return np.diff(ends_s)[WARM_UP_STEPS:], ddp
 
 
+def predicted_s(job: Job, hop: Link, wire: Link, ranks: int, hosts: int, cores: float) -> float:
+    """A step of ranks that share the cores: see the beginning of this file."""
+    by = crowding(ranks, cores)
+    ready_s = {param: by * ready_s for param, ready_s in job.ready_s.items()}
+    crowded = Job(by * job.alone_s, by * job.backward_s, ready_s, job.plan)
+    inside = slower(hop, by)
+    ring, work = all_reduce(ranks, hosts, inside, wire), all_reduce(ranks, 1, inside, inside)
+    bytes_per_s = min(ring.bytes_per_s, work.bytes_per_s)
+    taken = 0.0 if ranks < cores else bytes_per_s / work.bytes_per_s
+    return crowded.step_s(Link(ring.latency_s, bytes_per_s, taken))
+
+
+def crowding(ranks: int, cores: float) -> float:
+    return max(1.0, ranks / cores)
+
+
+def slower(link: Link, by: float) -> Link:
+    return Link(by * link.latency_s, link.bytes_per_s / by)
+
+
 def predictions(job: Job, hop: Link, measured: Mapping[Place, Measured]) -> dict[str, dict[str, float]]:
     """Predicted and measured steps, by place in words."""
     rows = {}
     for (ranks, hosts, rate), (measured_s, cores) in measured.items():
         wire = Link(hop.latency_s, GOODPUT * bytes_per_second(rate)) if rate else FREE
-        cluster = Cluster(ranks, hosts, hop, wire, cores / hosts)
-        step_s = forecast_of(job, cluster, all_reduce(cluster)).step_s
+        step_s = predicted_s(job, hop, wire, ranks, hosts, cores)
         where = f"{ranks} ranks, {f'2 hosts at {rate}' if rate else 'one host'}"
         error = step_s / measured_s - 1
         rows[where] = {

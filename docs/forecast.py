@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from minddp.core.plan import plan_from_groups
-from minddp.tools.forecast.cluster import Cluster, all_reduce
 from minddp.tools.forecast.link import Link
-from minddp.tools.forecast.scaling import Job, forecast
+from minddp.tools.forecast.ring import all_reduce
+from minddp.tools.forecast.step_model import Job
 from minddp.tools.xray.forecast_command import GBIT, job_of
 
 PAGE = Path(__file__).parent / "forecast.md"
@@ -115,13 +115,13 @@ class Figure:
         return shares[min(crossings, key=lambda k: abs(math.log(shares[k])))] if crossings else None
 
 
-def cluster(ranks: int, hosts: int, gbit: float, share: float, bus: str, gloo: bool = False) -> Cluster:
+def link_of(ranks: int, hosts: int, gbit: float, share: float, bus: str, gloo: bool = False) -> Link:
     """A rank for each GPU; messages have this share of a hop's rate between hosts, and gloo's of each hop's."""
     between = Link(HOP_US["network"] / 1e6, share * gbit * GBIT * GOODPUT)
     if gloo:
         by_cores = Link(between.latency_s, share * gloo_bytes_per_s())
-        return Cluster(ranks, hosts, by_cores, between)
-    return Cluster(ranks, hosts, Link(HOP_US[bus] / 1e6, INSIDE_GBYTE[bus] * 1e9), between)
+        return all_reduce(ranks, hosts, by_cores, between)
+    return all_reduce(ranks, hosts, Link(HOP_US[bus] / 1e6, INSIDE_GBYTE[bus] * 1e9), between)
 
 
 def gloo_bytes_per_s() -> float:
@@ -158,15 +158,14 @@ def resnet_101_per_s() -> float:
 
 
 def efficiency(job: Job, share: float) -> float:
-    where = cluster(512, 128, 25, share, "PCIe")
-    link = all_reduce(where)
-    return forecast(fused(job, link), where, link).efficiency
+    link = link_of(512, 128, 25, share, "PCIe")
+    return job.alone_s / fused(job, link).step_s(link)
 
 
 def gain_by_overlap(job: Job, gloo: bool, share: float) -> float:
-    where = cluster(32, 4, 100, share, "NVLink", gloo)
-    link = all_reduce(where)
-    return forecast(job, where, link, overlaps=False).step_s / forecast(job, where, link).step_s - 1
+    link = link_of(32, 4, 100, share, "NVLink", gloo)
+    without = replace(job, ready_s=dict.fromkeys(job.ready_s, job.backward_s))  # messages leave after backward
+    return without.step_s(link) / job.step_s(link) - 1
 
 
 # ---------------------------------------------------------------------- page

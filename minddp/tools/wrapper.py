@@ -6,7 +6,7 @@
 | `on_drift` | `Guarded` | `tools/watchdog/guard.py` |
 | `check_finite` | `FiniteGradients` | `tools/watchdog/finite.py` |
 | `logical_ranks` | `Shares` | `tools/elastic/logical_ranks.py` |
-| `bucket_cap_mb="auto"` | `TunedBuckets` | `tools/forecast/auto_buckets.py` |
+| `bucket_cap_mb="auto"` | `AutoBuckets` | `tools/forecast/auto_buckets.py` |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minddp.extension import Extension
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from minddp.options import check_flag, exclude
 from minddp.tools.elastic.logical_ranks import LogicalRanks, Shares
-from minddp.tools.forecast.auto_buckets import AUTO, TunedBuckets, Tuning
+from minddp.tools.forecast.auto_buckets import AUTO, AutoBuckets, Tuning
 from minddp.tools.watchdog.finite import FiniteGradients
 from minddp.tools.watchdog.guard import Guard, Guarded
 from minddp.tools.watchdog.watched_transport import WatchedWaits
@@ -62,7 +62,7 @@ def tools_for(
     if on_drift is not None:
         yield Guarded(shares=logical_ranks is not None)
     if tunes_buckets:
-        yield TunedBuckets()
+        yield AutoBuckets()
 
 
 class DistributedDataParallel(surface.DistributedDataParallel):
@@ -138,7 +138,7 @@ class DistributedDataParallel(surface.DistributedDataParallel):
     @property
     def tuning(self) -> Tuning | None:
         """The outcome of `bucket_cap_mb="auto"`, once there is one."""
-        return (tuned := self._extension(TunedBuckets)) and tuned.tuner.tuning
+        return (tuned := self._extension(AutoBuckets)) and tuned.tuning
 
     def shares(self) -> Iterator[int]:
         """With `logical_ranks`: yield the numbers, from 0, of the shares of a step that this rank computes.
@@ -186,5 +186,5 @@ class DistributedDataParallel(surface.DistributedDataParallel):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         why = "a rank without inputs makes no steps to be observed"
-        exclude("`join`", {f'bucket_cap_mb="{AUTO}"': self._extension(TunedBuckets) is not None}, why)
+        exclude("`join`", {f'bucket_cap_mb="{AUTO}"': self._extension(AutoBuckets) is not None}, why)
         return super().join_hook(**kwargs)

@@ -44,10 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     except UsageError as error:
         print(f"minddp doctor: {error}", file=sys.stderr)
         return 2
-    return start_ranks(arguments) if place is None else be_rank(settings, place)
-
-
-def start_ranks(arguments: Sequence[str]) -> int:
+    if place is not None:
+        be_rank(settings, place)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     try:
         launch(streams.num_devices("cuda") or 2, "minddp", ["doctor", *arguments])
@@ -61,7 +59,7 @@ def start_ranks(arguments: Sequence[str]) -> int:
 def be_rank(settings: DoctorSettings, place: Place) -> NoReturn:
     """Go through the checks, and end the process even if its threads hang."""
     # Discard what torch's C++ writes to standard error: stacks of errors that it also raises.
-    sys.stderr = os.fdopen(os.dup(2), "w")
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     status = 1
     try:
@@ -72,6 +70,4 @@ def be_rank(settings: DoctorSettings, place: Place) -> NoReturn:
     except Exception:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import psutil
 import torch
@@ -27,24 +26,22 @@ from minddp.transport import open_transport
 T = TypeVar("T")
 # Environment variables with these prefixes change how ranks compute or communicate.
 PREFIXES = ("CUBLAS_", "CUDA_", "GLOO_", "MINDDP_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TP_")
-MARGIN_S = 5.0  # for ranks that wait for a rank that waits for others
-PRODUCTS, WIDTH = 80, 512
+MARGIN_S = 5.0  # for the answer of a rank that has used up its time
 
 
 @dataclass(frozen=True)
 class FactSheet:
-    """`endpoint` is an address and port at which the rank listens where gloo would; `("", 0)` if gloo cannot."""
+    """What the ranks compare."""
 
     host: str
-    pid: int
     settings: Mapping[str, str]  # versions, the device and environment variables
-    endpoint: tuple[str, int]
+    address: str  # where gloo listens
 
 
 Sheets = Mapping[int, FactSheet]  # by rank
 
 
-def collect(device: torch.device, environment: Mapping[str, str], server: socket.socket | None) -> FactSheet:
+def collect(device: torch.device, environment: Mapping[str, str], limit_s: float) -> FactSheet:
     """The fact sheet of this process."""
     settings = {
         "torch": torch.__version__,
@@ -54,15 +51,12 @@ def collect(device: torch.device, environment: Mapping[str, str], server: socket
         "device": device.type,
     }
     settings |= {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES)}
-    endpoint = ("", 0) if server is None else server.getsockname()[:2]
-    return FactSheet(socket.gethostname(), os.getpid(), settings, endpoint)
+    interface = environment.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    return FactSheet(socket.gethostname(), settings, address_of_gloo(interface, limit_s))
 
 
-def listen_as_gloo(interface: str, limit_s: float) -> socket.socket | None:
-    """A socket that listens where torch's `ProcessGroupGloo` would, or `None` if it cannot.
-
-    That is at `interface`, if given; else at the address of the host's own name, if it can be bound, or loopback.
-    """
+def address_of_gloo(interface: str, limit_s: float) -> str:
+    """As torch finds it: that of `interface`, else of the host's own name if it can be bound, else loopback."""
     addresses = [one.address for one in psutil.net_if_addrs().get(interface, ())]
     if not interface:
         with suppress(OSError):
@@ -71,8 +65,9 @@ def listen_as_gloo(interface: str, limit_s: float) -> socket.socket | None:
     for address in addresses:
         with suppress(OSError):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            return socket.create_server((address, 0), family=family)
-    return None
+            socket.create_server((address, 0), family=family).close()
+            return address
+    return "no address"
 
 
 def run_on_all(
@@ -91,15 +86,8 @@ def run_on_all(
     return values, {rank: error for rank, (_, error) in everyone.items() if error}
 
 
-class Measurement(NamedTuple):
-    """The time that a rank needs for the same work as all others, and the cost of an all-reduce."""
-
-    computing_s: float
-    link: Link
-
-
-def measure(messages: Messages, device: torch.device, limit_s: float) -> Measurement:
-    """Make the default process group, check a sum, and measure."""
+def measure(messages: Messages, device: torch.device, limit_s: float) -> Link:
+    """Make the default process group, check a sum, and measure all-reduces."""
     if device.type == "cuda":
         streams.make_current(device)
     dist.init_process_group(
@@ -113,13 +101,5 @@ def measure(messages: Messages, device: torch.device, limit_s: float) -> Measure
     dist.all_reduce(total)
     if total.item() != messages.world_size:
         raise RuntimeError(f"ones on {messages.world_size} ranks added up to {total.item():g}")
-    factor = torch.randn(WIDTH, WIDTH, device=device)
-    torch.mm(factor, factor)
-    dist.barrier()
-    began_s = time.perf_counter()
-    for _ in range(PRODUCTS):
-        product = torch.mm(factor, factor)
-    product[0, 0].item()  # waits for a GPU
-    computing_s = time.perf_counter() - began_s
     transport = open_transport("auto", dist.distributed_c10d._get_default_group(), device)
-    return Measurement(computing_s, measure_link(transport, device, clock_of([device])))
+    return measure_link(transport, device, clock_of([device]))

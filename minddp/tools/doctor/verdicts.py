@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median_low
 
 from minddp.platform import wording
-from minddp.tools.doctor.measurement import Measurement, Sheets
+from minddp.tools.doctor.measurement import Sheets
+from minddp.tools.forecast.link import Link
 from minddp.tools.job.place import Place
 from minddp.tools.job.store_connection import StoreUnreachable
 
@@ -17,7 +17,6 @@ DECISIVE = ("torch", "CUDA", "NCCL", "minddp", "device")
 MAY_DIFFER = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES")
 SLOW_BYTES_PER_S = 100e6  # about a gigabit a second
 SLOW_LATENCY_S = 5e-3
-SLOWER = 1.5  # times as long as the median rank
 
 
 class Severity(str, enum.Enum):
@@ -54,25 +53,20 @@ def judge_obstacle(place: Place, error: StoreUnreachable) -> CheckResult:
     return CheckResult("rendezvous", Severity.BROKEN, fact, remedy)
 
 
-def judge_arrivals(place: Place, sheets: Sheets, duplicates: Sheets, limit_s: float) -> CheckResult:
-    """Each rank has arrived at the store. As each of `duplicates`, a second process has arrived."""
+def judge_arrivals(place: Place, sheets: Sheets, limit_s: float) -> CheckResult:
+    """Each rank has arrived at the store."""
     present = _by_rank({rank: sheet.host for rank, sheet in sheets.items()})
     missing = [rank for rank in range(place.world_size) if rank not in sheets]
-    facts = []
-    for rank, second in duplicates.items():
-        both = [f"pid {one.pid} on {one.host}" for one in (sheets.get(rank), second) if one]
-        facts.append(f"Two processes have registered as rank {rank}: {wording.joined(both)}.")
-    if missing:
-        facts.append(f"{wording.subject(missing, 'has', 'have')} not arrived within {limit_s:g} s.")
-    if not facts:
+    if not missing:
         ranks = wording.count(place.world_size, "rank")
         return CheckResult("rendezvous", Severity.FINE, f"{ranks} met at {place.endpoint}: {present}.")
+    fact = f"{wording.subject(missing, 'has', 'have')} not arrived within {limit_s:g} s. Present: {present}."
     remedy = (
         f"Start all ranks with WORLD_SIZE={place.world_size} MASTER_ADDR={place.address} MASTER_PORT={place.port}, "
         f"each with its own RANK (torchrun: --node-rank), within the time limit (--timeout-s). If a missing rank "
         f"did start, see what minddp doctor printed there."
     )
-    return CheckResult("rendezvous", Severity.BROKEN, " ".join([*facts, f"Present: {present}."]), remedy)
+    return CheckResult("rendezvous", Severity.BROKEN, fact, remedy)
 
 
 def judge_settings(sheets: Sheets) -> list[CheckResult]:
@@ -90,47 +84,30 @@ def judge_settings(sheets: Sheets) -> list[CheckResult]:
     return problems or [CheckResult("settings", Severity.FINE, f"{', '.join(listed)}.")]
 
 
-def judge_network(sheets: Sheets, blocked: Mapping[int, str], errors: Mapping[int, str]) -> CheckResult:
-    """Each rank can connect to the next (`blocked` if not), and a process group works.
-
-    A blocked connection is a note if the group works: gloo needs one direction only, and NCCL uses other addresses.
-    """
-    facts = []
-    for rank, reason in blocked.items():
-        peer = (rank + 1) % len(sheets)
-        at = f"rank {peer} on {sheets[peer].host} at {sheets[peer].endpoint[0] or 'no address'}"
-        facts.append(f"Rank {rank} on {sheets[rank].host} cannot connect to {at}: {reason}.")
-    if errors:
-        failed = {rank: f"{error} ({sheets[rank].host})" for rank, error in errors.items()}
-        facts.append(f"The process group failed: {_by_rank(failed)}.")
-    if not facts:
-        listening = _by_rank({rank: sheet.endpoint[0] for rank, sheet in sheets.items()})
-        fact = f"{wording.count(len(sheets), 'rank')} can connect to each other, and their sum is right"
-        return CheckResult("network", Severity.FINE, f"{fact}: gloo listens at {listening}.")
+def judge_network(sheets: Sheets, errors: Mapping[int, str]) -> CheckResult:
+    """The ranks can connect to each other, so that a process group works."""
+    listening = f"gloo listens at {_by_rank({rank: sheet.address for rank, sheet in sheets.items()})}."
+    if not errors:
+        fact = f"{wording.count(len(sheets), 'rank')} can connect, and their sum is right; {listening}"
+        return CheckResult("network", Severity.FINE, fact)
+    failed = {rank: f"{error} ({sheets[rank].host})" for rank, error in errors.items()}
     remedy = (
         "Open all TCP ports between the hosts. Where gloo listens at the loopback (127.0.0.1), set "
         "GLOO_SOCKET_IFNAME to the interface that leads to the others, or give the host's own name its true "
         "address in /etc/hosts. See the output of these ranks; NCCL_DEBUG=WARN, or TORCH_CPP_LOG_LEVEL=INFO for "
         "gloo, makes a job say more."
     )
-    return CheckResult("network", Severity.BROKEN if errors else Severity.NOTE, " ".join(facts), remedy)
+    fact = f"The process group failed: {_by_rank(failed)}; {listening}"
+    return CheckResult("network", Severity.BROKEN, fact, remedy)
 
 
-def judge_speed(sheets: Sheets, measured: Mapping[int, Measurement]) -> list[CheckResult]:
-    """An all-reduce is not slow; and no rank computes for much longer than the others, which wait for it."""
-    link = measured[0].link
+def judge_link(link: Link) -> CheckResult:
+    """An all-reduce is not slow."""
     fact = f"An all-reduce takes {link.latency_s * 1e3:.2f} ms, then {link.bytes_per_s / 1e9:.2f} GB/s."
+    if link.latency_s <= SLOW_LATENCY_S and link.bytes_per_s >= SLOW_BYTES_PER_S:
+        return CheckResult("link", Severity.FINE, fact)
     remedy = "Is the fastest network used (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)? Does anything else run there?"
-    speed = CheckResult("link", Severity.FINE, fact)
-    if link.latency_s > SLOW_LATENCY_S or link.bytes_per_s < SLOW_BYTES_PER_S:
-        speed = CheckResult("link", Severity.NOTE, fact, remedy)
-    usual_s = median_low(one.computing_s for one in measured.values())
-    times = {rank: one.computing_s / usual_s for rank, one in measured.items()}
-    fact = f"The slowest rank needs {max(times.values()):.1f} times as long as the median for the same work."
-    if not (slow := [f"rank {rank} on {sheets[rank].host}" for rank in times if times[rank] > SLOWER]):
-        return [speed, CheckResult("computing", Severity.FINE, fact)]
-    remedy = f"All ranks wait for {wording.joined(slow)}. End other programs there, or leave the host out."
-    return [speed, CheckResult("computing", Severity.NOTE, fact, remedy)]
+    return CheckResult("link", Severity.NOTE, fact, remedy)
 
 
 def _by_rank(value_of_rank: Mapping[int, str]) -> str:

@@ -2,7 +2,7 @@
 
 Small buckets leave early, but each pays a latency; large ones pay it seldom, but nothing hides the transfer of the
 last. The optimum depends on model, machine and network, so `bucket_cap_mb="auto"` observes some steps
-(`auto_buckets.py`) and computes it (`planner.py`). The same model predicts steps elsewhere (`scaling.py`).
+(`auto_buckets.py`) and computes it (`planner.py`). The same model predicts steps elsewhere (`step_model.py`).
 """
 
 from minddp.tools.forecast.auto_buckets import AutoBuckets, Tuning

@@ -10,11 +10,12 @@ No observed step waits for a device: times are read and the link is measured bet
 from __future__ import annotations
 
 import logging
-import statistics
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from minddp.core.events import Event, EventKind
@@ -22,6 +23,7 @@ from minddp.core.plan import BucketPlan
 from minddp.core.reducer import Reducer
 from minddp.extension import Extension
 from minddp.options import exclude
+from minddp.platform import streams
 from minddp.replicas.agreement import are_equal_everywhere
 from minddp.tools.forecast.gradient_clock import Clock, clock_of
 from minddp.tools.forecast.link import Link, measure_link
@@ -35,7 +37,12 @@ _log = logging.getLogger(__name__)
 AUTO = "auto"
 WARM_UP_STEPS = 3
 OBSERVED_STEPS = 8
+STEPS = 2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4  # enough for all of it
 WORSE = 1.02  # a plan is given up when its backward takes this much longer
+ENDS = tuple(map(Event, (EventKind.BACKWARD_BEGIN, EventKind.GRADIENTS_COMPLETE, EventKind.BACKWARD_END)))
+
+Returned = TypeVar("Returned")
+Steps = Generator["Tuning | None", None, Returned]  # before each forward; yields the outcome so far
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,6 @@ class Tuning:
         )
 
 
-ENDS = tuple(map(Event, (EventKind.BACKWARD_BEGIN, EventKind.GRADIENTS_COMPLETE, EventKind.BACKWARD_END)))
-
-
 class Observer:
     """An event sink that stamps whole backwards; `backwards` are the stamps of each, by event."""
 
@@ -89,93 +93,62 @@ def observed(stamps: Mapping[Event, Any], clock: Clock) -> Observed:
     begin, complete, end = (stamps[event] for event in ENDS)
     ready = {event.subject: stamp for event, stamp in stamps.items() if event.kind is EventKind.PARAM_READY}
     ready_s = {param: clock.computed_s(begin, stamp) for param, stamp in ready.items()}
-    computed_s = max([clock.computed_s(begin, complete), *ready_s.values()])  # of any thread
+    computed_s = clock.computed_s(begin, complete)
     return Observed(ready_s, computed_s, clock.seconds(begin, complete), clock.seconds(begin, end))
 
 
-class AutoBuckets:
-    """Tunes the buckets of one reducer. Every rank calls `before_module` before each forward that trains."""
+def tune(reducer: Reducer, clock: Clock) -> Steps[Tuning]:
+    """Tune the buckets; every rank advances this before each forward that trains. Collective."""
+    while not reducer.store.has_rebuilt:
+        yield None
+    seen = yield from _observe(reducer, clock, None)
+    tuning = _computed(reducer, clock, seen)
+    if tuning.plan is not tuning.before:
+        reducer.adopt(tuning.plan)
+        seen = yield from _observe(reducer, clock, tuning)
+        tuning = replace(tuning, measured_s=seen.end_s)
+        if not tuning.is_kept:
+            reducer.adopt(tuning.before)
+    _log.info("Buckets tuned. %s", tuning)
+    return tuning
 
-    def __init__(self, reducer: Reducer, clock: Clock):
-        self._reducer = reducer
-        self._clock = clock
-        self._observer: Observer | None = None
-        self._is_done = False
-        self.tuning: Tuning | None = None
 
-    def before_module(self) -> None:
-        """Observe, switch or check when it is time; all ranks at the same step, as they count the same backwards.
+def _observe(reducer: Reducer, clock: Clock, so_far: Tuning | None) -> Steps[Observed]:
+    """Medians over some backwards, of the slowest rank. All ranks return in one step, as they count the same."""
+    observer = Observer(clock)
+    reducer.events.watch(observer)
+    while len(observer.backwards) < WARM_UP_STEPS + OBSERVED_STEPS:
+        yield so_far
+    reducer.events.unwatch(observer)
+    rows = []
+    for stamps in observer.backwards[WARM_UP_STEPS:]:
+        seen = observed(stamps, clock)
+        ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(reducer.params))]
+        rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])
+    own = torch.tensor(np.median(rows, axis=0), device=reducer.params[0].device)
+    *ready, computed_s, complete_s, end_s = torch.stack(list(reducer.transport.all_gather(own))).amax(0).tolist()
+    return Observed(dict(enumerate(ready)), computed_s, complete_s, end_s)
 
-        Raises:
-            RuntimeError: a CUDA graph is being captured.
-        """
-        if self._is_done:
-            return
-        if self._clock.is_stopped:
-            num_steps = 2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4
-            raise RuntimeError(
-                f'bucket_cap_mb="auto" observes steps, but one that a CUDA graph captures has no times, and its '
-                f"buckets cannot be changed later. Take {num_steps} steps before the capture."
-            )
-        if self._observer is None:
-            if self._reducer.store.has_rebuilt:
-                self._observe()
-        elif len(self._observer.backwards) >= WARM_UP_STEPS + OBSERVED_STEPS:
-            self._reducer.events.unwatch(self._observer)
-            if self.tuning is None:
-                self._switch()
-            else:
-                self._check(self.tuning)
 
-    def _observe(self) -> None:
-        self._observer = Observer(self._clock)
-        self._reducer.events.watch(self._observer)
-
-    def _switch(self) -> None:
-        reducer, seen = self._reducer, self._agreed()
-        device = reducer.params[0].device
-        link = calibrated(measure_link(reducer.transport, device, self._clock), reducer.plan, seen)
-        proposed = plan_buckets(reducer.plan.params, list(seen.ready_s.values()), link, seen.computed_s)
-        plan = min(reducer.plan, proposed, key=lambda plan: predicted_s(plan, link, seen))  # the old one if equal
-        groups = [[slot.param for slot in bucket.slots] for bucket in plan.buckets]
-        if not are_equal_everywhere(reducer.transport, groups, device):  # by a processor that rounds otherwise
-            plan = reducer.plan
-        self.tuning = Tuning(link, reducer.plan, plan, seen.end_s, predicted_s(plan, link, seen), seen)
-        if plan is reducer.plan:
-            self._is_done = True
-            _log.info("No other buckets are predicted to be faster. %s", self.tuning)
-            return
-        reducer.adopt(plan)
-        self._observe()
-
-    def _check(self, tuning: Tuning) -> None:
-        self.tuning = replace(tuning, measured_s=self._agreed().end_s)
-        if not self.tuning.is_kept:
-            self._reducer.adopt(tuning.before)
-        self._is_done = True
-        _log.info("Buckets tuned. %s", self.tuning)
-
-    def _agreed(self) -> Observed:
-        """Medians over the observed backwards, of the slowest rank. Collective."""
-        params = self._reducer.params
-        rows = []
-        assert self._observer is not None, "agreed after observing"
-        for stamps in self._observer.backwards[WARM_UP_STEPS:]:
-            seen = observed(stamps, self._clock)
-            ready_s = [seen.ready_s.get(param, 0.0) for param in range(len(params))]
-            rows.append([*ready_s, seen.computed_s, seen.gradients_complete_s, seen.end_s])
-        medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-        own = torch.tensor(medians, dtype=torch.float64, device=params[0].device)
-        gathered = torch.stack(list(self._reducer.transport.all_gather(own)))
-        *ready_s, computed_s, complete_s, end_s = gathered.amax(0).tolist()
-        return Observed(dict(enumerate(ready_s)), computed_s, complete_s, end_s)
+def _computed(reducer: Reducer, clock: Clock, seen: Observed) -> Tuning:
+    """The best plan by the model: the present one if no other is better, or if the ranks do not agree."""
+    device, before = reducer.params[0].device, reducer.plan
+    link = calibrated(measure_link(reducer.transport, device, clock), before, seen)
+    backward_s = partial(predicted_s, link=link, ready_s=seen.ready_s, computed_s=seen.computed_s)
+    proposed = plan_buckets(before.params, seen.ready_s, link, seen.computed_s)
+    plan = min(before, proposed, key=backward_s)  # the old one if equal
+    groups = [[slot.param for slot in bucket.slots] for bucket in plan.buckets]
+    if not are_equal_everywhere(reducer.transport, groups, device):  # by a processor that rounds otherwise
+        plan = before
+    return Tuning(link, before, plan, seen.end_s, backward_s(plan), seen)
 
 
 @dataclass(eq=False)
-class TunedBuckets(Extension):
-    """Observes some steps, and chooses the buckets by them."""
+class AutoBuckets(Extension):
+    """Tunes the buckets of a wrapper; `tuning` is the outcome, once there is one."""
 
-    tuner: AutoBuckets | None = field(default=None, init=False)
+    tuning: Tuning | None = field(default=None, init=False)
+    _steps: Steps[Tuning] | None = field(default=None, init=False)  # `None` when done
 
     def agreed(self) -> Mapping[str, object]:
         return {"bucket_cap_mb": AUTO}
@@ -191,8 +164,17 @@ class TunedBuckets(Extension):
         clock_of(param.device for param in arguments["module"].parameters())  # raises where nothing can be timed
 
     def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
-        self.tuner = AutoBuckets(ddp._reducer, clock_of(param.device for param in ddp._reducer.params))
+        self._steps = tune(ddp._reducer, clock_of(param.device for param in ddp._reducer.params))
 
     def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
-        assert self.tuner is not None
-        self.tuner.before_module()
+        if self._steps is None:
+            return
+        if streams.is_capturing(ddp._reducer.params[0].device):
+            raise RuntimeError(
+                f'bucket_cap_mb="auto" observes steps, but one that a CUDA graph captures has no times, and its '
+                f"buckets cannot be changed later. Take {STEPS} steps before the capture."
+            )
+        try:
+            self.tuning = next(self._steps)
+        except StopIteration as done:
+            self.tuning, self._steps = done.value, None

@@ -9,7 +9,6 @@ time of the thread does not: it is the time for which backward has computed.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -20,38 +19,31 @@ from minddp.platform import streams
 
 
 class HostMark(NamedTuple):
-    """The wall time and the CPU time of the thread, in seconds, and the thread."""
+    """The wall time and the CPU time of the thread, in seconds."""
 
     now_s: float
     on_core_s: float
-    thread: int
 
 
 class HostClock:
     """The wall time of the host, and the CPU time of the calling thread."""
 
-    is_stopped = False
-
     def stamp(self) -> HostMark:
-        return HostMark(time.perf_counter(), time.thread_time(), threading.get_ident())
+        return HostMark(time.perf_counter(), time.thread_time())
 
     def seconds(self, first: HostMark, last: HostMark) -> float:
         return last.now_s - first.now_s
 
     def computed_s(self, first: HostMark, last: HostMark) -> float:
-        """The CPU time between two marks; the wall time if autograd has moved to another thread between them."""
-        return last.on_core_s - first.on_core_s if first.thread == last.thread else self.seconds(first, last)
+        """The CPU time between two marks, within the wall time: marks of two threads do not fit together."""
+        return min(max(0.0, last.on_core_s - first.on_core_s), self.seconds(first, last))
 
 
 class DeviceClock:
-    """Stamps are events of one device; `is_stopped` while a CUDA graph is being captured."""
+    """Stamps are events of one device, which computes whenever it can."""
 
     def __init__(self, device: torch.device):
         self._device = device
-
-    @property
-    def is_stopped(self) -> bool:
-        return streams.is_capturing(self._device)
 
     def stamp(self) -> Any:
         return streams.timed_event(self._device)

@@ -16,10 +16,10 @@ three quarters of its steps have a good part of that.
 from __future__ import annotations
 
 import enum
-from bisect import bisect_left
 from collections.abc import Sequence
-from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 
 class WorkPhase(enum.Enum):
@@ -49,23 +49,15 @@ class RankTimes(NamedTuple):
     accumulation_ns: int
     waited_ns: int
 
-    @property
-    def busy_ns(self) -> int:
-        return sum(self) - self.waited_ns
 
-
-#: The phases of `RankTimes`, in its order.
-PHASES = tuple(WorkPhase)[:5]
+PHASES = tuple(WorkPhase)[:5]  #: the phases of `RankTimes`, in its order
 
 LEAST_SHARE = 0.05  # of a step: smaller costs are not mentioned
 IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least this share of its median step
 
 
 class LateRank(NamedTuple):
-    """A rank for which the others wait in each step.
-
-    The median step costs `late_ns`, a `share` of it. `phases_ns[p]` of that arises in `PHASES[p]`.
-    """
+    """The others wait `late_ns` for it, a `share` of the median step; `phases_ns[p]` of it arise in `PHASES[p]`."""
 
     rank: int
     late_ns: float
@@ -90,35 +82,27 @@ def late_ranks(steps: Sequence[Sequence[RankTimes]], least_share: float = LEAST_
 
     `steps[t][r]` are the times of rank r in step t; one step and two ranks at least.
     """
-    step_ns = median(sum(times) for step in steps for times in step)
-    found = []
-    for rank, costs in enumerate(zip(*map(costs_ns, steps), strict=True)):
-        late_ns = median(costs)
-        num_late = sum(cost > max(0.0, ALIKE * late_ns) for cost in costs)
-        if num_late >= IN_EACH_STEP * len(steps) and late_ns > least_share * step_ns:
-            found.append(LateRank(rank, late_ns, _phases_ns(steps, rank, late_ns), late_ns / step_ns))
+    times = np.array(steps, dtype=float)  # [steps, ranks, phases and waiting]
+    costs = costs_ns(times)
+    late_ns = np.median(costs, axis=0)
+    shares = late_ns / np.median(times.sum(axis=2))
+    in_each_step = np.mean(costs > np.maximum(0.0, ALIKE * late_ns), axis=0) >= IN_EACH_STEP
+    phases_ns = np.median(_beyond_others(times[..., :-1]), axis=0)  # negative where a rank is quicker
+    found = [
+        LateRank(rank, late_ns[rank], tuple(phases_ns[rank].clip(0.0, late_ns[rank])), shares[rank])
+        for rank in np.flatnonzero(in_each_step & (shares > least_share)).tolist()
+    ]
     return sorted(found, key=lambda late: -late.share)
 
 
-def _phases_ns(steps: Sequence[Sequence[RankTimes]], rank: int, late_ns: float) -> tuple[float, ...]:
-    """The part of its lateness that arises in each phase; a rank may be quicker than the others in some."""
-    longer = [
-        median(_beyond_others([times[phase] for times in step])[rank] for step in steps)
-        for phase in range(len(PHASES))
-    ]
-    return tuple(min(late_ns, max(0.0, ns)) for ns in longer)
+def costs_ns(times: np.ndarray) -> np.ndarray:
+    """The time for which the others wait for each rank in each step, `[steps, ranks]`; negative if it waits."""
+    return np.minimum(_beyond_others(times[..., :-1].sum(axis=2)), -_beyond_others(times[..., -1]))
 
 
-def costs_ns(step: Sequence[RankTimes]) -> list[float]:
-    """The time for which the others wait for each rank in one step; negative if it waits."""
-    busy = _beyond_others([times.busy_ns for times in step])
-    waited = _beyond_others([times.waited_ns for times in step])
-    return [min(longer, -more) for longer, more in zip(busy, waited, strict=True)]
-
-
-def _beyond_others(values: Sequence[float]) -> list[float]:
-    """Each value minus the median of the other ones."""
-    order = sorted(values)
-    middle = (len(order) - 2) // 2, (len(order) - 1) // 2  # of the others
-    places = [bisect_left(order, value) for value in values]
-    return [order[at] - sum(order[k + (k >= at)] for k in middle) / 2 for at in places]
+def _beyond_others(values: np.ndarray) -> np.ndarray:
+    """Each value minus the median of the other ranks', `[steps, ranks, ...]`."""
+    order, ranks = np.sort(values, axis=1), values.shape[1]
+    middle = (ranks - 2) // 2, (ranks - 1) // 2  # of the others
+    others = [np.where(values <= order[:, [k]], order[:, [k + 1]], order[:, [k]]) for k in middle]
+    return values - sum(others) / 2

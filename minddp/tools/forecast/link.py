@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,20 +38,14 @@ FREE = Link(0.0, math.inf)
 
 
 def fit_link(seconds_of_bytes: Mapping[int, float]) -> Link:
-    """The line through the times of messages of two or more sizes with the least squares of relative errors.
-
-    Raises:
-        ValueError: fewer than two sizes.
-    """
-    if len(seconds_of_bytes) < 2:
-        raise ValueError("A latency and a bandwidth need messages of two sizes at least.")
+    """The line through the times of messages of two or more sizes with the least squares of relative errors."""
     nbytes, seconds = np.array([*seconds_of_bytes], dtype=float), np.array([*seconds_of_bytes.values()])
     s_per_byte, latency_s = np.polyfit(nbytes, seconds, 1, w=1 / seconds)
     return Link(max(0.0, float(latency_s)), 1 / max(LEAST_S_PER_BYTE, float(s_per_byte)))
 
 
 def measure_link(transport: Transport, device: torch.device, clock: Clock) -> Link:
-    """All-reduce tensors of several sizes and fit. Collective; a fraction of a second; the same on all ranks."""
+    """All-reduce tensors of several sizes and fit, by the slowest rank. Collective."""
     medians = []
     for nbytes in _SIZES_BYTES:
         tensor = transport.allocate(nbytes // 4, torch.float32, device).zero_()
@@ -62,6 +56,4 @@ def measure_link(transport: Transport, device: torch.device, clock: Clock) -> Li
         medians.append(statistics.median(clock.seconds(*ends) for ends in itertools.pairwise(stamps)))
     own = torch.tensor(medians, dtype=torch.float64, device=device)
     slowest = torch.stack(list(transport.all_gather(own))).amax(0).tolist()
-    link = fit_link(dict(zip(_SIZES_BYTES, slowest, strict=True)))  # rounded otherwise on another processor
-    of_rank_0, *_ = transport.all_gather(torch.tensor(astuple(link), dtype=torch.float64, device=device))
-    return Link(*of_rank_0.tolist())
+    return fit_link(dict(zip(_SIZES_BYTES, slowest, strict=True)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -15,10 +16,11 @@ import torch
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.platform import wording
-from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
 from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
-from minddp.tools.forecast.scaling import Job, forecast
+from minddp.tools.forecast.planner import plan_buckets
+from minddp.tools.forecast.ring import all_reduce, hop_of
+from minddp.tools.forecast.step_model import Job
 from minddp.tools.xray.replay import busy
 from minddp.tools.xray.result import load
 
@@ -66,16 +68,15 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
     latency_s = inside.latency_s if options.latency is None else options.latency / 1e6
     between = FREE if options.rate is None else Link(latency_s, options.rate * GBIT)
     for ranks, on_hosts in zip(options.ranks, hosts, strict=True):
-        cluster = Cluster(ranks, on_hosts, inside, between)
-        link = all_reduce(cluster)
+        link = all_reduce(ranks, on_hosts, inside, between)
         changed = job
         if options.bucket_mb == "auto":
-            changed = job.with_auto_buckets(cluster, link)
+            changed = replace(job, plan=plan_buckets(job.plan.params, job.ready_s, link, job.backward_s))
         elif options.bucket_mb is not None:
             changed = job.with_caps(BucketCaps.from_mib(positive(options.bucket_mb), None).after_rebuild())
-        found = forecast(changed, cluster, link)
-        times = (f"{1e3 * seconds:.2f}" for seconds in (found.ideal_s, found.step_s, found.exposed_s))
-        yield [str(ranks), str(on_hosts), str(len(changed.plan.buckets)), *times, f"{found.efficiency:.1%}"]
+        step_s = changed.step_s(link)
+        times = (f"{1e3 * seconds:.2f}" for seconds in (job.alone_s, step_s, changed.exposed_s(link)))
+        yield [str(ranks), str(on_hosts), str(len(changed.plan.buckets)), *times, f"{job.alone_s / step_s:.1%}"]
 
 
 # ---------------------------------------------------------------------- measured jobs
@@ -98,8 +99,6 @@ def recorded(path: Path) -> tuple[Job, Link]:
     analysis = load(path).analysis
     if analysis.costs is None:
         raise ValueError(f"{path} has no step in which a message was seen to complete.")
-    hosts = {rank.host for rank in analysis.recording.ranks}
-    cluster = Cluster(analysis.recording.world_size, len(hosts), FREE, FREE)
     ranks = [rank for step in analysis.simulated for rank in step.ranks]
     alone_s = [sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in ranks]
     backwards = [[span for span, phase in busy(rank) if phase is WorkPhase.BACKWARD] for rank in ranks]
@@ -112,4 +111,4 @@ def recorded(path: Path) -> tuple[Job, Link]:
         for param in range(len(analysis.typical.plan.params))
     }
     job = Job(median(alone_s), backward_s, ready_s, analysis.typical.plan)
-    return job, hop_of(analysis.costs.wire, cluster)
+    return job, hop_of(analysis.costs.wire, analysis.recording.world_size)

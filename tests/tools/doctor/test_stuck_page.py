@@ -44,7 +44,7 @@ def test_every_scenario_is_on_the_page() -> None:
 
 def test_the_doctor_on_the_page_checked_everything() -> None:
     shown = shown_by("ran")
-    assert "computing" in shown["minddp doctor"]
+    assert "link: An all-reduce takes" in shown["minddp doctor"]
     outputs = [*shown.values(), *shown_by("played").values()]
     assert all("Traceback" not in output and output.strip() for output in outputs)
 

@@ -6,7 +6,6 @@ import copy
 import io
 import time
 from collections.abc import Callable
-from dataclasses import astuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +15,15 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
+from minddp.platform import streams
 from minddp.tools.forecast import gradient_clock
-from minddp.tools.forecast.auto_buckets import OBSERVED_STEPS, WARM_UP_STEPS, AutoBuckets
-from minddp.tools.forecast.gradient_clock import DeviceClock, HostClock
+from minddp.tools.forecast.auto_buckets import OBSERVED_STEPS, STEPS, WARM_UP_STEPS, AutoBuckets, Tuning, tune
+from minddp.tools.forecast.gradient_clock import DeviceClock
 from minddp.tools.forecast.link import Link, measure_link
 from minddp.tools.forecast.step_model import Observed, predicted_s
 from tests.fakes import FakeDDP, FakeTransport
 from tests.ranks import RankPool
 from tests.tools.forecast.made_up import STEP_MS, FakeDevice
-
-STEPS = 2 * (WARM_UP_STEPS + OBSERVED_STEPS) + 4
 
 
 def layers() -> nn.Module:
@@ -129,50 +127,59 @@ def test_a_copy_tunes_its_own_buckets(ranks: Callable[[int], RankPool]) -> None:
 # ------------------------------------------------------------------ by the clock of a device
 
 
-def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDevice, FakeDDP, AutoBuckets]:
+class TunedDDP(FakeDDP):
+    """Tunes its buckets by this clock."""
+
+    def __init__(self, clock: DeviceClock, **options: Any):
+        super().__init__(layers(), **options)
+        self.tuner = AutoBuckets()
+        self.tuner._steps = tune(self.reducer, clock)
+
+    def prepare(self) -> None:
+        """As the wrapper does it, before the module runs."""
+        self.reducer.ensure_finished()
+        self.reducer.rebuild_if_due()
+        self.tuner.before_module(SimpleNamespace(_reducer=self.reducer), (), {})
+
+    def backward(self) -> None:
+        output = self.module(torch.ones(4, 64))
+        self.reducer.prepare_for_backward(output)
+        output.square().mean().backward()
+
+    def tuned(self) -> Tuning:
+        while self.tuner.tuning is None:
+            self.prepare()
+            self.backward()
+        return self.tuner.tuning
+
+
+def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDevice, TunedDDP]:
     device = FakeDevice()
     device.install(monkeypatch)
-    ddp = FakeDDP(layers())
-    return device, ddp, AutoBuckets(ddp.reducer, DeviceClock(torch.device("cuda", 0)))
-
-
-def _step(ddp: FakeDDP, tuner: AutoBuckets) -> None:
-    """As the wrapper does it."""
-    ddp.reducer.ensure_finished()
-    ddp.reducer.rebuild_if_due()
-    tuner.before_module()
-    output = ddp.module(torch.ones(4, 64))
-    ddp.reducer.prepare_for_backward(output)
-    output.square().mean().backward()
+    return device, TunedDDP(DeviceClock(torch.device("cuda", 0)))
 
 
 def test_the_host_waits_for_a_device_between_steps_and_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, ddp, tuner = _on_a_device(monkeypatch)
+    device, ddp = _on_a_device(monkeypatch)
     waited_before = []  # forwards that began with a wait
     for turn in range(STEPS + 5):
         before, recorded = device.waits, device.recorded
-        ddp.reducer.ensure_finished()
-        ddp.reducer.rebuild_if_due()
-        tuner.before_module()
+        ddp.prepare()
         if device.waits > before:
             waited_before.append(turn)
             before = device.waits
-        output = ddp.module(torch.ones(4, 64))
-        ddp.reducer.prepare_for_backward(output)
-        output.square().mean().backward()
+        ddp.backward()
         assert device.waits == before, f"step {turn} waited for the device"
         assert turn < STEPS or device.recorded == recorded, "nothing is recorded any more"
     observed = WARM_UP_STEPS + OBSERVED_STEPS
     assert waited_before == [1 + observed, 1 + 2 * observed]  # the first step shows the order
-    assert tuner.tuning is not None
+    assert ddp.tuner.tuning is not None
 
 
 def test_times_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 parameters, each ready one moment of the made-up device after the other, then two more until the end."""
-    _, ddp, tuner = _on_a_device(monkeypatch)
-    while tuner.tuning is None:
-        _step(ddp, tuner)
-    assert tuner.tuning.before_s == pytest.approx(18 * STEP_MS / 1e3)
+    _, ddp = _on_a_device(monkeypatch)
+    assert ddp.tuned().before_s == pytest.approx(18 * STEP_MS / 1e3)
 
 
 class OnASharedCore(DeviceClock):
@@ -186,20 +193,17 @@ class OnASharedCore(DeviceClock):
         return self._share * self.seconds(first, last)
 
 
-@pytest.mark.parametrize(("share", "buckets"), [(1.0, 3), (0.25, 1)])
+@pytest.mark.parametrize(("share", "buckets"), [(1.0, 5), (0.25, 1)])
 def test_the_share_that_messages_take_decides_the_number_of_buckets(
     monkeypatch: pytest.MonkeyPatch, share: float, buckets: int
 ) -> None:
     """Where backward does not run during messages, few are better. Steps are the same otherwise."""
     FakeDevice().install(monkeypatch)
-    ddp = FakeDDP(layers(), bucket_cap_mb=0.04)
-    tuner = AutoBuckets(ddp.reducer, OnASharedCore(share))
-    while tuner.tuning is None:
-        _step(ddp, tuner)
-    tuning = tuner.tuning
+    tuning = TunedDDP(OnASharedCore(share), bucket_cap_mb=0.04).tuned()
     assert len(tuning.before.buckets) > 1
     assert tuning.seen.computed_s == pytest.approx(share * tuning.seen.gradients_complete_s)
-    assert predicted_s(tuning.before, tuning.link, tuning.seen) == pytest.approx(tuning.before_s)
+    before_s = predicted_s(tuning.before, tuning.link, tuning.seen.ready_s, tuning.seen.computed_s)
+    assert before_s == pytest.approx(tuning.before_s)
     assert (tuning.link.taken > 0) == (share < 1)
     assert len(tuning.plan.buckets) == buckets
 
@@ -207,43 +211,29 @@ def test_the_share_that_messages_take_decides_the_number_of_buckets(
 def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bucket is proposed, and there is one: nothing is adopted, and nothing more is observed."""
     FakeDevice().install(monkeypatch)
-    ddp = FakeDDP(layers())
-    tuner = AutoBuckets(ddp.reducer, OnASharedCore(0.25))
-    for _ in range(STEPS):
-        _step(ddp, tuner)
-    assert tuner.tuning is not None
-    assert tuner.tuning.plan is tuner.tuning.before is ddp.reducer.plan
-    assert tuner.tuning.measured_s is None
+    ddp = TunedDDP(OnASharedCore(0.25))
+    tuning = ddp.tuned()
+    assert tuning.plan is tuning.before is ddp.reducer.plan
+    assert tuning.measured_s is None
 
 
 def test_messages_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """All take the same there, whatever their size."""
-    device, _, _ = _on_a_device(monkeypatch)
+    device, _ = _on_a_device(monkeypatch)
     link = measure_link(FakeTransport(), torch.device("cpu"), DeviceClock(torch.device("cuda", 0)))
     assert link.seconds(4096) == pytest.approx(STEP_MS / 1e3)
     assert device.recorded == 30  # around five all-reduces of each size
 
 
-def test_all_ranks_take_the_link_that_rank_0_has_fitted() -> None:
-    """Another processor may round a fit in another way, and a tie between two plans be decided by that."""
-    of_rank_0 = Link(1.0, 2.0)
-
-    class Ranks(FakeTransport):
-        def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-            fitted = torch.tensor(astuple(of_rank_0), dtype=torch.float64)
-            return [fitted if tensor.shape == fitted.shape else tensor, tensor]
-
-    assert measure_link(Ranks(rank=1), torch.device("cpu"), HostClock()) == of_rank_0
-
-
 def test_a_capture_comes_after_it_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, ddp, tuner = _on_a_device(monkeypatch)
-    _step(ddp, tuner)
+    device, ddp = _on_a_device(monkeypatch)
+    monkeypatch.setattr(streams, "is_capturing", lambda _device: device.is_capturing)
     device.is_capturing = True
     with pytest.raises(RuntimeError, match=r"observes steps.*Take 26 steps before"):
-        tuner.before_module()
+        ddp.prepare()
     device.is_capturing = False
     for _ in range(26):
-        _step(ddp, tuner)
+        ddp.prepare()
+        ddp.backward()
     device.is_capturing = True
-    tuner.before_module()
+    ddp.prepare()

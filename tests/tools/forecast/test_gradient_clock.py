@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from minddp.core.events import Event, EventKind
 from minddp.tools.forecast import gradient_clock
 from minddp.tools.forecast.auto_buckets import Observer, observed
-from minddp.tools.forecast.gradient_clock import DeviceClock, HostClock, clock_of
+from minddp.tools.forecast.gradient_clock import DeviceClock, HostClock, HostMark, clock_of
 from minddp.tools.forecast.step_model import Observed
 from tests.tools.forecast.made_up import FakeDevice
 
@@ -56,50 +56,37 @@ def test_a_stamp_of_another_stream_is_waited_for_too(monkeypatch: pytest.MonkeyP
 
 @dataclass
 class FakeHost:
-    """A moment, by the wall and by the account of each thread, and which thread runs."""
+    """A moment, by the wall and by the account of the thread."""
 
     now_s: float = 100.0
-    on_core_s: dict[int, float] = field(default_factory=lambda: {1: 5.0, 2: 70.0})
-    thread: int = 1
+    on_core_s: float = 5.0
 
-    def pass_time(self, computing_s: float, waiting_s: float = 0.0) -> None:
+    def pass_time(self, computing_s: float, waiting_s: float) -> None:
         self.now_s += computing_s + waiting_s
-        self.on_core_s[self.thread] += computing_s
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In the place of the modules that the host's clock reads."""
-        asked = SimpleNamespace(perf_counter=lambda: self.now_s, thread_time=lambda: self.on_core_s[self.thread])
-        monkeypatch.setattr(gradient_clock, "time", asked)
-        monkeypatch.setattr(gradient_clock, "threading", SimpleNamespace(get_ident=lambda: self.thread))
-
-
-def observed_on(host: FakeHost, spans: list[tuple[int, float, float]], monkeypatch: pytest.MonkeyPatch) -> Observed:
-    """`A_BACKWARD`, and what passes before each event but the first: on which thread, computing, waiting."""
-    observer = Observer(HostClock())
-    with monkeypatch.context() as patch:
-        host.install(patch)
-        observer(A_BACKWARD[0])
-        for event, (thread, computing_s, waiting_s) in zip(A_BACKWARD[1:], spans, strict=True):
-            host.thread = thread
-            host.pass_time(computing_s, waiting_s)
-            observer(event)
-    return observed(observer.backwards[0], HostClock())
+        self.on_core_s += computing_s
 
 
 def test_a_host_does_not_count_waiting_for_a_core_as_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = observed_on(FakeHost(), [(1, 1.0, 0.0), (1, 1.0, 3.0), (1, 0.5, 0.25), (1, 0.0, 2.0)], monkeypatch)
+    host, observer = FakeHost(), Observer(HostClock())
+    asked = SimpleNamespace(perf_counter=lambda: host.now_s, thread_time=lambda: host.on_core_s)
+    monkeypatch.setattr(gradient_clock, "time", asked)
+    spans = [(0.0, 0.0), (1.0, 0.0), (1.0, 3.0), (0.5, 0.25), (0.0, 2.0)]  # before each event: computing, waiting
+    for event, (computing_s, waiting_s) in zip(A_BACKWARD, spans, strict=True):
+        host.pass_time(computing_s, waiting_s)
+        observer(event)
+    seen = observed(observer.backwards[0], HostClock())
     assert seen.ready_s == pytest.approx({1: 1.0, 0: 2.0})
     assert seen.computed_s == pytest.approx(2.5)
     assert seen.gradients_complete_s == pytest.approx(5.75)
     assert seen.end_s == pytest.approx(7.75)
 
 
-def test_a_gradient_of_another_thread_counts_with_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a backward within a backward: accounts of two threads cannot be subtracted."""
-    seen = observed_on(FakeHost(), [(1, 1.0, 0.0), (2, 1.0, 3.0), (1, 0.5, 0.0), (1, 0.0, 2.0)], monkeypatch)
-    assert seen.ready_s == pytest.approx({1: 1.0, 0: 5.0})
-    assert seen.computed_s == pytest.approx(5.0), "never less than until a gradient was ready"
-    assert seen.gradients_complete_s == pytest.approx(5.5)
+@pytest.mark.parametrize(("other_account_s", "expected_s"), [(-70.0, 0.0), (70.0, 1.0)])
+def test_accounts_of_two_threads_give_no_more_than_the_time_between(
+    other_account_s: float, expected_s: float
+) -> None:
+    """As in a backward within a backward, which may run on another thread."""
+    assert HostClock().computed_s(HostMark(100.0, 5.0), HostMark(101.0, other_account_s)) == expected_s
 
 
 def test_the_clock_is_that_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,6 +44,10 @@ def fleet(
     ]
 
 
+def costs_ms(step: Step) -> list[float]:
+    return (costs_ns(np.array([step]))[0] / MS).tolist()
+
+
 def the_only(found: list[LateRank]) -> LateRank:
     assert len(found) == 1, found
     return found[0]
@@ -54,21 +59,21 @@ def the_only(found: list[LateRank]) -> LateRank:
 def test_the_others_wait_for_the_last_rank_and_it_waits_for_communication_alone() -> None:
     step = step_of([[1, 3, 5, 1, 0], [1, 3, 12, 1, 0], [1, 3, 5, 1, 0]])
     assert [times.waited_ns / MS for times in step] == [9, 2, 9]
-    assert [cost / MS for cost in costs_ns(step)] == [-3.5, 7, -3.5]
+    assert costs_ms(step) == [-3.5, 7, -3.5]
 
 
-@pytest.mark.parametrize(("busy_ms", "costs_ms"), [([4, 9], [-5, 5]), ([4, 5, 9, 5], [-1, 0, 4, 0])])
+@pytest.mark.parametrize(("busy_ms", "expected_ms"), [([4, 9], [-5, 5]), ([4, 5, 9, 5], [-1, 0, 4, 0])])
 def test_a_cost_is_what_a_rank_is_busy_beyond_the_median_of_the_others(
-    busy_ms: list[float], costs_ms: list[float]
+    busy_ms: list[float], expected_ms: list[float]
 ) -> None:
     step = step_of([[0, 0, ms, 0, 0] for ms in busy_ms])
-    assert [cost / MS for cost in costs_ns(step)] == costs_ms
+    assert costs_ms(step) == expected_ms
 
 
 def test_a_rank_for_which_no_other_waits_costs_nothing() -> None:
     """It is busy for longer, but the others have met it before the end of backward, in a collective."""
     step = [RankTimes(MS, MS, MS, MS, 0, 2 * MS), RankTimes(MS, MS, MS, 9 * MS, 0, 2 * MS)]
-    assert max(costs_ns(step)) == 0
+    assert max(costs_ms(step)) == 0
 
 
 # ---------------------------------------------------------------------- late in each step

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tools.forecast.link import Link
+from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.ring import all_reduce
 from minddp.tools.forecast.step_model import (
+    Job,
     Message,
     Observed,
     calibrated,
-    finish_s,
     predicted_s,
     simulate,
 )
@@ -35,7 +36,7 @@ APART = plan([0], [1], [2])
 
 def backward_by(link: Link, buckets: BucketPlan) -> Observed:
     """What would be measured if the model were exact, simulated second by second."""
-    end_s = predicted_s(buckets, link, Observed(READY_S, COMPUTED_S, 0.0, 0.0))
+    end_s = predicted_s(buckets, link, READY_S, COMPUTED_S)
     now = computed = 0.0
     complete_s = None
     for bucket in buckets.buckets:
@@ -55,8 +56,6 @@ def test_messages_travel_one_at_a_time_and_in_order() -> None:
     messages = [Message(1_000_000, 1e-3), Message(1_000_000, 2e-3), Message(1_000_000, 1.5e-3)]
     transfers = simulate(messages, IDLE)
     assert transfers == [pytest.approx(times) for times in ((1e-3, 3e-3), (3e-3, 5e-3), (5e-3, 7e-3))]
-    assert finish_s(messages, IDLE, 6e-3) == pytest.approx(7e-3)
-    assert finish_s(messages, IDLE, 9e-3) == pytest.approx(9e-3)
 
 
 @pytest.mark.parametrize("taken", [0.0, 0.25, 0.5, 0.9])
@@ -67,9 +66,11 @@ def test_calibration_recovers_the_parameters_of_a_simulated_link(taken: float, t
     link = calibrated(IDLE, APART, backward_by(world, APART))
     assert (link.latency_s, link.bytes_per_s) == pytest.approx((world.latency_s, world.bytes_per_s))
     assert link.taken == pytest.approx(taken, abs=1e-6)
+    seen = backward_by(world, APART)
     for other in (plan([0, 1], [2]), plan([0], [1, 2]), plan([0, 1, 2])):
-        seen = backward_by(world, APART)
-        assert predicted_s(other, link, seen) == pytest.approx(backward_by(world, other).end_s)
+        assert predicted_s(other, link, seen.ready_s, seen.computed_s) == pytest.approx(
+            backward_by(world, other).end_s
+        )
 
 
 _seconds = st.floats(1e-3, 0.2)
@@ -81,7 +82,7 @@ def test_the_plan_in_use_is_predicted_as_it_was(stood_still_s: float, exposed_s:
     complete_s = COMPUTED_S + stood_still_s
     seen = Observed(READY_S, COMPUTED_S, complete_s, complete_s + exposed_s)
     link = calibrated(IDLE, groups, seen)
-    assert predicted_s(groups, link, seen) == pytest.approx(seen.end_s, rel=1e-6)
+    assert predicted_s(groups, link, seen.ready_s, seen.computed_s) == pytest.approx(seen.end_s, rel=1e-6)
     assert 0 <= link.taken <= 1
 
 
@@ -106,7 +107,7 @@ def test_messages_that_cost_less_than_alone() -> None:
     seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=30.5e-3)
     link = calibrated(dataclasses.replace(IDLE, latency_s=2e-3), APART, seen)
     assert link.seconds(4_000_000) == pytest.approx(0.5e-3)
-    assert predicted_s(APART, link, seen) == pytest.approx(30.5e-3)
+    assert predicted_s(APART, link, seen.ready_s, seen.computed_s) == pytest.approx(30.5e-3)
 
 
 def test_with_one_bucket_nothing_is_hidden() -> None:
@@ -115,4 +116,46 @@ def test_with_one_bucket_nothing_is_hidden() -> None:
     seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=32e-3, end_s=42e-3)
     link = calibrated(IDLE, together, seen)
     assert link.taken > 0.9
-    assert predicted_s(APART, link, seen) > predicted_s(together, link, seen)
+    assert predicted_s(APART, link, seen.ready_s, seen.computed_s) > predicted_s(
+        together, link, seen.ready_s, seen.computed_s
+    )
+
+
+# ---------------------------------------------------------------------- a step on other clusters
+
+HOP = Link(20e-6, 1e9)
+MIB = 1024 * 1024
+LAYERS = [ParamSpec(f"p{i}", MIB, torch.float32, torch.device("cpu")) for i in range(10)]  # 4 MiB each
+LAYERS_READY_S = {i: 0.01 * (i + 1) for i in range(10)}
+JOB = Job(0.15, 0.1, LAYERS_READY_S, plan_from_groups(LAYERS, [range(10)], "together")).with_caps([4 * MIB])
+
+
+def on(ranks: int, hop: Link = HOP, job: Job = JOB) -> float:
+    """The exposed communication."""
+    return job.exposed_s(all_reduce(ranks, 1, hop, hop))
+
+
+@pytest.mark.parametrize(("ranks", "hop"), [(1, HOP), (8, FREE)])
+def test_a_rank_alone_or_an_infinite_wire_exposes_nothing(ranks: int, hop: Link) -> None:
+    assert on(ranks, hop) == 0.0
+    assert JOB.step_s(all_reduce(ranks, 1, hop, hop)) == JOB.alone_s
+
+
+def test_without_overlap_all_of_the_ring_is_exposed() -> None:
+    n, nbytes = 8, 40 * MIB
+    ring_s = 10 * 2 * (n - 1) * 20e-6 + 2 * (n - 1) / n * nbytes / 1e9
+    late = dataclasses.replace(JOB, ready_s=dict.fromkeys(JOB.ready_s, JOB.backward_s))
+    assert on(n, job=late) == pytest.approx(ring_s)
+
+
+def test_with_overlap_only_the_last_bucket_of_a_fast_wire_is_exposed() -> None:
+    last_s = 14 * 20e-6 + 1.75 * 4 * MIB / 1e9
+    assert last_s < 0.01, "the wire is free again when the next gradient is ready"
+    assert on(8) == pytest.approx(last_s)
+
+
+@given(n=st.integers(1, 50), latency_us=st.integers(0, 500), gbyte=st.integers(1, 50))
+def test_more_ranks_and_a_slower_wire_never_help(n: int, latency_us: int, gbyte: int) -> None:
+    hop = Link(latency_us / 1e6, gbyte * 1e9)
+    slower = Link(2 * hop.latency_s, hop.bytes_per_s / 2)
+    assert on(n, hop) <= min(on(n + 1, hop), on(n, slower)) + 1e-12

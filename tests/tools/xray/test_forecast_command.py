@@ -8,9 +8,8 @@ import pytest
 
 from docs.learning import recorded as kept
 from minddp.cli import main
-from minddp.tools.forecast.cluster import Cluster, all_reduce
 from minddp.tools.forecast.link import FREE
-from minddp.tools.forecast.scaling import forecast
+from minddp.tools.forecast.ring import all_reduce
 from minddp.tools.xray.forecast_command import recorded
 
 
@@ -35,9 +34,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def test_a_recorded_step_is_foretold_where_it_was_recorded(recording: Path):
     job, hop = recorded(recording)
-    cluster = Cluster(2, 1, hop, FREE)
     (analysis,) = (one.analysis for one in kept.results() if one.recording.title == "minddp")
-    step_s = forecast(job, cluster, all_reduce(cluster)).step_s
+    step_s = job.step_s(all_reduce(2, 1, hop, FREE))
     assert step_s == pytest.approx(analysis.typical.length_ns / 1e9, rel=0.1)
     assert step_s == pytest.approx(analysis.what_ifs[0].step_ns / 1e9, rel=0.1), "as X-ray plays it again"
 
