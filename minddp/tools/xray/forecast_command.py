@@ -19,7 +19,7 @@ from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
 from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.scaling import Job, forecast
-from minddp.tools.xray.replay import busy
+from minddp.tools.xray.model import busy_ns
 from minddp.tools.xray.result import load
 
 GBIT = 1e9 / 8
@@ -100,16 +100,18 @@ def recorded(path: Path) -> tuple[Job, Link]:
         raise ValueError(f"{path} has no step in which a message was seen to complete.")
     hosts = {rank.host for rank in analysis.recording.ranks}
     cluster = Cluster(analysis.recording.world_size, len(hosts), FREE, FREE)
-    ranks = [rank for step in analysis.simulated for rank in step.ranks]
-    alone_s = [sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in ranks]
-    backwards = [[span for span, phase in busy(rank) if phase is WorkPhase.BACKWARD] for rank in ranks]
-    backward_s = median(sum(span.length_ns for span in spans) / 1e9 for spans in backwards)
+    ranks = [rank for step in analysis.alike for rank in step.ranks]
+    work_ns = [busy_ns(rank) for rank in ranks]
+    backward_ns = [busy[WorkPhase.BACKWARD] for busy in work_ns]
+    backward_s = median(backward_ns) / 1e9
     ready_s = {
         param: median(
-            (rank.ready_ns[param] - spans[0].begin_ns) / 1e9 if param in rank.ready_ns else backward_s
-            for rank, spans in zip(ranks, backwards, strict=True)
+            (rank.ready_ns[param] - rank.gradients_complete_ns + length_ns) / 1e9
+            if param in rank.ready_ns
+            else backward_s
+            for rank, length_ns in zip(ranks, backward_ns, strict=True)
         )
         for param in range(len(analysis.typical.plan.params))
     }
-    job = Job(median(alone_s), backward_s, ready_s, analysis.typical.plan)
+    job = Job(median(sum(busy.values()) for busy in work_ns) / 1e9, backward_s, ready_s, analysis.typical.plan)
     return job, hop_of(analysis.costs.wire, cluster)

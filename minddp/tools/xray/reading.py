@@ -91,8 +91,6 @@ def _read(recording: RankRecording, number: int, seen: list[Stamped], end_ns: in
         gradients_complete_ns=when[EventKind.GRADIENTS_COMPLETE, -1],
         buckets=tuple(_histories(recording, when, spans)),
         plan=recording.plan,
-        launch_ns=recording.launch_ns,
-        crowded_ns=recording.crowded_ns,
     )
 
 
@@ -165,6 +163,7 @@ def _histories(
             last_param=max(arrivals)[1] if arrivals else None,
             ready_ns=when.get((EventKind.BUCKET_READY, index)),
             launched_ns=when.get((EventKind.BUCKET_LAUNCHED, index)),
+            launch_end_ns=when.get((EventKind.LAUNCH_END, index)),
             completed_ns=when.get((EventKind.BUCKET_COMPLETED, index), waited_ns),
             waited_ns=waited_ns,
             unpacked_ns=when.get((EventKind.BUCKET_UNPACKED, index)),

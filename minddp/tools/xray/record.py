@@ -25,7 +25,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.platform import streams
 from minddp.tools.forecast.gradient_clock import DeviceClock
-from minddp.tools.xray import core_time
 from minddp.tools.xray.peers import now_ns
 from minddp.tools.xray.recording import RankRecording, Stamped
 from minddp.tools.xray.sources import Source
@@ -33,7 +32,7 @@ from minddp.tools.xray.sources import Source
 COMPLETIONS_S = 0.05  # how long to wait for the completions of launched collectives
 CAPACITY = 2**17  # events; about 12 MB when full, 200 steps of a model of 500 parameters
 
-Row = tuple[int, Event, Any]  # time, event, and on a device its stamp, else at some events the core time
+Row = tuple[int, Event, Any]  # time, event, and on a device its stamp
 
 
 class Recorder:
@@ -65,9 +64,6 @@ class Recorder:
         self.discard()
         source, rows = self._source, list(self._ring)  # a late completion may still be appended to the ring
         events = self._in_order(rows)
-        launch_ns, crowded_ns = core_time.costs_ns(
-            (event.kind, core) for _, event, core in rows if isinstance(core, core_time.CoreTime)
-        )
         return RankRecording(
             rank=source.rank,
             world_size=source.world_size,
@@ -80,8 +76,6 @@ class Recorder:
             first_step=self._first_step,
             is_full=len(events) == CAPACITY,
             adds_after_ns=round(1e9 * source.adds_after_s),
-            launch_ns=launch_ns,
-            crowded_ns=crowded_ns,
         )
 
     def discard(self) -> None:
@@ -107,8 +101,7 @@ class Recorder:
     def _new_sink(self) -> EventSink:
         append, clock = self._ring.append, now_ns
         if self._device_clock is None:
-            kinds, core = core_time.KINDS, core_time.CoreClock().read
-            return lambda event: append((clock(), event, core() if event.kind in kinds else None))
+            return lambda event: append((clock(), event, None))
         stamp, gradients = self._device_clock.stamp, (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
         return lambda event: append((clock(), event, None if event.kind in gradients else stamp()))
 

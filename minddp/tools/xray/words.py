@@ -8,8 +8,8 @@ from minddp.core.events import EventKind
 from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.model import PHASE_OF
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.replay import PHASE_OF
 from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Interval, RankStep, RecordedStep
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
@@ -64,7 +64,7 @@ def noise_sentence(analysis: Analysis) -> str:
 
 
 def advice_sentences(analysis: Analysis) -> list[str]:
-    """The changes that gain most, in order; empty if the steps cannot be simulated."""
+    """The changes that gain most, in order; empty if no change could be tried."""
     if analysis.what_ifs and not analysis.advice:
         return [f"No change that was tried makes a step {percent(LEAST_SHARE)} shorter."]
     return [change_sentence(analysis, change) for change in analysis.advice]
@@ -72,7 +72,7 @@ def advice_sentences(analysis: Analysis) -> list[str]:
 
 def change_sentence(analysis: Analysis, change: WhatIf) -> str:
     """How much shorter a step is by a change, and whether that is more than the noise."""
-    share = change.gain_ns / analysis.what_ifs[0].step_ns
+    share = change.gain_ns / analysis.typical.length_ns
     gain = "the same"
     if abs(share) >= 0.005:
         noise = "" if abs(change.gain_ns) >= analysis.noise_ns else ", within the noise"
@@ -83,9 +83,9 @@ def change_sentence(analysis: Analysis, change: WhatIf) -> str:
 
 def model_sentences(analysis: Analysis) -> list[str]:
     """The model behind the predictions, and its error for the typical step; empty without predictions."""
-    if analysis.costs is None:
+    if analysis.costs is None or analysis.predicted_ns is None:
         return []
-    wire, predicted_ns = analysis.costs.wire, analysis.what_ifs[0].typical_ns
+    wire, predicted_ns = analysis.costs.wire, analysis.predicted_ns
     recorded_ns = analysis.typical.length_ns
     parts = [f"{1e3 * wire.latency_s:.2g} ms"] if wire.latency_s > 1e-6 else []
     parts += [f"its bytes at {size(wire.bytes_per_s)} a second"] if wire.bytes_per_s < NO_LIMIT else []

@@ -41,7 +41,7 @@ def render(analysis: Analysis) -> str:
         step=step,
         css=Markup(_text("page.css")),  # part of minddp, as are the scripts
         js=Markup(_text("page.js")),
-        others=[change for change in analysis.what_ifs[1:] if change not in analysis.advice],
+        others=[change for change in analysis.what_ifs if change not in analysis.advice],
         rows=list(rows_of(step, step.ranks)),
         worst=max(step.last.buckets, key=lambda bucket: bucket.awaited_ns, default=None),
     )
