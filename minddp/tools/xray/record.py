@@ -30,7 +30,8 @@ from minddp.tools.xray.recording import RankRecording, Stamped
 from minddp.tools.xray.sources import Source
 
 COMPLETIONS_S = 0.05  # how long to wait for the completions of launched collectives
-CAPACITY = 2**17  # events; about 12 MB when full, 200 steps of a model of 500 parameters
+# Events: 200 steps of a model of 500 parameters; 12 MB, and 3 MB in a store, which takes values up to 8 MiB.
+CAPACITY = 2**17
 
 Row = tuple[int, Event, Any]  # time, event, and on a device its stamp
 
