@@ -125,13 +125,17 @@ def facts(recording: Recording) -> str:
 
 # ---------------------------------------------------------------------- one bucket
 
-Stage = tuple[str, Interval, str]  # a part of a bucket's history: its name, its time, and a note
+
+def history(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> str:
+    """The history of a bucket on one rank, a stage a line."""
+    stages = [f"{name} {ms(interval.length_ns)}: {note}" for name, interval, note in stages_of(step, rank, bucket)]
+    return "\n".join([f"{size(bucket.nbytes)}, blocks the rank for {ms(bucket.awaited_ns)}", *stages])
 
 
-def stages_of(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage]:
-    """The history of a bucket on one rank, without stages that did not happen."""
+def stages_of(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> Iterator[tuple[str, Interval, str]]:
+    """The parts of a bucket's history, each with its name and a note, without stages that did not happen."""
     if bucket.fills is not None and bucket.last_param is not None:
-        yield "fills", bucket.fills, f"its last gradient is `{rank.plan.params[bucket.last_param].name}`"
+        yield "fills", bucket.fills, f"its last gradient is {rank.plan.params[bucket.last_param].name}"
     passage, last = step.passage(bucket.index, rank), step.last_join(bucket.index)
     if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
         return

@@ -1,6 +1,6 @@
 """The page: one HTML file that shows the typical step and needs no network.
 
-`page.html` is a Jinja template; `page.css` and `page.js` are put into it.
+`page.html` is a Jinja template; `page.css` is put into it. There is no script.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ def render(analysis: Analysis) -> str:
     return template.render(
         analysis=analysis,
         step=step,
-        css=Markup(_text("page.css")),  # part of minddp, as are the scripts
-        js=Markup(_text("page.js")),
+        css=Markup(_text("page.css")),  # part of minddp
         others=[change for change in analysis.what_ifs if change not in analysis.advice],
         rows=list(rows_of(step, step.ranks)),
-        worst=max(step.last.buckets, key=lambda bucket: bucket.awaited_ns, default=None),
     )
 
 
