@@ -12,7 +12,7 @@
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording, and a step? | `recording.py`; from its events `reading.py` makes the steps of `timeline.py` |
 | which change would make a step shorter? | `what_if.py` lists them, `model.py` predicts, `analysis.py` chooses |
-| how is it shown? | `words.py`; in the terminal: `explain.py`; `page/`; in Perfetto: `chrome_trace.py` |
+| how is it shown? | in the terminal: `words.py`; `page/`; in Perfetto: `chrome_trace.py` |
 """
 
 from minddp.tools.xray.recording import Recording

@@ -1,8 +1,11 @@
-"""A step in sentences, for the terminal and the page. Names of parameters and code stand in backticks. Pure."""
+"""A step as a table and in sentences, for the terminal and the page. Code stands in backticks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
 
 from minddp.core.events import EventKind
 from minddp.platform.wording import count, size
@@ -13,6 +16,8 @@ from minddp.tools.xray.recording import Recording
 from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Interval, RankStep, RecordedStep
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
+MOST_COLUMNS = 8
+NOTABLE_NS = 5_000  # shorter times are written as 0.00 ms
 NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
 NOTABLE_MISS = 0.1  # of the step: a model with a larger error is no basis for a decision
 WHERE = {activity: phase.value for activity, phase in PHASE_OF.items()} | {Activity.OTHER: "in other work"}
@@ -27,6 +32,39 @@ def ms(ns: float) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f}%"
+
+
+def explain(analysis: Analysis, console: Console) -> None:
+    """Print the typical step on each rank, and the advice."""
+    step = analysis.typical
+    console.print(headline(step), style="bold", highlight=False)
+    shown, more = step.ranks[:MOST_COLUMNS], len(step.ranks) - MOST_COLUMNS
+    table = Table("", *(f"rank {rank.rank}" for rank in shown), box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label, cells in rows_of(step, shown):
+        table.add_row(label, *cells, style="red" if label == Activity.EXPOSED.value else "")
+    console.print(table)
+    advice = [f"{k}. {sentence}" for k, sentence in enumerate(advice_sentences(analysis), 1)]
+    which = f"This is step {step.number}, the median of {count(len(analysis.steps), 'step')}."
+    sentences = [f"And {more} more."] if more > 0 else []
+    sentences += [noise_sentence(analysis), *advice, *model_sentences(analysis)]
+    for sentence in [*sentences, f"{which} {facts(analysis.recording)}"]:
+        console.print(sentence, markup=False, highlight=False)
+
+
+def rows_of(step: RecordedStep, ranks: Sequence[RankStep]) -> Iterator[tuple[str, list[str]]]:
+    """The rows of the table: activities that take a notable time, and their sum; then the communication."""
+    times = {activity.value: [rank.parts_ns[activity] for rank in ranks] for activity in Activity}
+    times["step"] = [rank.length_ns for rank in ranks]
+    for label, times_ns in times.items():
+        if max(times_ns) >= NOTABLE_NS:
+            yield label, list(map(ms, times_ns))
+        waits_ns = [step.waits_for_last_ns(rank) for rank in ranks]
+        if label == Activity.EXPOSED.value and max(waits_ns) >= NOTABLE_NS:
+            yield "  waiting for a slower rank", list(map(ms, waits_ns))
+    yield "communication hidden", [percent(step.overlap(rank)) for rank in ranks]
+    yield "buckets", [f"{len(rank.plan.buckets)}, {size(rank.plan.nbytes)}" for rank in ranks]
 
 
 # ---------------------------------------------------------------------- the step as a whole

@@ -16,7 +16,6 @@ from markupsafe import Markup, escape
 from minddp.platform.wording import size
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.explain import rows_of
 from minddp.tools.xray.timeline import Activity, RecordedStep
 
 MARKS = 8  # on the axis, about
@@ -41,7 +40,7 @@ def render(analysis: Analysis) -> str:
         step=step,
         css=Markup(_text("page.css")),  # part of minddp
         others=[change for change in analysis.what_ifs if change not in analysis.advice],
-        rows=list(rows_of(step, step.ranks)),
+        rows=list(words.rows_of(step, step.ranks)),
     )
 
 
