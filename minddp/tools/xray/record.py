@@ -14,7 +14,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -110,24 +110,24 @@ class Recorder:
         """The events in order of time."""
         times = [t_ns for t_ns, _, _ in rows]
         if (clock := self._device_clock) is not None:
-            seconds = [None if s is None else clock.seconds(self._first_stamp, s) for _, _, s in rows]
-            times = interpolate(times, [None if s is None else self._first_ns + round(s * 1e9) for s in seconds])
+            stamps = {
+                t_ns: self._first_ns + round(1e9 * clock.seconds(self._first_stamp, stamp))
+                for t_ns, _, stamp in rows
+                if stamp is not None
+            }
+            times = interpolated(times, stamps)
         events = [Stamped(t_ns, *event) for t_ns, (_, event, _) in zip(times, rows, strict=True)]
         return tuple(sorted(events, key=lambda event: event.t_ns))
 
 
-def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list[int]:
-    """Fill the gaps in `device_ns`, event by event in the order of `host_ns`, linearly between its neighbours."""
-    known = [(host, device) for host, device in zip(host_ns, device_ns, strict=True) if device is not None]
-    if not known:
+def interpolated(host_ns: Sequence[int], device_ns: Mapping[int, int]) -> list[int]:
+    """The device's times for the host's, linearly between those that `device_ns` has by the host's."""
+    if not device_ns:
         return list(host_ns)
-    base = known[0][0]  # nanoseconds since the machine started do not fit a float's 53 bits, distances do
-    hosts, devices = np.array([(host - base, device - base) for host, device in known], dtype=np.float64).T
-    filled = np.interp([host - base for host in host_ns], hosts, devices)
-    return [
-        base + round(float(between)) if device is None else device
-        for device, between in zip(device_ns, filled, strict=True)
-    ]
+    base = host_ns[0]  # nanoseconds since the machine started do not fit a float's 53 bits, distances do
+    known = sorted(device_ns.items())
+    hosts, devices = ([float(pair[side] - base) for pair in known] for side in (0, 1))
+    return [base + round(t) for t in np.interp([float(t - base) for t in host_ns], hosts, devices).tolist()]
 
 
 def _device_name(device: torch.device) -> str:

@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Literal
@@ -54,8 +53,7 @@ class Wrappers:
         closes_at_exit: bool = False,
     ):
         self._closes_at_exit = closes_at_exit
-        self._record = partial(XRay, title=title, first_step=steps.start, save_to=files)
-        self._range, self._then = steps, then
+        self._range, self._title, self._files, self._then = steps, title, files, then
         self._state: Literal["before", "open", "over"] = "before"
         # The module that trains
         self._module: nn.Module | None = None
@@ -96,7 +94,8 @@ class Wrappers:
         if not torch.is_grad_enabled():
             return
         if self._xray is None:
-            self._module, self._xray = module, self._record(module)
+            self._module = module
+            self._xray = XRay(module, title=self._title, first_step=self._range.start)
         if module is not self._module:
             if not self._has_others:
                 self._has_others = True
@@ -118,6 +117,8 @@ class Wrappers:
             try:
                 xray.stop(error)
                 if error is None:
+                    for path in self._files:
+                        xray.save(path)
                     self._then(xray)
             except NoStep:
                 problem = "saw no synchronised backward"
