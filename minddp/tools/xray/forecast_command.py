@@ -16,10 +16,8 @@ from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.platform import wording
 from minddp.tools.forecast.cluster import Cluster, all_reduce, hop_of
-from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.scaling import Job, forecast
-from minddp.tools.xray.model import busy_ns
 from minddp.tools.xray.result import load
 
 GBIT = 1e9 / 8
@@ -101,17 +99,14 @@ def recorded(path: Path) -> tuple[Job, Link]:
     hosts = {rank.host for rank in analysis.recording.ranks}
     cluster = Cluster(analysis.recording.world_size, len(hosts), FREE, FREE)
     ranks = [rank for step in analysis.alike for rank in step.ranks]
-    work_ns = [busy_ns(rank) for rank in ranks]
-    backward_ns = [busy[WorkPhase.BACKWARD] for busy in work_ns]
-    backward_s = median(backward_ns) / 1e9
+    alone_s = median(sum(span.length_ns for span in rank.busy) for rank in ranks) / 1e9
+    backward_s = median(rank.backward.length_ns for rank in ranks) / 1e9
     ready_s = {
         param: median(
-            (rank.ready_ns[param] - rank.gradients_complete_ns + length_ns) / 1e9
-            if param in rank.ready_ns
-            else backward_s
-            for rank, length_ns in zip(ranks, backward_ns, strict=True)
+            (rank.ready_ns[param] - rank.backward.begin_ns) / 1e9 if param in rank.ready_ns else backward_s
+            for rank in ranks
         )
         for param in range(len(analysis.typical.plan.params))
     }
-    job = Job(median(sum(busy.values()) for busy in work_ns) / 1e9, backward_s, ready_s, analysis.typical.plan)
+    job = Job(alone_s, backward_s, ready_s, analysis.typical.plan)
     return job, hop_of(analysis.costs.wire, cluster)

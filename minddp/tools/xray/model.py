@@ -18,36 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from minddp.core.plan import BucketPlan
-from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link, fit_link
 from minddp.tools.forecast.step_model import Message, simulate
 from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 
 SIZES_APART = 2  # times as large: nearer ones do not show a latency
-
-PHASE_OF = {
-    Activity.FORWARD: WorkPhase.FORWARD,
-    Activity.LOSS: WorkPhase.LOSS,
-    Activity.BACKWARD: WorkPhase.BACKWARD,
-    Activity.OPTIMIZER: WorkPhase.OPTIMIZER,
-}
-
-
-def busy_ns(rank: RankStep) -> dict[WorkPhase, int]:
-    """The time of each phase, without waiting for other ranks and copying."""
-    last_forward_ns = max(span.begin_ns for span in rank.spans if span.activity is Activity.FORWARD)
-    optimizers = [span.begin_ns for span in rank.spans if span.activity is Activity.OPTIMIZER]
-    lengths = dict.fromkeys(WorkPhase, 0)
-    for span in rank.spans:
-        if span.activity in (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS):
-            continue
-        phase = PHASE_OF.get(span.activity, WorkPhase.BETWEEN)
-        if span.begin_ns < last_forward_ns and phase is not WorkPhase.FORWARD:
-            phase = WorkPhase.ACCUMULATION
-        elif rank.gradients_complete_ns <= span.begin_ns < max(optimizers, default=0):
-            phase = WorkPhase.OPTIMIZER
-        lengths[phase] += span.length_ns
-    return lengths
 
 
 @dataclass(frozen=True)
@@ -155,14 +130,13 @@ def with_earlier(step: RecordedStep, by_ns: Sequence[float]) -> RecordedStep:
 
 def _launches_ns(rank: RankStep, costs: Costs, plan: BucketPlan, longer_ns: float) -> Iterator[float]:
     """The launch of each bucket, in a backward that is `longer_ns` longer; without gradients it is the end."""
-    length_ns = max(1, busy_ns(rank)[WorkPhase.BACKWARD])
     complete_ns = rank.gradients_complete_ns + longer_ns
     now_ns = 0.0
     for bucket in plan.buckets:
         ready = [t_ns for slot in bucket.slots if (t_ns := rank.ready_ns.get(slot.param)) is not None]
         packed_ns = complete_ns
         if ready:
-            left = (rank.gradients_complete_ns - max(ready)) / length_ns  # of backward
-            packed_ns = max(ready) + longer_ns * (1 - left) + 1e9 * costs.pack.seconds(bucket.nbytes)
+            place = (max(ready) - rank.backward.begin_ns) / max(1, rank.backward.length_ns)
+            packed_ns = max(ready) + longer_ns * place + 1e9 * costs.pack.seconds(bucket.nbytes)
         now_ns = max(now_ns, min(packed_ns, complete_ns))
         yield now_ns

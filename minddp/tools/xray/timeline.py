@@ -130,6 +130,18 @@ class RankStep:
         """The time of each activity. They add up to the step."""
         return {a: sum(span.length_ns for span in self.spans if span.activity is a) for a in Activity}
 
+    @property
+    def backward(self) -> Interval:
+        """The synchronised backward, until all gradients are computed."""
+        begins_ns = [span.begin_ns for span in self.spans if span.activity is Activity.BACKWARD]
+        return Interval(max(begins_ns, default=self.gradients_complete_ns), self.gradients_complete_ns)
+
+    @property
+    def busy(self) -> list[Span]:
+        """The spans in which the rank neither waits for other ranks nor copies averages."""
+        waits = (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS)
+        return [span for span in self.spans if span.activity not in waits]
+
     def exposed(self, intervals: Iterable[Interval]) -> list[Interval]:
         """The parts of `intervals` in which the rank was blocked, in order."""
         blocked = [span for span in self.spans if span.activity is Activity.EXPOSED]

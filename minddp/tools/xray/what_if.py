@@ -8,7 +8,7 @@ step: see [Note: late ranks].
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -18,9 +18,9 @@ from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, plan_from_readiness
 from minddp.options import MIB, BucketCaps
 from minddp.platform.wording import ranks
-from minddp.tools.forecast.lateness import RankTimes, WorkPhase, late_ranks
+from minddp.tools.forecast.lateness import RankTimes, late_ranks
 from minddp.tools.forecast.planner import plan_buckets
-from minddp.tools.xray.model import FREE, Costs, backward_end_ns, busy_ns, with_earlier
+from minddp.tools.xray.model import FREE, Costs, backward_end_ns, with_earlier
 from minddp.tools.xray.recording import Recording
 from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
 
@@ -60,11 +60,10 @@ def _late_ranks(steps: Sequence[RecordedStep], costs: Costs) -> Iterator[WhatIf]
     """The ranks that are late in each step, as quick as the others."""
     if len(steps[0].ranks) < 2:
         return
-    work = [[busy_ns(rank) for rank in step.ranks] for step in steps]
-    before = [work[0], *work]  # what came before the first step is not known
+    before = [steps[0], *steps]  # what came before the first step is not known
     times = [
-        [_times(*each) for each in zip(last, now, step.ranks, strict=True)]
-        for last, now, step in zip(before, work, steps, strict=False)
+        [_times(*pair) for pair in zip(last.ranks, now.ranks, strict=True)]
+        for last, now in zip(before, steps, strict=False)
     ]
     if not (late := late_ranks(times, LEAST_SHARE)):
         return
@@ -76,31 +75,16 @@ def _late_ranks(steps: Sequence[RecordedStep], costs: Costs) -> Iterator[WhatIf]
         quicker = with_earlier(step, [late_ns.get(place, ns) for place, ns in enumerate(buffers_ns)])
         gains_ns.append(backward_end_ns(step, costs) - backward_end_ns(quicker, costs))
     names = ranks([steps[0].ranks[place].rank for place in late_ns])
-    phase = _most(work, late[0].rank).value
-    yield WhatIf(f"{names} as quick as the others, above all {phase}", gain_ns=median(gains_ns))
+    yield WhatIf(f"{names} as quick as the others", gain_ns=median(gains_ns))
 
 
-def _times(last: Mapping[WorkPhase, int], now: Mapping[WorkPhase, int], rank: RankStep) -> RankTimes:
-    """From the end of one backward to the end of the next."""
-    return RankTimes(
-        between_ns=last[WorkPhase.BETWEEN],
-        forward_ns=now[WorkPhase.FORWARD],
-        backward_ns=now[WorkPhase.LOSS] + now[WorkPhase.BACKWARD],
-        optimizer_ns=last[WorkPhase.OPTIMIZER],
-        accumulation_ns=now[WorkPhase.ACCUMULATION],
-        waited_ns=rank.parts_ns[Activity.EXPOSED] + rank.parts_ns[Activity.BUFFERS],
-    )
-
-
-def _most(work: Sequence[Sequence[Mapping[WorkPhase, int]]], place: int) -> WorkPhase:
-    """The phase in which a rank is usually slower than the others by most."""
-
-    def behind_ns(phase: WorkPhase) -> float:
-        return median(
-            step[place][phase] - median(busy[phase] for k, busy in enumerate(step) if k != place) for step in work
-        )
-
-    return max(WorkPhase, key=behind_ns)
+def _times(last: RankStep, now: RankStep) -> RankTimes:
+    """From the end of one backward to the end of the next, in two phases."""
+    before = [span for span in last.busy if span.begin_ns >= last.gradients_complete_ns]
+    since = [span for span in now.busy if span.begin_ns < now.gradients_complete_ns]
+    between_ns, backward_ns = (sum(span.length_ns for span in spans) for spans in (before, since))
+    waited_ns = now.parts_ns[Activity.EXPOSED] + now.parts_ns[Activity.BUFFERS]
+    return RankTimes(between_ns, 0, backward_ns, 0, 0, waited_ns)
 
 
 # ---------------------------------------------------------------------- communication

@@ -11,7 +11,6 @@ from minddp.core.events import EventKind
 from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.model import PHASE_OF
 from minddp.tools.xray.recording import Recording
 from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Interval, RankStep, RecordedStep
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
@@ -20,7 +19,11 @@ MOST_COLUMNS = 8
 NOTABLE_NS = 5_000  # shorter times are written as 0.00 ms
 NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
 NOTABLE_MISS = 0.1  # of the step: a model with a larger error is no basis for a decision
-WHERE = {activity: phase.value for activity, phase in PHASE_OF.items()} | {Activity.OTHER: "in other work"}
+WHERE = {
+    Activity.LOSS: Activity.LOSS.value,
+    Activity.OPTIMIZER: "in the optimizer",
+    Activity.OTHER: "in other work",
+}
 
 
 def ms(ns: float) -> str:

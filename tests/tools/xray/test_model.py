@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.plan import BucketPlan, plan_from_groups
-from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
-from minddp.tools.xray.model import Costs, busy_ns, costs_of, predicted_ns
+from minddp.tools.xray.model import Costs, costs_of, predicted_ns
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.timeline import Interval, RecordedStep
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
@@ -138,24 +137,6 @@ def test_a_step_by_another_wire_is_predicted_as_it_would_have_been(mib_ms: float
 def test_a_recording_predicted_unchanged_is_itself(ranks: list[Rank]) -> None:
     for step in made([replace(rank, copy_ms=0) for rank in ranks], layout([[1, 1], [2]]), steps=4):
         assert predicted_ns(step, COSTS) == pytest.approx(step.length_ns, abs=100)
-
-
-@pytest.mark.parametrize(
-    ("phase", "late"),
-    [
-        (WorkPhase.BETWEEN, Rank(other_ms=6)),
-        (WorkPhase.FORWARD, Rank(forward_ms=15)),
-        (WorkPhase.LOSS, Rank(loss_ms=6)),
-        (WorkPhase.BACKWARD, Rank(backward_ms=25)),
-        (WorkPhase.OPTIMIZER, Rank(optimizer_ms=7)),
-    ],
-)
-def test_a_rank_is_busy_in_phases(phase: WorkPhase, late: Rank) -> None:
-    (step,) = made([Rank(), late], layout([[1, 1], [2]]))
-    usual, slow = map(busy_ns, step.ranks)
-    assert {of: slow[of] - usual[of] for of in WorkPhase if slow[of] != usual[of]} == {
-        phase: pytest.approx(5 * MS, abs=10)
-    }
 
 
 def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
