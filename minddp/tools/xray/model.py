@@ -48,8 +48,8 @@ def costs_of(steps: Sequence[RecordedStep], typical: RecordedStep) -> Costs | No
             for bucket in rank.buckets:
                 wire = step.on_the_wire(bucket.index, rank)
                 wires.add(bucket.nbytes, wire.length_ns if wire else 0)
-                if bucket.ready_ns is not None and bucket.fills is not None:
-                    packs.add(bucket.nbytes, bucket.ready_ns - bucket.fills.end_ns)
+                if bucket.ready_ns is not None and bucket.filled_ns is not None:
+                    packs.add(bucket.nbytes, bucket.ready_ns - bucket.filled_ns)
                 back = [s for s in rank.spans if s.bucket == bucket.index and s.activity is Activity.COPY_BACK]
                 copies.add(bucket.nbytes, sum(span.length_ns for span in back))
                 if bucket.launched_ns is not None and bucket.launch_end_ns is not None:

@@ -68,15 +68,15 @@ class Span:
 class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if the event did not happen.
 
-    `fills` lasts from its first gradient to its last, that of `last_param`. At `ready_ns` all gradients are packed.
+    Its last gradient, that of `last_param`, arrived at `filled_ns`. At `ready_ns` all gradients are packed.
     The launch takes the thread that trains until `launch_end_ns`. The rank is blocked for `awaited_ns` until this
     bucket arrives. Where its completion was not seen, it counts as complete when its wait is over.
     """
 
     index: int
     nbytes: int
-    fills: Interval | None
     last_param: int | None
+    filled_ns: int | None
     ready_ns: int | None
     launched_ns: int | None
     launch_end_ns: int | None

@@ -12,7 +12,7 @@ from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Interval, RankStep, RecordedStep
+from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, RankStep, RecordedStep
 from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
 MOST_COLUMNS = 8
@@ -169,23 +169,18 @@ def facts(recording: Recording) -> str:
 
 def history(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> str:
     """The history of a bucket on one rank, a stage a line."""
-    stages = [f"{name} {ms(interval.length_ns)}: {note}" for name, interval, note in stages_of(step, rank, bucket)]
-    return "\n".join([f"{size(bucket.nbytes)}, blocks the rank for {ms(bucket.awaited_ns)}", *stages])
-
-
-def stages_of(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> Iterator[tuple[str, Interval, str]]:
-    """The parts of a bucket's history, each with its name and a note, without stages that did not happen."""
-    if bucket.fills is not None and bucket.last_param is not None:
-        yield "fills", bucket.fills, f"its last gradient is {rank.plan.params[bucket.last_param].name}"
+    lines = [f"{size(bucket.nbytes)}, blocks the rank for {ms(bucket.awaited_ns)}"]
+    if bucket.last_param is not None:
+        lines.append(f"its last gradient is {rank.plan.params[bucket.last_param].name}")
     passage, last = step.passage(bucket.index, rank), step.last_join(bucket.index)
-    if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
-        return
-    yield "held", Interval(bucket.ready_ns, bucket.launched_ns), "buckets leave in plan order"
-    yield "queues", passage.queues, "one bucket travels at a time"
-    if last is not None:
-        joins = "begins to wait" if step.adds_after_ns else "launches it"
-        yield "waits for ranks", passage.waits_for_ranks, f"rank {last[1]} {joins} last"
-    seen = "" if bucket.completion_was_seen else "at most, since its completion was not seen; "
-    exposed_ns = sum(part.length_ns for part in rank.exposed([passage.wire]))
-    speed = size(bucket.nbytes / max(1, passage.wire.length_ns) * 1e9)
-    yield "on the wire", passage.wire, f"{seen}{speed} a second; {ms(exposed_ns)} of it exposed"
+    if passage is not None:
+        lines.append(f"queues for {ms(passage.queues.length_ns)}: one bucket travels at a time")
+        if last is not None:
+            joins = "begins to wait" if step.adds_after_ns else "launches it"
+            lines.append(
+                f"waits for ranks for {ms(passage.waits_for_ranks.length_ns)}: rank {last[1]} {joins} last"
+            )
+        seen = "" if bucket.completion_was_seen else " at most, since its completion was not seen"
+        speed = size(bucket.nbytes / max(1, passage.wire.length_ns) * 1e9)
+        lines.append(f"on the wire for {ms(passage.wire.length_ns)}{seen}: {speed} a second")
+    return "\n".join(lines)

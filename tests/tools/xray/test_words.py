@@ -84,9 +84,10 @@ def test_in_shared_memory_a_bucket_waits_until_all_ranks_wait() -> None:
     ranks = tuple(replace(rank, adds_after_ns=10**12) for rank in made.ranks)
     step = Analysis(replace(made, ranks=ranks)).typical
     late = step.ranks[1]
-    (waits,) = (stage for stage in words.stages_of(step, late, late.buckets[0]) if stage[0] == "waits for ranks")
-    assert waits[1].end_ns == late.gradients_complete_ns
-    assert waits[2] == "rank 1 begins to wait last"
+    passage = step.passage(0, late)
+    assert passage is not None
+    assert passage.waits_for_ranks.end_ns == late.gradients_complete_ns
+    assert "rank 1 begins to wait last" in words.history(step, late, late.buckets[0])
 
 
 def test_the_model_comes_with_its_error() -> None:
@@ -94,16 +95,15 @@ def test_the_model_comes_with_its_error() -> None:
     assert "0.5 ms + its bytes at 250 MiB a second, fitted to 4 messages" in model
 
 
-def test_the_history_of_a_bucket_has_no_gap_from_its_first_gradient_to_its_arrival() -> None:
+def test_the_history_of_a_bucket_has_no_gap_from_its_launch_to_its_arrival() -> None:
     step = analysis(Rank(), Rank(late_ms=3), sizes=[[3, 3], [2], [1, 1]]).typical
     for rank in step.ranks:
         for bucket in rank.buckets:
-            names, intervals, _ = zip(*words.stages_of(step, rank, bucket), strict=True)
-            assert bucket.fills is not None
-            assert intervals[0].begin_ns == bucket.fills.begin_ns
-            assert intervals[-1].end_ns == bucket.completed_ns
-            assert names[-1] == "on the wire"
-            for before, after in pairwise(intervals):
+            passage = step.passage(bucket.index, rank)
+            assert passage is not None
+            assert passage.queues.begin_ns == bucket.launched_ns
+            assert passage.wire.end_ns == bucket.completed_ns
+            for before, after in pairwise(passage):
                 assert after.begin_ns == before.end_ns
 
 

@@ -70,7 +70,7 @@ def test_all_ranks_are_gathered_on_the_first(ranks: Callable[[int], RankPool], t
             assert len(rank.ready_ns) == 8
             for bucket in rank.buckets:
                 assert bucket.completion_was_seen
-                assert bucket.fills.end_ns <= bucket.launched_ns <= bucket.completed_ns <= bucket.waited_ns
+                assert bucket.filled_ns <= bucket.launched_ns <= bucket.completed_ns <= bucket.waited_ns
             assert rank.parts_ns[Activity.OPTIMIZER] > 0
             assert sum(rank.parts_ns.values()) == rank.length_ns
     assert (tmp_path / "step.json").exists()
