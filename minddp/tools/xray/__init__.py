@@ -11,7 +11,7 @@
 | what is recorded, and at what cost? | `record.py`, from `sources.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording, and a step? | `recording.py`; from its events `reading.py` makes the steps of `timeline.py` |
-| which change would make a step shorter? | `what_if.py` lists them, `model.py` predicts, `analysis.py` chooses |
+| which change would make a step shorter? | `analysis.py` tries some, `model.py` predicts |
 | how is it shown? | in the terminal: `words.py`; `page/`; in Perfetto: `chrome_trace.py` |
 """
 

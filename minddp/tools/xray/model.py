@@ -13,7 +13,6 @@ cores, and small messages may travel side by side. Predicting the recorded step 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,8 +49,8 @@ def costs_of(steps: Sequence[RecordedStep], typical: RecordedStep) -> Costs | No
                 wires.add(bucket.nbytes, wire.length_ns if wire else 0)
                 if bucket.ready_ns is not None and bucket.filled_ns is not None:
                     packs.add(bucket.nbytes, bucket.ready_ns - bucket.filled_ns)
-                back = [s for s in rank.spans if s.bucket == bucket.index and s.activity is Activity.COPY_BACK]
-                copies.add(bucket.nbytes, sum(span.length_ns for span in back))
+                if bucket.waited_ns is not None and bucket.unpacked_ns is not None:
+                    copies.add(bucket.nbytes, bucket.unpacked_ns - bucket.waited_ns)
                 if bucket.launched_ns is not None and bucket.launch_end_ns is not None:
                     launches_ns.append(bucket.launch_end_ns - bucket.launched_ns)
     link = wires.link
@@ -73,15 +72,12 @@ def costs_of(steps: Sequence[RecordedStep], typical: RecordedStep) -> Costs | No
     )
 
 
-class _Samples(defaultdict[int, list[float]]):
+class _Samples(dict[int, list[float]]):
     """Seconds by number of bytes."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
 
     def add(self, nbytes: int, ns: int) -> None:
         if nbytes and ns > 0:
-            self[nbytes].append(ns / 1e9)
+            self.setdefault(nbytes, []).append(ns / 1e9)
 
     @property
     def link(self) -> Link | None:

@@ -10,10 +10,9 @@ from rich.table import Table
 from minddp.core.events import EventKind
 from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
-from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.analysis import LEAST_SHARE, Analysis, WhatIf
 from minddp.tools.xray.recording import Recording
 from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, RankStep, RecordedStep
-from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
 
 MOST_COLUMNS = 8
 NOTABLE_NS = 5_000  # shorter times are written as 0.00 ms

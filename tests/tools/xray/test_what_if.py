@@ -8,10 +8,9 @@ import torch
 
 from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan
-from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.analysis import Analysis, WhatIf
 from minddp.tools.xray.recording import Stamped
 from minddp.tools.xray.timeline import Activity
-from minddp.tools.xray.what_if import WhatIf
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
