@@ -161,12 +161,8 @@ class RecordedStep:
     adds_after_ns: int = 0
 
     @property
-    def slowest(self) -> RankStep:
-        return max(self.ranks, key=lambda rank: rank.length_ns)
-
-    @property
     def length_ns(self) -> int:
-        return self.slowest.length_ns
+        return max(rank.length_ns for rank in self.ranks)
 
     @property
     def begin_ns(self) -> int:
