@@ -30,8 +30,6 @@ class WorkPhase(enum.Enum):
     BACKWARD = "in backward"
     OPTIMIZER = "in the optimizer"  # and between backward and the optimizer
     ACCUMULATION = "while it accumulates (no_sync)"
-    # X-ray also tells this one apart, by its events.
-    LOSS = "between forward and backward"
 
 
 class RankTimes(NamedTuple):
@@ -50,7 +48,8 @@ class RankTimes(NamedTuple):
     waited_ns: int
 
 
-PHASES = tuple(WorkPhase)[:5]  #: the phases of `RankTimes`, in its order
+#: The phases of `RankTimes`, in its order.
+PHASES = tuple(WorkPhase)
 
 LEAST_SHARE = 0.05  # of a step: smaller costs are not mentioned
 IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least this share of its median step

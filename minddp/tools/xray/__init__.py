@@ -8,12 +8,11 @@
 | question | file |
 |---|---|
 | how is it used? | `xray.py`, `result.py`; in a shell: `wrappers.py`, after `launch/run.py` |
-| what is recorded, and at what cost? | `record.py`, from `sources.py`; beside the wrapper: `core_time.py` |
+| what is recorded, and at what cost? | `record.py`, from `sources.py` |
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording, and a step? | `recording.py`; from its events `reading.py` makes the steps of `timeline.py` |
-| which change would make a step shorter? | `replay.py` simulates one, `what_if.py` lists them, `analysis.py`
-chooses |
-| how is it shown? | `words.py`; in the terminal: `explain.py`; `page/`; in Perfetto: `chrome_trace.py` |
+| which change would make a step shorter? | `analysis.py` tries some, `model.py` predicts |
+| how is it shown? | in the terminal: `words.py`; `page/`; in Perfetto: `chrome_trace.py` |
 """
 
 from minddp.tools.xray.recording import Recording

@@ -16,12 +16,10 @@ import torch
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.platform import wording
-from minddp.tools.forecast.lateness import WorkPhase
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.forecast.ring import all_reduce, hop_of
 from minddp.tools.forecast.step_model import Job
-from minddp.tools.xray.replay import busy
 from minddp.tools.xray.result import load
 
 GBIT = 1e9 / 8
@@ -99,16 +97,15 @@ def recorded(path: Path) -> tuple[Job, Link]:
     analysis = load(path).analysis
     if analysis.costs is None:
         raise ValueError(f"{path} has no step in which a message was seen to complete.")
-    ranks = [rank for step in analysis.simulated for rank in step.ranks]
-    alone_s = [sum(span.length_ns for span, _ in busy(rank)) / 1e9 for rank in ranks]
-    backwards = [[span for span, phase in busy(rank) if phase is WorkPhase.BACKWARD] for rank in ranks]
-    backward_s = median(sum(span.length_ns for span in spans) / 1e9 for spans in backwards)
+    ranks = [rank for step in analysis.alike for rank in step.ranks]
+    alone_s = median(sum(span.length_ns for span in rank.busy) for rank in ranks) / 1e9
+    backward_s = median(rank.backward.length_ns for rank in ranks) / 1e9
     ready_s = {
         param: median(
-            (rank.ready_ns[param] - spans[0].begin_ns) / 1e9 if param in rank.ready_ns else backward_s
-            for rank, spans in zip(ranks, backwards, strict=True)
+            (rank.ready_ns[param] - rank.backward.begin_ns) / 1e9 if param in rank.ready_ns else backward_s
+            for rank in ranks
         )
         for param in range(len(analysis.typical.plan.params))
     }
-    job = Job(median(alone_s), backward_s, ready_s, analysis.typical.plan)
+    job = Job(alone_s, backward_s, ready_s, analysis.typical.plan)
     return job, hop_of(analysis.costs.wire, analysis.recording.world_size)

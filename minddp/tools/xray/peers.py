@@ -5,8 +5,8 @@ Any set of ranks may record, and no rank knows which others do. A collective wou
 part, so the ranks agree through the store, where no rank waits for another. Each rank posts a message when it
 begins to record. When one rank has recorded a synchronised step to its end, all others have begun that step, so
 every rank that records it has posted its message. The first rank to stop proposes the list of these ranks, and the
-list is settled for all. Only these ranks open a gloo group of their own. Every wait in it has a limit; after the
-limit each rank keeps its own recording alone, with a note that says so.
+list is settled for all. The others post their recordings, which the first rank reads. Every wait has a limit; after
+the limit each rank keeps its own recording alone, with a note that says so.
 
 [Note: one clock]
 Processes of one machine read the same clock. On another machine a rank asks the first rank for the time, again and
@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import datetime
 import os
-import pickle
 import socket
 import time
 from dataclasses import replace
-from typing import cast
 
-import torch
 import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.host import boot_id, namespace
-from minddp.platform.store import Messages
+from minddp.platform.store import Messages, own_connection
 from minddp.tools.xray.recording import RankRecording
 from minddp.tools.xray.sources import Source
 
@@ -54,26 +51,36 @@ class Peers:
     def gather(self, ours: RankRecording) -> Gathered:
         """All recordings on the first rank, on its clock; only `ours` on the others."""
         clocks = self._agree()
-        members = sorted(clocks)
-        if len(members) == 1:
-            return (ours,), self._notes(members), True
+        first, *others = members = sorted(clocks)
+        received: list[RankRecording] = []
         try:
-            group = self._open_group(members)
-            if members[0] != self._rank:
-                _send(group, ours if clocks[members[0]] == clocks[self._rank] else on_clock_of_first(group, ours))
+            if self._messages is not None and first != self._rank:
+                if clocks[first] != clocks[self._rank]:
+                    ours = on_clock_of_first(self._messages, ours, self._limit_s)
+                self._messages.post(ours, "recording")
+                self._await("received", [first])
                 return (ours,), (), False
-            others = []
-            for peer, rank in enumerate(members[1:], 1):
-                if clocks[rank] != clocks[self._rank]:
-                    answer_time(group, peer)
-                others.append(_receive(group, peer))
+            if self._messages is not None and others:
+                for rank in others:
+                    if clocks[rank] != clocks[first]:
+                        answer_time(self._messages, rank, self._limit_s)
+                self._await("recording", others)
+                received = [self._messages.take(rank, "recording") for rank in others]
+                self._messages.post(True, "received")
         except RuntimeError as error:
             note = (
                 f"{wording.ranks(members).capitalize()} recorded, but could not meet within {self._limit_s:g} "
                 f"s, so this is rank {self._rank} alone ({str(error).splitlines()[0]})."
             )
             return (ours,), (note,), True
-        return (ours, *others), self._notes(members), True
+        return (ours, *received), self._notes(members), True
+
+    def _await(self, key: str, ranks: list[int]) -> None:
+        """Wait for the messages of these ranks; RuntimeError if one does not come within the limit."""
+        assert self._messages is not None
+        found = self._messages.gather(key, limit_s=self._limit_s, ranks=ranks)
+        if missing := [rank for rank in ranks if rank not in found]:
+            raise RuntimeError(f"{wording.ranks(missing)} did not come")
 
     def leave(self) -> None:
         """This rank has failed. If it is the first to stop, no other rank will wait for it."""
@@ -89,13 +96,6 @@ class Peers:
         members: dict[int, str] = self._messages.settle(proposal, "members")
         return members if self._rank in members else alone
 
-    def _open_group(self, members: list[int]) -> dist.ProcessGroup:
-        assert self._messages is not None
-        store = dist.PrefixStore(f"{self._messages.topic}/group", self._messages.store)
-        limit = datetime.timedelta(seconds=self._limit_s)
-        opened = dist.ProcessGroupGloo(store, members.index(self._rank), len(members), limit)
-        return cast("dist.ProcessGroup", opened)
-
     def _notes(self, members: list[int]) -> tuple[str, ...]:
         silent = [rank for rank in range(self._world_size) if rank not in members]
         if not silent:
@@ -104,20 +104,6 @@ class Peers:
             f"{wording.ranks(silent).capitalize()} did not record: when it launched buckets is not known, so "
             f"waiting for that looks like slow communication.",
         )
-
-
-def _send(group: dist.ProcessGroup, recording: RankRecording) -> None:
-    data = torch.frombuffer(bytearray(pickle.dumps(recording)), dtype=torch.uint8)
-    group.send([torch.tensor([data.numel()])], 0, 1).wait()
-    group.send([data], 0, 2).wait()
-
-
-def _receive(group: dist.ProcessGroup, peer: int) -> RankRecording:
-    size = torch.zeros(1, dtype=torch.int64)
-    group.recv([size], peer, 1).wait()
-    data = torch.empty(int(size), dtype=torch.uint8)
-    group.recv([data], peer, 2).wait()
-    return pickle.loads(data.numpy().tobytes())
 
 
 # ---------------------------------------------------------------------- clocks
@@ -129,23 +115,28 @@ def clock_identity() -> str:
     return f"{boot} {namespace('time')}" if boot else f"process {os.getpid()} of {socket.gethostname()}"
 
 
-def on_clock_of_first(group: dist.ProcessGroup, ours: RankRecording) -> RankRecording:
+def on_clock_of_first(messages: Messages, ours: RankRecording, limit_s: float) -> RankRecording:
     """Our recording by the first rank's clock; that rank calls `answer_time`. See [Note: one clock]."""
-    trips, answer = [], torch.zeros(1, dtype=torch.int64)
-    for _ in range(ROUND_TRIPS):
+    store, trips = _exchange_with(messages, ours.rank, limit_s), []
+    for trip in range(ROUND_TRIPS):
         sent_ns = now_ns()
-        group.send([answer], 0, 0).wait()
-        group.recv([answer], 0, 0).wait()
-        received_ns = now_ns()
-        trips.append((received_ns - sent_ns, int(answer) - sent_ns))
+        store.set(f"question {trip}", "")
+        answer_ns = int(store.get(f"answer {trip}"))
+        trips.append((now_ns() - sent_ns, answer_ns - sent_ns))
     took_ns, theirs_ns = min(trips)
     return replace(ours.later(theirs_ns - took_ns // 2), clock_error_ns=(took_ns + 1) // 2)
 
 
-def answer_time(group: dist.ProcessGroup, peer: int) -> None:
-    """Send our time to rank `peer` of `group`, once for each of its questions."""
-    message = torch.zeros(1, dtype=torch.int64)
-    for _ in range(ROUND_TRIPS):
-        group.recv([message], peer, 0).wait()
-        message.fill_(now_ns())
-        group.send([message], peer, 0).wait()
+def answer_time(messages: Messages, rank: int, limit_s: float) -> None:
+    """Tell `rank` our time, once for each of its questions."""
+    store = _exchange_with(messages, rank, limit_s)
+    for trip in range(ROUND_TRIPS):
+        store.get(f"question {trip}")
+        store.set(f"answer {trip}", str(now_ns()))
+
+
+def _exchange_with(messages: Messages, rank: int, limit_s: float) -> dist.Store:
+    """Its `get` waits for a value up to the limit, then raises RuntimeError."""
+    store = dist.PrefixStore(f"{messages.topic}/clock of {rank}", own_connection(messages.store))
+    store.set_timeout(datetime.timedelta(seconds=limit_s))
+    return store

@@ -91,8 +91,6 @@ def _read(recording: RankRecording, number: int, seen: list[Stamped], end_ns: in
         gradients_complete_ns=when[EventKind.GRADIENTS_COMPLETE, -1],
         buckets=tuple(_histories(recording, when, spans)),
         plan=recording.plan,
-        launch_ns=recording.launch_ns,
-        crowded_ns=recording.crowded_ns,
     )
 
 
@@ -152,19 +150,17 @@ def _histories(
     recording: RankRecording, when: Mapping[tuple[EventKind, int], int], spans: Sequence[Span]
 ) -> Iterator[BucketHistory]:
     for index, bucket in enumerate(recording.plan.buckets):
-        arrivals = [
-            (t_ns, slot.param)
-            for slot in bucket.slots
-            if (t_ns := when.get((EventKind.PARAM_READY, slot.param))) is not None
-        ]
+        params = [slot.param for slot in bucket.slots if (EventKind.PARAM_READY, slot.param) in when]
+        last = max(params, key=lambda param: (when[EventKind.PARAM_READY, param], param), default=None)
         waited_ns = when.get((EventKind.BUCKET_WAITED, index))
         yield BucketHistory(
             index=index,
             nbytes=bucket.nbytes,
-            fills=Interval(min(arrivals)[0], max(arrivals)[0]) if arrivals else None,
-            last_param=max(arrivals)[1] if arrivals else None,
+            last_param=last,
+            filled_ns=None if last is None else when[EventKind.PARAM_READY, last],
             ready_ns=when.get((EventKind.BUCKET_READY, index)),
             launched_ns=when.get((EventKind.BUCKET_LAUNCHED, index)),
+            launch_end_ns=when.get((EventKind.LAUNCH_END, index)),
             completed_ns=when.get((EventKind.BUCKET_COMPLETED, index), waited_ns),
             waited_ns=waited_ns,
             unpacked_ns=when.get((EventKind.BUCKET_UNPACKED, index)),

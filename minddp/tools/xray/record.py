@@ -14,7 +14,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,15 +25,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.platform import streams
 from minddp.tools.forecast.gradient_clock import DeviceClock
-from minddp.tools.xray import core_time
 from minddp.tools.xray.peers import now_ns
 from minddp.tools.xray.recording import RankRecording, Stamped
 from minddp.tools.xray.sources import Source
 
 COMPLETIONS_S = 0.05  # how long to wait for the completions of launched collectives
-CAPACITY = 2**17  # events; about 12 MB when full, 200 steps of a model of 500 parameters
+# Events: 200 steps of a model of 500 parameters; 12 MB, and 3 MB in a store, which takes values up to 8 MiB.
+CAPACITY = 2**17
 
-Row = tuple[int, Event, Any]  # time, event, and on a device its stamp, else at some events the core time
+Row = tuple[int, Event, Any]  # time, event, and on a device its stamp
 
 
 class Recorder:
@@ -65,9 +65,6 @@ class Recorder:
         self.discard()
         source, rows = self._source, list(self._ring)  # a late completion may still be appended to the ring
         events = self._in_order(rows)
-        launch_ns, crowded_ns = core_time.costs_ns(
-            (event.kind, core) for _, event, core in rows if isinstance(core, core_time.CoreTime)
-        )
         return RankRecording(
             rank=source.rank,
             world_size=source.world_size,
@@ -80,8 +77,6 @@ class Recorder:
             first_step=self._first_step,
             is_full=len(events) == CAPACITY,
             adds_after_ns=round(1e9 * source.adds_after_s),
-            launch_ns=launch_ns,
-            crowded_ns=crowded_ns,
         )
 
     def discard(self) -> None:
@@ -107,8 +102,7 @@ class Recorder:
     def _new_sink(self) -> EventSink:
         append, clock = self._ring.append, now_ns
         if self._device_clock is None:
-            kinds, core = core_time.KINDS, core_time.CoreClock().read
-            return lambda event: append((clock(), event, core() if event.kind in kinds else None))
+            return lambda event: append((clock(), event, None))
         stamp, gradients = self._device_clock.stamp, (EventKind.PARAM_READY, EventKind.GRADIENT_KEPT)
         return lambda event: append((clock(), event, None if event.kind in gradients else stamp()))
 
@@ -116,24 +110,24 @@ class Recorder:
         """The events in order of time."""
         times = [t_ns for t_ns, _, _ in rows]
         if (clock := self._device_clock) is not None:
-            seconds = [None if s is None else clock.seconds(self._first_stamp, s) for _, _, s in rows]
-            times = interpolate(times, [None if s is None else self._first_ns + round(s * 1e9) for s in seconds])
+            stamps = {
+                t_ns: self._first_ns + round(1e9 * clock.seconds(self._first_stamp, stamp))
+                for t_ns, _, stamp in rows
+                if stamp is not None
+            }
+            times = interpolated(times, stamps)
         events = [Stamped(t_ns, *event) for t_ns, (_, event, _) in zip(times, rows, strict=True)]
         return tuple(sorted(events, key=lambda event: event.t_ns))
 
 
-def interpolate(host_ns: Sequence[int], device_ns: Sequence[int | None]) -> list[int]:
-    """Fill the gaps in `device_ns`, event by event in the order of `host_ns`, linearly between its neighbours."""
-    known = [(host, device) for host, device in zip(host_ns, device_ns, strict=True) if device is not None]
-    if not known:
+def interpolated(host_ns: Sequence[int], device_ns: Mapping[int, int]) -> list[int]:
+    """The device's times for the host's, linearly between those that `device_ns` has by the host's."""
+    if not device_ns:
         return list(host_ns)
-    base = known[0][0]  # nanoseconds since the machine started do not fit a float's 53 bits, distances do
-    hosts, devices = np.array([(host - base, device - base) for host, device in known], dtype=np.float64).T
-    filled = np.interp([host - base for host in host_ns], hosts, devices)
-    return [
-        base + round(float(between)) if device is None else device
-        for device, between in zip(device_ns, filled, strict=True)
-    ]
+    base = host_ns[0]  # nanoseconds since the machine started do not fit a float's 53 bits, distances do
+    known = sorted(device_ns.items())
+    hosts, devices = ([float(pair[side] - base) for pair in known] for side in (0, 1))
+    return [base + round(t) for t in np.interp([float(t - base) for t in host_ns], hosts, devices).tolist()]
 
 
 def _device_name(device: torch.device) -> str:

@@ -15,7 +15,7 @@ import torch
 from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 
-FORMAT = 2  # of the dictionaries that `Recording.to_dict` makes
+FORMAT = 3  # of the dictionaries that `Recording.to_dict` makes
 
 
 class Stamped(NamedTuple):
@@ -31,9 +31,7 @@ class RankRecording:
     """The events of one rank, in order of time, and its bucket plan at the end.
 
     `first_step` is the number of the first step, `is_full` if older events did not fit into the ring. Times are on
-    the clock of the first rank within `clock_error_ns`. `adds_after_ns`: see `Transport.adds_after_s`. `launch_ns`
-    is the cost of a launch for backward, `crowded_ns` the time for which a backward waits for cores that messages
-    use: see [Note: core time].
+    the clock of the first rank within `clock_error_ns`. `adds_after_ns`: see `Transport.adds_after_s`.
     """
 
     rank: int
@@ -48,8 +46,6 @@ class RankRecording:
     is_full: bool = False
     clock_error_ns: int = 0
     adds_after_ns: int = 0
-    launch_ns: float = 0.0
-    crowded_ns: float = 0.0
 
     def later(self, by_ns: int) -> RankRecording:
         """The recording with all its times `by_ns` later."""

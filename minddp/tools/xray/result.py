@@ -10,9 +10,9 @@ from rich.console import Console
 
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.chrome_trace import trace_events
-from minddp.tools.xray.explain import explain
 from minddp.tools.xray.page import render
 from minddp.tools.xray.recording import Recording
+from minddp.tools.xray.words import explain
 
 RECORDING = "minddp"  # under this key in a .json file
 

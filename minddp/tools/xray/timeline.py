@@ -5,11 +5,10 @@ on the rank is blocked until the buckets arrive. A bucket's share is the time fo
 bucket alone, in launch order, so the shares add up.
 
 **The passage of a bucket.** Between its launch and its arrival, one cause at a time delays a bucket. It *queues*
-while an earlier bucket is on the wire. Then it *waits for ranks*: the wire is free, but some ranks have not
-joined. Then its bytes are *on the wire*. If an earlier bucket and a late rank both delay it, it queues. So the
-wire carries one bucket at a time. A rank joins when it launches the bucket. Over shared memory only a waiting
-thread adds, so a rank joins at the end of its backward (or, in a long backward, `Transport.adds_after_s` after the
-last launch).
+while an earlier bucket is on the wire. Then it *waits for ranks* that have not joined. Then its bytes are *on the
+wire*, which carries one bucket at a time. A rank joins when it launches the bucket. Over shared memory only a
+waiting thread adds, so a rank joins at the end of its backward (or, in a long backward, `Transport.adds_after_s`
+after the last launch).
 
 **The cost of communication.** No other rank delays the rank that ends backward last: its waiting time is the cost
 of communication. The other ranks wait longer, and the difference is their wait for this rank.
@@ -18,7 +17,6 @@ of communication. The other ranks wait longer, and the difference is their wait 
 from __future__ import annotations
 
 import enum
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,17 +68,18 @@ class Span:
 class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if the event did not happen.
 
-    `fills` lasts from its first gradient to its last, that of `last_param`. At `ready_ns` all gradients are packed.
-    The rank is blocked for `awaited_ns` until this bucket arrives. Where its completion was not seen, it counts as
-    complete when its wait is over.
+    Its last gradient, that of `last_param`, arrived at `filled_ns`. At `ready_ns` all gradients are packed.
+    The launch takes the thread that trains until `launch_end_ns`. The rank is blocked for `awaited_ns` until this
+    bucket arrives. Where its completion was not seen, it counts as complete when its wait is over.
     """
 
     index: int
     nbytes: int
-    fills: Interval | None
     last_param: int | None
+    filled_ns: int | None
     ready_ns: int | None
     launched_ns: int | None
+    launch_end_ns: int | None
     completed_ns: int | None
     waited_ns: int | None
     unpacked_ns: int | None
@@ -109,8 +108,7 @@ class Passage(NamedTuple):
 class RankStep:
     """One step on one rank. `spans` tile it without gap or overlap; `packs` lie within backward.
 
-    `ready_ns` gives for each parameter when its gradient arrived. All gradients are computed at
-    `gradients_complete_ns`. `launch_ns` and `crowded_ns` are those of the recording.
+    `ready_ns` gives for each parameter when its gradient arrived. All are computed at `gradients_complete_ns`.
     """
 
     rank: int
@@ -122,8 +120,6 @@ class RankStep:
     gradients_complete_ns: int
     buckets: tuple[BucketHistory, ...]
     plan: BucketPlan
-    launch_ns: float
-    crowded_ns: float
 
     @property
     def length_ns(self) -> int:
@@ -133,6 +129,18 @@ class RankStep:
     def parts_ns(self) -> dict[Activity, int]:
         """The time of each activity. They add up to the step."""
         return {a: sum(span.length_ns for span in self.spans if span.activity is a) for a in Activity}
+
+    @property
+    def backward(self) -> Interval:
+        """The synchronised backward, until all gradients are computed."""
+        begins_ns = [span.begin_ns for span in self.spans if span.activity is Activity.BACKWARD]
+        return Interval(max(begins_ns, default=self.gradients_complete_ns), self.gradients_complete_ns)
+
+    @property
+    def busy(self) -> list[Span]:
+        """The spans in which the rank neither waits for other ranks nor copies averages."""
+        waits = (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS)
+        return [span for span in self.spans if span.activity not in waits]
 
     def exposed(self, intervals: Iterable[Interval]) -> list[Interval]:
         """The parts of `intervals` in which the rank was blocked, in order."""
@@ -153,12 +161,8 @@ class RecordedStep:
     adds_after_ns: int = 0
 
     @property
-    def slowest(self) -> RankStep:
-        return max(self.ranks, key=lambda rank: rank.length_ns)
-
-    @property
     def length_ns(self) -> int:
-        return self.slowest.length_ns
+        return max(rank.length_ns for rank in self.ranks)
 
     @property
     def begin_ns(self) -> int:
@@ -192,16 +196,19 @@ class RecordedStep:
         waits_ns = self.waits_for_last_ns(self.waits_longest)
         return self.last.rank if waits_ns >= NEGLIGIBLE * self.length_ns else None
 
+    def joins_ns(self, launches_ns: Sequence[float], complete_ns: Sequence[float]) -> list[float]:
+        """When each rank joins a bucket, from its launches and the ends of backward on all ranks."""
+        latest_ns = max(launches_ns) + self.adds_after_ns
+        return [max(t, min(end_ns, latest_ns)) for t, end_ns in zip(launches_ns, complete_ns, strict=True)]
+
     def last_join(self, bucket: int) -> tuple[int, int] | None:
         """When the last rank joined, and which rank; None unless all ranks were recorded."""
         launches = [(t_ns, rank) for rank in self.ranks if (t_ns := rank.buckets[bucket].launched_ns) is not None]
         if len(launches) < self.world_size:
             return None
-        latest_ns = max(t_ns for t_ns, _ in launches) + self.adds_after_ns
-        join_ns, _, last = max(
-            (max(t_ns, min(rank.gradients_complete_ns, latest_ns)), t_ns, rank.rank) for t_ns, rank in launches
-        )
-        return join_ns, last
+        joins_ns = self.joins_ns([t for t, _ in launches], [rank.gradients_complete_ns for _, rank in launches])
+        join_ns, _, last = max((at, t, rank.rank) for at, (t, rank) in zip(joins_ns, launches, strict=True))
+        return round(join_ns), last
 
     def passage(self, bucket: int, rank: RankStep) -> Passage | None:
         """The causes that delayed the bucket; None if it was not launched.
@@ -242,9 +249,3 @@ class RecordedStep:
         wires = [wire for b in rank.buckets if (wire := self.on_the_wire(b.index, rank)) is not None]
         total_ns, exposed_ns = (sum(part.length_ns for part in parts) for parts in (wires, rank.exposed(wires)))
         return 1 - exposed_ns / total_ns if total_ns else 1.0
-
-
-def spread_ns(lengths_ns: Sequence[float]) -> int:
-    """The middle half of the lengths lies within this; 0 for one step."""
-    low, _, high = statistics.quantiles([*lengths_ns] * 2, method="inclusive")
-    return round(high - low)

@@ -1,21 +1,28 @@
-"""A step in sentences, for the terminal and the page. Names of parameters and code stand in backticks. Pure."""
+"""A step as a table and in sentences, for the terminal and the page. Code stands in backticks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
 
 from minddp.core.events import EventKind
 from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
-from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.analysis import LEAST_SHARE, Analysis, WhatIf
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.replay import PHASE_OF
-from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, Interval, RankStep, RecordedStep
-from minddp.tools.xray.what_if import LEAST_SHARE, WhatIf
+from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, RankStep, RecordedStep
 
+MOST_COLUMNS = 8
+NOTABLE_NS = 5_000  # shorter times are written as 0.00 ms
 NO_LIMIT = 1e13  # bytes a second: the fit found no time that depends on the bytes
 NOTABLE_MISS = 0.1  # of the step: a model with a larger error is no basis for a decision
-WHERE = {activity: phase.value for activity, phase in PHASE_OF.items()} | {Activity.OTHER: "in other work"}
+WHERE = {
+    Activity.LOSS: Activity.LOSS.value,
+    Activity.OPTIMIZER: "in the optimizer",
+    Activity.OTHER: "in other work",
+}
 
 
 def ms(ns: float) -> str:
@@ -27,6 +34,39 @@ def ms(ns: float) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f}%"
+
+
+def explain(analysis: Analysis, console: Console) -> None:
+    """Print the typical step on each rank, and the advice."""
+    step = analysis.typical
+    console.print(headline(step), style="bold", highlight=False)
+    shown, more = step.ranks[:MOST_COLUMNS], len(step.ranks) - MOST_COLUMNS
+    table = Table("", *(f"rank {rank.rank}" for rank in shown), box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label, cells in rows_of(step, shown):
+        table.add_row(label, *cells, style="red" if label == Activity.EXPOSED.value else "")
+    console.print(table)
+    advice = [f"{k}. {sentence}" for k, sentence in enumerate(advice_sentences(analysis), 1)]
+    which = f"This is step {step.number}, the median of {count(len(analysis.steps), 'step')}."
+    sentences = [f"And {more} more."] if more > 0 else []
+    sentences += [noise_sentence(analysis), *advice, *model_sentences(analysis)]
+    for sentence in [*sentences, f"{which} {facts(analysis.recording)}"]:
+        console.print(sentence, markup=False, highlight=False)
+
+
+def rows_of(step: RecordedStep, ranks: Sequence[RankStep]) -> Iterator[tuple[str, list[str]]]:
+    """The rows of the table: activities that take a notable time, and their sum; then the communication."""
+    times = {activity.value: [rank.parts_ns[activity] for rank in ranks] for activity in Activity}
+    times["step"] = [rank.length_ns for rank in ranks]
+    for label, times_ns in times.items():
+        if max(times_ns) >= NOTABLE_NS:
+            yield label, list(map(ms, times_ns))
+        waits_ns = [step.waits_for_last_ns(rank) for rank in ranks]
+        if label == Activity.EXPOSED.value and max(waits_ns) >= NOTABLE_NS:
+            yield "  waiting for a slower rank", list(map(ms, waits_ns))
+    yield "communication hidden", [percent(step.overlap(rank)) for rank in ranks]
+    yield "buckets", [f"{len(rank.plan.buckets)}, {size(rank.plan.nbytes)}" for rank in ranks]
 
 
 # ---------------------------------------------------------------------- the step as a whole
@@ -64,7 +104,7 @@ def noise_sentence(analysis: Analysis) -> str:
 
 
 def advice_sentences(analysis: Analysis) -> list[str]:
-    """The changes that gain most, in order; empty if the steps cannot be simulated."""
+    """The changes that gain most, in order; empty if no change could be tried."""
     if analysis.what_ifs and not analysis.advice:
         return [f"No change that was tried makes a step {percent(LEAST_SHARE)} shorter."]
     return [change_sentence(analysis, change) for change in analysis.advice]
@@ -72,7 +112,7 @@ def advice_sentences(analysis: Analysis) -> list[str]:
 
 def change_sentence(analysis: Analysis, change: WhatIf) -> str:
     """How much shorter a step is by a change, and whether that is more than the noise."""
-    share = change.gain_ns / analysis.what_ifs[0].step_ns
+    share = change.gain_ns / analysis.typical.length_ns
     gain = "the same"
     if abs(share) >= 0.005:
         noise = "" if abs(change.gain_ns) >= analysis.noise_ns else ", within the noise"
@@ -83,9 +123,9 @@ def change_sentence(analysis: Analysis, change: WhatIf) -> str:
 
 def model_sentences(analysis: Analysis) -> list[str]:
     """The model behind the predictions, and its error for the typical step; empty without predictions."""
-    if analysis.costs is None:
+    if analysis.costs is None or analysis.predicted_ns is None:
         return []
-    wire, predicted_ns = analysis.costs.wire, analysis.what_ifs[0].typical_ns
+    wire, predicted_ns = analysis.costs.wire, analysis.predicted_ns
     recorded_ns = analysis.typical.length_ns
     parts = [f"{1e3 * wire.latency_s:.2g} ms"] if wire.latency_s > 1e-6 else []
     parts += [f"its bytes at {size(wire.bytes_per_s)} a second"] if wire.bytes_per_s < NO_LIMIT else []
@@ -125,22 +165,21 @@ def facts(recording: Recording) -> str:
 
 # ---------------------------------------------------------------------- one bucket
 
-Stage = tuple[str, Interval, str]  # a part of a bucket's history: its name, its time, and a note
 
-
-def stages_of(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> Iterator[Stage]:
-    """The history of a bucket on one rank, without stages that did not happen."""
-    if bucket.fills is not None and bucket.last_param is not None:
-        yield "fills", bucket.fills, f"its last gradient is `{rank.plan.params[bucket.last_param].name}`"
+def history(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> str:
+    """The history of a bucket on one rank, a stage a line."""
+    lines = [f"{size(bucket.nbytes)}, blocks the rank for {ms(bucket.awaited_ns)}"]
+    if bucket.last_param is not None:
+        lines.append(f"its last gradient is {rank.plan.params[bucket.last_param].name}")
     passage, last = step.passage(bucket.index, rank), step.last_join(bucket.index)
-    if bucket.ready_ns is None or bucket.launched_ns is None or passage is None:
-        return
-    yield "held", Interval(bucket.ready_ns, bucket.launched_ns), "buckets leave in plan order"
-    yield "queues", passage.queues, "one bucket travels at a time"
-    if last is not None:
-        joins = "begins to wait" if step.adds_after_ns else "launches it"
-        yield "waits for ranks", passage.waits_for_ranks, f"rank {last[1]} {joins} last"
-    seen = "" if bucket.completion_was_seen else "at most, since its completion was not seen; "
-    exposed_ns = sum(part.length_ns for part in rank.exposed([passage.wire]))
-    speed = size(bucket.nbytes / max(1, passage.wire.length_ns) * 1e9)
-    yield "on the wire", passage.wire, f"{seen}{speed} a second; {ms(exposed_ns)} of it exposed"
+    if passage is not None:
+        lines.append(f"queues for {ms(passage.queues.length_ns)}: one bucket travels at a time")
+        if last is not None:
+            joins = "begins to wait" if step.adds_after_ns else "launches it"
+            lines.append(
+                f"waits for ranks for {ms(passage.waits_for_ranks.length_ns)}: rank {last[1]} {joins} last"
+            )
+        seen = "" if bucket.completion_was_seen else " at most, since its completion was not seen"
+        speed = size(bucket.nbytes / max(1, passage.wire.length_ns) * 1e9)
+        lines.append(f"on the wire for {ms(passage.wire.length_ns)}{seen}: {speed} a second")
+    return "\n".join(lines)

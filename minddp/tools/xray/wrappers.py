@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Literal
@@ -38,7 +37,7 @@ def record_process(setting: str) -> None:
 
 
 class Wrappers:
-    """Records `steps` of the first DistributedDataParallel that trains in this process, or that is added.
+    """Records `steps` of the first DistributedDataParallel that trains in this process.
 
     Steps are counted from 0 by the forwards that follow a synchronised backward. After `steps` the recording is
     saved to `files`, and `then` is called.
@@ -54,8 +53,7 @@ class Wrappers:
         closes_at_exit: bool = False,
     ):
         self._closes_at_exit = closes_at_exit
-        self._record = partial(XRay, title=title, first_step=steps.start, save_to=files)
-        self._range, self._then = steps, then
+        self._range, self._title, self._files, self._then = steps, title, files, then
         self._state: Literal["before", "open", "over"] = "before"
         # The module that trains
         self._module: nn.Module | None = None
@@ -85,34 +83,6 @@ class Wrappers:
             # `atexit` is not for processes that are forked.
             Finalize(None, lambda: self.close(getattr(sys, "last_value", None)), exitpriority=0)
 
-    def add(self, module: nn.Module) -> None:
-        """Record this module."""
-        self._module, self._xray = module, self._record(module)
-
-    def before_step(self, number: int) -> None:
-        """Step `number` is about to begin, or continues. For a loop that counts its steps and adds its module."""
-        assert self._xray is not None
-        if self._state == "before" and number in self._range:
-            self._state = "open"
-            self._xray.start()
-        elif self._state == "open" and number >= self._range.stop:
-            self._end(self._xray)
-
-    def _end(self, xray: XRay, error: BaseException | None = None) -> None:
-        state, self._state = self._state, "over"
-        if state == "before":
-            self._warn("were never reached")
-        elif state == "open":
-            try:
-                xray.stop(error)
-                if error is None:
-                    self._then(xray)
-            except NoStep:
-                self._warn("saw no synchronised backward")
-
-    def _warn(self, what: str) -> None:
-        _log.warning("Steps %s:%s %s, so there is no x-ray.", self._range.start, self._range.stop, what)
-
     def _on_registration(self, module: nn.Module, name: str, submodule: object) -> None:
         """The constructor of a wrapper assigns the module that it wraps."""
         if isinstance(module, (DistributedDataParallel, TorchDDP)) and name == "module":
@@ -123,12 +93,35 @@ class Wrappers:
     def _on_forward(self, module: nn.Module, _inputs: object) -> None:
         if not torch.is_grad_enabled():
             return
-        if self._module is None:
-            self.add(module)
-        if module is self._module:
-            self._step += self._was_synchronised
-            self.before_step(self._step)
-            self._was_synchronised = bool(getattr(module, "require_backward_grad_sync", True))
-        elif not self._has_others:
-            self._has_others = True
-            _log.warning("X-ray records one module, the first that trains, of these: %s.", ", ".join(self._made))
+        if self._xray is None:
+            self._module = module
+            self._xray = XRay(module, title=self._title, first_step=self._range.start)
+        if module is not self._module:
+            if not self._has_others:
+                self._has_others = True
+                made = ", ".join(self._made)
+                _log.warning("X-ray records one module, the first that trains, of these: %s.", made)
+            return
+        self._step += self._was_synchronised
+        self._was_synchronised = bool(getattr(module, "require_backward_grad_sync", True))
+        if self._state == "before" and self._step in self._range:
+            self._state = "open"
+            self._xray.start()
+        elif self._state == "open" and self._step >= self._range.stop:
+            self._end(self._xray)
+
+    def _end(self, xray: XRay, error: BaseException | None = None) -> None:
+        state, self._state = self._state, "over"
+        problem = "were never reached" if state == "before" else ""
+        if state == "open":
+            try:
+                xray.stop(error)
+                if error is None:
+                    for path in self._files:
+                        xray.save(path)
+                    self._then(xray)
+            except NoStep:
+                problem = "saw no synchronised backward"
+        if problem:
+            steps = f"{self._range.start}:{self._range.stop}"
+            _log.warning("Steps %s %s, so there is no x-ray.", steps, problem)

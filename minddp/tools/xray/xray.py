@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ class XRay:
         ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`.
         title: its name in pictures; by default the module's class.
         first_step: the number of the first step recorded; by default the number of synchronised backwards before.
-        save_to: files to save at the end.
         limit_s: how long to wait at the end for other ranks that record.
     """
 
@@ -40,13 +38,11 @@ class XRay:
         *,
         title: str | None = None,
         first_step: int | None = None,
-        save_to: str | Path | Sequence[str | Path] = (),
         limit_s: float = LIMIT_S,
     ):
         self._source = source_of(ddp)
         self._title = title or self._source.title
         self._first_step = first_step
-        self._save_to = [save_to] if isinstance(save_to, (str, Path)) else save_to
         self._limit_s = limit_s
         # The recording under way, and its result
         self._recorder: Recorder | None = None
@@ -66,7 +62,7 @@ class XRay:
         self._recorder = Recorder(self._source, self._first_step)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the recording, gather the recordings of all ranks, and save; discard it if an `error` ends it."""
+        """End the recording and gather the recordings of all ranks; discard it if an `error` ends it."""
         assert self._recorder is not None, "start() comes before stop()"
         recorder, self._recorder = self._recorder, None
         if error is not None:
@@ -76,8 +72,6 @@ class XRay:
         ranks, notes, is_first = self._peers.gather(recorder.stop())
         recording = Recording(self._title, ranks, self._source.wrapper, notes, self._source.has_plan)
         self._result = Result(recording, is_first=is_first)
-        for path in self._save_to:
-            self.save(path)
 
     @property
     def result(self) -> Result:

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.explain import explain
 from minddp.tools.xray.timeline import Activity
+from minddp.tools.xray.words import explain
 from tests.tools.xray.made_up import Rank, layout, recording
 
 

@@ -37,7 +37,7 @@ def test_a_recorded_step_is_foretold_where_it_was_recorded(recording: Path):
     (analysis,) = (one.analysis for one in kept.results() if one.recording.title == "minddp")
     step_s = job.step_s(all_reduce(2, 1, hop, FREE))
     assert step_s == pytest.approx(analysis.typical.length_ns / 1e9, rel=0.1)
-    assert step_s == pytest.approx(analysis.what_ifs[0].step_ns / 1e9, rel=0.1), "as X-ray plays it again"
+    assert step_s == pytest.approx(analysis.predicted_ns / 1e9, rel=0.1), "as X-ray predicts it"
 
 
 @pytest.mark.parametrize(("bucket_mb", "buckets"), [("auto", None), ("100", "1")])

@@ -26,9 +26,9 @@ def test_the_page_needs_no_network() -> None:
 def test_names_cannot_break_the_page() -> None:
     evil = "</script><b>&\"'{{JS}}"
     page = render(Analysis(recording([Rank()], layout([[1]], names=[evil]), title="<i>&{{DATA}}</i>")))
-    assert page.count("</script>") == 1
+    assert "</script>" not in page
     assert "<title>&lt;i&gt;&amp;{{DATA}}&lt;/i&gt;" in page
-    assert "its last gradient is <code>&lt;/script&gt;&lt;b&gt;&amp;" in page
+    assert "its last gradient is &lt;/script&gt;&lt;b&gt;&amp;" in page
 
 
 def test_all_files_of_the_page_are_in_the_package() -> None:
@@ -55,9 +55,3 @@ def test_the_axis_has_round_marks(length_ms: float) -> None:
     for share, label in found:
         assert share == pytest.approx(float(label.removesuffix(" ms")) / length_ms, abs=1e-3)
         assert 0 <= share <= 1
-
-
-def test_the_panel_of_the_bucket_that_costs_most_is_seen_first() -> None:
-    page = render(Analysis(MADE))
-    assert re.findall(r'<div id="(bucket-\d-\d)" class="panel">', page) == ["bucket-1-1"]
-    assert len(re.findall(r'<div id="bucket-\d-\d" class="panel" hidden>', page)) == 3

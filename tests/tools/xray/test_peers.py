@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
 
+from minddp.platform.store import Messages
 from minddp.tools.xray import peers
 from minddp.tools.xray.peers import answer_time, clock_identity, on_clock_of_first
 from minddp.tools.xray.recording import RankRecording
@@ -20,14 +21,14 @@ OFFSET_NS = 10**15  # the clock of the second rank is this much earlier
 
 def asked(rank: int) -> RankRecording | None:
     """The recording of the second rank on the clock of the first."""
-    store = dist.PrefixStore("test_peers", dist.distributed_c10d._get_default_store())
-    group = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
+    messages = Messages.open(dist.distributed_c10d._get_default_store(), "test_peers", rank, 2)
     if rank == 0:
-        answer_time(group, 1)
+        answer_time(messages, 1, limit_s=60)
         return None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peers, "now_ns", lambda: time.perf_counter_ns() - OFFSET_NS)
-        return on_clock_of_first(group, recording([Rank()], layout([[1]])).ranks[0])
+        ours = replace(recording([Rank()], layout([[1]])).ranks[0], rank=1)
+        return on_clock_of_first(messages, ours, limit_s=60)
 
 
 def test_another_clock_is_found_within_the_error(ranks: Callable[[int], RankPool]) -> None:

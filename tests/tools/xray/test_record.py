@@ -11,7 +11,7 @@ from minddp.core.events import Event, EventKind, EventSink
 from minddp.core.plan import BucketPlan
 from minddp.core.reducer import Reducer
 from minddp.tools.xray import record
-from minddp.tools.xray.record import Recorder, interpolate
+from minddp.tools.xray.record import Recorder, interpolated
 from tests.fakes import FakeDDP
 from tests.tools.xray.made_up import layout
 
@@ -184,13 +184,13 @@ def test_the_wait_for_a_completion_has_a_limit(source: FakeSource, monkeypatch: 
 def test_what_has_no_stamp_lies_between_its_neighbours() -> None:
     hour = 3_600 * 10**9  # a machine that has been up for long: nanoseconds must not be lost in floats
     host = [hour + t for t in (0, 10, 20, 30, 40)]
-    device = [hour + 100, None, None, hour + 400, hour + 401]
-    assert interpolate(host, device) == [hour + t for t in (100, 200, 300, 400, 401)]
+    device = {hour: hour + 100, hour + 30: hour + 400, hour + 40: hour + 401}
+    assert interpolated(host, device) == [hour + t for t in (100, 200, 300, 400, 401)]
 
 
 def test_before_the_first_and_after_the_last_stamp_their_times_count() -> None:
-    assert interpolate([0, 10, 20], [None, 50, None]) == [50, 50, 50]
+    assert interpolated([0, 10, 20], {10: 50}) == [50, 50, 50]
 
 
 def test_without_any_stamp_the_hosts_times_count() -> None:
-    assert interpolate([1, 2], [None, None]) == [1, 2]
+    assert interpolated([1, 2], {}) == [1, 2]

@@ -26,11 +26,10 @@ def step(ddp: nn.Module) -> None:
 
 
 def numbered(rank: int, first: int, last: int, steps: int) -> Loop:
-    ddp, kept = wrapped(), []
+    kept: list[Any] = []
     wrappers = Wrappers(range(first, last), "numbered", [], then=kept.append)
-    wrappers.add(ddp)
-    for number in range(steps):
-        wrappers.before_step(number)
+    ddp = wrapped()
+    for _ in range(steps):
         step(ddp)
     wrappers.close()
     return [step.number for xray in kept for step in steps_of(xray.result.recording)]

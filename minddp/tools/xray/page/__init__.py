@@ -1,6 +1,6 @@
 """The page: one HTML file that shows the typical step and needs no network.
 
-`page.html` is a Jinja template; `page.css` and `page.js` are put into it.
+`page.html` is a Jinja template; `page.css` is put into it. There is no script.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from markupsafe import Markup, escape
 from minddp.platform.wording import size
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.explain import rows_of
 from minddp.tools.xray.timeline import Activity, RecordedStep
 
 MARKS = 8  # on the axis, about
@@ -39,11 +38,9 @@ def render(analysis: Analysis) -> str:
     return template.render(
         analysis=analysis,
         step=step,
-        css=Markup(_text("page.css")),  # part of minddp, as are the scripts
-        js=Markup(_text("page.js")),
-        others=[change for change in analysis.what_ifs[1:] if change not in analysis.advice],
-        rows=list(rows_of(step, step.ranks)),
-        worst=max(step.last.buckets, key=lambda bucket: bucket.awaited_ns, default=None),
+        css=Markup(_text("page.css")),  # part of minddp
+        others=[change for change in analysis.what_ifs if change not in analysis.advice],
+        rows=list(words.rows_of(step, step.ranks)),
     )
 
 
