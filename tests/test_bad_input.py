@@ -13,15 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankFailure, RankPool, on_ranks
 
 
 def linear() -> nn.Module:
     return nn.Linear(2, 2)
-
-
-def _attempt(rank: int, name: str) -> str:
-    return _outcome(ATTEMPTS[name])
 
 
 def _outcome(attempt: Callable[[], Any]) -> str:
@@ -76,14 +72,13 @@ EXPECTED = [
 ]
 
 
+@on_ranks(2)
 @pytest.mark.parametrize(("name", "kind", "words"), EXPECTED)
-def test_a_wrong_argument_is_a_clear_error_on_every_rank(
-    ranks: Any, name: str, kind: str, words: list[str]
-) -> None:
-    for outcome in ranks(2).run(_attempt, name):
-        assert outcome.startswith(f"{kind}: "), outcome
-        for word in words:
-            assert word in outcome
+def test_a_wrong_argument_is_a_clear_error_on_every_rank(rank: int, name: str, kind: str, words: list[str]) -> None:
+    outcome = _outcome(ATTEMPTS[name])
+    assert outcome.startswith(f"{kind}: "), outcome
+    for word in words:
+        assert word in outcome
 
 
 def test_without_a_process_group_there_is_a_value_error() -> None:
@@ -93,7 +88,13 @@ def test_without_a_process_group_there_is_a_value_error() -> None:
         minddp.DistributedDataParallel(linear())
 
 
-def _buffers(rank: int, kind: str) -> str:
+@on_ranks(2)
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [("conjugate", "no error"), ("negative", "no error"), ("expanded", "RuntimeError"), ("sparse", "RuntimeError")],
+)
+def test_odd_buffers_have_one_outcome_on_all_ranks(rank: int, kind: str, outcome: str) -> None:
+    """What torch can broadcast arrives; what it cannot is an error on every rank, and no rank hangs."""
     module = linear()
     buffer = {
         "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
@@ -102,19 +103,10 @@ def _buffers(rank: int, kind: str) -> str:
         "sparse": lambda: torch.eye(2).to_sparse(),
     }[kind]()
     module.register_buffer("odd", buffer)
-    return _outcome(lambda: minddp.DistributedDataParallel(module))
-
-
-@pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [("conjugate", "no error"), ("negative", "no error"), ("expanded", "RuntimeError"), ("sparse", "RuntimeError")],
-)
-def test_odd_buffers_have_one_outcome_on_all_ranks(ranks: Any, kind: str, outcome: str) -> None:
-    """What torch can broadcast arrives; what it cannot is an error on every rank, and no rank hangs."""
-    for text in ranks(2).run(_buffers, kind):
-        assert text.startswith(outcome)
-        assert "Timed out" not in text
-        assert "closed" not in text.lower()
+    text = _outcome(lambda: minddp.DistributedDataParallel(module))
+    assert text.startswith(outcome)
+    assert "Timed out" not in text
+    assert "closed" not in text.lower()
 
 
 def _train_until_killed(rank: int, victim: int, killed_in_step: int) -> str:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
+from tests.ranks import on_ranks
 
 BOTH = (TorchDDP, minddp.DistributedDataParallel)
 
@@ -70,7 +71,8 @@ def outcome(attempt: Callable[[], Any]) -> Any:
 # ------------------------------------------------------------------ attributes and state
 
 
-def _state(rank: int) -> None:
+@on_ranks(2)
+def test_state_goes_back_and_forth_between_torchs_and_ours(rank: int) -> None:
     theirs, ours = (build(cls, seed) for seed, cls in enumerate(BOTH))
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert all(key.startswith("module.") for key in ours.state_dict())
@@ -80,10 +82,6 @@ def _state(rank: int) -> None:
     assert same(ours.state_dict(), theirs.state_dict())
     ours.module.load_state_dict({k.removeprefix("module."): v for k, v in theirs.state_dict().items()})
     assert same(train(ours, rank), train(theirs, rank))
-
-
-def test_state_goes_back_and_forth_between_torchs_and_ours(ranks: Any) -> None:
-    ranks(2).run(_state)
 
 
 def _plan(rank: int) -> str:
@@ -101,7 +99,8 @@ def test_the_plan_holds_tied_weights_once_and_frozen_ones_not_at_all(ranks: Any)
     assert texts[0].count("body.weight") == 1
 
 
-def _forwarding(rank: int) -> list[Any]:
+@on_ranks(2)
+def test_arguments_and_outputs_pass_through_as_they_are(rank: int) -> None:
     class Flexible(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -112,17 +111,15 @@ def _forwarding(rank: int) -> list[Any]:
 
     ddp = minddp.DistributedDataParallel(Flexible())
     output = ddp(torch.ones(1, 4), "a", None, scale=2.0, flag=True)
-    return [output["more"], output["rest"], output["out"].shape]
-
-
-def test_arguments_and_outputs_pass_through_as_they_are(ranks: Any) -> None:
-    assert ranks(2).run(_forwarding)[0] == [("a", None), {"flag": True}, (1, 4)]
+    assert [output["more"], output["rest"], output["out"].shape] == [("a", None), {"flag": True}, (1, 4)]
 
 
 # ------------------------------------------------------------------ training, copies and pickles
 
 
-def _copies(rank: int, steps_before: int) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_copies_train_like_the_original(rank: int, steps_before: int) -> None:
     original = build(minddp.DistributedDataParallel)
     train(original, rank, steps_before)
     original.zero_grad()
@@ -143,12 +140,8 @@ def _copies(rank: int, steps_before: int) -> None:
     assert all(same(result, expected) for result in results)
 
 
-@pytest.mark.parametrize("steps_before", [0, 2])
-def test_copies_train_like_the_original(ranks: Any, steps_before: int) -> None:
-    ranks(2).run(_copies, steps_before)
-
-
-def _copy_with_another_group(rank: int) -> list[list[str]]:
+@on_ranks(2)
+def test_no_copies_with_another_group_than_the_default(rank: int) -> None:
     group = dist.new_group([0, 1])
     found = []
     for cls in BOTH:
@@ -156,11 +149,7 @@ def _copy_with_another_group(rank: int) -> list[list[str]]:
         found.append(
             [outcome(lambda: copy.deepcopy(ddp) and "copied"), outcome(lambda: pickle.dumps(ddp) and "pickled")]
         )
-    return found
-
-
-def test_no_copies_with_another_group_than_the_default(ranks: Any) -> None:
-    theirs, ours = ranks(2).run(_copy_with_another_group)[0]
+    theirs, ours = found
     phrase = (
         "RuntimeError: DDP Pickling/Unpickling are only supported when using DDP with the default process group"
     )
@@ -170,7 +159,8 @@ def test_no_copies_with_another_group_than_the_default(ranks: Any) -> None:
 # ------------------------------------------------------------------ no_sync
 
 
-def _no_sync(rank: int) -> None:
+@on_ranks(2)
+def test_no_sync_restores_also_after_an_exception(rank: int) -> None:
     ddp = build(minddp.DistributedDataParallel)
     with ddp.no_sync():
         assert not ddp.require_backward_grad_sync
@@ -186,15 +176,14 @@ def _no_sync(rank: int) -> None:
     assert ddp.require_backward_grad_sync
 
 
-def test_no_sync_restores_also_after_an_exception(ranks: Any) -> None:
-    ranks(2).run(_no_sync)
-
-
 # ------------------------------------------------------------------ buffers
 
 
-def _marks(rank: int, arguments: dict[str, Any], script: str) -> list[list[float]]:
-    """After each forward, the mark that this rank set to `rank + 1` before it: 1 everywhere if rank 0's came."""
+@on_ranks(2)
+def test_buffers_come_before_a_forward_unless_the_last_was_without_grad_or_local(rank: int) -> None:
+    """Training (t), evaluation under no_grad (e), local under no_sync (l). After each forward, the mark that this rank set to `rank + 1` before it: 1 everywhere if rank 0's came."""
+    arguments = {}
+    script = "tettltleet"
     found = []
     for cls in BOTH:
         ddp, marks = build(cls, **arguments), []
@@ -210,12 +199,7 @@ def _marks(rank: int, arguments: dict[str, Any], script: str) -> list[list[float
                 ddp(inputs(rank))
             marks.append(ddp.module.mark.item())
         found.append(marks)
-    return found
-
-
-def test_buffers_come_before_a_forward_unless_the_last_was_without_grad_or_local(ranks: Any) -> None:
-    """Training (t), evaluation under no_grad (e), local under no_sync (l)."""
-    theirs, ours = ranks(2).run(_marks, {}, "tettltleet")[1]
+    theirs, ours = found
     assert ours == [1, 1, 2, 1, 1, 2, 1, 2, 2, 2]
     assert ours == theirs
 
@@ -249,20 +233,17 @@ def test_what_is_synchronised_when_is_as_in_torch(ranks: Any) -> None:
     assert len(different) == 5, "the arguments matter"
 
 
-def _spans(rank: int) -> list[set[str]]:
+@on_ranks(2)
+def test_a_profile_has_the_spans_that_torchs_has(rank: int) -> None:
     found = []
     for cls in BOTH:
         ddp = build(cls)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             ddp(inputs(rank)).sum().backward()
         found.append({event.key for event in profile.key_averages() if event.is_user_annotation})
-    return found
-
-
-def test_a_profile_has_the_spans_that_torchs_has(ranks: Any) -> None:
-    for torchs, ours in ranks(2).run(_spans):
-        assert "DistributedDataParallel.forward" in torchs
-        assert ours == torchs
+    torchs, ours = found
+    assert "DistributedDataParallel.forward" in torchs
+    assert ours == torchs
 
 
 def _tied_and_ignored(rank: int, names: list[str]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.growth import proportional_bytes
-from tests.ranks import RankPool
+from tests.ranks import RankPool, on_ranks
 
 KIB = 1024
 
@@ -24,14 +24,11 @@ def test_the_proportional_set_size_is_read_from_the_kernel(ranks: Callable[[int]
     assert ranks(2).run(_held, rollup) == [50 * KIB] * 2
 
 
-def _grown(rank: int) -> int:
+@on_ranks(2)
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux only")
+def test_what_a_process_holds_grows_by_what_it_allocates(rank: int) -> None:
     before = proportional_bytes()
     kept = torch.ones(16 * KIB * KIB, dtype=torch.uint8)
     grown = proportional_bytes() - before
     del kept
-    return grown
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux only")
-def test_what_a_process_holds_grows_by_what_it_allocates(ranks: Callable[[int], RankPool]):
-    assert ranks(2).run(_grown) == [pytest.approx(16 * KIB * KIB, rel=0.1)] * 2
+    assert grown == pytest.approx(16 * KIB * KIB, rel=0.1)

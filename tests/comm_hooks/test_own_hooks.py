@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import minddp
 from minddp.comm_hooks import HOOKS
 from minddp.comm_hooks.int8_compression import BLOCK, decode, encode
-from tests.ranks import RankFailure
+from tests.ranks import RankFailure, on_ranks
 
 CLASSES = (TorchDDP, minddp.DistributedDataParallel)
 NAMES = tuple(HOOKS)
@@ -257,7 +257,8 @@ def test_nested_backwards_neither_lose_nor_repeat_errors(ranks: Any) -> None:
             assert torch.equal(*pair), step
 
 
-def _saved_and_loaded(rank: int) -> bool:
+@on_ranks(2)
+def test_a_run_goes_on_with_the_errors_that_were_saved(rank: int) -> None:
     ddp, state = wrapped(minddp.DistributedDataParallel, Shuffled(7), "int8_wire", bucket_cap_mb=0.001)
     list(gradients_of_steps(ddp, rank, 3))
     saved = copy.deepcopy((ddp.module.state_dict(), state.state_dict()))
@@ -269,14 +270,11 @@ def _saved_and_loaded(rank: int) -> bool:
         if loads:
             other_state.load_state_dict(saved[1])
         results.append([torch.equal(*pair) for pair in zip(rest, gradients_of_steps(other, rank, 3), strict=True)])
-    return all(results[0]) and not any(results[1])
+    assert all(results[0]) and not any(results[1])
 
 
-def test_a_run_goes_on_with_the_errors_that_were_saved(ranks: Any) -> None:
-    assert ranks(2).run(_saved_and_loaded) == [True, True]
-
-
-def _refused_states(rank: int) -> list[str]:
+@on_ranks(2)
+def test_errors_of_other_ranks_or_models_are_refused(rank: int) -> None:
     _, state = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 3), "int8_wire")
     saved = state.state_dict()
     wrong = (
@@ -289,11 +287,7 @@ def _refused_states(rank: int) -> list[str]:
         with pytest.raises(ValueError) as caught:
             state.load_state_dict(each)
         messages.append(str(caught.value))
-    return messages
-
-
-def test_errors_of_other_ranks_or_models_are_refused(ranks: Any) -> None:
-    other_rank, other_number, other_model = ranks(2).run(_refused_states)[0]
+    other_rank, other_number, other_model = messages
     assert "rank 1 of 2, but this is rank 0 of 2. Parameters of another shape here: none" in other_rank
     assert "by rank 0 of 5" in other_number
     assert "of another shape here: weight, scale" in other_model
@@ -321,7 +315,9 @@ def test_what_is_sent_and_what_is_kept_back_add_up_under_join(ranks: Any) -> Non
     torch.testing.assert_close(sent + kept_0 + kept_1, came_0 + came_1, rtol=0, atol=1e-4)
 
 
-def _after_nan(rank: int, name: str) -> tuple[bool, bool]:
+@on_ranks(2)
+@pytest.mark.parametrize("name", NAMES)
+def test_infinity_on_one_rank_is_seen_on_all_and_gone_in_the_next_step(rank: int, name: str) -> None:
     module = Shuffled(7)
     ddp, _ = wrapped(minddp.DistributedDataParallel, module, name)
     x = torch.ones(3, 8)
@@ -330,12 +326,8 @@ def _after_nan(rank: int, name: str) -> tuple[bool, bool]:
         ddp.zero_grad()
         (ddp(x) * scale).backward()
         finite.append(all(param.grad.isfinite().all() for param in module.parameters()))
-    return finite[1], finite[2]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_infinity_on_one_rank_is_seen_on_all_and_gone_in_the_next_step(ranks: Any, name: str) -> None:
-    assert ranks(2).run(_after_nan, name) == [(False, True)] * 2
+    assert not finite[1]
+    assert finite[2]
 
 
 # ------------------------------------------------------------------ with the options of the wrapper
@@ -454,19 +446,17 @@ def test_gradients_that_a_hook_cannot_take_are_refused(ranks: Any, what: str, na
     assert "are sparse, of parameters of shape [8, 2]" in text if what == "sparse" else f"are torch.{what}" in text
 
 
-def _limits(rank: int) -> list[float]:
+@on_ranks(2)
+def test_a_hook_waits_no_longer_than_the_group_that_it_was_given(rank: int) -> None:
     """Seconds: of the group that a hook is given, and of the one that it makes."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=77))
     _, state = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 2), "bf16_wire", group)
     backends = (each._get_backend(torch.device("cpu")) for each in (group, state._group))
-    return [backend.options._timeout.total_seconds() for backend in backends]
+    assert [backend.options._timeout.total_seconds() for backend in backends] == [77, 77]
 
 
-def test_a_hook_waits_no_longer_than_the_group_that_it_was_given(ranks: Any) -> None:
-    assert ranks(2).run(_limits) == [[77, 77]] * 2
-
-
-def _failing_job(rank: int) -> str:
+@on_ranks(2)
+def test_an_error_in_the_hooks_thread_is_raised_by_backward_and_the_thread_goes_on(rank: int) -> None:
     ddp, collectives = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 2), "bf16_wire")
 
     def lost(_shards: torch.Tensor) -> torch.Tensor:
@@ -477,9 +467,5 @@ def _failing_job(rank: int) -> str:
         ddp(torch.ones(1, 2)).sum().backward()
     del collectives.all_gather
     ddp(torch.ones(1, 2)).sum().backward()
-    return str(caught.value)
-
-
-def test_an_error_in_the_hooks_thread_is_raised_by_backward_and_the_thread_goes_on(ranks: Any) -> None:
-    for message in ranks(2).run(_failing_job):
-        assert "connection lost" in message
+    message = str(caught.value)
+    assert "connection lost" in message

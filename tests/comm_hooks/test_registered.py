@@ -14,6 +14,7 @@ import minddp
 from minddp.comm_hooks import CommHook, GradBucket, HookStrategy
 from minddp.core.events import EventKind
 from tests.fakes import FakeDDP
+from tests.ranks import on_ranks
 
 X = torch.ones(1, 2)
 FutureOfTensor = torch.futures.Future[torch.Tensor]
@@ -259,20 +260,17 @@ def _gradients(ddp: Any, rank: int) -> Iterator[torch.Tensor]:
         optimizer.step()
 
 
-def _equal_to_torch(rank: int, which: str, views: bool) -> list[bool]:
+@on_ranks(2)
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("which", ["allreduce", "fp16", "fp16 of allreduce", "powerSGD", "noop"])
+def test_torchs_hooks_give_torchs_bits(rank: int, which: str, views: bool) -> None:
     pairs = zip(
         _gradients_of_steps(TorchDDP, rank, which, views),
         _gradients_of_steps(minddp.DistributedDataParallel, rank, which, views),
         strict=True,
     )
-    return [torch.equal(theirs, ours) for theirs, ours in pairs]
-
-
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("which", ["allreduce", "fp16", "fp16 of allreduce", "powerSGD", "noop"])
-def test_torchs_hooks_give_torchs_bits(ranks: Any, which: str, views: bool) -> None:
-    for equal in ranks(2).run(_equal_to_torch, which, views):
-        assert equal == [True] * 30
+    equal = [torch.equal(theirs, ours) for theirs, ours in pairs]
+    assert equal == [True] * 30
 
 
 def _powerSGD_of_several_buckets(rank: int, wraps: bool, **options: Any) -> tuple[list[bool], int]:
@@ -306,7 +304,8 @@ def test_powerSGD_works_with_several_buckets(ranks: Any, wraps: bool) -> None:
         assert num_buckets > 1
 
 
-def _registering_errors(rank: int) -> list[list[str]]:
+@on_ranks(2)
+def test_registering_raises_what_torch_raises(rank: int) -> None:
     outcomes = []
     for cls in (TorchDDP, minddp.DistributedDataParallel):
         ddp = cls(nn.Linear(2, 2))
@@ -318,10 +317,6 @@ def _registering_errors(rank: int) -> list[list[str]]:
             except Exception as error:
                 seen.append(type(error).__name__)
         outcomes.append(seen)
-    return outcomes
-
-
-def test_registering_raises_what_torch_raises(ranks: Any) -> None:
-    theirs, ours = ranks(2).run(_registering_errors)[0]
+    theirs, ours = outcomes
     assert ours == theirs
     assert ours[-2:] == ["registered", "RuntimeError"]

@@ -24,7 +24,7 @@ from minddp.core.plan import plan_from_groups
 from minddp.tools.watchdog import comparison
 from minddp.transport import Transport
 from tests.examples.training import CAP_MB, STEPS, State, differing, network, torch_trained, train
-from tests.ranks import RankPool
+from tests.ranks import RankPool, on_ranks
 
 Ranks = Callable[[int], RankPool]
 FILES = sorted(Path(examples.__file__).parent.glob("*.py"))
@@ -37,7 +37,8 @@ def wrap(**options: object) -> minddp.DistributedDataParallel:
 # ------------------------------------------------------------------ an observer
 
 
-def count_bytes(rank: int) -> tuple[list[str], list[int], list[int], int]:
+@on_ranks(2)
+def test_an_observer_counts_the_bytes_of_each_bucket(rank: int) -> None:
     ddp, shown = wrap(), []
     with BytesByBucket(ddp, shown.append) as counter:
         state = train(rank, ddp)
@@ -45,15 +46,16 @@ def count_bytes(rank: int) -> tuple[list[str], list[int], list[int], int]:
     train(rank, ddp)
     after = sum(counter.sent.values()) - sum(sent)
     assert len(shown) == STEPS
-    return differing(state, torch_trained(rank)), sent, [bucket.nbytes for bucket in ddp.plan.buckets], after
-
-
-def test_an_observer_counts_the_bytes_of_each_bucket(ranks: Ranks) -> None:
-    for differs, sent, nbytes, after in ranks(2).run(count_bytes):
-        assert differs == []
-        assert len(sent) > 1
-        assert sent == [size * (STEPS - 1) for size in nbytes]  # since the rebuild
-        assert after == 0
+    differs, sent, nbytes, after = (
+        differing(state, torch_trained(rank)),
+        sent,
+        [bucket.nbytes for bucket in ddp.plan.buckets],
+        after,
+    )
+    assert differs == []
+    assert len(sent) > 1
+    assert sent == [size * (STEPS - 1) for size in nbytes]  # since the rebuild
+    assert after == 0
 
 
 # ------------------------------------------------------------------ a communication hook
@@ -147,14 +149,11 @@ def train_on_threads(world_size: int, **options: object) -> list[State]:
     return on_threads(world_size, body)
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
-def test_ranks_as_threads_have_the_bits_of_torch(ranks: Ranks, options: dict[str, bool]) -> None:
-    assert ranks(2).run(differing_on_threads, options) == [[], []]
-
-
-def differing_on_threads(rank: int, options: dict[str, bool]) -> list[str]:
+def test_ranks_as_threads_have_the_bits_of_torch(rank: int, options: dict[str, bool]) -> None:
     """Within each process of torch's ranks: as many threads compute a product there."""
-    return differing(train_on_threads(2, **options)[rank], torch_trained(rank))
+    assert differing(train_on_threads(2, **options)[rank], torch_trained(rank)) == []
 
 
 def test_three_threads_end_with_equal_replicas_that_differ_from_gloo_by_rounding(ranks: Ranks) -> None:

@@ -19,6 +19,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
 from tests.features.beside import Trail, Wrap, play, random
+from tests.ranks import on_ranks
 
 
 class FeedForward(nn.Module):
@@ -55,13 +56,10 @@ def _on_a_line(wrap: Wrap, rank: int, mesh: DeviceMesh, options: dict[str, Any])
     return train(ddp, rank)
 
 
-def _play_on_a_line(rank: int, options: dict[str, Any]) -> None:
-    play(rank, _on_a_line, init_device_mesh("cpu", (2,)), options)
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("options", [{}, {"static_graph": True, "gradient_as_bucket_view": True}], ids=str)
-def test_one_dimension(ranks: Any, options: dict[str, Any]) -> None:
-    ranks(2).run(_play_on_a_line, options)
+def test_one_dimension(rank: int, options: dict[str, Any]) -> None:
+    play(rank, _on_a_line, init_device_mesh("cpu", (2,)), options)
 
 
 # ------------------------------------------------------------------ data parallelism times tensor parallelism
@@ -101,7 +99,19 @@ def test_a_slice_beside_tensor_parallelism(ranks: Any, options: dict[str, Any]) 
 # ------------------------------------------------------------------ errors
 
 
-def _refusals(rank: int) -> list[list[str]]:
+@on_ranks(4)
+def test_tensor_parallelism_excludes_mixed_precision(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    net = FeedForward()
+    parallelize_module(net, mesh["tensor"], {"up": ColwiseParallel()})
+    with pytest.raises(ValueError, match=r"not possible for up\.bias, up\.weight: tensor parallelism"):
+        minddp.DistributedDataParallel(
+            net, device_mesh=mesh["data"], mixed_precision=_MixedPrecision(torch.bfloat16)
+        )
+
+
+@on_ranks(4)
+def test_errors_are_torchs(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2))
     said: list[list[str]] = []
     for cls in (TorchDDP, minddp.DistributedDataParallel):
@@ -114,23 +124,5 @@ def _refusals(rank: int) -> list[list[str]]:
                 cls(FeedForward(), **arguments)
             errors.append(str(caught.value))
         said.append(errors)
-    return said
-
-
-def _mixed_precision(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    net = FeedForward()
-    parallelize_module(net, mesh["tensor"], {"up": ColwiseParallel()})
-    with pytest.raises(ValueError, match=r"not possible for up\.bias, up\.weight: tensor parallelism"):
-        minddp.DistributedDataParallel(
-            net, device_mesh=mesh["data"], mixed_precision=_MixedPrecision(torch.bfloat16)
-        )
-
-
-def test_tensor_parallelism_excludes_mixed_precision(ranks: Any) -> None:
-    ranks(4).run(_mixed_precision)
-
-
-def test_errors_are_torchs(ranks: Any) -> None:
-    theirs, ours = ranks(4).run(_refusals)[0]
+    theirs, ours = said
     assert ours == theirs

@@ -14,6 +14,7 @@ from torch import nn
 import minddp
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.features.streams import streams_of_a_cpu
+from tests.ranks import on_ranks
 
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 ADAMW = (torch.optim.AdamW, {"lr": 0.01})
@@ -113,7 +114,8 @@ class Interrupted(Exception):
     pass
 
 
-def _interrupted(rank: int) -> Trail:
+@on_ranks(2)
+def test_an_exception_in_backward_steps_nothing(rank: int) -> None:
     """The second backward raises after all buckets but that of the first layer have been launched."""
     torch.manual_seed(0)
     net = Net()
@@ -134,15 +136,10 @@ def _interrupted(rank: int) -> Trail:
             handle.remove()
         trail.append(snapshot(ddp))
         ddp.zero_grad()
-    return trail
-
-
-def test_an_exception_in_backward_steps_nothing(ranks: Any) -> None:
-    for trail in ranks(2).run(_interrupted):
-        weights = [taken["module.middle.weight"] for taken in trail]
-        assert torch.equal(weights[0], weights[1])
-        assert not torch.equal(weights[1], weights[2])
-        assert all(taken["module.middle.weight.grad"] is None for taken in (trail[0], trail[2]))
+    weights = [taken["module.middle.weight"] for taken in trail]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+    assert all(taken["module.middle.weight.grad"] is None for taken in (trail[0], trail[2]))
 
 
 def _gradients_of_last(rank: int, cls: type) -> list[list[float]]:
@@ -159,7 +156,9 @@ def test_parameters_that_are_not_stepped_in_backward_are_averaged_all_the_same(r
     assert one != other, "torch has been mended: extend the parity test above"
 
 
-def _refused(rank: int, how: str) -> str:
+@on_ranks(2)
+@pytest.mark.parametrize("how", ["fused", "in backward"])
+def test_steps_in_backward_would_miss_the_originals_of_mixed_precision(rank: int, how: str) -> None:
     from torch.nn.parallel.distributed import _MixedPrecision
 
     ddp = minddp.DistributedDataParallel(Net(), mixed_precision=_MixedPrecision(torch.bfloat16))
@@ -169,9 +168,4 @@ def _refused(rank: int, how: str) -> str:
         else:
             _apply_in_backward(torch.optim.SGD, list(ddp.parameters()), {"lr": 0.1})
             ddp(torch.ones(1, 6), skips_middle=False)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("how", ["fused", "in backward"])
-def test_steps_in_backward_would_miss_the_originals_of_mixed_precision(ranks: Any, how: str) -> None:
-    assert "`mixed_precision` exclude each other: a hook may step an optimizer" in ranks(2).run(_refused, how)[0]
+    assert "`mixed_precision` exclude each other: a hook may step an optimizer" in str(caught.value)

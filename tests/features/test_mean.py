@@ -15,6 +15,7 @@ import minddp
 from minddp.modes.divisor import Divisor
 from tests.fakes import FakeTransport
 from tests.features.beside import Trail, Wrap, assert_same, play, random, snapshot
+from tests.ranks import on_ranks
 
 
 class Net(nn.Module):
@@ -89,7 +90,18 @@ def _expected(rank: int, options: dict[str, Any], weights: list[float], accumula
     return trail
 
 
-def _check(rank: int, options: dict[str, Any], weights: list[float], accumulates: bool) -> None:
+def _dense(snapshot: dict[str, Any], name: str) -> torch.Tensor:
+    if f"{name}.grad values" not in snapshot:
+        return snapshot[f"{name}.grad"]
+    indices, values = snapshot[f"{name}.grad indices"], snapshot[f"{name}.grad values"]
+    return torch.sparse_coo_tensor(indices, values, snapshot[name].shape).to_dense()
+
+
+@on_ranks(3)
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_weighted_means(rank: int, options: dict[str, Any], accumulates: bool) -> None:
+    weights = [3.0, 0.5, 0.0]
     got = _gradients(rank, options, weights, accumulates)
     divisor = sum(weights)
     wanted = _expected(rank, options, weights, accumulates)
@@ -99,31 +111,17 @@ def _check(rank: int, options: dict[str, Any], weights: list[float], accumulates
             torch.testing.assert_close(grad, (total / divisor).to(grad.dtype), rtol=1e-4, atol=1e-6)
 
 
-def _dense(snapshot: dict[str, Any], name: str) -> torch.Tensor:
-    if f"{name}.grad values" not in snapshot:
-        return snapshot[f"{name}.grad"]
-    indices, values = snapshot[f"{name}.grad indices"], snapshot[f"{name}.grad values"]
-    return torch.sparse_coo_tensor(indices, values, snapshot[name].shape).to_dense()
-
-
-@pytest.mark.parametrize("accumulates", [False, True])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_weighted_means(ranks: Any, options: dict[str, Any], accumulates: bool) -> None:
-    ranks(3).run(_check, options, [3.0, 0.5, 0.0], accumulates)
-
-
-def _equal_weights(rank: int, options: dict[str, Any]) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["batched views"]])
+def test_equal_weights_are_the_plain_mean_to_the_bit(rank: int, options: dict[str, Any]) -> None:
     plain = _gradients(rank, options, None, accumulates=False)
     weighted = _gradients(rank, options, [4.0, 4.0, 4.0], accumulates=False)
     assert_same(plain, weighted, f"rank {rank}")
 
 
-@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["batched views"]])
-def test_equal_weights_are_the_plain_mean_to_the_bit(ranks: Any, options: dict[str, Any]) -> None:
-    ranks(3).run(_equal_weights, options)
-
-
-def _one_rank_without_samples(rank: int, options: dict[str, Any]) -> list[float]:
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_nan_on_a_rank_of_weight_zero_does_not_reach_the_mean(rank: int, options: dict[str, Any]) -> None:
     """Rank 1 has nothing but padding, whose mean loss and gradients are NaN."""
     ddp = minddp.DistributedDataParallel(nn.Linear(2, 1, bias=False), **options)
     grads = []
@@ -135,15 +133,11 @@ def _one_rank_without_samples(rank: int, options: dict[str, Any]) -> list[float]
         ((ddp(x) * counts).sum() / counts.sum()).backward()
         assert rank == 0 or ddp.module.weight.grad.isfinite().all()
         grads += ddp.module.weight.grad.flatten().tolist()
-    return grads
+    assert grads == [1.0] * 4
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-def test_nan_on_a_rank_of_weight_zero_does_not_reach_the_mean(ranks: Any, options: dict[str, Any]) -> None:
-    assert ranks(2).run(_one_rank_without_samples, options) == [[1.0] * 4] * 2
-
-
-def _weights_last_one_backward(rank: int) -> list[float]:
+@on_ranks(2)
+def test_a_weight_is_for_one_backward(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     grads = []
     for step in range(3):
@@ -152,11 +146,7 @@ def _weights_last_one_backward(rank: int) -> list[float]:
             ddp.weigh(1.0 + 2.0 * rank)
         ddp(torch.full((1, 1), float(rank))).sum().backward()
         grads.append(ddp.module.weight.grad.item())
-    return grads
-
-
-def test_a_weight_is_for_one_backward(ranks: Any) -> None:
-    assert ranks(2).run(_weights_last_one_backward) == [[0.5, 0.75, 0.5]] * 2
+    assert grads == [0.5, 0.75, 0.5]
 
 
 class Lasting(nn.Module):
@@ -197,7 +187,8 @@ def test_a_gradient_that_no_rank_has_used_stays_as_it_is(ranks: Any, how: str, v
     assert found == [found[0]] * 3
 
 
-def _weighs_around_forwards(rank: int) -> dict[str, float | str]:
+@on_ranks(2)
+def test_a_weight_is_for_the_forward_that_it_was_given_for(rank: int) -> None:
     """The gradient of each way, or the error; and that of a step after it."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
 
@@ -238,15 +229,10 @@ def _weighs_around_forwards(rank: int) -> dict[str, float | str]:
                 seen[name] = ddp.module.weight.grad.item()
             except RuntimeError as error:
                 seen[name] = str(error)
-    return seen
-
-
-def test_a_weight_is_for_the_forward_that_it_was_given_for(ranks: Any) -> None:
-    for seen in ranks(2).run(_weighs_around_forwards):
-        assert "called before an earlier forward" in seen.pop("dropped")
-        assert seen.pop("both") == 1.5
-        assert [seen.pop("weighed_again"), seen.pop("evaluated")] == [0.75] * 2
-        assert list(seen.values()) == [0.5] * 4
+    assert "called before an earlier forward" in seen.pop("dropped")
+    assert seen.pop("both") == 1.5
+    assert [seen.pop("weighed_again"), seen.pop("evaluated")] == [0.75] * 2
+    assert list(seen.values()) == [0.5] * 4
 
 
 # ------------------------------------------------------------------ as torch, at three and four ranks
@@ -271,7 +257,8 @@ def test_the_mean_has_torchs_bits_on_three_ranks(ranks: Any, options: dict[str, 
 # ------------------------------------------------------------------ errors
 
 
-def _refusals(rank: int) -> list[str]:
+@on_ranks(2)
+def test_what_contradicts_itself_is_refused(rank: int) -> None:
     """What is refused, in words."""
     texts = []
 
@@ -287,29 +274,22 @@ def _refusals(rank: int) -> list[str]:
     note(1.0, call="weigh under a hook")
     note(-1.0)
     note(float("nan"))
-    return texts
+    hook, negative, nan = texts
+    assert "`weigh` and a communication hook exclude each other" in hook
+    assert "-1.0" in negative
+    assert "nan" in nan
 
 
-def test_what_contradicts_itself_is_refused(ranks: Any) -> None:
-    for hook, negative, nan in ranks(2).run(_refusals):
-        assert "`weigh` and a communication hook exclude each other" in hook
-        assert "-1.0" in negative
-        assert "nan" in nan
-
-
-def _all_weights_are_zero(rank: int) -> tuple[str, float]:
+@on_ranks(2)
+def test_when_all_weights_are_zero_there_is_no_mean(rank: int) -> None:
+    """And the next step works."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     with pytest.raises(RuntimeError) as error:
         ddp.weigh(0.0)
     ddp(torch.ones(1, 1)).sum().backward()
-    return str(error.value), ddp.module.weight.grad.item()
-
-
-def test_when_all_weights_are_zero_there_is_no_mean(ranks: Any) -> None:
-    """And the next step works."""
-    for text, grad in ranks(2).run(_all_weights_are_zero):
-        assert "weight 0" in text
-        assert grad == 1.0
+    text, grad = (str(error.value), ddp.module.weight.grad.item())
+    assert "weight 0" in text
+    assert grad == 1.0
 
 
 # ------------------------------------------------------------------ without ranks

@@ -24,6 +24,7 @@ import minddp
 from tests.features.beside import Steps, Trail, Wrap, assert_same, play, random
 from tests.features.habits import gradients, hooks, wrappers
 from tests.features.habits.model import CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
+from tests.ranks import on_ranks
 
 Script = Callable[..., Steps]
 
@@ -151,17 +152,21 @@ def test_parameters_may_change_their_strides(ranks: Any, setting: str) -> None:
 # ------------------------------------------------------------------ what the scripts rely on
 
 
-def _aliased(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_large_gradients_alias_the_bucket(rank: int) -> None:
+    """Weight and bias of each layer. Otherwise some scripts would test nothing."""
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(layers())
     for _step, loss in losses(ddp, rank):
         loss.backward()
-    return [grad.untyped_storage().nbytes() > grad.nbytes for grad in grads(ddp)]
-
-
-def test_large_gradients_alias_the_bucket(ranks: Any) -> None:
-    """Weight and bias of each layer. Otherwise some scripts would test nothing."""
-    assert ranks(2).run(_aliased) == [[True, False, True, False, False, False]] * 2
+    assert [grad.untyped_storage().nbytes() > grad.nbytes for grad in grads(ddp)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 class Parts(nn.Module):
@@ -177,7 +182,8 @@ class Parts(nn.Module):
         return self.second(x) if self.uses_second else x
 
 
-def _skips_the_second_bucket(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_gradients_of_a_skipped_bucket_are_not_kept_alive(rank: int) -> None:
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": 0.0005}
     ddp, gone = minddp.DistributedDataParallel(Parts(), **options), []
     for _ in range(STEPS):
@@ -187,14 +193,11 @@ def _skips_the_second_bucket(rank: int) -> list[bool]:
         references = [weakref.ref(grad) for grad in grads(ddp)]
         ddp.zero_grad()
         gone += [reference() is None for reference in references]
-    return gone
+    assert gone == [True] * 6 * STEPS
 
 
-def test_gradients_of_a_skipped_bucket_are_not_kept_alive(ranks: Any) -> None:
-    assert ranks(2).run(_skips_the_second_bucket) == [[True] * 6 * STEPS] * 2
-
-
-def _fails_and_goes_on(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_gradients_of_an_interrupted_backward_are_released_by_the_next_forward(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(wrappers.Fused(*narrow()))
     for step in range(CALM_STEPS + 1):
         ddp.zero_grad()
@@ -205,16 +208,17 @@ def _fails_and_goes_on(rank: int) -> list[bool]:
     references = [weakref.ref(grad) for grad in grads(ddp)]
     ddp.zero_grad()
     loss_of(ddp, rank, 0)
-    return [reference() is None for reference in references]
+    gone = [reference() is None for reference in references]
+    assert len(gone) > 30
+    assert all(gone)
 
 
-def test_gradients_of_an_interrupted_backward_are_released_by_the_next_forward(ranks: Any) -> None:
-    for gone in ranks(2).run(_fails_and_goes_on):
-        assert len(gone) > 30
-        assert all(gone)
-
-
-def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("step", [0, CALM_STEPS])
+@pytest.mark.parametrize("no_sync", [True, False])
+def test_a_forward_within_its_own_backward_is_an_error(rank: int, no_sync: bool, step: int) -> None:
+    """As in torch: or else the gradients of this backward would stay local without an error."""
+    step_of_trouble = step
     ddp = minddp.DistributedDataParallel(narrow())
     is_trouble = False
 
@@ -234,10 +238,3 @@ def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None
             alike = [torch.empty_like(ddp.module[0].weight.grad) for _ in range(2)]
             dist.all_gather(alike, ddp.module[0].weight.grad)
             assert torch.equal(*alike), step
-
-
-@pytest.mark.parametrize("step", [0, CALM_STEPS])
-@pytest.mark.parametrize("no_sync", [True, False])
-def test_a_forward_within_its_own_backward_is_an_error(ranks: Any, no_sync: bool, step: int) -> None:
-    """As in torch: or else the gradients of this backward would stay local without an error."""
-    ranks(2).run(_goes_forward_within, no_sync, step)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from tests.modules import grads_by_name
+from tests.ranks import on_ranks
 
 
 class Heads(nn.Module):
@@ -62,8 +63,11 @@ def backward(losses: dict[str, torch.Tensor], call: str) -> None:
     loss.backward(retain_graph=True)
 
 
-def differing_calls(rank: int, orders: tuple[str, str], shares: bool) -> None:
-    """Each rank has an order of its own. Compares with the mean of what the ranks compute alone."""
+@on_ranks(2)
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("orders", [("br", "lr"), ("lb", "bl"), ("ll", "lr"), ("lr", "rl")])
+def test_ranks_may_reach_different_outputs(rank: int, orders: tuple[str, str], shares: bool) -> None:
+    """All reduce the second backward if the first has left an output on one of them. Each rank has an order of its own. Compares with the mean of what the ranks compute alone."""
     torch.manual_seed(0)
     alone = Heads(shares=shares)
     ddp = minddp.DistributedDataParallel(copy.deepcopy(alone), find_unused_parameters=True)
@@ -79,13 +83,6 @@ def differing_calls(rank: int, orders: tuple[str, str], shares: bool) -> None:
             total = torch.zeros_like(param) if param.grad is None else param.grad
             dist.all_reduce(total)
             torch.testing.assert_close(wrapped.grad, total / 2)
-
-
-@pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("orders", [("br", "lr"), ("lb", "bl"), ("ll", "lr"), ("lr", "rl")])
-def test_ranks_may_reach_different_outputs(ranks: Any, orders: tuple[str, str], shares: bool) -> None:
-    """All reduce the second backward if the first has left an output on one of them."""
-    ranks(2).run(differing_calls, orders, shares)
 
 
 def one_by_one(rank: int, how: str, weighs_again: bool, clears: bool) -> list[float]:
@@ -143,20 +140,17 @@ def test_what_can_be_added_or_is_cleared_is_not(
     assert ranks(2).run(one_by_one, how, weighs_again, clears) == [expected] * 2
 
 
-def raised_by_second_backward(rank: int) -> str:
+@on_ranks(2)
+def test_a_backward_for_each_output_is_an_error_in_a_static_graph(rank: int) -> None:
+    """The second one's gradients stayed local, as torch's do."""
     ddp = minddp.DistributedDataParallel(Heads(), static_graph=True)
     with pytest.raises(RuntimeError, match="backward") as error:
         left, right = ddp(torch.randn(3, 4))
         left.square().mean().backward(retain_graph=True)
         right.square().mean().backward()
         ddp(torch.randn(3, 4))
-    return str(error.value)
-
-
-def test_a_backward_for_each_output_is_an_error_in_a_static_graph(ranks: Any) -> None:
-    """The second one's gradients stayed local, as torch's do."""
-    for text in ranks(2).run(raised_by_second_backward):
-        assert "gradient of `right.bias`, from another output, would stay local" in text
+    text = str(error.value)
+    assert "gradient of `right.bias`, from another output, would stay local" in text
 
 
 # ------------------------------------------------------------------ callbacks for the end of backward

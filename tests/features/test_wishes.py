@@ -15,6 +15,7 @@ import minddp
 from minddp.replicas.module_change_check import FEW
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.logs import logged
+from tests.ranks import on_ranks
 
 
 class Heads(nn.Module):
@@ -41,8 +42,9 @@ def wrapped(*args: Any, deep: int = 0, **options: Any) -> Any:
 # ------------------------------------------------------------------ an unfinished reduction warns at once (68297)
 
 
-def _warns_in_backward(rank: int) -> list[str]:
-    """One head's gradient comes in a second backward: twice the right one's, then the left one's."""
+@on_ranks(2)
+def test_68297_a_backward_that_ends_unfinished_warns_once(rank: int) -> None:
+    """Not an error: a second backward may bring the rest, as here. One head's gradient comes in a second backward: twice the right one's, then the left one's."""
     ddp = wrapped()
     body, heads = ddp.module.body, [ddp.module.left, ddp.module.right]
     ddp.module.forward = lambda x, first: (heads[first](body(x)), heads[1 - first](body(x).detach()))
@@ -52,15 +54,10 @@ def _warns_in_backward(rank: int) -> list[str]:
             for output in ddp(torch.ones(1, 3), first):
                 output.sum().backward()
             optimizer.step()
-    return [text for text in texts if "produced no gradient" in text]
-
-
-def test_68297_a_backward_that_ends_unfinished_warns_once(ranks: Any) -> None:
-    """Not an error: a second backward may bring the rest, as here."""
-    for rank, warned in enumerate(ranks(2).run(_warns_in_backward)):
-        assert len(warned) == 2
-        assert f"rank {rank} for: right.weight, right.bias." in warned[0]
-        assert f"rank {rank} for: left.weight, left.bias." in warned[1]
+    warned = [text for text in texts if "produced no gradient" in text]
+    assert len(warned) == 2
+    assert f"rank {rank} for: right.weight, right.bias." in warned[0]
+    assert f"rank {rank} for: left.weight, left.bias." in warned[1]
 
 
 # --------------------------------------------------------------- ranks that disagree raise an error (68803, 102438)
@@ -158,14 +155,7 @@ def test_capacities_of_buckets_may_differ_as_in_torch(ranks: Any) -> None:
 # ------------------------------------------------------------------ the first bucket (121640), and other options
 
 
-def _first_bucket(rank: int, options: dict[str, Any]) -> list[int]:
-    ddp = minddp.DistributedDataParallel(nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))), **options)
-    for _ in range(2):
-        ddp.zero_grad()
-        ddp(torch.ones(1, 16)).sum().backward()
-    return [bucket.nbytes for bucket in ddp.plan.buckets]
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -175,11 +165,15 @@ def _first_bucket(rank: int, options: dict[str, Any]) -> list[int]:
     ],
 )
 def test_121640_the_first_bucket_has_a_capacity_of_its_own(
-    ranks: Any, options: dict[str, Any], sizes: list[int]
+    rank: int, options: dict[str, Any], sizes: list[int]
 ) -> None:
-    for got in ranks(2).run(_first_bucket, options):
-        assert sum(got) == 6 * 4 * (16 * 16 + 16)
-        assert got == sizes
+    ddp = minddp.DistributedDataParallel(nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))), **options)
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(torch.ones(1, 16)).sum().backward()
+    got = [bucket.nbytes for bucket in ddp.plan.buckets]
+    assert sum(got) == 6 * 4 * (16 * 16 + 16)
+    assert got == sizes
 
 
 # ------------------------------------------------------------------ no_sync with the options (69031, 143580, 79171)
@@ -261,7 +255,10 @@ def test_79171_a_static_graph_may_have_an_output_without_use(ranks: Any) -> None
 # ------------------------------------------------------------------ 30718 and 74115
 
 
-def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
+@on_ranks(3)
+@pytest.mark.parametrize("buffers", [True, False])
+@pytest.mark.parametrize("source", [0, 2])
+def test_30718_parameters_and_buffers_are_broadcast_on_demand(rank: int, source: int, buffers: bool) -> None:
     model = Heads()
     model.register_buffer("seen", torch.zeros(1))
     model.frozen = nn.Parameter(torch.zeros(1), requires_grad=False)
@@ -272,17 +269,13 @@ def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(float(rank))
     ddp.synchronize(source, buffers=buffers)
-    return [tensor.flatten()[0].item() for tensor in (model.body.weight, model.frozen, model.seen, model.own)]
+    got = [tensor.flatten()[0].item() for tensor in (model.body.weight, model.frozen, model.seen, model.own)]
+    assert got == [source, source, source if buffers else rank, rank]
 
 
-@pytest.mark.parametrize("buffers", [True, False])
-@pytest.mark.parametrize("source", [0, 2])
-def test_30718_parameters_and_buffers_are_broadcast_on_demand(ranks: Any, source: int, buffers: bool) -> None:
-    for rank, got in enumerate(ranks(3).run(_synchronize, source, buffers)):
-        assert got == [source, source, source if buffers else rank, rank]
-
-
-def _outputs(rank: int, options: dict[str, Any]) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_74115_outputs_are_the_objects_that_the_module_returned(rank: int, options: dict[str, Any]) -> None:
     ddp = wrapped(**options)
     made: list[Any] = []
 
@@ -298,11 +291,6 @@ def _outputs(rank: int, options: dict[str, Any]) -> None:
         assert output["y"] is output["same"][0] is output["same"][1][1].used
         output["y"].mul_(2.0)  # which a clone would allow, and a view not
         output["y"].sum().backward()
-
-
-@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
-def test_74115_outputs_are_the_objects_that_the_module_returned(ranks: Any, options: dict[str, Any]) -> None:
-    ranks(2).run(_outputs, options)
 
 
 # ------------------------------------------------------------------ modules that change after wrapping
@@ -373,7 +361,8 @@ def test_with_find_unused_parameters_layers_may_be_frozen(ranks: Any) -> None:
     assert ranks(2).run(_frozen, True) == [("no error", "")] * 2
 
 
-def _copies(rank: int) -> None:
+@on_ranks(2)
+def test_copies_watch_their_own_module(rank: int) -> None:
     """A pickled or copied wrapper watches its own module."""
     import copy
 
@@ -382,7 +371,3 @@ def _copies(rank: int) -> None:
     ddp.module.body.extra = nn.Parameter(torch.ones(1))
     with pytest.raises(RuntimeError, match=r"`body\.extra` did not exist"):
         ddp(torch.ones(1, 3))
-
-
-def test_copies_watch_their_own_module(ranks: Any) -> None:
-    ranks(2).run(_copies)

@@ -15,6 +15,7 @@ from reference import oracle
 from reference.data_parallel import DataParallelInOneProcess
 from reference.ladder import RUNGS
 from reference.sharding import Held, Training, held
+from tests.ranks import on_ranks
 from tests.reference.cases import CASES, build, loss_of, shards_for
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -201,7 +202,8 @@ def test_an_unused_parameter_is_an_error_that_names_it(ranks, name):
         assert f"No gradient for `unused.weight`, `unused.bias` on rank {rank}." in message
 
 
-def storages_of_zero3(rank: int) -> list[int]:
+@on_ranks(2)
+def test_zero3_holds_one_layer_at_a_time(rank: int) -> None:
     """Bytes of the first layer's weight: at rest, in its forward, in the second's, after a forward that raises."""
     training = RUNGS["zero3"](eight_by_eight(), ADAM)
     weight, seen = training.module[0].weight, []
@@ -225,8 +227,4 @@ def storages_of_zero3(rank: int) -> list[int]:
     training.step()  # what is still there must not be taken for the new weights
     look()
     assert all(not torch.equal(weight, before[name]) for name, weight in training.weights().items())
-    return seen
-
-
-def test_zero3_holds_one_layer_at_a_time(ranks):
-    assert ranks(2).run(storages_of_zero3) == [[0, 288, 0, 0, 288, 0]] * 2
+    assert seen == [0, 288, 0, 0, 288, 0]

@@ -13,6 +13,7 @@ import minddp
 from minddp.replicas import broadcast as replicas
 from minddp.transport.process_group import ProcessGroupTransport
 from tests.fakes import FakeTransport
+from tests.ranks import on_ranks
 
 
 def _transport() -> ProcessGroupTransport:
@@ -86,15 +87,12 @@ def test_another_number_of_parameters_is_named_on_every_rank(
         assert f"do not share: {name}" in text
 
 
-def _wrap_after_an_error(rank: int) -> list[float]:
+@on_ranks(3)
+def test_the_group_still_works_after_such_an_error(rank: int) -> None:
     _error_of_wrapping(rank, "shape", 1)
     ddp = minddp.DistributedDataParallel(nn.Linear(2, 1))
     ddp(torch.full((1, 2), float(rank))).sum().backward()
-    return ddp.module.weight.grad.flatten().tolist()
-
-
-def test_the_group_still_works_after_such_an_error(ranks: Any) -> None:
-    assert ranks(3).run(_wrap_after_an_error) == [[1.0, 1.0]] * 3
+    assert ddp.module.weight.grad.flatten().tolist() == [1.0, 1.0]
 
 
 # ------------------------------------------------------------------ broadcast
@@ -147,16 +145,13 @@ def test_every_dtype_and_layout_arrives(ranks: Any, coalesce_bytes: int, source:
         assert objects_and_strides_kept
 
 
-def _broadcast_slice(rank: int) -> tuple[list[list[float]], int]:
+@on_ranks(3)
+def test_a_tensor_with_gaps_arrives(rank: int) -> None:
     """Every second column: laid out with gaps, so that the columns between must stay as they are."""
     matrix = torch.full((2, 4), float(rank))
     replicas.broadcast_coalesced(_transport(), [matrix[:, ::2]])
-    return matrix.tolist(), rank
-
-
-def test_a_tensor_with_gaps_arrives(ranks: Any) -> None:
-    for matrix, rank in ranks(3).run(_broadcast_slice):
-        assert matrix == [[0, rank, 0, rank]] * 2
+    matrix, rank = (matrix.tolist(), rank)
+    assert matrix == [[0, rank, 0, rank]] * 2
 
 
 def test_small_tensors_travel_together() -> None:
@@ -242,17 +237,14 @@ class Changing(nn.Module):
         return self.layer(x)
 
 
-def _buffers_before_each_forward(rank: int) -> list[list[float]]:
+@on_ranks(2)
+def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Changing())
     seen: list[list[float]] = []
     ddp.module.register_forward_pre_hook(lambda module, _: seen.append([b[0].item() for b in module.buffers()]))
     for _ in range(4):
         ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
-    return seen
-
-
-def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(ranks: Any) -> None:
-    assert ranks(2).run(_buffers_before_each_forward) == [[[float(step)] * 3 for step in range(4)]] * 2
+    assert seen == [[float(step)] * 3 for step in range(4)]
 
 
 def _inference_first(rank: int) -> list[float]:

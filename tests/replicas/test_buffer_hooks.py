@@ -16,6 +16,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 import minddp
 from tests.features.beside import Trail, Wrap, play, random, snapshot
+from tests.ranks import on_ranks
 
 
 class Net(nn.Module):
@@ -109,7 +110,8 @@ def test_bits_are_torchs(ranks: Any, name: str, after_forward: bool, options: di
 # ------------------------------------------------------------------ what is promised besides
 
 
-def _awaits(rank: int) -> tuple[bool, bool]:
+@on_ranks(2)
+def test_the_end_of_backward_waits_for_a_hooks_futures(rank: int) -> None:
     """A future that another thread completes later: whether it is when forward, and when backward returns."""
     ddp = minddp.DistributedDataParallel(Net())
     future: torch.futures.Future[None] = torch.futures.Future()
@@ -119,23 +121,17 @@ def _awaits(rank: int) -> tuple[bool, bool]:
     later = threading.Timer(0.2, future.set_result, [None])
     output.register_hook(lambda grad: later.start())
     output.sum().backward()
-    return after_forward, future.done()
+    assert not after_forward
+    assert future.done()
 
 
-def test_the_end_of_backward_waits_for_a_hooks_futures(ranks: Any) -> None:
-    assert ranks(2).run(_awaits) == [(False, True)] * 2
-
-
-def _refused(rank: int) -> str:
+@on_ranks(2)
+def test_a_hook_that_cannot_be_called_is_refused(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Net())
     with pytest.raises(TypeError) as error:
         ddp.register_buffer_hook(None, "average")
-    return str(error.value)
-
-
-def test_a_hook_that_cannot_be_called_is_refused(ranks: Any) -> None:
-    for text in ranks(2).run(_refused):
-        assert "'average'" in text
+    text = str(error.value)
+    assert "'average'" in text
 
 
 def _raising(rank: int) -> list[float]:

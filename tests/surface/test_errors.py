@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minddp
+from tests.ranks import on_ranks
 from tests.surface.models import TwoLayers, batch
 
 
@@ -108,7 +109,8 @@ def test_an_error_in_backward_is_noted(ranks, act: Any, words: str) -> None:
 # ------------------------------------------------------------------ of calls
 
 
-def calls(rank: int) -> list[dict[str, Any]]:
+@on_ranks(2)
+def test_errors_of_calls_are_noted(rank: int) -> None:
     def fresh() -> Any:
         return minddp.DistributedDataParallel(TwoLayers())
 
@@ -121,7 +123,7 @@ def calls(rank: int) -> list[dict[str, Any]]:
     step(trained, rank)
     group = dist.new_group([0, 1])
     elsewhere = minddp.DistributedDataParallel(TwoLayers(), process_group=group)
-    return [
+    logged = [
         data_after(trained, RuntimeError, trained._set_static_graph),
         data_after(hooked, RuntimeError, lambda: hooked.register_comm_hook(None, hook)),
         data_after(no_hook, TypeError, lambda: no_hook.register_comm_hook({}, {})),
@@ -129,13 +131,9 @@ def calls(rank: int) -> list[dict[str, Any]]:
         data_after(no_names, ValueError, lambda: no_names._build_debug_param_to_name_mapping([])),
         data_after(elsewhere, RuntimeError, elsewhere.__getstate__),
     ]
-
-
-def test_errors_of_calls_are_noted(ranks) -> None:
-    for logged in ranks(2).run(calls):
-        for data in logged:
-            assert data["has_error"] == 1
-            assert data["raised"] in data["error"]
+    for data in logged:
+        assert data["has_error"] == 1
+        assert data["raised"] in data["error"]
 
 
 # ------------------------------------------------------------------ of torch's helpers, in C++
@@ -174,15 +172,12 @@ def test_torchs_helpers_note_their_errors(ranks) -> None:
 # ------------------------------------------------------------------ after an error
 
 
-def goes_on(rank: int) -> dict[str, Any]:
+@on_ranks(2)
+def test_an_error_stays_noted_while_iterations_go_on(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     with pytest.raises(TypeError):
         ddp.register_comm_hook({}, {})
     for _ in range(3):
         step(ddp, rank)
-    return ddp._get_ddp_logging_data()
-
-
-def test_an_error_stays_noted_while_iterations_go_on(ranks) -> None:
-    for data in ranks(2).run(goes_on):
-        assert (data["has_error"], data["iteration"]) == (1, 2)
+    data = ddp._get_ddp_logging_data()
+    assert (data["has_error"], data["iteration"]) == (1, 2)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 import minddp
+from tests.ranks import on_ranks
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
 WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
@@ -30,8 +31,12 @@ def equal(theirs: list[Any], ours: list[Any]) -> bool:
 # ------------------------------------------------------------------ built-in communication hooks
 
 
-def builtin(rank: int, kind_name: str, options: dict[str, Any]) -> bool:
+@on_ranks(3)
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": A_BYTE}])
+def test_builtin_hooks_have_torchs_bits(rank: int, kind: str, options: dict[str, Any]) -> None:
     """Three ranks: a division and a multiplication by the inverse differ in bits."""
+    kind_name = kind
     kind = getattr(dist.BuiltinCommHookType, kind_name)
     histories = []
     for wrapper in WRAPPERS:
@@ -42,16 +47,11 @@ def builtin(rank: int, kind_name: str, options: dict[str, Any]) -> bool:
             ddp.zero_grad(set_to_none=step == 1)
             ddp(batch(rank, step)).sum().backward()
             histories[-1] += grads(ddp)
-    return equal(*histories)
+    assert equal(*histories)
 
 
-@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": A_BYTE}])
-def test_builtin_hooks_have_torchs_bits(ranks, kind: str, options: dict[str, Any]) -> None:
-    assert ranks(3).run(builtin, kind, options) == [True] * 3
-
-
-def one_hook_only(rank: int) -> list[str]:
+@on_ranks(2)
+def test_one_hook_only_and_only_known_ones(rank: int) -> None:
     messages = []
     for kind in (dist.BuiltinCommHookType.ALLREDUCE, "ALLREDUCE"):
         ddp = minddp.DistributedDataParallel(TwoLayers())
@@ -59,40 +59,33 @@ def one_hook_only(rank: int) -> list[str]:
         with pytest.raises((RuntimeError, TypeError)) as raised:
             ddp._register_builtin_comm_hook(kind)
         messages.append(str(raised.value))
-    return messages
-
-
-def test_one_hook_only_and_only_known_ones(ranks) -> None:
-    twice, unknown = ranks(2).run(one_hook_only)[0]
+    twice, unknown = messages
     assert "can only be called once" in twice
     assert "BuiltinCommHookType.FP16_COMPRESS" in unknown
 
 
-def with_shares(rank: int) -> str:
+@on_ranks(2)
+def test_a_builtin_hook_is_refused_where_any_hook_is(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers(), logical_ranks=2)
     with pytest.raises(RuntimeError) as raised:
         ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    return str(raised.value)
+    assert "`logical_ranks` exclude each other" in str(raised.value)
 
 
-def test_a_builtin_hook_is_refused_where_any_hook_is(ranks) -> None:
-    assert "`logical_ranks` exclude each other" in ranks(2).run(with_shares)[0]
-
-
-def unfusable(rank: int) -> str:
+@on_ranks(2)
+def test_an_optimizer_that_cannot_be_fused_is_refused(rank: int) -> None:
     with pytest.raises((ValueError, RuntimeError)) as raised:
         minddp.DistributedDataParallel(TwoLayers())._register_fused_optim(torch.optim.LBFGS, 0.1)
-    return str(raised.value)
-
-
-def test_an_optimizer_that_cannot_be_fused_is_refused(ranks) -> None:
-    assert "LBFGS" in ranks(2).run(unfusable)[0]
+    assert "LBFGS" in str(raised.value)
 
 
 # ------------------------------------------------------------------ buffers
 
 
-def buffer_hook(rank: int, location_name: str) -> bool:
+@on_ranks(2)
+@pytest.mark.parametrize("location", ["PRE_FORWARD", "POST_FORWARD"])
+def test_a_buffer_hook_can_be_asked_for(rank: int, location: str) -> None:
+    location_name = location
     location = getattr(_BufferCommHookLocation, location_name)
     ddp = minddp.DistributedDataParallel(Normed())
     state: list[str] = []
@@ -101,26 +94,18 @@ def buffer_hook(rank: int, location_name: str) -> bool:
         state.append(",".join(buffers))
 
     ddp._register_buffer_comm_hook(state, look, location)
-    return ddp.buffer_hook == _BufferCommHook(look, state, location)
+    assert ddp.buffer_hook == _BufferCommHook(look, state, location)
 
 
-@pytest.mark.parametrize("location", ["PRE_FORWARD", "POST_FORWARD"])
-def test_a_buffer_hook_can_be_asked_for(ranks, location: str) -> None:
-    assert ranks(2).run(buffer_hook, location) == [True, True]
-
-
-def no_buffer_hook(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_no_buffer_hook(rank: int) -> None:
     seen = []
     for wrapper in WRAPPERS:
         ddp = wrapper(Normed())
         seen.append(hasattr(ddp, "buffer_hook"))
         with pytest.raises(AssertionError, match="must be callable"):
             ddp._register_buffer_comm_hook(None, "sum")
-    return seen
-
-
-def test_no_buffer_hook(ranks) -> None:
-    assert ranks(2).run(no_buffer_hook) == [[False, False]] * 2
+    assert seen == [False, False]
 
 
 # ------------------------------------------------------------------ lifetime

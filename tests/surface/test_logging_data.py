@@ -22,7 +22,7 @@ from minddp.compat.logger import MOMENTS, SPANS, Logger
 from minddp.core.events import EventKind
 from minddp.platform import streams
 from tests.fakes import FakeDDP
-from tests.ranks import RankPool
+from tests.ranks import RankPool, on_ranks
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
 TIMES = {*MOMENTS, *SPANS, *(f"avg_{name}" for name in SPANS)}
@@ -115,7 +115,8 @@ def test_the_environment_is_in_the_logging_data(ranks) -> None:
 # ------------------------------------------------------------------ sampling
 
 
-def sampling(rank: int) -> list[tuple[int, bool]]:
+@on_ranks(2)
+def test_ten_iterations_are_sampled_and_then_some(rank: int) -> None:
     """The iteration in the data, and True if the reducer was watched, after each of 21 steps at a rate of 4."""
     ddp = minddp.DistributedDataParallel(TwoLayers())
     ddp._set_ddp_runtime_logging_sample_rate(4)
@@ -123,18 +124,14 @@ def sampling(rank: int) -> list[tuple[int, bool]]:
     for step in range(21):
         run(ddp, rank, step)
         seen.append((logged(ddp)["iteration"], ddp._reducer.events.sink is not None))
-    return seen
-
-
-def test_ten_iterations_are_sampled_and_then_some(ranks) -> None:
-    seen, _ = ranks(2).run(sampling)
     named = [iteration for iteration, _ in seen]
     assert named == [*range(11), 10, 12, 12, 12, 12, 16, 16, 16, 16, 20]  # logged when the next one begins
     watched = [step + 1 for step, (_, is_watched) in enumerate(seen) if is_watched]
     assert watched == [*range(1, 11), 12, 16, 20]
 
 
-def only_forwards_that_train_count(rank: int) -> dict[str, Any]:
+@on_ranks(2)
+def test_only_forwards_that_train_count(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     with torch.no_grad():
         ddp(batch(rank))
@@ -143,11 +140,7 @@ def only_forwards_that_train_count(rank: int) -> dict[str, Any]:
     run(ddp, rank, 1)
     ddp(batch(rank))  # a forward without backward
     ddp(batch(rank))
-    return logged(ddp)
-
-
-def test_only_forwards_that_train_count(ranks) -> None:
-    data, _ = ranks(2).run(only_forwards_that_train_count)
+    data = logged(ddp)
     assert data["iteration"] == 2
     assert data["forward_compute_time"] > 0
     assert data["backward_compute_time"] == data["backward_comm_time"] == 0  # of the one without backward
@@ -256,20 +249,17 @@ def test_a_graph_that_changes_is_not_static(ranks) -> None:
 # ------------------------------------------------------------------ set by others
 
 
-def join_and_hooks(rank: int) -> list[dict[str, Any]]:
+@on_ranks(2)
+def test_join_and_hooks_are_in_the_logging_data(rank: int) -> None:
     joined = minddp.DistributedDataParallel(Normed())
     with joined.join():
         for step in range(2 + rank):
             run(joined, rank, step)
     hooked = minddp.DistributedDataParallel(TwoLayers())
     hooked._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    return [logged(joined), logged(hooked)]
-
-
-def test_join_and_hooks_are_in_the_logging_data(ranks) -> None:
-    for joined, hooked in ranks(2).run(join_and_hooks):
-        assert joined["join_uneven_inputs"] == 1
-        assert hooked["comm_hook"] == "BuiltinCommHookType.ALLREDUCE"
+    joined, hooked = [logged(joined), logged(hooked)]
+    assert joined["join_uneven_inputs"] == 1
+    assert hooked["comm_hook"] == "BuiltinCommHookType.ALLREDUCE"
 
 
 DETAIL = """

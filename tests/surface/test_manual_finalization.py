@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 import minddp
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
+from tests.ranks import on_ranks
 from tests.surface.models import TwoLayers, batch
 
 
@@ -58,7 +59,12 @@ def test_averages_are_there_when_it_is_finalized(ranks, options: dict[str, Any])
     assert ranks(2).run(averages, options) == [[], []]
 
 
-def within_backward(rank: int, options: dict[str, Any]) -> dict[str, bool]:
+LOW = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float32)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"mixed_precision": LOW}])
+def test_an_optimizer_may_step_within_backward(rank: int, options: dict[str, Any]) -> None:
     """All gradients of the module have arrived, while backward has still to reach what came before it."""
     ddp = minddp.DistributedDataParallel(TwoLayers(), **options)
     ddp.require_manual_backward_finalization = True
@@ -81,23 +87,16 @@ def within_backward(rank: int, options: dict[str, Any]) -> dict[str, bool]:
         stepped.step()
         ddp.zero_grad()
         reference.zero_grad()
-    return {
+    seen = {
         "equal": all(map(torch.equal, ddp.parameters(), reference.parameters())),
         "ended": sum(event.kind is EventKind.BACKWARD_END for event in events) == 3,
         "input has its gradient": before.grad is not None,
     }
+    assert all(seen.values()), seen
 
 
-LOW = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float32)
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"mixed_precision": LOW}])
-def test_an_optimizer_may_step_within_backward(ranks, options: dict[str, Any]) -> None:
-    for seen in ranks(2).run(within_backward, options):
-        assert all(seen.values()), seen
-
-
-def forgotten(rank: int) -> list[str]:
+@on_ranks(2)
+def test_what_is_not_finalized_is_noticed(rank: int) -> None:
     messages = []
     ddp = minddp.DistributedDataParallel(TwoLayers())
     ddp.require_manual_backward_finalization = True
@@ -121,11 +120,7 @@ def forgotten(rank: int) -> list[str]:
     ddp.require_manual_backward_finalization = False
     ddp(batch(rank)).sum().backward()
     optimizer.step()
-    return [str(nothing.value), *messages]
-
-
-def test_what_is_not_finalized_is_noticed(ranks) -> None:
-    nothing, step, forward, noted = ranks(2).run(forgotten)[0]
+    nothing, step, forward, noted = [str(nothing.value), *messages]
     assert "finalize_backward() called but no gradient reduction requires finalization" in nothing
     assert step == forward == noted
     assert "Expected to have finalized the prior backward pass before starting a new one" in noted
@@ -169,12 +164,9 @@ def rules_of(make: Any, options: dict[str, Any]) -> list[Any]:
     return seen
 
 
-def side_by_side(rank: int, options: dict[str, Any]) -> list[list[Any]]:
-    return [rules_of(make, options) for make in (TorchDDP, minddp.DistributedDataParallel)]
-
-
+@on_ranks(1)
 @pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="the model is torch 2.15's class")
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
-def test_the_rules_are_torchs(ranks, options: dict[str, Any]) -> None:
-    theirs, ours = ranks(1).run(side_by_side, options)[0]
+def test_the_rules_are_torchs(rank: int, options: dict[str, Any]) -> None:
+    theirs, ours = [rules_of(make, options) for make in (TorchDDP, minddp.DistributedDataParallel)]
     assert theirs == ours

@@ -35,7 +35,7 @@ from minddp.transport.shared_memory.addition_order import (
     ring_order,
 )
 from minddp.transport.shared_memory.shared_memory_transport import DTYPES
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankFailure, RankPool, on_ranks
 from tests.transport.places import (
     CPU,
     Case,
@@ -135,19 +135,19 @@ def test_sums_have_the_documented_bits_on_all_ranks(ranks: Ranks, letters: str) 
     search()
 
 
-def differs_from_flat_ring(rank: int, letters: str) -> bool:
+@on_ranks(4)
+def test_the_bits_are_not_the_flat_rings(rank: int) -> None:
+    letters = "aabb"
     values = random_values(rank, 10_000, torch.float32, seed=0)
     flat = values.clone()
     opened_on(letters).all_reduce(values).wait()
     default_group().allreduce([flat]).wait()
-    return not torch.equal(values, flat)
+    assert not torch.equal(values, flat)
 
 
-def test_the_bits_are_not_the_flat_rings(ranks: Ranks) -> None:
-    assert ranks(4).run(differs_from_flat_ring, "aabb") == [True] * 4
-
-
-def sum_of_odd_tensors(rank: int, letters: str) -> list[str]:
+@on_ranks(lambda letters, **_: len(letters))
+@pytest.mark.parametrize("letters", ["aabb", "aab"])
+def test_tensors_of_all_kinds_are_summed(rank: int, letters: str) -> None:
     """Tensors that are no whole segment; addition is exact in all of them. Those that came out wrong."""
     transport, total = opened_on(letters), sum(range(1, len(letters) + 1))
     shared = transport.allocate(100, torch.float32, CPU).copy_(torch.arange(100) * (rank + 1))
@@ -171,51 +171,42 @@ def sum_of_odd_tensors(rank: int, letters: str) -> list[str]:
         work.wait()
     assert shared[20] == 20 * (rank + 1), "what is beside a part stays as it is"
     sums = {name: tensor.to_dense() for name, tensor in tensors.items()}
-    return [name for name, summed in sums.items() if not summed.equal(expected[name].to(summed.dtype))]
+    assert [name for name, summed in sums.items() if not summed.equal(expected[name].to(summed.dtype))] == []
 
 
-@pytest.mark.parametrize("letters", ["aabb", "aab"])
-def test_tensors_of_all_kinds_are_summed(ranks: Ranks, letters: str) -> None:
-    assert ranks(len(letters)).run(sum_of_odd_tensors, letters) == [[]] * len(letters)
-
-
-def broadcast_and_gather(rank: int) -> tuple[list[float], list[float]]:
+@on_ranks(3)
+def test_other_collectives_use_the_process_group(rank: int) -> None:
     transport = opened_on("aab")
     tensor = torch.tensor([float(rank)])
     gathered = [each.item() for each in transport.all_gather(tensor)]
     transport.broadcast(tensor, source=2).wait()
-    return gathered, tensor.tolist()
-
-
-def test_other_collectives_use_the_process_group(ranks: Ranks) -> None:
-    assert ranks(3).run(broadcast_and_gather) == [([0.0, 1.0, 2.0], [2.0])] * 3
+    assert gathered == [0.0, 1.0, 2.0]
+    assert tensor.tolist() == [2.0]
 
 
 # ---------------------------------------------------------------------- which transport
 
 
-def kind_of(rank: int, letters: str) -> tuple[str, float]:
-    transport = opened_on(letters)
-    tensor = ones(transport, 3)
-    transport.all_reduce(tensor).wait()
-    return type(transport).__name__, tensor.sum().item()
-
-
+@on_ranks(3)
 @pytest.mark.parametrize(
     ("letters", "kind"),
     [("aaa", SharedMemoryTransport), ("abc", ProcessGroupTransport), ("aba", HierarchicalTransport)],
 )
-def test_without_a_hierarchy_a_simpler_transport_is_used(ranks: Ranks, letters: str, kind: type) -> None:
-    assert ranks(3).run(kind_of, letters) == [(kind.__name__, 9.0)] * 3
+def test_without_a_hierarchy_a_simpler_transport_is_used(rank: int, letters: str, kind: type) -> None:
+    transport = opened_on(letters)
+    tensor = ones(transport, 3)
+    transport.all_reduce(tensor).wait()
+    assert type(transport).__name__ == kind.__name__
+    assert tensor.sum().item() == 9.0
 
 
-def kinds_by_default(rank: int) -> list[str]:
+@on_ranks(2)
+def test_ranks_of_this_machine_are_on_one_host(rank: int) -> None:
     alone = [dist.new_group([member]) for member in range(2)][rank]
-    return [type(open_transport("hierarchical", group)).__name__ for group in (default_group(), alone)]
-
-
-def test_ranks_of_this_machine_are_on_one_host(ranks: Ranks) -> None:
-    assert ranks(2).run(kinds_by_default) == [["SharedMemoryTransport", "ProcessGroupTransport"]] * 2
+    assert [type(open_transport("hierarchical", group)).__name__ for group in (default_group(), alone)] == [
+        "SharedMemoryTransport",
+        "ProcessGroupTransport",
+    ]
 
 
 def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[tuple[tuple[int, ...], ...], float] | None:

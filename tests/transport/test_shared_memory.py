@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import CannotConnect, connect_ranks, host_communicator, rendezvous
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankFailure, RankPool, on_ranks
 from tests.transport.places import (
     CPU,
     Case,
@@ -68,7 +68,8 @@ def test_sums_have_gloos_bits(ranks: Ranks, world_size: int) -> None:
     search()
 
 
-def sum_of_odd_tensors(rank: int) -> dict[str, bool]:
+@on_ranks(2)
+def test_tensors_of_all_kinds_are_summed(rank: int) -> None:
     """Tensors that are no whole segment. Where addition is exact, every rank must get the sum."""
     transport = opened()
     shared = transport.allocate(100, torch.float32, CPU).copy_(torch.arange(100) * (rank + 1))
@@ -89,7 +90,7 @@ def sum_of_odd_tensors(rank: int) -> dict[str, bool]:
     transport.all_reduce(summed).wait()
     pairs = torch.view_as_real(transport.allocate(4, torch.complex64, CPU).fill_(1 + 2j))
     transport.all_reduce(pairs).wait()
-    return {
+    results = {
         "a part": torch.equal(shared[10:20], 3 * torch.arange(10.0, 20)) and shared[20] == 20 * (rank + 1),
         "columns": torch.equal(columns, 2 * torch.arange(12.0).view(3, 4).t()),
         "strided": bool(strided.eq(2).all()),
@@ -98,11 +99,7 @@ def sum_of_odd_tensors(rank: int) -> dict[str, bool]:
         "sparse": torch.equal(summed.to_dense(), 2 * torch.eye(3)),
         "complex": pairs.tolist() == [[2, 4]] * 4,
     }
-
-
-def test_tensors_of_all_kinds_are_summed(ranks: Ranks) -> None:
-    for results in ranks(2).run(sum_of_odd_tensors):
-        assert [kind for kind, is_right in results.items() if not is_right] == []
+    assert [kind for kind, is_right in results.items() if not is_right] == []
 
 
 # ---------------------------------------------------------------------- falling back
@@ -137,14 +134,11 @@ def test_auto_is_shared_memory_where_it_is_available(ranks: Ranks) -> None:
     assert ranks(2).run(open_on_strange_hosts, "auto", None) == [("SharedMemoryTransport", [])] * 2
 
 
-def open_elsewhere(rank: int) -> list[str]:
+@on_ranks(2)
+def test_one_rank_and_other_devices_use_the_process_group(rank: int) -> None:
     alone = [dist.new_group([member]) for member in range(2)][rank]
     kinds = [open_transport("auto", alone), open_transport("auto", default_group(), torch.device("meta"))]
-    return [type(transport).__name__ for transport in kinds]
-
-
-def test_one_rank_and_other_devices_use_the_process_group(ranks: Ranks) -> None:
-    assert ranks(2).run(open_elsewhere) == [["ProcessGroupTransport"] * 2] * 2
+    assert [type(transport).__name__ for transport in kinds] == ["ProcessGroupTransport"] * 2
 
 
 def test_a_group_with_an_all_reduce_of_its_own_keeps_it() -> None:
@@ -253,15 +247,12 @@ def test_nothing_is_left_behind_when_all_are_killed(mortal: RankPool, tmp_path: 
 # ---------------------------------------------------------------------- memory
 
 
-def reduce_many_sizes_elsewhere(rank: int) -> int:
+@on_ranks(2)
+def test_tensors_that_lie_elsewhere_share_one_segment(rank: int) -> None:
     transport = opened()
     for numel in (*range(1, 5000, 50), *range(5000, 1, -50)):
         transport.all_reduce(torch.ones(numel)).wait()
-    return len(transport._idle)
-
-
-def test_tensors_that_lie_elsewhere_share_one_segment(ranks: Ranks) -> None:
-    assert ranks(2).run(reduce_many_sizes_elsewhere) == [1, 1]
+    assert len(transport._idle) == 1
 
 
 def find_no_room(rank: int) -> str:

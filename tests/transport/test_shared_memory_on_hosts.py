@@ -10,24 +10,22 @@ import torch
 import torch.distributed as dist
 
 from minddp.transport.process_group import ProcessGroupTransport
+from tests.ranks import on_ranks
 from tests.transport.places import Ranks, default_group, footprint, ones, opened_on
 
 everywhere = pytest.mark.parametrize("letters", ["aa", "aab"])
 
 
-def error_of_unknown_dtype(rank: int, letters: str) -> list[str]:
+@on_ranks(lambda letters, **_: len(letters))
+@everywhere
+def test_unsupported_dtypes_use_the_process_group(rank: int, letters: str) -> None:
     errors = []
     for transport in (opened_on(letters), ProcessGroupTransport(default_group())):
         with pytest.raises((RuntimeError, ValueError)) as error:
             transport.all_reduce(torch.ones(3, dtype=torch.int16)).wait()
         errors.append(str(error.value))
-    return errors
-
-
-@everywhere
-def test_unsupported_dtypes_use_the_process_group(ranks: Ranks, letters: str) -> None:
-    for ours, process_groups in ranks(len(letters)).run(error_of_unknown_dtype, letters):
-        assert ours == process_groups
+    ours, process_groups = errors
+    assert ours == process_groups
 
 
 # ---------------------------------------------------------------------- waiting
@@ -79,7 +77,9 @@ def test_no_order_of_waiting_can_deadlock(ranks: Ranks, letters: str) -> None:
     assert ranks(len(letters)).run(wait_in_different_orders, letters) == [True] * len(letters)
 
 
-def wait_only_after_a_barrier(rank: int, letters: str) -> bool:
+@on_ranks(lambda letters, **_: len(letters))
+@everywhere
+def test_a_rank_that_is_busy_elsewhere_delays_no_other(rank: int, letters: str) -> None:
     """Rank 0 is blocked elsewhere while the others need its chunk: its progress thread adds it."""
     transport = opened_on(letters)
     tensor = ones(transport, 1000)
@@ -90,12 +90,7 @@ def wait_only_after_a_barrier(rank: int, letters: str) -> bool:
     else:
         work.wait()
         dist.barrier()
-    return bool(tensor.eq(len(letters)).all())
-
-
-@everywhere
-def test_a_rank_that_is_busy_elsewhere_delays_no_other(ranks: Ranks, letters: str) -> None:
-    assert ranks(len(letters)).run(wait_only_after_a_barrier, letters) == [True] * len(letters)
+    assert bool(tensor.eq(len(letters)).all())
 
 
 def go_on_after_failure(rank: int, letters: str) -> tuple[str, float]:
@@ -122,7 +117,9 @@ def test_a_new_group_works_after_a_failure(ranks: Ranks, letters: str) -> None:
 # ---------------------------------------------------------------------- coming and going
 
 
-def come_and_go(rank: int, letters: str, times: int) -> list[tuple[int, int, int]]:
+@on_ranks(lambda letters, **_: len(letters))
+@pytest.mark.parametrize(("letters", "times"), [("aa", 100), ("aab", 30)])
+def test_many_transports_leave_nothing(rank: int, letters: str, times: int) -> None:
     footprints = []
     for time_round in range(times):
         transport = opened_on(letters)
@@ -135,16 +132,13 @@ def come_and_go(rank: int, letters: str, times: int) -> list[tuple[int, int, int
         if time_round in (4, times - 1):
             dist.barrier()
             footprints.append(footprint())
-    return footprints
+    early, late = footprints
+    assert all(now <= before for before, now in zip(early, late, strict=True)), (early, late)
 
 
-@pytest.mark.parametrize(("letters", "times"), [("aa", 100), ("aab", 30)])
-def test_many_transports_leave_nothing(ranks: Ranks, letters: str, times: int) -> None:
-    for early, late in ranks(len(letters)).run(come_and_go, letters, times):
-        assert all(now <= before for before, now in zip(early, late, strict=True)), (early, late)
-
-
-def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
+@on_ranks(lambda letters, **_: len(letters))
+@everywhere
+def test_unused_memory_is_released_on_all_ranks(rank: int, letters: str) -> None:
     """Buckets are replaced while one of the old gradients is kept; then none is."""
     transport = opened_on(letters)
     bucket = ones(transport, 1000)
@@ -160,11 +154,6 @@ def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
     for _ in range(2):  # the first one sends the messages to the peers, the second follows their receipt
         transport.all_reduce(bucket).wait()
     dist.barrier()
-    return mapped_before, footprint()[2], kept
-
-
-@everywhere
-def test_unused_memory_is_released_on_all_ranks(ranks: Ranks, letters: str) -> None:
-    for before, after, kept in ranks(len(letters)).run(replace_memory, letters):
-        assert kept == [len(letters)] * 2
-        assert after == before
+    before, after, kept = (mapped_before, footprint()[2], kept)
+    assert kept == [len(letters)] * 2
+    assert after == before

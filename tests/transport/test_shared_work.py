@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.profiler import profile
 
+from tests.ranks import on_ranks
 from tests.transport.places import Ranks, opened
 
 
-def futures_of(rank: int) -> list[Any]:
+@on_ranks(2)
+def test_a_future_brings_the_sum_or_the_error(rank: int) -> None:
     """The futures of a resident tensor, of a copy, and of a call that fails."""
     transport = opened()
     tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(rank + 1)
@@ -27,13 +29,9 @@ def futures_of(rank: int) -> list[Any]:
         work.get_future().wait()
     except RuntimeError as error:
         seen.append(str(error))
-    return seen
-
-
-def test_a_future_brings_the_sum_or_the_error(ranks: Ranks) -> None:
-    for total, error in ranks(2).run(futures_of):
-        assert total == 30
-        assert "rank 0 has 5 elements of torch.float32, but rank 1 has 6" in error
+    total, error = seen
+    assert total == 30
+    assert "rank 0 has 5 elements of torch.float32, but rank 1 has 6" in error
 
 
 def sum_in_inference_mode(rank: int) -> tuple[bool, list[float]]:
@@ -57,7 +55,8 @@ class Unwritable(torch.Tensor):
         raise MemoryError("no more")
 
 
-def error_of_a_write(rank: int) -> str:
+@on_ranks(2)
+def test_a_sum_that_cannot_be_written_back_is_an_error_on_all_ranks(rank: int) -> None:
     """Rank 0 cannot write a sum back."""
     transport, tensor = opened(), torch.ones(10)
     if rank == 0:
@@ -65,14 +64,11 @@ def error_of_a_write(rank: int) -> str:
     with pytest.raises(RuntimeError) as error:
         for _ in range(2):  # the first may complete on rank 1
             transport.all_reduce(tensor).wait(datetime.timedelta(seconds=60))
-    return str(error.value)
+    assert str(error.value) == "Rank 0 cannot continue its all-reduces: MemoryError('no more')"
 
 
-def test_a_sum_that_cannot_be_written_back_is_an_error_on_all_ranks(ranks: Ranks) -> None:
-    assert ranks(2).run(error_of_a_write) == ["Rank 0 cannot continue its all-reduces: MemoryError('no more')"] * 2
-
-
-def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:
+@on_ranks(2)
+def test_a_profile_shows_them_as_it_shows_gloos(rank: int) -> None:
     transport = opened()
     tensor = transport.allocate(1000, torch.float32, torch.device("cpu")).fill_(1)
     transport.all_reduce(tensor).wait()  # outside
@@ -80,15 +76,12 @@ def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:
         for _ in range(3):
             transport.all_reduce(tensor).wait(datetime.timedelta(seconds=60))
     events = [event for event in seen.events() if event.name.startswith("gloo:")]
-    return [(event.name, event.is_async, event.time_range.elapsed_us() > 0) for event in events]
+    events = [(event.name, event.is_async, event.time_range.elapsed_us() > 0) for event in events]
+    assert events == [("gloo:all_reduce", True, True)] * 3
 
 
-def test_a_profile_shows_them_as_it_shows_gloos(ranks: Ranks) -> None:
-    for events in ranks(2).run(events_in_a_profile):
-        assert events == [("gloo:all_reduce", True, True)] * 3
-
-
-def profile_again_and_again(rank: int) -> int:
+@on_ranks(2)
+def test_events_have_ended_when_a_profile_does(rank: int) -> None:
     """Each time an all-reduce ends shortly before the profiler does; an event that ended later would crash."""
     transport = opened()
     tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(0)
@@ -97,8 +90,4 @@ def profile_again_and_again(rank: int) -> int:
         with profile() as profiled:
             transport.all_reduce(tensor).wait()
         seen += sum(event.name.startswith("gloo:") for event in profiled.events())
-    return seen
-
-
-def test_events_have_ended_when_a_profile_does(ranks: Ranks) -> None:
-    assert ranks(2).run(profile_again_and_again) == [40, 40]
+    assert seen == 40

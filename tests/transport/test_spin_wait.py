@@ -23,6 +23,7 @@ from minddp.transport.spin_wait import (
     SpinWait,
     spin_wait_among,
 )
+from tests.ranks import on_ranks
 
 POLL_S = PREEMPTED_S / 10  # one poll on a core that no other process wants
 GAP_S = 0.003  # a time slice of another process
@@ -272,7 +273,12 @@ def test_an_error_of_the_work_is_raised(
 # ------------------------------------------------------------------ real ranks
 
 
-def _works(rank: int, local_world_size: str, limited: bool) -> tuple[float, str, list[float]]:
+@on_ranks(2)
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize(("local_world_size", "limit_s"), [("0", SPIN_LIMIT_S), ("100000", 0.0)])
+def test_gloos_collectives_are_waited_for_either_way(
+    rank: int, local_world_size: str, limit_s: float, limited: bool
+) -> None:
     """The spin limit of a rank, the kind of its works, a sum, and a tensor of rank 1."""
     before = os.environ.get("LOCAL_WORLD_SIZE")
     os.environ["LOCAL_WORLD_SIZE"] = local_world_size
@@ -287,20 +293,13 @@ def _works(rank: int, local_world_size: str, limited: bool) -> tuple[float, str,
         work.wait(datetime.timedelta(seconds=60)) if limited else work.wait()
         assert work.is_completed()
     assert transport._spin_wait is not None
-    return transport._spin_wait.limit_s, type(work).__name__, [*summed.tolist(), *received.tolist()]
+    assert transport._spin_wait.limit_s == limit_s
+    assert type(work).__name__ == "_SpinningWork"
+    assert [*summed.tolist(), *received.tolist()] == [3.0] * 3 + [2.0] * 3
 
 
-@pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize(("local_world_size", "limit_s"), [("0", SPIN_LIMIT_S), ("100000", 0.0)])
-def test_gloos_collectives_are_waited_for_either_way(
-    ranks: Any, local_world_size: str, limit_s: float, limited: bool
-) -> None:
-    assert (
-        ranks(2).run(_works, local_world_size, limited) == [(limit_s, "_SpinningWork", [3.0] * 3 + [2.0] * 3)] * 2
-    )
-
-
-def _works_by_size(rank: int) -> list[str]:
+@on_ranks(2)
+def test_only_waits_for_small_messages_spin(rank: int) -> None:
     """The works of a dense tensor, of one that is too large, and of a sparse one with few rows of many."""
     transport = ProcessGroupTransport(dist.group.WORLD)
     most = MAX_SPIN_BYTES // 4
@@ -308,11 +307,7 @@ def _works_by_size(rank: int) -> list[str]:
     works = [transport.all_reduce(tensor) for tensor in (torch.ones(most), torch.ones(most + 1), rows)]
     for work in works:
         work.wait()
-    return [type(work).__name__ for work in works]
-
-
-def test_only_waits_for_small_messages_spin(ranks: Any) -> None:
-    small, large, sparse = ranks(2).run(_works_by_size)[0]
+    small, large, sparse = [type(work).__name__ for work in works]
     assert small == sparse == "_SpinningWork"
     assert large != "_SpinningWork"
 

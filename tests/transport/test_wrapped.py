@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 import minddp
 from minddp.transport.shared_memory import SharedMemoryTransport
-from tests.ranks import RankPool
+from tests.ranks import RankPool, on_ranks
 
 Ranks = Callable[[int], RankPool]
 
@@ -73,7 +73,8 @@ def test_training_has_the_bits_of_torch_and_needs_no_new_memory(
         assert num_made[2:] == num_made[2:3] * 3  # the buckets have been rebuilt by then
 
 
-def train_two_at_once(rank: int) -> bool:
+@on_ranks(2)
+def test_two_modules_at_once_over_one_group(rank: int) -> None:
     """One loss through two wrapped modules."""
     torch.manual_seed(0)
     modules = [network(), network()]
@@ -84,14 +85,11 @@ def train_two_at_once(rank: int) -> bool:
         for first, second in (ours, theirs):
             (first(inputs) * second(inputs)).sum().backward()
     pairs = zip(nn.ModuleList(ours).parameters(), nn.ModuleList(theirs).parameters(), strict=True)
-    return all(torch.equal(a.grad, b.grad) for a, b in pairs)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
-def test_two_modules_at_once_over_one_group(ranks: Ranks) -> None:
-    assert ranks(2).run(train_two_at_once) == [True, True]
-
-
-def keep_gradients(rank: int) -> bool:
+@on_ranks(2)
+def test_kept_gradients_keep_their_values(rank: int) -> None:
     """A gradient that a script keeps keeps its values, also when that memory was a bucket's."""
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(nn.Linear(16, 16), transport="shared_memory")
@@ -101,8 +99,4 @@ def keep_gradients(rank: int) -> bool:
         ddp(torch.randn(2, 16)).sum().backward()
         kept.append(ddp.module.weight.grad)
         copies.append(ddp.module.weight.grad.clone())
-    return all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
-
-
-def test_kept_gradients_keep_their_values(ranks: Ranks) -> None:
-    assert ranks(2).run(keep_gradients) == [True, True]
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
