@@ -23,7 +23,7 @@ from typing import Any
 from minddp.platform import ranks
 from minddp.platform.ranks import RankFailure
 
-__all__ = ["CONTEXT", "RankFailure", "RankPool", "on_one_thread", "on_ranks", "take_findings"]
+__all__ = ["CONTEXT", "RankFailure", "RankPool", "of_all_ranks", "on_one_thread", "on_ranks", "take_findings"]
 
 CONTEXT = mp.get_context("forkserver")
 ranks.PRELOAD.append("pytest")
@@ -117,6 +117,15 @@ def on_ranks(number: int | Callable[..., int]) -> Callable[[Callable[..., None]]
         return test
 
     return test_of
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """The value of each rank, on every rank of a test on ranks."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _run_body(rank: int, module: str, test: str, arguments: dict[str, Any]) -> None:

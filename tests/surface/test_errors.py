@@ -123,15 +123,14 @@ def test_errors_of_calls_are_noted(rank: int) -> None:
     step(trained, rank)
     group = dist.new_group([0, 1])
     elsewhere = minddp.DistributedDataParallel(TwoLayers(), process_group=group)
-    logged = [
+    for data in (
         data_after(trained, RuntimeError, trained._set_static_graph),
         data_after(hooked, RuntimeError, lambda: hooked.register_comm_hook(None, hook)),
         data_after(no_hook, TypeError, lambda: no_hook.register_comm_hook({}, {})),
         data_after(no_rate, ValueError, lambda: no_rate._set_ddp_runtime_logging_sample_rate(0)),
         data_after(no_names, ValueError, lambda: no_names._build_debug_param_to_name_mapping([])),
         data_after(elsewhere, RuntimeError, elsewhere.__getstate__),
-    ]
-    for data in logged:
+    ):
         assert data["has_error"] == 1
         assert data["raised"] in data["error"]
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import minddp
 from minddp.comm_hooks import GradBucket
 from minddp.core.plan import plan_from_readiness
-from tests.ranks import on_ranks
+from tests.ranks import of_all_ranks, on_ranks
 from tests.surface.models import Normed, TwoLayers, batch
 
 WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
@@ -87,26 +87,23 @@ def test_settings_are_torchs(rank: int, options: dict[str, Any]) -> None:
 
 @on_ranks(2)
 def test_what_others_assign_has_effect(rank: int) -> None:
-    """Attributes that others set: each has its effect."""
-    seen = {}
     ddp = minddp.DistributedDataParallel(Normed())
     ddp.require_backward_grad_sync = False
     ddp(batch(rank)).sum().backward()
     mine = ddp.module.layer.weight.grad.clone()
     both = [torch.empty_like(mine) for _ in range(2)]
     dist.all_gather(both, mine)
-    seen["gradients stay local"] = not torch.equal(*both)
+    assert not torch.equal(*both), "gradients stay local"
     ddp.require_backward_grad_sync = True
     ddp.require_forward_param_sync = True
     ddp.module.norm.running_mean.fill_(rank + 5)
     ddp.eval()
     ddp(batch(rank))
-    seen["buffers are synchronised"] = ddp.module.norm.running_mean.tolist() == [5.0] * 4
+    assert ddp.module.norm.running_mean.tolist() == [5.0] * 4
     for name in ("forward_sync_buffers", "broadcast_buffers"):
         setattr(ddp, name, False)
-        seen[f"{name} can be switched off"] = not ddp.will_sync_module_buffers()
+        assert not ddp.will_sync_module_buffers(), name
         setattr(ddp, name, True)
-    assert all(seen.values()), seen
 
 
 # ------------------------------------------------------------------ names and ignored parameters
@@ -152,25 +149,18 @@ def test_parameters_and_buffers_are_named_and_ignored_as_in_torch(rank: int) -> 
 @on_ranks(2)
 def test_buffers_can_be_synchronised_by_hand(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Normed())
-    mean = ddp.module.norm.running_mean
-    seen = []
-
-    def disturbed() -> None:
-        mean.fill_(rank + 1)
-
-    disturbed()
+    mean = ddp.module.norm.running_mean.fill_(rank + 1)
     ddp._sync_buffers()
-    seen.append(mean.tolist() == [1.0] * 4)
-    disturbed()
+    assert mean.tolist() == [1.0] * 4
+    mean.fill_(rank + 1)
     ddp._default_broadcast_coalesced(authoritative_rank=1)
-    seen.append(mean.tolist() == [2.0] * 4)
+    assert mean.tolist() == [2.0] * 4
     tensor = torch.full((3,), float(rank))
     ddp._distributed_broadcast_coalesced([tensor], 100, 1)
-    seen.append(tensor.tolist() == [1.0] * 3)
+    assert tensor.tolist() == [1.0] * 3
     ddp.module.norm.running_mean = torch.zeros(4)
     ddp._sync_buffers()
-    seen.append(ddp.modules_buffers[0] is ddp.module.norm.running_mean)
-    assert seen == [True] * 4
+    assert ddp.modules_buffers[0] is ddp.module.norm.running_mean
 
 
 # ------------------------------------------------------------------ the reducer
@@ -225,33 +215,29 @@ def test_the_plain_hook_sums_in_place(rank: int) -> None:
 
 @on_ranks(2)
 def test_backward_waits_for_installed_futures(rank: int) -> None:
-    """The end of backward waits for what others have installed."""
     ddp = minddp.DistributedDataParallel(TwoLayers())
     tensor = torch.ones(1 << 16)
     ddp.reducer._install_post_backward_futures([ddp.process_group.allreduce([tensor]).get_future()])
     ddp(batch(rank)).sum().backward()
-    assert bool((tensor == 2).all())
+    assert (tensor == 2).all()
 
 
 @on_ranks(2)
 def test_a_graph_can_be_declared_static(rank: int) -> None:
-    results: dict[str, Any] = {}
     ddp = minddp.DistributedDataParallel(TwoLayers(), find_unused_parameters=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ddp._set_static_graph()
         ddp._set_static_graph()
-    results["warnings"] = [str(warning.message) for warning in caught]
-    results["static"] = ddp.static_graph, ddp._get_ddp_logging_data()["static_graph"]
+    texts = [str(warning.message) for warning in caught]
+    assert ["find_unused_parameters=true" in text for text in texts] == [True, False]
+    assert "no need to set it again" in texts[1]
+    assert (ddp.static_graph, ddp._get_ddp_logging_data()["static_graph"]) == (True, 1)
     ddp(batch(rank), both=False).sum().backward()
     before = ddp.module.first.weight.grad.clone()
     ddp.reducer._delay_all_reduce()  # it has happened
-    results["once"] = torch.equal(before, ddp.module.first.weight.grad)
-    results["unused"] = ddp.module.second.weight.grad is None
-    assert ["find_unused_parameters=true" in text for text in results["warnings"]] == [True, False]
-    assert "no need to set it again" in results["warnings"][1]
-    assert results["static"] == (True, 1)
-    assert (results["once"], results["unused"]) == (True, True)
+    assert torch.equal(before, ddp.module.first.weight.grad)
+    assert ddp.module.second.weight.grad is None
 
 
 @on_ranks(2)
@@ -274,26 +260,22 @@ def test_the_group_can_shrink_and_grow(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     for step in range(2):
         ddp(batch(rank, step)).sum().backward()
-    rebuilt_before = ddp._has_rebuilt_buckets
+    assert ddp._has_rebuilt_buckets
     ddp._update_process_group(alone)
-    results = {
-        "rebuilt": (rebuilt_before, ddp._has_rebuilt_buckets),
-        "group": ddp.process_group is (alone if rank == 0 else dist.group.WORLD),
-    }
+    assert not ddp._has_rebuilt_buckets
+    assert ddp.process_group is (alone if rank == 0 else dist.group.WORLD)
     if rank == 0:
         ddp.zero_grad()
         ddp(batch(0)).sum().backward()
         plain = TwoLayers()
         plain(batch(0)).sum().backward()
-        results["alone"] = torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
+        assert torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
     ddp._update_process_group(pair)
     ddp.zero_grad()
     ddp(batch(rank)).sum().backward()
     gathered = [torch.empty(4, 4) for _ in range(2)]
     dist.all_gather(gathered, ddp.module.first.weight.grad)
-    results["together"] = torch.equal(*gathered)
-    assert results["rebuilt"] == (True, False)
-    assert [results["group"], results["together"], results.get("alone", True)] == [True] * 3
+    assert torch.equal(*gathered)
 
 
 @on_ranks(2)
@@ -310,7 +292,7 @@ def test_the_guard_of_another_group_knows_the_hook(rank: int) -> None:
 
 @on_ranks(2)
 def test_ranks_that_differ_in_their_buckets_begin_anew_in_another_group(rank: int) -> None:
-    """A rank may leave while rank 0 broadcasts the order. Buckets of equal size were added up all the same. True if gradients and plans are equal after the move. Rank 0 has rebuilt its one bucket, rank 1 has not."""
+    """A rank may leave while rank 0 broadcasts the order: rank 0 has rebuilt its one bucket, rank 1 has not."""
     ddp = minddp.DistributedDataParallel(TwoLayers())
     if rank == 0:
         specs, store = ddp.plan.params, ddp._reducer.store
@@ -331,8 +313,11 @@ def own_average(_state: None, bucket: GradBucket) -> torch.futures.Future[torch.
     return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
-def moved_from_a_stuck_group(rank: int, hooked: bool, options: dict[str, Any]) -> list[float]:
-    """A gradient of each step after the move; the old transport must be free then."""
+@on_ranks(2)
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"check_finite": True}], ids=repr)
+def test_a_group_that_is_stuck_is_left_behind(rank: int, hooked: bool, options: dict[str, Any]) -> None:
+    """With a hook each launch raised again. The old transport must be free."""
     ddp = minddp.DistributedDataParallel(TwoLayers(), process_group=dist.new_group([0, 1]), **options)
     if hooked:
         ddp.register_comm_hook(None, own_average)
@@ -348,16 +333,8 @@ def moved_from_a_stuck_group(rank: int, hooked: bool, options: dict[str, Any]) -
         seen.append(ddp.module.first.weight.grad.sum().item())
     gc.collect()
     assert [ref() for ref in old] == [None, None]
-    return seen
-
-
-@pytest.mark.parametrize("hooked", [False, True])
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"check_finite": True}], ids=repr)
-def test_a_group_that_is_stuck_is_left_behind(ranks, hooked: bool, options: dict[str, Any]) -> None:
-    """With a hook each launch raised again."""
-    first, second = ranks(2).run(moved_from_a_stuck_group, hooked, options)
-    assert first == second
-    assert len(set(first)) > 1
+    assert of_all_ranks(seen) == [seen] * 2
+    assert len(set(seen)) > 1
 
 
 # ------------------------------------------------------------------ copies, and being the active module
@@ -378,7 +355,6 @@ def test_copies_have_a_reducer_and_a_logger_of_their_own(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Normed(), find_unused_parameters=True)
     ddp.register_comm_hook(ddp.process_group, local_hook)  # cannot be pickled, and need not
     ddp(batch(rank)).sum().backward()
-    seen = []
     ddp.register_buffer_hook("means", kept_hook)  # which torch lets a copy keep
     for twin in (copy.deepcopy(ddp), pickle.loads(pickle.dumps(ddp))):
         twin.zero_grad()
@@ -386,10 +362,10 @@ def test_copies_have_a_reducer_and_a_logger_of_their_own(rank: int) -> None:
         for step in range(2):
             twin(batch(rank, step)).sum().backward()
         data = twin._get_ddp_logging_data()
-        seen.append(twin.reducer is not ddp.reducer and twin.logger is not ddp.logger)
-        seen.append((data["iteration"], data["module_name"]) == (1, "Normed"))
-        seen.append(hooked == [("means", id(twin.module.norm.running_mean))] * 2)
-    assert seen == [True] * 6
+        assert twin.reducer is not ddp.reducer
+        assert twin.logger is not ddp.logger
+        assert (data["iteration"], data["module_name"]) == (1, "Normed")
+        assert hooked == [("means", id(twin.module.norm.running_mean))] * 2
 
 
 class Asks(nn.Module):
@@ -421,15 +397,11 @@ def test_the_module_whose_forward_runs_is_the_active_one(rank: int) -> None:
     inner = minddp.DistributedDataParallel(Asks())
     outer = minddp.DistributedDataParallel(Asks(inner))
     outer(batch(rank))
-    outside = outer.module.active()
+    assert outer.module.seen == [(outer,) * 3] * 2
+    assert inner.module.seen == [(inner,) * 3]
+    assert outer.module.active() == (None,) * 3
     with outer._inside_ddp_forward():
-        inside = outer.module.active()
-    assert [
-        outer.module.seen == [(outer,) * 3] * 2,
-        inner.module.seen == [(inner,) * 3],
-        outside == (None,) * 3,
-        inside == (outer,) * 3,
-    ] == [True] * 4
+        assert outer.module.active() == (outer,) * 3
 
 
 @on_ranks(2)
@@ -439,8 +411,6 @@ def test_old_helpers(rank: int) -> None:
     output = ddp(batch(rank))
     output += 1  # outputs may be modified in place
     output.sum().backward()
-    assert [
-        ddp.train() is ddp,
-        ddp.to_kwargs((torch.ones(2),), {"key": 1}, 0)[1] == ({"key": 1},),
-        ddp._ddp_sink_clone is False,
-    ] == [True] * 3
+    assert ddp.train() is ddp
+    assert ddp.to_kwargs((torch.ones(2),), {"key": 1}, 0)[1] == ({"key": 1},)
+    assert ddp._ddp_sink_clone is False
