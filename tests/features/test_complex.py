@@ -92,9 +92,7 @@ def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
 
 @on_ranks(2)
 def test_a_hook_is_shown_complex_gradients(rank: int) -> None:
-    """Torch shows it real tensors of the complex shapes, from the first half of the buffer.
-
-    For each gradient that a hook is shown, True if it is the parameter's own and lies in the buffer.
+    """The parameters' own, in the buffer. Torch shows it real tensors of the complex shapes, from the first half.
 
     Those of parameters that are not row-major are shown row-major nevertheless, with another order of elements.
     """
