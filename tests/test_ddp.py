@@ -137,7 +137,7 @@ def test_no_copies_with_another_group_than_the_default(rank: int) -> None:
         ddp = build(cls, process_group=group)
         for make_copy in (copy.deepcopy, pickle.dumps):
             with pytest.raises(
-                RuntimeError, match="^DDP Pickling/Unpickling are only supported when using DDP with"
+                RuntimeError, match="DDP Pickling/Unpickling are only supported when using DDP with"
             ):
                 make_copy(ddp)
 
