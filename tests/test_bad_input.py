@@ -74,13 +74,6 @@ def test_a_wrong_argument_is_a_clear_error_on_every_rank(
         attempt()
 
 
-def test_without_a_process_group_there_is_a_value_error() -> None:
-    """In this very process, which has none."""
-    assert not dist.is_initialized()
-    with pytest.raises(ValueError, match=r"[Dd]efault process group has not been initialized"):
-        minddp.DistributedDataParallel(linear())
-
-
 @on_ranks(2)
 @pytest.mark.parametrize(
     ("kind", "outcome"),
