@@ -164,20 +164,6 @@ def test_the_death_of_a_rank_is_an_error_that_names_it(mortal: RankPool, moment:
         assert "Rank 1 was killed before all-reduce 3 was done" in reports[rank]
 
 
-def stop_at_last(rank: int) -> None:
-    transport = opened()
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    transport.all_reduce(ones(transport, 10)).wait()
-
-
-def test_a_rank_that_is_stopped_is_named_when_time_is_up() -> None:
-    with mortal_ranks(group_timeout_s=3.0, grace_s=3.0) as pool, pytest.raises(RankFailure) as failure:
-        pool.run(stop_at_last)
-    for rank in (0, 1):
-        assert "All-reduce 0 was not done within 3 s: Rank 2 has not begun it" in failure.value.reports[rank]
-
-
 def die_while_connecting(rank: int) -> None:
     if rank == 1:
         rendezvous._accept = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
