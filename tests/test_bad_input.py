@@ -29,12 +29,6 @@ def _outcome(attempt: Callable[[], Any]) -> str:
     return "no error"
 
 
-def module_on_two_devices() -> nn.Module:
-    module = linear()
-    module.elsewhere = nn.Parameter(torch.zeros(2, device="meta"))
-    return module
-
-
 def frozen() -> nn.Module:
     return linear().requires_grad_(False)
 
@@ -59,7 +53,6 @@ def wrap_in_a_group_of_others() -> None:
     ("attempt", "kind", "words"),
     [
         (wrap(frozen), RuntimeError, "doesn't have any parameter that requires a gradient.*2 parameters"),
-        (wrap(module_on_two_devices), ValueError, "same type of devices"),
         (wrap(device_ids=[0]), ValueError, r"device_ids and output_device.*\[0\]"),
         (wrap(transport="carrier pigeon"), ValueError, "carrier pigeon"),
         (wrap(delay_all_reduce_named_params=[("weight", None)]), ValueError, DELAYED),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.race import Raced
 from benchmarks.workloads import workload
-from tests.ranks import RankPool, on_ranks
+from tests.ranks import of_all_ranks, on_ranks
 
 
 def field_of(settings: Sequence[str], transports: Sequence[str], others: Sequence[str]) -> list[Contestant]:
@@ -63,25 +63,21 @@ def test_contestants_are_wrapped_copies_of_one_model(rank: int, control: bool, s
     assert [name for name, (_, _, views) in built.items() if views] == ["torch views", "minddp views"]
 
 
-def _train(rank: int, others: Sequence[str]) -> dict[str, list[Any]]:
+@on_ranks(2)
+def test_all_wrappers_train_to_the_same_bits_and_none_does_not(rank: int) -> None:
     torch.manual_seed(0)
     task = workload("transformer", "tiny")
     transports = ["process_group", "shared_memory", "auto"]
-    field = field_of(["default", "views"], transports, others)
+    field = field_of(["default", "views"], transports, get_args(OtherName))
     models = race.enter(field, task.model())
     for contestant in field:
         step = contestant.step(models[contestant.name], task, rank)
         for _ in range(3):
             step()
-    return {name: [whole(p.detach()).clone() for p in model.parameters()] for name, model in models.items()}
-
-
-def test_all_wrappers_train_to_the_same_bits_and_none_does_not(ranks: Callable[[int], RankPool]):
-    first, second = ranks(2).run(_train, get_args(OtherName))
-    expected = first["torch default"]
-    for weights in (first, second):
-        for name, found in weights.items():
-            assert all(map(torch.equal, found, expected)) == (name != FLOOR), name
+    weights = {name: [whole(p.detach()).clone() for p in model.parameters()] for name, model in models.items()}
+    expected = of_all_ranks(weights["torch default"])[0]
+    for name, found in weights.items():
+        assert all(map(torch.equal, found, expected)) == (name != FLOOR), name
 
 
 def test_contestants_without_sparse_gradients_stay_out_of_that_workload():

@@ -15,7 +15,7 @@ from reference import oracle
 from reference.data_parallel import DataParallelInOneProcess
 from reference.ladder import RUNGS
 from reference.sharding import Held, Training, held
-from tests.ranks import on_ranks
+from tests.ranks import of_all_ranks, on_ranks
 from tests.reference.cases import CASES, HalfUsed, build, loss_of, shards_for
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -54,21 +54,21 @@ def trained(rank: int, name: str, case: str) -> dict[str, Tensor]:
     return train(RUNGS[name](build(case, seed=rank), optimizer_for(case)), rank)
 
 
+@on_ranks(lambda world_size, **_: world_size)
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"two_dtypes"}))
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", EVERY)
-def test_weights_are_those_of_one_process(ranks, name, world_size, case):
-    expected = weights_of_one_process(case, world_size)
-    first, *others = ranks(world_size).run(trained, name, case)
-    assert oracle.largest_difference(first, expected) < ROUNDING
-    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+def test_weights_are_those_of_one_process(rank, name, world_size, case):
+    weights = trained(rank, name, case)
+    assert oracle.largest_difference(weights, weights_of_one_process(case, world_size)) < ROUNDING
+    assert all(torch.equal(weights[key], other[key]) for other in of_all_ranks(weights) for key in weights)
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("name", SHARDED)
-def test_two_dtypes(ranks, name):
-    expected = weights_of_one_process("two_dtypes", 2)
-    for weights in ranks(2).run(trained, name, "two_dtypes"):
-        assert oracle.largest_difference(weights, expected) < 1e-6
+def test_two_dtypes(rank, name):
+    weights = trained(rank, name, "two_dtypes")
+    assert oracle.largest_difference(weights, weights_of_one_process("two_dtypes", 2)) < 1e-6
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"two_dtypes", "batch_norm"}))
