@@ -105,6 +105,9 @@ class FakeGpu:
     def broadcast(self, *arguments: int) -> None:
         self._call("broadcast", *arguments)
 
+    def allGather(self, *arguments: int) -> None:
+        self.calls.append(("allGather", *arguments))
+
     def check_async_error(self) -> None:
         if self.async_error:
             raise RuntimeError(self.async_error)
@@ -141,6 +144,12 @@ def test_an_all_reduce_is_one_call_in_place_on_a_stream_of_its_own(gpu: FakeGpu)
 def test_a_broadcast_names_its_source(gpu: FakeGpu) -> None:
     gpu.transport().broadcast(torch.ones(2), source=2)
     assert gpu.calls == [("broadcast", 2, FLOAT32, 2, 1)]
+
+
+def test_an_all_gather_sends_its_tensor_and_fills_another(gpu: FakeGpu) -> None:
+    own = torch.ones(2)
+    [gathered] = gpu.transport().all_gather(own)
+    assert gpu.calls == [("allGather", own.data_ptr(), gathered.data_ptr(), 2, FLOAT32, 1)]
 
 
 def test_a_call_that_nccl_refuses_is_named(gpu: FakeGpu) -> None:
